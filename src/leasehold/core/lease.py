@@ -1,0 +1,47 @@
+"""The lease: an exclusive, expiring right to execute a job, and what its holder may say."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at one job, held until `lease_until_ms` on the store's clock.
+
+    `fence` rises with every claim of the job and `token` proves the claim to the store; together
+    they guard every later write. `lease_ms` is how long the lease lasts from the moment it was
+    asked for, so that the holder can tell on its own clock when to stop without hearing from the
+    store. `handle` is the contract's own reference (a stream entry id, a message id). `payload` is
+    raw JSON. `cancel_requested` is set on the answer to an extend when somebody asked for it.
+    """
+
+    job_id: str
+    queue: str
+    task: str
+    payload: bytes
+    attempt: int
+    max_attempts: int
+    fence: int
+    token: str
+    lease_until_ms: int
+    lease_ms: int
+    created_ms: int = 0
+    handle: str = ""
+    gid: str = ""
+    priority: int = 0
+    trace: str = ""
+    cancel_requested: bool = False
+    extra: object = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """News from a running attempt: an event of `type` for followers, and progress if any.
+
+    `data` and `progress` are JSON. The store writes it only while the lease is held.
+    """
+
+    lease: Lease
+    type: str = "progress"
+    step: str = ""
+    data: bytes = b"{}"
+    progress: bytes = b""

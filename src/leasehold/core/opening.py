@@ -1,0 +1,118 @@
+"""A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`.
+
+The word before the first `+` (or before `://`) names the contract, the rest is the store's address.
+A contract is found by its folder under `leasehold.contracts`, or by an entry point of the group
+`leasehold.contracts` for one that lives elsewhere; nothing is registered anywhere else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from importlib.metadata import entry_points
+from typing import Any, TypeVar, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from leasehold.core.errors import UnknownContract, UsageError
+from leasehold.core.seam import Journal, Ledger, Queue
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+_GROUP = "leasehold.contracts"
+
+
+class QueueUrl(msgspec.Struct, frozen=True):
+    """A parsed queue URL: the contract's name, the store's own URL without options, the options."""
+
+    contract: str
+    store: str
+    options: dict[str, str]
+    text: str
+
+    def read(self, options: type[Options]) -> tuple[Options, str]:
+        """The contract's options, typed, and the store URL with the parameters it left over."""
+        known = {name.encode_name for name in msgspec.structs.fields(options)}
+        mine = {key: value for key, value in self.options.items() if key in known}
+        rest = {key: value for key, value in self.options.items() if key not in known}
+        try:
+            read = msgspec.convert(mine, options, strict=False)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"queue URL {self.safe}: {error}", contract=self.contract) from None
+        for key in rest:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+            if close:
+                raise UsageError(
+                    f"queue URL {self.safe}: unknown option {key!r}, did you mean {close[0]!r}?",
+                    contract=self.contract,
+                )
+        query = f"?{urlencode(rest)}" if rest else ""
+        return read, self.store + query
+
+    @property
+    def safe(self) -> str:
+        """The URL without its password, for messages and logs."""
+        parts = urlsplit(self.text)
+        if parts.password is None:
+            return self.text
+        return self.text.replace(f":{parts.password}@", ":***@", 1)
+
+    def __repr__(self) -> str:
+        return f"QueueUrl({self.safe!r})"
+
+
+def parse_url(text: str) -> QueueUrl:
+    """Split a queue URL; raises `UsageError` with an example when it is none."""
+    scheme, separator, _ = text.partition("://")
+    if not separator or not scheme:
+        raise UsageError(
+            f"{text!r} is not a queue URL; one looks like streams+redis://localhost:6379/0"
+        )
+    contract, _, store_scheme = scheme.partition("+")
+    parts = urlsplit(text)
+    store = urlunsplit((store_scheme, parts.netloc, parts.path, "", "")) if store_scheme else ""
+    if store_scheme and not parts.netloc:  # urlunsplit drops the empty host of unix:///path
+        store = f"{store_scheme}://{parts.path}"
+    return QueueUrl(contract, store, dict(parse_qsl(parts.query)), text)
+
+
+def contract_names() -> list[str]:
+    """The contracts that can be opened here."""
+    package = importlib.import_module(_GROUP)
+    folders = [module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
+    return sorted({*folders, *(point.name for point in entry_points(group=_GROUP))})
+
+
+def open_queue(url: str, *, worker_id: str = "") -> Queue:
+    """The queue behind a URL. It connects on first use; `worker_id` names the claimer."""
+    parsed = parse_url(url)
+    return cast("Queue", _contract(parsed).open_queue(parsed, worker_id=worker_id))
+
+
+def open_ledger(url: str) -> Ledger:
+    """The reading and steering side of the queue behind a URL."""
+    parsed = parse_url(url)
+    return cast("Ledger", _contract(parsed).open_ledger(parsed))
+
+
+def open_journal(url: str) -> Journal:
+    """The history of the queue behind a URL."""
+    parsed = parse_url(url)
+    return cast("Journal", _contract(parsed).open_journal(parsed))
+
+
+def _contract(url: QueueUrl) -> Any:
+    name = url.contract
+    if name.isidentifier() and importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
+        return importlib.import_module(f"{_GROUP}.{name}")
+    for point in entry_points(group=_GROUP, name=name):
+        return point.load()
+    known = contract_names()
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    raise UnknownContract(
+        f"queue URL {url.safe}: there is no contract {name!r}{hint} (there are: {', '.join(known)})"
+    )

@@ -1,0 +1,141 @@
+"""The state machine of every contract, as data.
+
+The rule: everything that decides whether a job may go from one state to another lives in these
+tables. A step that is not in the table is an `InvalidTransition`; the property tests and the
+diagrams in the documentation are made from the same tables. A step out of a `final` state exists
+only where an operator may send a finished job back, and is listed under `reopen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from leasehold.core.errors import InvalidTransition
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The states and steps of one contract, in that contract's words."""
+
+    contract: str
+    initial: tuple[str, ...]
+    running: tuple[str, ...]
+    final: tuple[str, ...]
+    steps: Mapping[str, tuple[str, ...]]
+    reopen: Mapping[str, tuple[str, ...]] = {}
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """All states, in the order in which the table names them."""
+        named = [*self.steps, *(to for targets in self.steps.values() for to in targets)]
+        return tuple(dict.fromkeys([*named, *self.final]))
+
+    def allows(self, from_state: str, to_state: str, *, reopening: bool = False) -> bool:
+        """Whether the table has this step; reopening a finished job is asked for by name."""
+        table = self.reopen if reopening else self.steps
+        return to_state in table.get(from_state, ())
+
+    def require(self, from_state: str, to_state: str, *, reopening: bool = False) -> None:
+        """Raise `InvalidTransition`, naming the steps there are, unless the table has this one."""
+        if self.allows(from_state, to_state, reopening=reopening):
+            return
+        table = self.reopen if reopening else self.steps
+        possible = ", ".join(table.get(from_state, ())) or "nothing"
+        raise InvalidTransition(
+            f"{self.contract}: a job cannot go from {from_state!r} to {to_state!r}; "
+            f"from there it can go to {possible}",
+            contract=self.contract,
+        )
+
+
+MEMORY = Machine(
+    contract="memory",
+    initial=("waiting",),
+    running=("running",),
+    final=("done", "failed", "cancelled"),
+    steps={
+        "waiting": ("running", "failed", "cancelled"),
+        "running": ("waiting", "done", "failed", "cancelled"),
+    },
+    reopen={"done": ("waiting",), "failed": ("waiting",), "cancelled": ("waiting",)},
+)
+
+STREAMS = Machine(
+    contract="streams",
+    initial=("queued",),
+    running=("running",),
+    final=("done", "error", "canceled"),
+    steps={
+        "queued": ("running", "error", "canceled"),
+        "running": ("queued", "done", "error", "canceled"),
+    },
+    reopen={"done": ("queued",), "error": ("queued",), "canceled": ("queued",)},
+)
+
+BULLMQ = Machine(
+    contract="bullmq",
+    initial=("waiting", "prioritized", "delayed", "waiting-children"),
+    running=("active",),
+    final=("completed", "failed"),
+    steps={
+        "waiting": ("active", "delayed", "prioritized"),
+        "prioritized": ("active", "delayed", "waiting"),
+        "delayed": ("waiting", "prioritized", "active"),
+        "waiting-children": ("waiting", "prioritized", "delayed", "failed"),
+        "active": (
+            "completed",
+            "failed",
+            "waiting",
+            "prioritized",
+            "delayed",
+            "waiting-children",
+        ),
+    },
+    reopen={"completed": ("waiting", "prioritized"), "failed": ("waiting", "prioritized")},
+)
+
+OMNIQ = Machine(
+    contract="omniq",
+    initial=("wait", "delayed"),
+    running=("active",),
+    final=("completed", "failed"),
+    steps={
+        "wait": ("active",),
+        "delayed": ("wait",),
+        "active": ("completed", "failed", "delayed", "wait"),
+    },
+    reopen={"failed": ("wait",)},
+)
+
+PLANE = Machine(
+    contract="plane",
+    initial=("QUEUED",),
+    running=("RUNNING",),
+    final=("SUCCEEDED", "FAILED", "DLQ"),
+    steps={
+        "QUEUED": ("RUNNING", "DLQ", "FAILED"),
+        "RUNNING": ("SUCCEEDED", "FAILED", "DLQ", "QUEUED"),
+    },
+    reopen={"DLQ": ("QUEUED",), "FAILED": ("QUEUED",)},
+)
+
+# `failed` rests: it leads to queued while attempts are left, to dead_letter when none is.
+INBOX = Machine(
+    contract="inbox",
+    initial=("queued",),
+    running=("claimed", "fetching", "processing", "uploading"),
+    final=("succeeded", "dead_letter"),
+    steps={
+        "queued": ("claimed",),
+        "claimed": ("fetching", "queued", "failed"),
+        "fetching": ("processing", "queued", "failed"),
+        "processing": ("uploading", "queued", "failed"),
+        "uploading": ("succeeded", "queued", "failed"),
+        "failed": ("queued", "dead_letter"),
+    },
+)
+
+MACHINES: Mapping[str, Machine] = {
+    machine.contract: machine for machine in (MEMORY, STREAMS, BULLMQ, OMNIQ, PLANE, INBOX)
+}
