@@ -1,0 +1,168 @@
+"""The lanes of bin/test: which tests were asked for, in which order they run, what came of it.
+
+Tests run side by side first. Those that measure, or that kill things, are marked `alone` and follow
+in a second pytest run, one at a time. tests/conftest.py sorts them into the two phases and adds
+what each run counted to a tally file, from which the closing lines are made.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+
+USAGE = 2
+# pytest's own exit codes; after an interrupt or a wrong option there is no second phase.
+NO_TESTS = 5
+GOES_ON = (0, 1, NO_TESTS)
+EXIT_FIRST = {"-x", "--exitfirst"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for."""
+
+    lanes: tuple[str, ...]
+    targets: tuple[str, ...]
+    options: tuple[str, ...]
+
+    @property
+    def narrowed(self) -> bool:
+        """True when a lane may rightly be left without tests."""
+        return bool(self.options) or not self.lanes
+
+
+class UnknownLane(Exception):
+    """A word before the options was neither a lane nor a path under the project's root."""
+
+
+def known_lanes(tests: Path) -> list[str]:
+    """The folders of tests/ that hold tests, by name."""
+    folders = (path for path in tests.iterdir() if path.is_dir())
+    return sorted(path.name for path in folders if any(path.rglob("test_*.py")))
+
+
+def parse(words: Sequence[str], tests: Path) -> Request:
+    known = known_lanes(tests)
+    first_option = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    lanes, paths = [], []
+    for word in words[:first_option]:
+        if word in known:
+            lanes.append(word)
+        elif (tests.parent / word.split("::")[0]).exists():
+            paths.append(word)
+        else:
+            raise UnknownLane(f"no lane {word!r}; the lanes are: {', '.join(known)}")
+    if not lanes and not paths:
+        lanes = known
+    targets = [f"{tests.name}/{lane}" for lane in lanes] + paths
+    return Request(tuple(lanes), tuple(targets), tuple(words[first_option:]))
+
+
+def phases(targets: Sequence[str], root: Path) -> list[str]:
+    """The phases that could find a test; starting pytest only to learn it takes seconds."""
+    files: list[Path] = []
+    for target in targets:
+        path = (root / target.split("::")[0]).resolve()
+        files += path.rglob("test_*.py") if path.is_dir() else [path]
+    chaos = [file for file in files if file.is_relative_to(root / "tests" / "chaos")]
+    together = ["together"] if len(chaos) < len(files) else []
+    alone = chaos or any("mark.alone" in file.read_text() for file in files)
+    return [*together, "alone"] if alone else together
+
+
+def side_by_side(options: Sequence[str]) -> list[str]:
+    if "--pdb" in options:  # a debugger needs the terminal
+        return []
+    count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(max(os.cpu_count() or 2, 2), 4))
+    return ["-n", count, "--dist", "loadgroup"]
+
+
+def run_phase(phase: str, request: Request, tally: Path) -> int:
+    beside = side_by_side(request.options) if phase == "together" else []
+    command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={phase}", *beside]
+    command += [*request.options, *request.targets]
+    environment = os.environ | {"LEASEHOLD_TALLY": str(tally)}
+    return subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode  # noqa: S603
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The sum over all phases: outcomes by name, and tests and seconds by lane."""
+
+    outcomes: Counter[str]
+    tests: Counter[str]
+    seconds: Counter[str]
+
+    @classmethod
+    def read(cls, path: Path) -> "Tally":
+        total = cls(Counter(), Counter(), Counter())
+        for line in path.read_text().splitlines():
+            part = json.loads(line)
+            total.outcomes.update(part["outcomes"])
+            total.tests.update(part["tests"])
+            total.seconds.update(part["seconds"])
+        return total
+
+
+def closing_lines(tally: Tally, wall_s: float) -> list[str]:
+    table = [
+        f"{lane:<10} {tally.tests[lane]:>6} {tally.seconds[lane]:>9.1f}"
+        for lane in sorted(tally.tests)
+    ]
+    extra = [
+        f"{count} {name}"
+        for name, count in sorted(tally.outcomes.items())
+        if name not in ("passed", "failed") and count
+    ]
+    counts = [f"{tally.outcomes['passed']} passed", f"{tally.outcomes['failed']} failed", *extra]
+    header = f"{'lane':<10} {'tests':>6} {'seconds':>9}"
+    return [header, *table, f"==== {', '.join(counts)} in {wall_s:.2f}s ===="]
+
+
+def verdict(codes: Sequence[int], request: Request, tally: Tally) -> tuple[int, str]:
+    """The exit code, and why where pytest has not already said so."""
+    bad = [code for code in codes if code not in (0, NO_TESTS)]
+    if bad:
+        return bad[0], ""
+    if not tally.tests.total():
+        return NO_TESTS, "no test ran"
+    empty = [lane for lane in request.lanes if not tally.tests[lane]]
+    if empty and not request.narrowed:
+        return NO_TESTS, f"no test ran in: {', '.join(empty)}"
+    return 0, ""
+
+
+def main(words: Sequence[str]) -> int:
+    try:
+        request = parse(words, TESTS)
+    except UnknownLane as error:
+        print(f"bin/test: {error}", file=sys.stderr)
+        return USAGE
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tally.jsonl"
+        path.touch()
+        codes: list[int] = []
+        for phase in phases(request.targets, ROOT):
+            codes.append(run_phase(phase, request, path))
+            if codes[-1] not in GOES_ON or (codes[-1] == 1 and EXIT_FIRST & set(request.options)):
+                break
+        tally = Tally.read(path)
+    code, why = verdict(codes, request, tally)
+    print("", *closing_lines(tally, time.monotonic() - started), sep="\n")
+    if why:
+        print(f"bin/test: {why}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""The `streams` contract: a Redis Streams queue with a hash and an event stream per job."""
+
+from __future__ import annotations
+
+from leasehold.contracts.streams.journal import StreamsJournal
+from leasehold.contracts.streams.ledger import StreamsLedger
+from leasehold.contracts.streams.options import Options
+from leasehold.contracts.streams.queue import StreamsQueue
+from leasehold.core.errors import UsageError
+from leasehold.core.opening import QueueUrl
+from leasehold.store.redis import Redis
+
+__all__ = ["StreamsJournal", "StreamsLedger", "StreamsQueue"]
+
+
+def open_queue(url: QueueUrl, *, worker_id: str = "") -> StreamsQueue:
+    """The queue behind `streams+redis://host:port/db?lease_ms=...`; connects on first use."""
+    redis, options = _parts(url)
+    return StreamsQueue(redis, options, worker_id=worker_id)
+
+
+def open_ledger(url: QueueUrl) -> StreamsLedger:
+    """The ledger of the same queue."""
+    return StreamsLedger(*_parts(url))
+
+
+def open_journal(url: QueueUrl) -> StreamsJournal:
+    """The journal of the same queue."""
+    return StreamsJournal(*_parts(url))
+
+
+def _parts(url: QueueUrl) -> tuple[Redis, Options]:
+    if not url.store:
+        raise UsageError(
+            f"{url.safe} names no server; write streams+redis://host:6379/0", contract="streams"
+        )
+    options, store = url.read(Options)
+    return Redis(store, name="leasehold"), options

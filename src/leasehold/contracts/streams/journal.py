@@ -1,0 +1,103 @@
+"""The history of the queue: the stream `jobs:journal`, written by the scripts.
+
+An entry holds all the transitions that one script made, in its field `e`: a line each, the fields
+of a line joined by tabs in the order of `_FIELDS`. Fields are only ever added at the end. An event's
+position, `seq`, is the entry's id and the number of its line: `1794788872140-0.3`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from leasehold.contracts.streams.options import CONTRACT, QUEUE, Options, keys
+from leasehold.core.event import JournalEvent
+from leasehold.store.redis import Redis
+
+_FIELDS = (
+    "job_id",
+    "type",
+    "ver",
+    "ts_ms",
+    "task",
+    "from_state",
+    "to_state",
+    "attempt",
+    "fence",
+    "prev_fence",
+    "lease_until_ms",
+    "prev_lease_until_ms",
+    "worker_id",
+    "max_attempts",
+    "due_ms",
+    "error_code",
+    "payload_h",
+    "result_h",
+    "data",
+)
+_LINES_MAX = 100
+_NUMBERS = frozenset(
+    field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
+)
+
+
+class StreamsJournal:
+    """Reads the journal stream by position; a position is a stream id."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        self._redis = redis
+        self._key = keys(options.namespace)[1]
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first: at most `limit`, and always whole scripts' worth.
+
+        A whole entry is never cut, so a few more than `limit` may come.
+        """
+        entry_id, _, line = after.partition(".")
+        start = entry_id if line else f"({entry_id}" if entry_id else "-"
+        count = max(1, limit // _LINES_MAX) + (1 if line else 0)
+        entries = await self._redis.call("XRANGE", self._key, start, "+", "COUNT", count)
+        return _after(entries, after)
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but blocks until there is an event; `after` "$" means from now on."""
+        entry_id, _, line = after.partition(".")
+        if line and (rest := await self.read(after=after)):
+            return rest
+        reply = await self._redis.block(
+            "XREAD", "COUNT", 100, "BLOCK", max(1, wait_ms), "STREAMS", self._key,
+            entry_id or "0-0", wait_ms=wait_ms,
+        )  # fmt: skip
+        return _after(reply[0][1], "") if reply else []
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+
+def decode(entry: list[Any]) -> list[JournalEvent]:
+    """The events of one stream entry."""
+    entry_id, fields = entry[0].decode(), entry[1]
+    lines = fields[fields.index(b"e") + 1].decode(errors="replace").split("\n")
+    return [_event(f"{entry_id}.{number}", line) for number, line in enumerate(lines)]
+
+
+def _event(seq: str, line: str) -> JournalEvent:
+    texts = line.split("\t", len(_FIELDS) - 1)
+    values: dict[str, Any] = {
+        name: int(text or 0) if name in _NUMBERS else text
+        for name, text in zip(_FIELDS, texts, strict=False)
+    }
+    return JournalEvent(seq=seq, contract=CONTRACT, queue=QUEUE, **values)
+
+
+def _after(entries: list[Any], after: str) -> list[JournalEvent]:
+    """All events of the entries, without the lines up to `after` where that is inside the first."""
+    events = [event for entry in entries for event in decode(entry)]
+    if "." not in after:
+        return events
+    for position, event in enumerate(events):
+        if event.seq == after:
+            return events[position + 1 :]
+    return events

@@ -1,0 +1,39 @@
+-- Keeps leases alive by making their pending entries young again; writes only once a third of the
+-- lease is used up, so that it can be asked every second.
+-- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
+-- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- ARGV[1] namespace  ARGV[2] lease_ms
+-- ARGV[3..] per lease: job_id, msg_id, fence, token, task
+-- Returns per lease { 'ok', lease_until_ms, cancel_requested, remaining_ms } or { 'lost', reason }
+-- Clauses S-22 S-23
+-- @include job
+-- @include guard
+local LEASE_MS = tonumber(ARGV[2])
+local answers = {}
+
+local function extend(job, msg_id, task)
+  local cancel = call('HGET', job.key, 'cancel') == '1' and 1 or 0
+  local was = job.lease_until
+  local left = tonumber(was) - NOW
+  if left * 3 > LEASE_MS * 2 then
+    return { 'ok', tonumber(was), cancel, left }
+  end
+  local until_ms = NOW + LEASE_MS
+  job.ver, job.lease_until = job.ver + 1, text[until_ms]
+  call('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
+  call('HSET', job.key, 'lease', lease_words(job))
+  refresh(job.key, job.ttl_s)
+  local fence = text[job.fence]
+  note(job.id, 'extend', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
+    job.lease_until, was, job.worker, job.max_attempts)
+  return { 'ok', until_ms, cancel, LEASE_MS }
+end
+
+for at = 3, #ARGV, 5 do
+  local msg_id = ARGV[at + 1]
+  local job = read_job(ARGV[at])
+  local why = why_lost(job, msg_id, tonumber(ARGV[at + 2]), ARGV[at + 3])
+  answers[#answers + 1] = why and { 'lost', why } or extend(job, msg_id, ARGV[at + 4])
+end
+flush()
+return answers

@@ -1,0 +1,27 @@
+-- The fence. A holder is the current owner when the job runs under its fence and token, and the
+-- group's pending list does not name somebody else for the entry (a foreign worker that took the
+-- entry over writes no fence, but it cannot hide there). Returns nil, or why the lease is lost.
+local function why_lost(job, msg_id, fence, token)
+  if not job then
+    return 'the job has expired or was removed'
+  end
+  if job.fence ~= fence or job.worker ~= token then
+    return 'another worker holds the job (fence ' .. job.fence .. ', yours is ' .. fence .. ')'
+  end
+  if job.status ~= 'running' then
+    return 'the job is ' .. job.status
+  end
+  local pending = call('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
+  if pending[1] and pending[1][2] ~= token then
+    return 'the stream entry was taken over by ' .. pending[1][2]
+  end
+  return nil
+end
+
+-- A stale holder is told so, and the history shows that nothing was changed.
+local function reject(id, task, job, fence, token, why)
+  local status = job and job.status or ''
+  note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',
+    '0', '0', token, '0', '0', 'lease_lost', '', '', why)
+  count('rejected')
+end

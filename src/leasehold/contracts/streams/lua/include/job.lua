@@ -1,0 +1,104 @@
+-- What every script of this contract shares: the keys in their fixed order, the store's clock, how a
+-- job is read, and the writes of every step (the job's own event, its time to live, the journal).
+-- ARGV[1] is the namespace that stands before every key ('' for the contract's exact names).
+--
+-- Our own state of a job is one hash field, `lease`, beside the contract's: eight words, "-" for none:
+--   fence ver attempt max_attempts lost lease_until worker_id msg_id
+-- One field because a script pays for every field it reads, and all eight change together. Numbers
+-- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
+local STREAM, JOURNAL, DELAYED, WAKE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local UPKEEP, STATS, INDEX, PAUSED = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local NS = ARGV[1]
+local GROUP = 'workers'
+local call = redis.call
+local clock = call('TIME')
+local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local NOW_S = string.format('%.0f', NOW)
+
+local FINAL = { done = true, error = true, canceled = true }
+
+local text = setmetatable({}, {
+  __index = function(cache, number)
+    local made = string.format('%.0f', number)
+    cache[number] = made
+    return made
+  end,
+})
+
+local function job_key(id)
+  return NS .. 'job:' .. id
+end
+
+-- S-7: every event gives the job and its stream their whole time to live again.
+local function refresh(key, ttl_s)
+  if ttl_s then
+    call('EXPIRE', key, ttl_s)
+    call('EXPIRE', key .. ':events', ttl_s)
+  end
+end
+
+local function emit(key, kind, step, data, ttl_s)
+  call('XADD', key .. ':events', '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
+  refresh(key, ttl_s)
+end
+
+local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)$'
+
+-- A job as its hash says; nil when there is none. Numbers that only travel on stay texts.
+local function read_job(id)
+  local key = job_key(id)
+  local v = call('HMGET', key, 'status', 'lease', 'ttl_s', 'created_ts', 'trace')
+  if not v[1] then
+    return nil
+  end
+  local job = { id = id, key = key, status = v[1], ttl_s = v[3], created_ts = v[4] or '0',
+    trace = v[5] or '' }
+  local fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id
+  if v[2] then
+    fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id = v[2]:match(LEASE)
+  end
+  job.fence, job.ver, job.attempt = tonumber(fence or 0), tonumber(ver or 0), tonumber(attempt or 0)
+  job.max_attempts, job.lost, job.lease_until = max_attempts or '0', lost or '0', lease_until or '0'
+  job.worker, job.msg_id = worker or '-', msg_id or '-'
+  return job
+end
+
+local function lease_words(job)
+  return text[job.fence] .. ' ' .. text[job.ver] .. ' ' .. text[job.attempt] .. ' '
+    .. job.max_attempts .. ' ' .. job.lost .. ' ' .. job.lease_until .. ' ' .. job.worker .. ' '
+    .. job.msg_id
+end
+
+-- The journal. `lines` gather while a script runs and leave as one entry at its end, so that history
+-- costs a text and not a command. Positions are read by journal.py.
+local lines = {}
+
+local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
+    prev_lease, worker, max_attempts, due, error_code, payload_h, result_h, data)
+  lines[#lines + 1] = job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
+    .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
+    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. (max_attempts or '0') .. '\t' .. (due or '0')
+    .. '\t' .. (error_code or '') .. '\t' .. (payload_h or '') .. '\t' .. (result_h or '') .. '\t'
+    .. (data or '')
+end
+
+local counted = {}
+
+local function count(name)
+  counted[name] = (counted[name] or 0) + 1
+end
+
+-- Every script ends here: what it noted and counted is written.
+local function flush()
+  for from = 1, #lines, 100 do
+    call('XADD', JOURNAL, '*', 'e', table.concat(lines, '\n', from, math.min(from + 99, #lines)))
+  end
+  for name, n in pairs(counted) do
+    call('HINCRBY', STATS, name, text[n])
+  end
+end
+
+-- Wakes workers that wait with an empty queue, for what does not show in the stream itself.
+local function wake()
+  call('XADD', WAKE, 'MAXLEN', '1', '*', 'w', '1')
+end

@@ -1,0 +1,78 @@
+-- Takes back what ran out. The predicate is read and acted on in the same step, so a lease that was
+-- extended a moment ago is never taken away.
+local LOST_CODE = 'lease_lost'
+
+local function bury_lost(job, task)
+  local body = '{"code":"' .. LOST_CODE .. '","message":"the lease ran out ' .. job.lost
+    .. ' time(s) without an outcome: each worker that took the job died, hung or was cut off",'
+    .. '"attempts":' .. job.attempt .. ',"retryable":false}'
+  finish(job, task, 'error', 'bury', 'error', body, 'worker.lost', '{"error":' .. body .. '}',
+    LOST_CODE)
+end
+
+-- A worker let the lease run out: the job waits again, or ends when that has happened too often or
+-- somebody wanted it cancelled. Returns true when it is claimable. The caller writes the hash.
+local function reap(job, task, lost_max)
+  local fence, was = text[job.fence], job.lease_until
+  job.ver, job.lease_until, job.status = job.ver + 1, '0', 'queued'
+  job.lost = text[tonumber(job.lost) + 1]
+  note(job.id, 'reap', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence, '0',
+    was, job.worker, job.max_attempts)
+  count('lost')
+  job.worker = '-' -- whoever held it proves nothing any more, even under the same fence
+  if call('HGET', job.key, 'cancel') == '1' then
+    finish(job, task, 'canceled', 'cancel', 'error', '', 'worker.cancel', '{}')
+    return false
+  end
+  local max_attempts = tonumber(job.max_attempts)
+  if tonumber(job.lost) >= lost_max or (max_attempts > 0 and job.attempt >= max_attempts) then
+    bury_lost(job, task)
+    return false
+  end
+  return true
+end
+
+-- Group entries that have been idle for a lease, oldest first, in pages; visit(msg_id) returns false
+-- to stop.
+local function each_idle(idle_ms, visit)
+  local from = '-'
+  for _ = 1, 10 do
+    local page = call('XPENDING', STREAM, GROUP, 'IDLE', idle_ms, from, '+', '100')
+    for _, entry in ipairs(page) do
+      if visit(entry[1]) == false then
+        return
+      end
+    end
+    if #page < 100 then
+      return
+    end
+    from = '(' .. page[#page][1]
+  end
+end
+
+-- A lost or restarted server may have no group: it is made at 0, so that nothing is skipped (S-11).
+local function ensure_group()
+  redis.pcall('XGROUP', 'CREATE', STREAM, GROUP, '0', 'MKSTREAM')
+end
+
+local function fields_of(flat)
+  local id, task, payload = '', '', ''
+  for i = 1, #flat, 2 do
+    local name = flat[i]
+    if name == 'job_id' then
+      id = flat[i + 1]
+    elseif name == 'task' then
+      task = flat[i + 1]
+    elseif name == 'payload' then
+      payload = flat[i + 1]
+    end
+  end
+  return id, task, payload
+end
+
+-- S-19: the job outlived its time to live; it is counted and never revived.
+local function expire(id, task, msg_id)
+  drop_entry(msg_id)
+  note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '')
+  count('expired')
+end

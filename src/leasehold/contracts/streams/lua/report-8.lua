@@ -1,0 +1,38 @@
+-- Publishes news of running attempts as events of their jobs; only the holder of the lease may.
+-- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
+-- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- ARGV[1] namespace
+-- ARGV[2..] per report: job_id, msg_id, fence, token, task, type, step, data, progress ('' for none)
+-- Returns per report { 'ok' } or { 'lost', reason }
+-- Clauses S-5 S-7 S-22
+-- @include job
+-- @include guard
+local answers = {}
+
+local function publish(job, task, kind, step, data, progress)
+  job.ver = job.ver + 1
+  if progress == '' then
+    call('HSET', job.key, 'updated_ts', NOW_S, 'lease', lease_words(job))
+  else
+    call('HSET', job.key, 'updated_ts', NOW_S, 'lease', lease_words(job), 'progress', progress)
+  end
+  emit(job.key, kind, step, data, job.ttl_s)
+  local fence = text[job.fence]
+  note(job.id, 'report', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
+    job.lease_until, job.lease_until, job.worker, job.max_attempts, '0', '', '', '', kind)
+  return { 'ok' }
+end
+
+for at = 2, #ARGV, 9 do
+  local id, fence, token, task = ARGV[at], tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 4]
+  local job = read_job(id)
+  local why = why_lost(job, ARGV[at + 1], fence, token)
+  if why then
+    reject(id, task, job, fence, token, why)
+    answers[#answers + 1] = { 'lost', why }
+  else
+    answers[#answers + 1] = publish(job, task, ARGV[at + 5], ARGV[at + 6], ARGV[at + 7], ARGV[at + 8])
+  end
+end
+flush()
+return answers

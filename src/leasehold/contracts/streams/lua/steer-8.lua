@@ -1,0 +1,68 @@
+-- What people do to jobs from outside: cancel, retry, remove. The first terminal state wins.
+-- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
+-- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- ARGV[1] namespace  ARGV[2] cancel | retry | remove  ARGV[3..] job ids
+-- Returns per id 'ok', 'requested' (its worker was told), 'missing', or the state that forbids it
+-- Clauses S-31 S-32 S-33
+-- @include job
+-- @include end
+-- @include waiting
+local answers = {}
+local steps = {}
+
+local function task_of(job)
+  return call('HGET', job.key, 'task') or ''
+end
+
+function steps.cancel(job)
+  if FINAL[job.status] then
+    return job.status
+  end
+  if job.status == 'running' then
+    call('HSET', job.key, 'cancel', '1')
+    return 'requested'
+  end
+  local msg_id = job.msg_id
+  finish(job, task_of(job), 'canceled', 'cancel', 'error', '', 'gateway.cancel', '{}')
+  drop_entry(msg_id)
+  call('ZREM', DELAYED, job.id)
+  return 'ok'
+end
+
+-- A finished job runs again from its first attempt: a new epoch of the same job.
+function steps.retry(job)
+  if not FINAL[job.status] then
+    return job.status
+  end
+  local v = call('HMGET', job.key, 'task', 'payload')
+  local from, fence = job.status, text[job.fence]
+  job.ver, job.attempt, job.lost, job.worker = job.ver + 1, 0, '0', '-'
+  job.msg_id = enqueue(job.id, v[1], v[2], 0)
+  call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
+    'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
+  emit(job.key, 'queued', 'gateway.retry', '{}', job.ttl_s)
+  note(job.id, 'reopen', text[job.ver], v[1], from, 'queued', '0', fence, fence, '0', '0', '',
+    job.max_attempts)
+  return 'ok'
+end
+
+function steps.remove(job)
+  if job.status == 'running' then
+    return job.status
+  end
+  local fence = text[job.fence]
+  note(job.id, 'remove', text[job.ver + 1], task_of(job), job.status, 'removed', text[job.attempt],
+    fence, fence, '0', '0', '')
+  drop_entry(job.msg_id)
+  call('ZREM', DELAYED, job.id)
+  call('ZREM', INDEX, job.id)
+  call('DEL', job.key, job.key .. ':events')
+  return 'ok'
+end
+
+for at = 3, #ARGV do
+  local job = read_job(ARGV[at])
+  answers[#answers + 1] = job and steps[ARGV[2]](job) or 'missing'
+end
+flush()
+return answers

@@ -1,0 +1,109 @@
+-- Stores jobs and makes each of them claimable in one step: idempotency, backpressure, hash, time to
+-- live, first event, queue entry, journal. No crash can leave a job that is stored but not queued.
+-- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
+-- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- ARGV[1] namespace  ARGV[2] greatest depth (0: none)  ARGV[3] idempotency ttl_s
+-- ARGV[4..] per job: job_id, task, payload, ttl_s, max_attempts, idempotency key, request hash,
+--   requester, delay_ms, trace, payload hash; max_attempts 0 means the job names none
+-- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', job_id }
+-- Clauses S-1 S-2 S-3 S-4 S-5 S-6 S-24 S-25 S-26
+-- @include job
+-- @include waiting
+local DEPTH_MAX = tonumber(ARGV[2])
+local IDEM_TTL_S = tonumber(ARGV[3])
+local WIDTH = 11
+
+-- Entries that nobody has been given yet. Redis 7 counts them unless deletions made the count
+-- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
+local function undelivered(at_most)
+  local groups = redis.pcall('XINFO', 'GROUPS', STREAM)
+  if groups.err or #groups == 0 then
+    return call('XLEN', STREAM)
+  end
+  for _, flat in ipairs(groups) do
+    local group = {}
+    for i = 1, #flat, 2 do
+      group[flat[i]] = flat[i + 1]
+    end
+    if group['name'] == GROUP then
+      if group['lag'] then
+        return group['lag']
+      end
+      return #call('XRANGE', STREAM, '(' .. group['last-delivered-id'], '+', 'COUNT', at_most)
+    end
+  end
+  return call('XLEN', STREAM)
+end
+
+-- Waiting + running + delayed. The stream's length is never less than the first two, so most
+-- submits need no closer look; a foreign worker that acknowledges without deleting makes one needed.
+local function depth()
+  local delayed = call('ZCARD', DELAYED)
+  local length = call('XLEN', STREAM)
+  if DEPTH_MAX == 0 or length + delayed < DEPTH_MAX then
+    return length + delayed
+  end
+  local pending = redis.pcall('XPENDING', STREAM, GROUP)
+  local running = (not pending.err and pending[1]) or 0
+  return undelivered(DEPTH_MAX) + running + delayed
+end
+
+local used = depth()
+local created = 0
+local answers = {}
+
+local function known(job_id, idem, request_h)
+  if idem ~= '' then
+    local kept = call('GET', NS .. 'idempotency:' .. idem)
+    if kept then
+      local old_id, old_h = string.match(kept, '^(.-) (%S+)$')
+      return { old_h == request_h and 'replayed' or 'conflict', old_id or kept }
+    end
+  end
+  local old_h = call('HGET', job_key(job_id), 'request_h')
+  if old_h then
+    return { old_h == request_h and 'replayed' or 'conflict', job_id }
+  end
+  if call('EXISTS', job_key(job_id)) == 1 then
+    return { 'conflict', job_id }
+  end
+  return nil
+end
+
+local function store(at)
+  local id, task, payload, ttl_s = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local max_attempts, idem, request_h = ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]
+  local requester, delay_ms, trace = ARGV[at + 7], tonumber(ARGV[at + 8]), ARGV[at + 9]
+  local answer = known(id, idem, request_h)
+  if answer then
+    return answer
+  end
+  if DEPTH_MAX > 0 and used + created >= DEPTH_MAX then
+    return { 'full', id }
+  end
+  local key = job_key(id)
+  local due = delay_ms > 0 and NOW + delay_ms or 0
+  local msg_id = enqueue(id, task, payload, due)
+  -- What the scripts read most stands first: small hashes are searched from the front.
+  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 - ' .. msg_id,
+    'ttl_s', ttl_s, 'created_ts', NOW_S, 'trace', trace, 'updated_ts', NOW_S, 'job_id', id,
+    'task', task, 'payload', payload, 'result', '', 'error', '', 'request_h', request_h,
+    'requester', requester, 'due_ms', text[due])
+  emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
+  if idem ~= '' then
+    call('SET', NS .. 'idempotency:' .. idem, id .. ' ' .. request_h, 'EX',
+      text[math.max(tonumber(ttl_s), IDEM_TTL_S)])
+  end
+  call('ZADD', INDEX, NOW_S, id)
+  note(id, 'submit', '1', task, '', 'queued', '0', '0', '0', '0', '0', '', max_attempts, text[due],
+    '', ARGV[at + 10])
+  created = created + 1
+  count('submitted')
+  return { 'created', id }
+end
+
+for at = 4, #ARGV, WIDTH do
+  answers[#answers + 1] = store(at)
+end
+flush()
+return answers

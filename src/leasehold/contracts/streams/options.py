@@ -1,0 +1,45 @@
+"""What a `streams+redis://` URL may say, and the keys that follow from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from leasehold.core.errors import UsageError
+
+CONTRACT = "streams"
+QUEUE = "jobs:stream"
+GROUP = "workers"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the queue URL; the defaults are for work that must not be lost.
+
+    `namespace` stands before every key, for several queues on one server; without it the keys are
+    the contract's exactly. `lost_max` is how often the lease of one job may run out before the job
+    ends in `error`. Workers of one queue should share `lease_ms`: a worker takes back entries that
+    have been idle for its own lease and whose holder's lease is over. `max_depth` bounds waiting, delayed and running jobs together (0: no bound).
+    """
+
+    namespace: str = ""
+    lease_ms: int = 15_000
+    ttl_s: int = 86_400
+    max_depth: int = 100_000
+    lost_max: int = 5
+    idempotency_ttl_s: int = 86_400
+    retry_delay_ms: int = 1_000
+    journal_length: int = 1_000_000
+    journal_days: float = 7.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("lease_ms", 50), ("ttl_s", 1), ("max_depth", 0), ("lost_max", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(
+                    f"{name} is {value}; it must be at least {least}", contract=CONTRACT
+                )
+
+
+def keys(namespace: str) -> list[str]:
+    """The eight keys of every script, in the order in which the scripts name them."""
+    names = ("stream", "journal", "delayed", "wake", "upkeep", "stats", "index", "paused")
+    return [f"{namespace}jobs:{name}" for name in names]

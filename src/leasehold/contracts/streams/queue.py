@@ -1,0 +1,317 @@
+"""The `streams` contract on the seam: Redis Streams as the queue, one script for every step.
+
+A job is a hash, its news a stream of its own, and its turn an entry of `jobs:stream`, which a
+worker reads through the group `workers`. The pending entry is the lease; the hash holds the fence.
+What the scripts do and which clause each serves stands at the head of every file in `lua/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, keys
+from leasehold.core.errors import InvalidJob, LeaseLost, UsageError
+from leasehold.core.idempotency import request_hash, scoped_key, short_hash
+from leasehold.core.job import NewJob, Submitted
+from leasehold.core.lease import Lease, Report
+from leasehold.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
+from leasehold.core.retry import delay_ms, exponential
+from leasehold.core.seam import Upkeep
+from leasehold.store.redis import Arg, Redis
+from leasehold.store.scripts import load_scripts
+
+SCRIPTS = load_scripts("leasehold.contracts.streams")
+TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
+
+_HELD_MAX = 100_000
+_CONSUMER_AGE_MS = 3_600_000
+_FULL_RETRY_MS = 1_000
+_BATCH_MAX = 500
+_JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
+_VERDICTS: dict[bytes, Verdict] = {
+    b"complete": COMPLETED,
+    b"bury": BURIED,
+    b"release": RELEASED,
+    b"cancel": CANCELLED,
+}
+
+
+class StreamsQueue:
+    """A queue of the contract, for one event loop. `worker_id` is the consumer it claims as."""
+
+    def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
+        self._redis = redis
+        self._options = options
+        self._keys = keys(options.namespace)
+        # The id stands inside JSON that a script writes, so it keeps to harmless characters.
+        self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
+        self._held: dict[str, None] = {}
+        self._answer_lost = False
+        self._backoff = exponential(options.retry_delay_ms, jitter="equal")
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
+        answers: list[Submitted | None] = [None] * len(jobs)
+        accepted: list[int] = []
+        args: list[Arg] = []
+        for position, job in enumerate(jobs):
+            try:
+                args += self._submit_args(job)
+                accepted.append(position)
+            except UsageError as error:
+                answers[position] = Submitted(job.job_id, "invalid", str(error))
+        width = 11
+        for start in range(0, len(accepted), _BATCH_MAX):
+            chunk = accepted[start : start + _BATCH_MAX]
+            replies = await self._run(
+                "submit",
+                self._options.max_depth,
+                self._options.idempotency_ttl_s,
+                *args[start * width : (start + len(chunk)) * width],
+            )
+            for position, (status, job_id) in zip(chunk, replies, strict=True):
+                answers[position] = self._submitted(job_id.decode(), status.decode())
+        return [answer for answer in answers if answer is not None]
+
+    async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+        """Take up to `limit` leases; waits on the stream itself: foreign producers wake it too."""
+        if limit < 1:
+            return []
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            state, now, last, woken, due, entries = await self._claim_once(limit)
+            if entries:
+                return [self._lease(entry, now) for entry in entries]
+            remaining_ms = int((deadline - loop.time()) * 1000)
+            if due and state == b"ok":
+                remaining_ms = min(remaining_ms, due - now)
+            if remaining_ms <= 0 and loop.time() >= deadline:
+                return []
+            await self._listen(max(1, remaining_ms), state, last, woken)
+
+    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        """Make the pending entries young again; asks for little when most of the lease is left."""
+        answers: list[Lease | LeaseLost] = []
+        for start in range(0, len(leases), _BATCH_MAX):
+            chunk = leases[start : start + _BATCH_MAX]
+            args = [part for lease in chunk for part in (*_proof(lease), lease.task)]
+            replies = await self._run("extend", self._options.lease_ms, *args)
+            answers += [_extended(*pair) for pair in zip(chunk, replies, strict=True)]
+        return answers
+
+    async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
+        """Append events to the streams of running jobs."""
+        answers: list[LeaseLost | None] = []
+        for report in reports:
+            if report.type in TERMINAL_EVENTS:
+                raise UsageError(
+                    f"a handler cannot report {report.type!r}: followers stop at "
+                    "done, error and canceled; return or raise instead",
+                    contract=CONTRACT,
+                )
+        for start in range(0, len(reports), _BATCH_MAX):
+            chunk = reports[start : start + _BATCH_MAX]
+            args: list[Arg] = []
+            for report in chunk:
+                args += (*_proof(report.lease), report.lease.task, report.type, report.step)
+                args += (report.data, report.progress)
+            replies = await self._run("report", *args)
+            answers += [
+                None if reply[0] == b"ok" else _lost(report.lease, reply[1])
+                for report, reply in zip(chunk, replies, strict=True)
+            ]
+        return answers
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases: hash, terminal event and acknowledgement in one step each."""
+        verdicts: list[Verdict] = []
+        for start in range(0, len(outcomes), _BATCH_MAX):
+            chunk = outcomes[start : start + _BATCH_MAX]
+            args: list[Arg] = []
+            for outcome in chunk:
+                args += self._settle_args(outcome)
+            replies = await self._run("settle", *args)
+            for outcome, reply in zip(chunk, replies, strict=True):
+                self._held.pop(outcome.lease.handle, None)
+                verdicts.append(_verdict(outcome.lease, reply))
+        return verdicts
+
+    async def upkeep(self) -> Upkeep:
+        """Promote, take back, trim; every worker may do it as often as it likes."""
+        options = self._options
+        reply = await self._run(
+            "upkeep",
+            options.lease_ms,
+            options.lost_max,
+            options.journal_length,
+            round(options.journal_days * 86_400_000),
+            _CONSUMER_AGE_MS,
+        )
+        return Upkeep(*reply)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+    async def _run(self, name: str, *args: Arg) -> Any:
+        return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
+
+    def _submit_args(self, job: NewJob) -> tuple[Arg, ...]:
+        job_id = job.job_id or str(uuid4())
+        _check(job, job_id)
+        ttl_s = max(1, -(-job.ttl_ms // 1000)) if job.ttl_ms else self._options.ttl_s
+        key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
+        payload_h = short_hash(job.payload)
+        same = request_hash(job.task, payload_h, job.requester, job.ttl_ms, job.max_attempts)
+        return (
+            job_id,
+            job.task,
+            job.payload,
+            ttl_s,
+            job.max_attempts or 0,
+            key,
+            same,
+            job.requester,
+            job.delay_ms,
+            job.trace,
+            payload_h,
+        )
+
+    def _submitted(self, job_id: str, status: str) -> Submitted:
+        match status:
+            case "created" | "replayed":
+                return Submitted(job_id, status)
+            case "conflict":
+                reason = f"another request was already made under this key or id: job {job_id}"
+                return Submitted(job_id, "conflict", reason)
+            case _:
+                reason = f"the queue holds {self._options.max_depth} jobs, which is its limit"
+                return Submitted(job_id, "full", reason, _FULL_RETRY_MS)
+
+    async def _claim_once(self, limit: int) -> Any:
+        recover = self._answer_lost
+        # Set before asking: whatever ends this call early, the next one looks for what it took.
+        self._answer_lost = True
+        reply = await self._run(
+            "claim",
+            self.worker_id,
+            min(limit, _BATCH_MAX),
+            self._options.lease_ms,
+            self._options.lost_max,
+            1 if recover else 0,
+            *(self._held if recover else ()),
+        )
+        self._answer_lost = False
+        return reply
+
+    async def _listen(self, wait_ms: int, state: bytes, last: bytes, woken: bytes) -> None:
+        """Sleep until something is added to the stream, somebody calls, or the time is up."""
+        stream, wake = self._keys[0], self._keys[3]
+        streams: tuple[Arg, ...] = (stream, wake, last, woken)
+        if state == b"paused":
+            streams = (wake, woken)
+        await self._redis.block(
+            "XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *streams, wait_ms=wait_ms
+        )
+
+    def _lease(self, entry: list[Any], now: int) -> Lease:
+        handle = entry[0].decode()
+        self._held[handle] = None
+        if len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
+            del self._held[next(iter(self._held))]
+        lease_ms = self._options.lease_ms
+        return Lease(
+            job_id=entry[1].decode(),
+            queue=QUEUE,
+            task=entry[2].decode(),
+            payload=entry[3],
+            attempt=entry[4],
+            max_attempts=entry[5],
+            fence=entry[6],
+            token=self.worker_id,
+            lease_until_ms=now + lease_ms,
+            lease_ms=lease_ms,
+            created_ms=int(entry[7]),
+            handle=handle,
+            trace=entry[8].decode(),
+        )
+
+    def _settle_args(self, outcome: Outcome) -> tuple[Arg, ...]:
+        lease, kind, wait_ms = outcome.lease, outcome.kind, outcome.delay_ms
+        if kind == "complete":
+            result = outcome.result
+            return (*_proof(lease), kind, lease.task, result, short_hash(result), "", 0)
+        failure = outcome.failure
+        if kind == "fail":  # the job's own attempts decide; the delay is the contract's default
+            wait_ms = delay_ms(self._backoff, lease.attempt, secrets.randbelow(1000) / 1000)
+        body = msgspec.json.encode(failure) if failure else b""
+        return (*_proof(lease), kind, lease.task, body, "", _code(failure), wait_ms)
+
+
+def _check(job: NewJob, job_id: str) -> None:
+    if not _JOB_ID.fullmatch(job_id):
+        raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . : @ -")
+    if not job.task or len(job.task) > 200 or not job.task.isprintable():
+        raise InvalidJob(f"task {job.task[:60]!r}: 1 to 200 printable characters")
+    if job.max_attempts is not None and job.max_attempts < 1:
+        raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
+    if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms < 1):
+        raise InvalidJob("delay_ms cannot be negative and ttl_ms is at least 1")
+    if job.options:
+        names = ", ".join(sorted(job.options))
+        raise InvalidJob(f"this contract has no job options; these were given: {names}")
+    try:
+        msgspec.json.decode(job.payload, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        raise InvalidJob(f"the payload is not JSON: {error}") from None
+
+
+def _proof(lease: Lease) -> tuple[Arg, ...]:
+    return (lease.job_id, lease.handle, lease.fence, lease.token)
+
+
+def _code(failure: Failure | None) -> str:
+    """The error code as the journal takes it: one short word without separators."""
+    return "" if failure is None else "".join(failure.code.split())[:80]
+
+
+def _lost(lease: Lease, reason: bytes) -> LeaseLost:
+    return LeaseLost(lease.job_id, reason.decode())
+
+
+def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:
+    if reply[0] != b"ok":
+        return _lost(lease, reply[1])
+    return msgspec.structs.replace(
+        lease, lease_until_ms=reply[1], cancel_requested=bool(reply[2]), lease_ms=reply[3]
+    )
+
+
+def _verdict(lease: Lease, reply: list[Any]) -> Verdict:
+    code = reply[0]
+    if code == b"lost":
+        return _lost(lease, reply[1])
+    if code == b"retry":
+        return Retried(reply[1])
+    return _VERDICTS[code]
+
+
+__all__ = ["GROUP", "SCRIPTS", "TERMINAL_EVENTS", "StreamsQueue"]

@@ -1,0 +1,314 @@
+"""The HTTP side of the contract: POST /v1/jobs, GET /v1/jobs/{id} and its events, and cancel.
+
+These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
+body and will word the errors. A job of another requester does not exist for the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from uuid import uuid4
+
+import msgspec
+
+from leasehold.contracts.streams.shapes import (
+    CreateJob,
+    FollowJob,
+    JobNews,
+    JobPage,
+    JobView,
+    ListJobs,
+    line,
+    view,
+)
+from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply
+from leasehold.core.errors import Conflict, InvalidJob, NotFound, QueueFull, StoreError, UsageError
+from leasehold.core.idempotency import check_key
+from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.seam import Ledger, Query, Queue
+from leasehold.core.state import STREAMS
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_EVENT_ID = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
+_CURSOR = re.compile(r"\d{1,16}:[A-Za-z0-9_.:@-]{1,128}", re.ASCII)
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_ID_NUMBER_MAX = 2**64
+_SUBMIT_TRIES = 3
+_SUBMIT_PATIENCE_S = 3.0
+# Pages looked through for one answer when most jobs are other people's.
+_PAGES_MAX = 5
+
+_EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
+
+
+class StreamsRoutes:
+    """The endpoints of one `streams` queue. `ttl_s` is the contract's JOB_TTL_S."""
+
+    def __init__(self, queue: Queue, ledger: Ledger, *, ttl_s: int, ttl_s_max: int) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._ttl_s = ttl_s
+        self._ttl_s_max = ttl_s_max
+
+    async def create(self, call: Call) -> Answer:
+        """Store a job; the id is chosen here, so that a lost answer can be asked for again."""
+        job = self._new_job(call)
+        submitted = await self._submit(job)
+        match submitted.status:
+            case "created" | "replayed":
+                return await self._accepted(job, submitted)
+            case "conflict":
+                raise Conflict("this Idempotency-Key was used with another request")
+            case "full":
+                raise QueueFull(
+                    submitted.reason or "the queue is full",
+                    retry_after_ms=submitted.retry_after_ms or 1000,
+                )
+            case "invalid":
+                raise InvalidJob(submitted.reason)
+
+    async def read(self, call: Call) -> Answer:
+        """The job with its JSON fields decoded."""
+        return Answer(200, view(await self._record(call)))
+
+    async def find(self, call: Call) -> Answer:
+        """The caller's jobs, newest first, page by page."""
+        asked: ListJobs = call.query
+        if asked.after and not _CURSOR.fullmatch(asked.after):
+            raise Refused("invalid", "after is not the `after` of a page", field="after")
+        states = (asked.status,) if isinstance(asked.status, str) else ()
+        task = asked.task if isinstance(asked.task, str) else ""
+        found: list[JobRecord] = []
+        after = asked.after
+        for _ in range(_PAGES_MAX):
+            left = asked.limit - len(found)
+            query = Query(states=states, task=task, after=after, limit=left)
+            page = await self._ledger.find(query)
+            found += [job for job in page.jobs if call.caller.may_see(job.requester)]
+            after = page.after
+            if not after or len(found) >= asked.limit:
+                break
+        return Answer(200, JobPage([line(record) for record in found], after))
+
+    async def follow(self, call: Call) -> Answer | Follow:
+        """The job's events from a position on; nothing more to come is 204, which ends a client."""
+        after = call.headers.get("last-event-id", "") or call.query.last_event_id
+        if after and not _is_event_id(after):
+            raise Refused(
+                "bad_cursor", f"{after[:60]!r} is not an event id such as 1700000000000-0"
+            )
+        record = await self._record(call)
+        if after and record.state in STREAMS.final and not await self._has_more(record, after):
+            return Answer(204)
+        return Follow(record.job_id, record.state, after)
+
+    async def cancel(self, call: Call) -> Answer:
+        """A queued job ends now (200); a running one through its worker (202)."""
+        record = await self._record(call)
+        said = (await self._ledger.cancel([record.job_id]))[0]
+        after = await self._ledger.get(record.job_id)
+        if after is None:
+            raise _unknown()
+        if said in ("ok", "requested"):
+            return Answer(200 if after.state in STREAMS.final else 202, view(after))
+        raise Conflict(f"the job is {after.state} and cannot be canceled any more")
+
+    async def _has_more(self, record: JobRecord, after: str) -> bool:
+        return bool(await self._ledger.events(record.job_id, after=after, limit=1))
+
+    async def _submit(self, job: NewJob) -> Submitted:
+        """Ask again after a lost answer, unless the store has taken too long already."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SUBMIT_PATIENCE_S
+        tries_left = _SUBMIT_TRIES
+        while True:
+            tries_left -= 1
+            try:
+                return (await self._queue.submit([job]))[0]
+            except StoreError:
+                if not tries_left or loop.time() > until:
+                    raise
+
+    async def _accepted(self, job: NewJob, submitted: Submitted) -> Answer:
+        headers = [("location", f"/v1/jobs/{submitted.job_id}")]
+        # The answer to our own repeated submit is no replay: the id was chosen for this request.
+        if submitted.status == "replayed" and submitted.job_id != job.job_id:
+            headers.append(("idempotency-replayed", "true"))
+        try:
+            record = await self._ledger.get(submitted.job_id)
+        except StoreError:
+            record = None  # it is stored, and an error now would make the client send it again
+        if record is None:
+            record = _as_sent(job, submitted.job_id)
+        return Answer(202, view(record), tuple(headers))
+
+    async def _record(self, call: Call) -> JobRecord:
+        job_id = call.path["job_id"]
+        # `x:events` would be the event stream of job x.
+        if not _JOB_ID.fullmatch(job_id) or job_id.endswith(":events"):
+            raise _unknown()
+        record = await self._ledger.get(job_id)
+        if record is None or not call.caller.may_see(record.requester):
+            raise _unknown()
+        return record
+
+    def _new_job(self, call: Call) -> NewJob:
+        asked: CreateJob = call.body
+        ttl_s = self._ttl_s if asked.ttl_s is None else asked.ttl_s
+        if ttl_s > self._ttl_s_max:
+            raise Refused(
+                "invalid", f"ttl_s is at most {self._ttl_s_max}, not {ttl_s}", field="ttl_s"
+            )
+        return NewJob(
+            task=asked.task,
+            payload=msgspec.json.encode(asked.payload),
+            job_id=str(uuid4()),
+            idempotency_key=_idempotency_key(call.headers),
+            requester=call.caller.requester,
+            delay_ms=asked.delay_ms,
+            max_attempts=asked.max_attempts,
+            ttl_ms=ttl_s * 1000,
+            trace=_trace(call.headers),
+        )
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway shall serve."""
+        return [self._create(), self._find(), self._read(), self._follow(), self._cancel()]
+
+    def _create(self) -> Endpoint:
+        return Endpoint(
+            method="POST",
+            path="/v1/jobs",
+            operation="createJob",
+            summary="Submit a job",
+            description="The job is stored and waiting when the answer comes. With an "
+            "Idempotency-Key the same request answers with the same job.",
+            scope="jobs:write",
+            handle=self.create,
+            takes=CreateJob,
+            example=_EXAMPLE,
+            reads={
+                "Idempotency-Key": "1 to 255 printable characters; the same key and body answer "
+                "with the same job, another body is a conflict.",
+                "traceparent": "W3C trace context, handed to the worker with the job.",
+            },
+            replies={
+                202: Reply(
+                    "The job is stored.",
+                    JobView,
+                    headers={
+                        "Location": "Where the job can be read.",
+                        "Idempotency-Replayed": "`true` when the job is an earlier one.",
+                    },
+                )
+            },
+            problems=(400, 408, 409, 413, 415, 422),
+        )
+
+    def _find(self) -> Endpoint:
+        return Endpoint(
+            method="GET",
+            path="/v1/jobs",
+            operation="listJobs",
+            summary="List jobs, newest first",
+            scope="jobs:read",
+            handle=self.find,
+            asks=ListJobs,
+            replies={200: Reply("A page of jobs.", JobPage)},
+            problems=(422,),
+        )
+
+    def _read(self) -> Endpoint:
+        return Endpoint(
+            method="GET",
+            path="/v1/jobs/{job_id}",
+            operation="readJob",
+            summary="Read a job",
+            scope="jobs:read",
+            handle=self.read,
+            replies={200: Reply("The job.", JobView)},
+            problems=(404,),
+        )
+
+    def _follow(self) -> Endpoint:
+        return Endpoint(
+            method="GET",
+            path="/v1/jobs/{job_id}/events",
+            operation="followJob",
+            summary="Follow a job by server-sent events",
+            description="Begins with `event: hello`, replays what has happened, goes on as it "
+            "happens and ends after `done`, `error` or `canceled`. `id:` is the position for "
+            "Last-Event-ID; comments keep the connection alive.",
+            scope="jobs:read",
+            handle=self.follow,
+            asks=FollowJob,
+            reads={"Last-Event-ID": "Go on after this event, without gap or repeat."},
+            replies={
+                200: Reply("A stream of events.", JobNews, media="text/event-stream"),
+                204: Reply("The job has ended and there is nothing after that position."),
+            },
+            problems=(400, 404, 422),
+        )
+
+    def _cancel(self) -> Endpoint:
+        return Endpoint(
+            method="POST",
+            path="/v1/jobs/{job_id}/cancel",
+            operation="cancelJob",
+            summary="Cancel a job",
+            scope="jobs:cancel",
+            handle=self.cancel,
+            replies={
+                200: Reply("The job was waiting and has ended.", JobView),
+                202: Reply("The job is running; its worker is told.", JobView),
+            },
+            problems=(404, 409),
+        )
+
+
+def _unknown() -> NotFound:
+    return NotFound("there is no such job, or it has expired, or it is not yours")
+
+
+def _is_event_id(text: str) -> bool:
+    return bool(_EVENT_ID.fullmatch(text)) and all(
+        int(part) < _ID_NUMBER_MAX for part in text.split("-")
+    )
+
+
+def _idempotency_key(headers: Mapping[str, str]) -> str:
+    key = headers.get("idempotency-key")
+    if key is None:
+        return ""
+    try:
+        check_key(key)
+    except UsageError as error:
+        raise Refused("bad_idempotency_key", str(error)) from None
+    return key
+
+
+def _trace(headers: Mapping[str, str]) -> str:
+    """The trace context if it is one; a malformed header is ignored, as its standard says."""
+    trace = headers.get("traceparent", "")
+    return trace if _TRACEPARENT.fullmatch(trace) else ""
+
+
+def _as_sent(job: NewJob, job_id: str) -> JobRecord:
+    """What is known of a job that was stored a moment ago and could not be read back."""
+    return JobRecord(
+        job_id=job_id,
+        contract="streams",
+        queue="",
+        task=job.task,
+        state="queued",
+        payload=job.payload,
+        max_attempts=job.max_attempts or 0,
+        ttl_ms=job.ttl_ms or 0,
+    )
+
+
+def open_routes(queue: Queue, ledger: Ledger, *, ttl_s: int, ttl_s_max: int) -> list[Endpoint]:
+    """The endpoints of a queue of this contract."""
+    return StreamsRoutes(queue, ledger, ttl_s=ttl_s, ttl_s_max=ttl_s_max).endpoints()

@@ -1,0 +1,234 @@
+"""S-27 to S-33: pause, lost answers, delays, journal, cancel, retry, remove, listing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from leasehold.core.errors import UsageError
+from leasehold.core.job import NewJob
+from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.seam import Query
+
+BOOM = Failure(code="Boom", message="it broke")
+
+
+def new(job_id: str = "", **more: object) -> NewJob:
+    return NewJob(task="chat", payload=b"{}", job_id=job_id, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.clause("S-27")
+async def test_a_paused_queue_hands_out_nothing_and_wakes_on_resume(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new("j1"), new("j2")])
+    (running,) = await queue.claim(1, wait_ms=0)
+    await ledger.pause()
+    assert await queue.claim(1, wait_ms=30) == []
+    assert (await ledger.counts()).paused
+    await queue.settle([Outcome(running, "complete")])  # what runs goes on
+    waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
+    await asyncio.sleep(0)
+    await ledger.resume()
+    (lease,) = await asyncio.wait_for(waiting, 3)
+    assert lease.job_id == "j2"
+
+
+@pytest.mark.clause("S-28")
+async def test_what_a_claim_took_when_its_answer_was_lost_comes_with_the_next(bench, monkeypatch):
+    queue = bench.queue()
+    await queue.submit([new("j1"), new("j2"), new("j3")])
+    (held,) = await queue.claim(1, wait_ms=0)
+    real = queue._redis.run
+
+    async def run_and_lose(script, keys, args):  # type: ignore[no-untyped-def]
+        await real(script, keys, args)
+        raise ConnectionError("the answer was lost")
+
+    monkeypatch.setattr(queue._redis, "run", run_and_lose)
+    with pytest.raises(ConnectionError):
+        await queue.claim(2, wait_ms=0)
+    monkeypatch.undo()
+    again = await queue.claim(10, wait_ms=0)
+    assert [lease.job_id for lease in again] == ["j2", "j3"]
+    assert [lease.fence for lease in again] == [2, 2]
+    verdicts = await queue.settle([Outcome(lease, "complete") for lease in [held, *again]])
+    assert {type(verdict).__name__ for verdict in verdicts} == {"Completed"}
+
+
+@pytest.mark.clause("S-29")
+async def test_a_delayed_job_starts_when_it_is_due_and_not_before(bench):
+    queue = bench.queue()
+    waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
+    await asyncio.sleep(0)
+    await bench.queue("producer").submit([new("j1", delay_ms=200)])
+    (lease,) = await waiting
+    assert lease.lease_until_ms - lease.lease_ms - lease.created_ms >= 200
+    assert lease.lease_until_ms - lease.lease_ms - lease.created_ms < 1_000
+
+
+@pytest.mark.clause("S-30")
+async def test_every_transition_is_in_the_journal_in_order(bench):
+    queue = bench.queue()
+    await queue.submit([new("j1", max_attempts=2)])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, "retry", failure=BOOM)])
+    (lease,) = await queue.claim(1, wait_ms=1000)
+    await queue.settle([Outcome(lease, "complete", b"1")])
+    events = await bench.journal().read()
+    assert [(e.type, e.ver, e.from_state, e.to_state, e.attempt) for e in events] == [
+        ("submit", 1, "", "queued", 0),
+        ("claim", 2, "queued", "running", 1),
+        ("retry", 3, "running", "queued", 1),
+        ("claim", 4, "queued", "running", 2),
+        ("complete", 5, "running", "done", 2),
+    ]
+    assert events[2].error_code == "Boom"
+    assert len(events[0].payload_h) == len(events[-1].result_h) == 16
+
+
+@pytest.mark.clause("S-30")
+async def test_the_journal_is_read_from_any_position_without_gap_or_repeat(bench):
+    queue, journal = bench.queue(), bench.journal()
+    for _ in range(4):
+        await queue.submit([new() for _ in range(150)])
+    whole = await journal.read(limit=100_000)
+    assert len(whole) == 600
+    for position in (0, 1, 99, 100, 149, 150, 599):
+        rest: list[str] = []
+        after = whole[position].seq
+        while events := await journal.read(after=after, limit=10):
+            rest += [event.seq for event in events]
+            after = events[-1].seq
+        assert rest == [event.seq for event in whole[position + 1 :]]
+
+
+@pytest.mark.clause("S-30")
+async def test_the_journal_is_trimmed_by_length(bench):
+    queue = bench.queue(journal_length=100)
+    for _ in range(400):
+        await queue.submit([new()])
+    upkeep = await queue.upkeep()
+    assert upkeep.trimmed > 0
+    assert await bench.outside.xlen(bench.key("jobs:journal")) < 400
+
+
+@pytest.mark.clause("S-31")
+async def test_cancelling_a_waiting_job_ends_it_at_once(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new("j1"), new("j2", delay_ms=60_000)])
+    assert await ledger.cancel(["j1", "j2", "nobody"]) == ["ok", "ok", "missing"]
+    assert (await bench.job("j1"))["status"] == "canceled"
+    assert await bench.event_types("j2") == ["queued", "canceled"]
+    assert await bench.outside.xlen(bench.key("jobs:stream")) == 0
+    assert await bench.outside.zcard(bench.key("jobs:delayed")) == 0
+    assert await queue.claim(1, wait_ms=0) == []
+
+
+@pytest.mark.clause("S-31")
+async def test_cancelling_a_running_job_reaches_its_holder_and_the_first_end_wins(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new("j1"), new("j2")])
+    leases = await queue.claim(2, wait_ms=0)
+    assert await ledger.cancel(["j1", "j2"]) == ["requested", "requested"]
+    extended = await queue.extend(leases)
+    assert [lease.cancel_requested for lease in extended] == [True, True]
+    await queue.settle([Outcome(leases[0], "cancel"), Outcome(leases[1], "complete")])
+    assert (await bench.job("j1"))["status"] == "canceled"
+    assert (await bench.job("j2"))["status"] == "done"
+    assert await ledger.cancel(["j2"]) == ["done"]
+
+
+@pytest.mark.clause("S-31")
+async def test_a_cancelled_job_whose_worker_died_is_cancelled_and_not_run_again(bench):
+    queue = bench.queue(lease_ms=60)
+    await queue.submit([new("j1")])
+    await queue.claim(1, wait_ms=0)
+    await bench.ledger().cancel(["j1"])
+    rival = bench.queue("w2", lease_ms=60)
+    while (await bench.job("j1"))["status"] == "running":
+        assert await rival.claim(1, wait_ms=30) == []
+    assert (await bench.job("j1"))["status"] == "canceled"
+
+
+@pytest.mark.clause("S-32")
+async def test_a_finished_job_runs_again_with_its_attempts_counted_anew(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new("j1"), new("j2")])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, "bury", failure=BOOM)])
+    assert await ledger.retry(["j1", "j2"]) == ["ok", "queued"]
+    claimed = await queue.claim(10, wait_ms=0)
+    assert [(lease.job_id, lease.attempt, lease.fence) for lease in claimed] == [
+        ("j2", 1, 1),
+        ("j1", 1, 2),
+    ]
+    assert (await bench.job("j1"))["error"] == ""
+
+
+@pytest.mark.clause("S-33")
+async def test_a_job_that_is_not_running_is_removed_with_all_its_keys(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new("j1"), new("j2"), new("j3", delay_ms=9_000)])
+    await queue.claim(1, wait_ms=0)
+    assert await ledger.remove(["j1", "j2", "j3"]) == ["running", "ok", "ok"]
+    left = {key async for key in bench.outside.scan_iter(bench.key("job:*"))}
+    assert left == {bench.key("job:j1"), bench.key("job:j1:events")}
+    assert await bench.outside.zcard(bench.key("jobs:delayed")) == 0
+
+
+async def test_jobs_are_listed_newest_first_page_by_page_and_by_state(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    for start in range(0, 450, 50):
+        await queue.submit([new(f"j{start + n:03}") for n in range(50)])
+    leases = await queue.claim(30, wait_ms=0)
+    await queue.settle([Outcome(lease, "complete") for lease in leases])
+    seen: list[str] = []
+    after = ""
+    while True:
+        page = await ledger.find(Query(limit=70, after=after))
+        seen += [job.job_id for job in page.jobs]
+        after = page.after
+        if not after:
+            break
+    assert sorted(seen) == [f"j{n:03}" for n in range(450)]
+    created = [(await ledger.get(job_id)).created_ms for job_id in seen[::50]]
+    assert created == sorted(created, reverse=True)
+    done = await ledger.find(Query(states=("done",), limit=100))
+    assert {job.job_id for job in done.jobs} == {f"j{n:03}" for n in range(30)}
+    with pytest.raises(UsageError, match="no such state: finished"):
+        await ledger.find(Query(states=("finished",)))
+
+
+async def test_counts_say_what_waits_runs_and_ended(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new(), new(), new(), new(delay_ms=60_000)])
+    leases = await queue.claim(2, wait_ms=0)
+    await queue.settle([Outcome(leases[0], "complete")])
+    counts = await ledger.counts()
+    assert counts.states == {"queued": 2, "running": 1, "done": 1, "error": 0, "canceled": 0}
+    assert counts.workers == 1
+
+
+async def test_a_job_stored_by_a_foreign_gateway_runs_and_is_listed(bench):
+    """The contract's own steps, command by command, as a gateway that knows only the text."""
+    job = {
+        "job_id": "f1", "task": "plan", "payload": '{"a":1}', "status": "queued",
+        "created_ts": "1700000000000", "updated_ts": "1700000000000", "ttl_s": "60",
+        "result": "", "error": "",
+    }  # fmt: skip
+    await bench.outside.hset(bench.key("job:f1"), mapping=job)
+    await bench.outside.expire(bench.key("job:f1"), 60)
+    queue = bench.queue()
+    waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
+    await bench.outside.xadd(
+        bench.key("jobs:stream"), {"job_id": "f1", "task": "plan", "payload": '{"a":1}'}
+    )
+    (lease,) = await asyncio.wait_for(waiting, 3)
+    assert (lease.job_id, lease.task, lease.payload) == ("f1", "plan", b'{"a":1}')
+    await queue.settle([Outcome(lease, "complete", b'{"ok":true}')])
+    record = await bench.ledger().get("f1")
+    assert (record.state, record.result) == ("done", b'{"ok":true}')
+    assert await bench.outside.ttl(bench.key("job:f1")) == 60
+    page = await bench.ledger().find(Query())
+    assert [job.job_id for job in page.jobs] == ["f1"]

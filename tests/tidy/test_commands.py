@@ -1,0 +1,241 @@
+"""The two commands, in a copy of the project whose uv and Python are stand-ins without network."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.tidy.reading import ROOT
+
+# What the commands may use of a bare Debian, Python aside.
+TOOLS = "bash cat dirname env flock grep head id mkdir readlink rm sed sha256sum sh sort stat uname"
+
+UV = """\
+    #!/bin/sh
+    case $1 in
+      --version) echo "uv 9.9.9" ;;
+      sync)
+        echo "$*" >>"{log}"
+        mkdir -p "$UV_PROJECT_ENVIRONMENT/bin"
+        for name in python leasehold; do
+          cp "{stubs}/venv-$name" "$UV_PROJECT_ENVIRONMENT/bin/$name"
+        done
+        ;;
+      *) exit 1 ;;
+    esac
+"""
+
+# New enough, and without venv and pip.
+PYTHON = """\
+    #!/bin/sh
+    case $1 in
+      -c) echo "$0" ;;
+      -V) echo Python 3.11.0 ;;
+      *) exit 1 ;;
+    esac
+"""
+
+TESTS = """\
+    import pytest
+
+    def test_that_stands_company(): pass
+
+    @pytest.mark.ALONE
+    def test_that_stands_none(): pass
+""".replace("ALONE", "alone")  # bin/lanes.py looks for the mark's text, and this file is not marked
+
+
+class Copy:
+    """A copy of the project's commands with one lane of tests, and a PATH of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a path with spaces"
+        self.path = folder / "path"
+        self.log = folder / "uv.log"
+        self._copy_project()
+        self.path.mkdir()
+        for tool in [*TOOLS.split(), "cp"]:
+            (self.path / tool).symlink_to(shutil.which(tool) or tool)
+        self.program(folder / "venv-python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        self.program(folder / "venv-leasehold", '#!/bin/sh\necho "$PWD" "$@"\n')
+        self.program(self.path / "python3", dedent(PYTHON))
+        self.program(self.path / "uv", dedent(UV).format(log=self.log, stubs=folder))
+
+    def _copy_project(self) -> None:
+        (self.root / "tests" / "unit").mkdir(parents=True)
+        for name in ("bin", ".ci"):
+            shutil.copytree(ROOT / name, self.root / name)
+        for name in ("pyproject.toml", "uv.lock", "tests/conftest.py"):
+            shutil.copy(ROOT / name, self.root / name)
+        (self.root / "tests" / "unit" / "test_one.py").write_text(dedent(TESTS))
+
+    def program(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def lane(self, name: str, text: str) -> None:
+        folder = self.root / "tests" / name
+        folder.mkdir(exist_ok=True)
+        (folder / "test_more.py").write_text(dedent(text))
+
+    def run(
+        self, command: str | Path, *words: str, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        clean = {
+            "PATH": str(self.path),
+            "LEASEHOLD_TEST_WORKERS": "0",
+            "PYTEST_ADDOPTS": "-p no:schemathesis -p no:hypothesispytest",  # slow to import
+        }
+        return subprocess.run(
+            [self.root / command, *words],
+            cwd=cwd or self.root,
+            env=clean | environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    def syncs(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def test_help_needs_no_environment_and_names_the_usage(copy: Copy) -> None:
+    done = copy.run("bin/test", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("bin/test [lane ...]")
+    assert copy.syncs() == []
+
+
+def test_an_unknown_lane_is_an_error_that_lists_the_known_ones(copy: Copy) -> None:
+    copy.lane("chaos", "def test_that_kills(): pass")
+    (copy.root / "tests" / "browser").mkdir()
+    done = copy.run("bin/test", "unti")
+    assert done.returncode == 2
+    assert "no lane 'unti'; the lanes are: chaos, unit" in done.stderr
+
+
+def test_the_environment_is_made_once_and_again_when_the_lock_changes(copy: Copy) -> None:
+    assert copy.run("bin/up").returncode == 0
+    assert copy.run("bin/up").returncode == 0
+    assert len(copy.syncs()) == 1
+    assert copy.syncs()[0].startswith("sync --quiet --frozen --extra all")
+    with (copy.root / "uv.lock").open("a") as lock:
+        lock.write("# changed\n")
+    assert copy.run("bin/up").returncode == 0
+    assert len(copy.syncs()) == 2
+
+
+def test_an_environment_that_was_moved_here_is_made_anew(copy: Copy) -> None:
+    copy.run("bin/up")
+    moved = copy.root.with_name("elsewhere")
+    copy.root.rename(moved)
+    copy.root = moved
+    (moved / ".venv" / "of-the-old-place").touch()
+    assert copy.run("bin/up").returncode == 0
+    assert not (moved / ".venv" / "of-the-old-place").exists()
+
+
+def test_without_a_new_enough_node_a_wheel_brings_one(copy: Copy) -> None:
+    copy.run("bin/up")
+    copy.program(copy.path / "node", "#!/bin/sh\necho v12.22.9\n")
+    copy.run("bin/up")
+    copy.program(copy.path / "node", "#!/bin/sh\necho v22.1.0\n")
+    copy.run("bin/up")
+    assert ["--group node" in sync for sync in copy.syncs()] == [True, False]
+
+
+def test_up_hands_its_arguments_on_and_stays_where_it_was_called(
+    copy: Copy, tmp_path: Path
+) -> None:
+    link = tmp_path / "link to up"
+    link.symlink_to(copy.root / "bin" / "up")
+    done = copy.run(link, "--port", "9", "--data", "here", cwd=tmp_path)
+    assert done.stdout == f"{tmp_path} up --port 9 --data here\n"
+    assert "set-up: ready" in done.stderr
+
+
+def test_without_a_new_enough_python_it_is_said_what_to_do(copy: Copy) -> None:
+    copy.program(copy.path / "python3", "#!/bin/sh\nexit 1\n")
+    done = copy.run("bin/test")
+    assert done.returncode == 1
+    assert "no Python 3.11 or newer found" in done.stderr
+    assert copy.syncs() == []
+
+
+def test_an_old_uv_is_not_used(copy: Copy) -> None:
+    copy.program(copy.path / "uv", "#!/bin/sh\necho uv 0.4.9\n")
+    done = copy.run("bin/up")
+    assert done.returncode == 1
+    assert "uv could not be installed" in done.stderr
+
+
+def test_a_home_that_cannot_be_written_moves_the_cache_here(copy: Copy, tmp_path: Path) -> None:
+    not_a_folder = tmp_path / "file"
+    not_a_folder.touch()
+    told = copy.path / "uv"
+    told.write_text(told.read_text().replace('echo "$*"', 'echo "$UV_CACHE_DIR"'))
+    copy.run("bin/up", HOME=str(not_a_folder))
+    assert copy.syncs() == [str(copy.root / ".tools" / "cache")]
+
+
+def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> None:
+    copy.lane("chaos", "def test_that_kills(): pass")
+    done = copy.run(".ci/run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("test session starts") == 2
+    together, alone = done.stdout.split("test session starts")[1:]
+    assert "1 passed in" in together
+    assert "2 passed in" in alone
+    assert done.stdout.splitlines()[-1].startswith("==== 3 passed, 0 failed in ")
+
+
+def test_a_run_without_any_test_is_a_failure(copy: Copy) -> None:
+    done = copy.run("bin/test", "unit", "-k", "nothing_has_this_name")
+    assert done.returncode == 5
+    assert "no test ran" in done.stderr
+
+
+def test_a_lane_that_ran_nothing_is_a_failure(copy: Copy) -> None:
+    copy.lane("contract", "def not_a_test(): pass")
+    done = copy.run("bin/test")
+    assert done.returncode == 5
+    assert "no test ran in: contract" in done.stderr
+
+
+def test_a_failing_test_fails_the_command_and_is_counted(copy: Copy) -> None:
+    copy.lane("contract", "def test_that_fails(): assert 0")
+    done = copy.run("bin/test", "contract", "unit")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("==== 2 passed, 1 failed in ")
+
+
+@pytest.mark.parametrize(
+    "skipping",
+    [
+        "import pytest\n@pytest.mark.skip(reason='no wish')\ndef test_marked(): pass\n",
+        "import pytest\ndef test_inside(): pytest.skip('no wish')\n",
+        "import pytest\npytest.skip('no wish', allow_module_level=True)\n",
+        "import pytest\npytest.importorskip('no_such_module', reason='no wish')\n",
+    ],
+    ids=["mark", "call", "module", "import"],
+)
+def test_a_skipped_test_is_a_failed_test(copy: Copy, skipping: str) -> None:
+    copy.lane("contract", skipping)
+    done = copy.run("bin/test", "contract")
+    assert done.returncode in (1, 2), done.stdout
+    assert "skipped, which counts as failed here" in done.stdout
+    assert "no wish" in done.stdout
+
+
+def test_every_command_can_be_run_as_it_lies_there() -> None:
+    for name in ("bin/test", "bin/up", ".ci/run"):
+        assert os.access(ROOT / name, os.X_OK), f"chmod +x {name}"
