@@ -232,3 +232,27 @@ async def test_a_job_stored_by_a_foreign_gateway_runs_and_is_listed(bench):
     assert await bench.outside.ttl(bench.key("job:f1")) == 60
     page = await bench.ledger().find(Query())
     assert [job.job_id for job in page.jobs] == ["f1"]
+
+
+@pytest.mark.clause("S-19", "S-30")
+async def test_garbage_in_the_stream_is_dropped_and_harms_no_neighbour(bench):
+    stream = bench.key("jobs:stream")
+    for fields in (
+        {"hello": "world"},
+        {"job_id": "no such job", "task": "a\tb\nc", "payload": "\x00"},
+        {"job_id": "tab\there", "task": "chat", "payload": "{}"},
+        {"job_id": "", "task": "", "payload": ""},
+    ):
+        await bench.outside.xadd(stream, fields)
+    await bench.outside.hset(bench.key("job:tab\there"), mapping={"status": "queued"})
+    queue = bench.queue()
+    await queue.submit([new("good")])
+    leases = await queue.claim(10, wait_ms=0)
+    assert [lease.job_id for lease in leases] == ["tab\there", "good"]
+    await queue.settle([Outcome(lease, "complete") for lease in leases])
+    events = await bench.journal().read()
+    assert [event.type for event in events if event.job_id == "good"] == [
+        "submit", "claim", "complete",
+    ]  # fmt: skip
+    assert sum(event.type == "expire" for event in events) == 3
+    assert await bench.outside.xlen(stream) == 0

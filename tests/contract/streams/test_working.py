@@ -314,8 +314,9 @@ async def test_a_stale_worker_is_told_and_changes_nothing(bench):
 
 
 @pytest.mark.clause("S-22")
-async def test_a_foreign_worker_that_took_the_entry_over_makes_ours_stale(bench):
-    queue, (lease,) = await submit_and_claim(bench, "j1")
+async def test_a_foreign_worker_that_took_an_expired_entry_over_makes_ours_stale(bench):
+    queue, (lease,) = await submit_and_claim(bench, "j1", lease_ms=60)
+    await bench_until_expired(bench, lease)
     await bench.outside.xclaim(bench.key("jobs:stream"), "workers", "foreign", 0, [lease.handle])
     (verdict,) = await queue.settle([Outcome(lease, "complete")])
     assert isinstance(verdict, LeaseLost)

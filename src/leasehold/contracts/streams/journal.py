@@ -1,8 +1,8 @@
 """The history of the queue: the stream `jobs:journal`, written by the scripts.
 
-An entry holds all the transitions that one script made, in its field `e`: a line each, the fields
-of a line joined by tabs in the order of `_FIELDS`. Fields are only ever added at the end. An event's
-position, `seq`, is the entry's id and the number of its line: `1794788872140-0.3`.
+An entry holds the transitions that one script made, up to a hundred: a field `e` each, whose value
+is a line of parts joined by tabs in the order of `_FIELDS`. Parts are only ever added at the end.
+The position of an event, `seq`, is the entry's id and the number of its line: `1794788872140-0.3`.
 """
 
 from __future__ import annotations
@@ -78,18 +78,25 @@ class StreamsJournal:
 
 def decode(entry: list[Any]) -> list[JournalEvent]:
     """The events of one stream entry."""
-    entry_id, fields = entry[0].decode(), entry[1]
-    lines = fields[fields.index(b"e") + 1].decode(errors="replace").split("\n")
-    return [_event(f"{entry_id}.{number}", line) for number, line in enumerate(lines)]
+    entry_id = entry[0].decode()
+    return [
+        _event(f"{entry_id}.{number}", line.decode(errors="replace"))
+        for number, line in enumerate(entry[1][1::2])
+    ]
 
 
 def _event(seq: str, line: str) -> JournalEvent:
     texts = line.split("\t", len(_FIELDS) - 1)
     values: dict[str, Any] = {
-        name: int(text or 0) if name in _NUMBERS else text
+        name: _number(text) if name in _NUMBERS else text
         for name, text in zip(_FIELDS, texts, strict=False)
     }
     return JournalEvent(seq=seq, contract=CONTRACT, queue=QUEUE, **values)
+
+
+def _number(text: str) -> int:
+    """A line that a foreign program's names have garbled must not stop the reader."""
+    return int(text) if text.isdecimal() else 0
 
 
 def _after(entries: list[Any], after: str) -> list[JournalEvent]:

@@ -17,7 +17,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `namespace` stands before every key, for several queues on one server; without it the keys are
     the contract's exactly. `lost_max` is how often the lease of one job may run out before the job
     ends in `error`. Workers of one queue should share `lease_ms`: a worker takes back entries that
-    have been idle for its own lease and whose holder's lease is over. `max_depth` bounds waiting, delayed and running jobs together (0: no bound).
+    have been idle for its own lease and whose holder's lease is over. `max_depth` bounds waiting,
+    delayed and running jobs together (0: no bound).
     """
 
     namespace: str = ""

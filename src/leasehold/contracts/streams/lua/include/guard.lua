@@ -1,6 +1,6 @@
--- The fence. A holder is the current owner when the job runs under its fence and token, and the
--- group's pending list does not name somebody else for the entry (a foreign worker that took the
--- entry over writes no fence, but it cannot hide there). Returns nil, or why the lease is lost.
+-- The fence. A holder is the current owner when the job runs under its fence and token. Once its
+-- lease is over, the group's pending list must not name somebody else for the entry either: a foreign
+-- worker that took it over writes no fence, but it cannot hide there. Returns nil, or why it is lost.
 local function why_lost(job, msg_id, fence, token)
   if not job then
     return 'the job has expired or was removed'
@@ -10,6 +10,9 @@ local function why_lost(job, msg_id, fence, token)
   end
   if job.status ~= 'running' then
     return 'the job is ' .. job.status
+  end
+  if tonumber(job.lease_until) > NOW then
+    return nil
   end
   local pending = call('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
   if pending[1] and pending[1][2] ~= token then

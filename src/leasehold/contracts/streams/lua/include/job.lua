@@ -30,18 +30,20 @@ local function job_key(id)
 end
 
 -- S-7: every event gives the job and its stream their whole time to live again.
-local function refresh(key, ttl_s)
+local function refresh(key, events, ttl_s)
   if ttl_s then
     call('EXPIRE', key, ttl_s)
-    call('EXPIRE', key .. ':events', ttl_s)
+    call('EXPIRE', events, ttl_s)
   end
 end
 
 local function emit(key, kind, step, data, ttl_s)
-  call('XADD', key .. ':events', '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
-  refresh(key, ttl_s)
+  local events = key .. ':events'
+  call('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
+  refresh(key, events, ttl_s)
 end
 
+local match = string.match
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)$'
 
 -- A job as its hash says; nil when there is none. Numbers that only travel on stay texts.
@@ -51,16 +53,20 @@ local function read_job(id)
   if not v[1] then
     return nil
   end
-  local job = { id = id, key = key, status = v[1], ttl_s = v[3], created_ts = v[4] or '0',
-    trace = v[5] or '' }
   local fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id
   if v[2] then
-    fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id = v[2]:match(LEASE)
+    fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id = match(v[2], LEASE)
   end
-  job.fence, job.ver, job.attempt = tonumber(fence or 0), tonumber(ver or 0), tonumber(attempt or 0)
-  job.max_attempts, job.lost, job.lease_until = max_attempts or '0', lost or '0', lease_until or '0'
-  job.worker, job.msg_id = worker or '-', msg_id or '-'
-  return job
+  if not fence then -- stored by a gateway that knows only the contract's fields
+    fence, ver, attempt, max_attempts, lost, lease_until = '0', '0', '0', '0', '0', '0'
+    worker, msg_id = '-', '-'
+  end
+  return {
+    id = id, key = key, status = v[1], ttl_s = v[3], created_ts = v[4] or '0', trace = v[5] or '',
+    fence = tonumber(fence), ver = tonumber(ver), attempt = tonumber(attempt), task = '',
+    max_attempts = max_attempts, lost = lost, lease_until = lease_until, worker = worker,
+    msg_id = msg_id,
+  }
 end
 
 local function lease_words(job)
@@ -69,13 +75,16 @@ local function lease_words(job)
     .. job.msg_id
 end
 
--- The journal. `lines` gather while a script runs and leave as one entry at its end, so that history
--- costs a text and not a command. Positions are read by journal.py.
+-- The journal. Events gather while a script runs and leave as one entry at its end, so that history
+-- costs a text and not a command. `lines` alternates field name and event; journal.py reads it.
 local lines = {}
+local lines_n = 0
 
 local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
     prev_lease, worker, max_attempts, due, error_code, payload_h, result_h, data)
-  lines[#lines + 1] = job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
+  lines[lines_n + 1] = 'e'
+  lines_n = lines_n + 2
+  lines[lines_n] = job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
     .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
     .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. (max_attempts or '0') .. '\t' .. (due or '0')
     .. '\t' .. (error_code or '') .. '\t' .. (payload_h or '') .. '\t' .. (result_h or '') .. '\t'
@@ -90,8 +99,8 @@ end
 
 -- Every script ends here: what it noted and counted is written.
 local function flush()
-  for from = 1, #lines, 100 do
-    call('XADD', JOURNAL, '*', 'e', table.concat(lines, '\n', from, math.min(from + 99, #lines)))
+  for from = 1, lines_n, 200 do
+    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
   end
   for name, n in pairs(counted) do
     call('HINCRBY', STATS, name, text[n])

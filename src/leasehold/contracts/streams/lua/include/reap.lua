@@ -55,6 +55,7 @@ local function ensure_group()
   redis.pcall('XGROUP', 'CREATE', STREAM, GROUP, '0', 'MKSTREAM')
 end
 
+-- What an entry says. Another program may have written it: nothing in it may break the journal's lines.
 local function fields_of(flat)
   local id, task, payload = '', '', ''
   for i = 1, #flat, 2 do
@@ -67,12 +68,15 @@ local function fields_of(flat)
       payload = flat[i + 1]
     end
   end
+  if string.find(task, '%c') then
+    task = string.gsub(task, '%c', ' ')
+  end
   return id, task, payload
 end
 
 -- S-19: the job outlived its time to live; it is counted and never revived.
 local function expire(id, task, msg_id)
   drop_entry(msg_id)
-  note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '')
+  note(string.gsub(id, '%c', ' '), 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '')
   count('expired')
 end
