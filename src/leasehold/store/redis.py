@@ -1,0 +1,178 @@
+"""The Redis client: one pipelined connection that reconnects and never resends by itself.
+
+redis-py spends most of a worker's time in Python between the socket and the caller; this client
+puts a hiredis parser straight behind the transport. Concurrent callers share one connection and,
+within one turn of the event loop, one write.
+
+Three things can go wrong, and the caller can tell them apart: the server answered with an error
+(ServerError), the command never left (StoreUnreachable: send it again if you like), or it left and
+no answer came (ReplyLost: it may have been executed). The next call after a loss reconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from leasehold.core.errors import ServerError, StoreUnreachable, UsageError
+from leasehold.store.address import parse_address
+from leasehold.store.connection import Connection
+from leasehold.store.dial import Dialer
+from leasehold.store.scripts import Script
+from leasehold.store.wire import Arg, command_name, encode, is_no_script
+
+__all__ = ["Arg", "Redis"]
+
+_CLOSE_PATIENCE_S = 1.0
+
+
+class Redis:
+    """A client for one event loop. Replies are raw: bytes, int, list, None.
+
+    Commands that change the connection itself or answer more than once (SUBSCRIBE, MONITOR, SELECT,
+    CLIENT REPLY) do not belong here; blocking commands belong into `block`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "leasehold",
+        timeout_ms: int = 10_000,
+        connect_timeout_ms: int = 5_000,
+    ) -> None:
+        self._address = parse_address(url)
+        self._timeout_ms = timeout_ms
+        self._dialer = Dialer(
+            self._address,
+            name=name,
+            patience_ms=timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: Connection | None = None
+        self._blocking: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Redis({self._address.label!r})"
+
+    @property
+    def label(self) -> str:
+        """The server's address without credentials, for messages and logs."""
+        return self._address.label
+
+    async def call(self, *args: Arg) -> Any:
+        """One command and its reply; calls made at the same time travel together."""
+        packed = encode(args)
+        connection = self._main
+        if connection is None or connection.lost or self._loop is not asyncio.get_running_loop():
+            connection = await self._ready()
+        try:
+            return await connection.send(packed)
+        except ServerError as error:
+            error.operation = error.operation or command_name(args)
+            raise
+
+    async def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Many commands in one write; a ServerError stands as a value in its command's place."""
+        packed = [encode(command) for command in commands]
+        if not packed:
+            return []
+        connection = await self._ready()
+        replies: list[Any] = await connection.send_many(packed)
+        if all(isinstance(reply, StoreUnreachable) for reply in replies):
+            raise replies[0]  # the server is loading: it executed none of them
+        return replies
+
+    async def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
+        """Runs a script by its hash, by its source where the server does not hold it yet."""
+        if len(keys) != script.keys:
+            raise UsageError(
+                f"script {script.name} takes {script.keys} keys, {len(keys)} were given",
+                operation=script.name,
+            )
+        try:
+            try:
+                return await self.call("EVALSHA", script.sha, script.keys, *keys, *args)
+            except ServerError as error:
+                if not is_no_script(error):
+                    raise
+            return await self.call("EVAL", script.source, script.keys, *keys, *args)
+        except ServerError as error:
+            error.operation = script.name
+            raise
+
+    async def block(self, *args: Arg, wait_ms: int) -> Any:
+        """A blocking command on a connection of its own; None when the server's wait ran out.
+
+        `wait_ms` repeats, for our own timer, the time that the command itself tells the server.
+        Cancelling the caller drops the connection: a late reply is never handed to anybody else.
+        """
+        packed = encode(args)
+        connection = await self._lend()
+        connection.patience_ms = wait_ms + self._timeout_ms
+        try:
+            reply = await connection.send(packed)
+        except ServerError as error:
+            error.operation = error.operation or command_name(args)
+            self._idle.append(connection)
+            raise
+        except BaseException:
+            connection.drop("the caller of a blocking command went away")
+            self._blocking.discard(connection)
+            raise
+        self._idle.append(connection)
+        return reply
+
+    async def server_time_ms(self) -> int:
+        """The server's clock."""
+        seconds, micros = await self.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def close(self) -> None:
+        """Ends all connections; calls still waiting fail. A closed client stays closed."""
+        self._closed = True
+        await self._dialer.cancel()
+        connections = [*self._blocking, *([self._main] if self._main else [])]
+        self._main = None
+        self._blocking.clear()
+        self._idle.clear()
+        for connection in connections:
+            connection.drop("the client was closed")
+        if connections:
+            await asyncio.wait([c.closed for c in connections], timeout=_CLOSE_PATIENCE_S)
+
+    async def _ready(self) -> Connection:
+        self._check_usable()
+        if self._main is None or self._main.lost:
+            self._main = await self._dialer.shared()
+        return self._main
+
+    async def _lend(self) -> Connection:
+        """A connection for one blocking command: an idle one, or a new one."""
+        self._check_usable()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.lost:
+                return connection
+            self._blocking.discard(connection)
+        connection = await self._dialer.dial()
+        if self._closed:
+            connection.drop("the client was closed")
+            self._check_usable()
+        self._blocking.add(connection)
+        return connection
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self!r} was closed; open a new client")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise UsageError(
+                f"{self!r} belongs to another event loop; each loop (or thread) opens its own"
+            )

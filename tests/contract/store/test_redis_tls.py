@@ -1,0 +1,68 @@
+"""The Redis client over TLS: the server is verified, and may ask who we are."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from leasehold.core.errors import StoreUnreachable
+from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.redis import Redis
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> trustme.CA:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(
+        tmp_path / "client.pem"
+    )
+    return authority
+
+
+@pytest.fixture
+async def tls_port(server: EmbeddedRedis, authority: trustme.CA) -> AsyncGenerator[int]:
+    """A TLS door before the server, which wants to see a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.issue_cert("127.0.0.1", "localhost").configure_cert(context)
+    authority.configure_trust(context)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        flows = (pump(reader, inner_writer), pump(inner_reader, writer))
+        await asyncio.gather(*flows, return_exceptions=True)
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    yield listener.sockets[0].getsockname()[1]
+    listener.close()
+
+
+async def test_a_verified_connection_carries_calls(tls_port: int, tmp_path: Path) -> None:
+    files = f"cafile={tmp_path}/ca.pem&certfile={tmp_path}/client.pem"
+    client = Redis(f"rediss://127.0.0.1:{tls_port}/0?{files}")
+    replies = await asyncio.gather(*(client.call("ECHO", i) for i in range(200)))
+    await client.close()
+    assert replies == [str(i).encode() for i in range(200)]
+
+
+async def test_a_server_that_cannot_be_verified_is_not_spoken_to(tls_port: int) -> None:
+    client = Redis(f"rediss://127.0.0.1:{tls_port}/0")
+    with pytest.raises(StoreUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
+        await client.call("PING")
+    await client.close()
+
+
+async def test_a_plain_server_behind_a_tls_url_is_unreachable(server: EmbeddedRedis) -> None:
+    client = Redis(f"rediss://127.0.0.1:{server.port}/0", connect_timeout_ms=2000)
+    with pytest.raises(StoreUnreachable):
+        await client.call("PING")
+    await client.close()
