@@ -104,7 +104,7 @@ class Probe:
 
 probe = Probe()
 
-type_of_answer = dict[str, Any]
+Answer = dict[str, Any]
 Maybe = Awaitable[Any] | Any
 
 
@@ -160,7 +160,7 @@ async def _serve(make: Callable[[], Producer | Coroutine[Any, Any, Producer]]) -
     os._exit(0)
 
 
-async def _answer(producer: Producer, operation: str, request: dict[str, Any]) -> type_of_answer:
+async def _answer(producer: Producer, operation: str, request: dict[str, Any]) -> Answer:
     match operation:
         case "prepare":
             return _prepare(producer, request["concurrency"])
@@ -176,7 +176,7 @@ async def _answer(producer: Producer, operation: str, request: dict[str, Any]) -
     return {"ok": True, **await _settled(extra(**request))}
 
 
-def _prepare(producer: Producer, concurrency: int | None) -> type_of_answer:
+def _prepare(producer: Producer, concurrency: int | None) -> Answer:
     from importlib.metadata import version
 
     modes = ["single"]
@@ -194,7 +194,7 @@ def _prepare(producer: Producer, concurrency: int | None) -> type_of_answer:
     }
 
 
-async def _enqueue(producer: Producer, task: str, count: int, mode: str) -> type_of_answer:
+async def _enqueue(producer: Producer, task: str, count: int, mode: str) -> Answer:
     began, cpu_began = time.perf_counter(), time.process_time()
     match mode:
         case "single":
@@ -222,7 +222,7 @@ async def _one_by_one(producer: Producer, task: str, numbers: Iterable[int]) -> 
             producer.submit(task, number)
 
 
-async def _pace(producer: Producer, rate: int, seconds: float) -> type_of_answer:
+async def _pace(producer: Producer, rate: int, seconds: float) -> Answer:
     """Open loop: job n is due at n / rate, whatever became of the ones before it."""
     count = int(rate * seconds)
     began = time.monotonic()

@@ -25,13 +25,16 @@ EVENT_TYPES = (
     "reopen",  # an operator sent a finished job back: a new epoch
     "remove",  # an operator deleted it
     "reject",  # a stale holder was told so; nothing changed
+    "pause",  # of the queue, not of a job: no more claims
+    "resume",  # of the queue: claims again
 )
 
 
 class JournalEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One transition, in store order by `seq`; `ver` counts 1, 2, 3 ... within the job.
 
-    `ver` 0 marks an event that changed nothing (`reject`). Zero and "" mean "not applicable".
+    `ver` 0 marks an event that changed no job (`reject`, `pause`, `resume`). Zero and "" mean
+    "not applicable".
     """
 
     seq: str

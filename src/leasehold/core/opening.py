@@ -11,7 +11,6 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
-from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -81,6 +80,8 @@ def parse_url(text: str) -> QueueUrl:
 
 def contract_names() -> list[str]:
     """The contracts that can be opened here."""
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
     package = importlib.import_module(_GROUP)
     folders = [module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
     return sorted({*folders, *(point.name for point in entry_points(group=_GROUP))})
@@ -108,6 +109,8 @@ def _contract(url: QueueUrl) -> Any:
     name = url.contract
     if name.isidentifier() and importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
         return importlib.import_module(f"{_GROUP}.{name}")
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=_GROUP, name=name):
         return point.load()
     known = contract_names()

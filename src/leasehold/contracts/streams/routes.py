@@ -7,19 +7,23 @@ body and will word the errors. A job of another requester does not exist for the
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Mapping
-from uuid import uuid4
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from leasehold.contracts.streams.shapes import (
     CreateJob,
+    EventId,
     FollowJob,
+    IdempotencyKey,
     JobNews,
     JobPage,
     JobView,
     ListJobs,
+    TraceParent,
     line,
     view,
 )
@@ -27,14 +31,12 @@ from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Rep
 from leasehold.core.errors import Conflict, InvalidJob, NotFound, QueueFull, StoreError, UsageError
 from leasehold.core.idempotency import check_key
 from leasehold.core.job import JobRecord, NewJob, Submitted
-from leasehold.core.seam import Ledger, Query, Queue
+from leasehold.core.seam import Ledger, Query
 from leasehold.core.state import STREAMS
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
-_EVENT_ID = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
-_CURSOR = re.compile(r"\d{1,16}:[A-Za-z0-9_.:@-]{1,128}", re.ASCII)
+_EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_ID_NUMBER_MAX = 2**64
 _SUBMIT_TRIES = 3
 _SUBMIT_PATIENCE_S = 3.0
 # Pages looked through for one answer when most jobs are other people's.
@@ -43,14 +45,20 @@ _PAGES_MAX = 5
 _EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
 
 
+class Submits(Protocol):
+    """What the routes need of the queue."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs, or say why not."""
+
+
 class StreamsRoutes:
     """The endpoints of one `streams` queue. `ttl_s` is the contract's JOB_TTL_S."""
 
-    def __init__(self, queue: Queue, ledger: Ledger, *, ttl_s: int, ttl_s_max: int) -> None:
+    def __init__(self, queue: Submits, ledger: Ledger, *, ttl_s: int) -> None:
         self._queue = queue
         self._ledger = ledger
         self._ttl_s = ttl_s
-        self._ttl_s_max = ttl_s_max
 
     async def create(self, call: Call) -> Answer:
         """Store a job; the id is chosen here, so that a lost answer can be asked for again."""
@@ -76,8 +84,6 @@ class StreamsRoutes:
     async def find(self, call: Call) -> Answer:
         """The caller's jobs, newest first, page by page."""
         asked: ListJobs = call.query
-        if asked.after and not _CURSOR.fullmatch(asked.after):
-            raise Refused("invalid", "after is not the `after` of a page", field="after")
         states = (asked.status,) if isinstance(asked.status, str) else ()
         task = asked.task if isinstance(asked.task, str) else ""
         found: list[JobRecord] = []
@@ -95,7 +101,7 @@ class StreamsRoutes:
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events from a position on; nothing more to come is 204, which ends a client."""
         after = call.headers.get("last-event-id", "") or call.query.last_event_id
-        if after and not _is_event_id(after):
+        if after and not _EVENT_ID.fullmatch(after):
             raise Refused(
                 "bad_cursor", f"{after[:60]!r} is not an event id such as 1700000000000-0"
             )
@@ -157,14 +163,10 @@ class StreamsRoutes:
     def _new_job(self, call: Call) -> NewJob:
         asked: CreateJob = call.body
         ttl_s = self._ttl_s if asked.ttl_s is None else asked.ttl_s
-        if ttl_s > self._ttl_s_max:
-            raise Refused(
-                "invalid", f"ttl_s is at most {self._ttl_s_max}, not {ttl_s}", field="ttl_s"
-            )
         return NewJob(
             task=asked.task,
             payload=msgspec.json.encode(asked.payload),
-            job_id=str(uuid4()),
+            job_id=_uuid4(),
             idempotency_key=_idempotency_key(call.headers),
             requester=call.caller.requester,
             delay_ms=asked.delay_ms,
@@ -189,11 +191,7 @@ class StreamsRoutes:
             handle=self.create,
             takes=CreateJob,
             example=_EXAMPLE,
-            reads={
-                "Idempotency-Key": "1 to 255 printable characters; the same key and body answer "
-                "with the same job, another body is a conflict.",
-                "traceparent": "W3C trace context, handed to the worker with the job.",
-            },
+            reads={"Idempotency-Key": IdempotencyKey, "traceparent": TraceParent},
             replies={
                 202: Reply(
                     "The job is stored.",
@@ -244,7 +242,7 @@ class StreamsRoutes:
             scope="jobs:read",
             handle=self.follow,
             asks=FollowJob,
-            reads={"Last-Event-ID": "Go on after this event, without gap or repeat."},
+            reads={"Last-Event-ID": EventId},
             replies={
                 200: Reply("A stream of events.", JobNews, media="text/event-stream"),
                 204: Reply("The job has ended and there is nothing after that position."),
@@ -268,14 +266,14 @@ class StreamsRoutes:
         )
 
 
+def _uuid4() -> str:
+    """A random UUID as text, at a fifth of the cost of the standard library's."""
+    h = os.urandom(16).hex()
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+
+
 def _unknown() -> NotFound:
     return NotFound("there is no such job, or it has expired, or it is not yours")
-
-
-def _is_event_id(text: str) -> bool:
-    return bool(_EVENT_ID.fullmatch(text)) and all(
-        int(part) < _ID_NUMBER_MAX for part in text.split("-")
-    )
 
 
 def _idempotency_key(headers: Mapping[str, str]) -> str:
@@ -309,6 +307,6 @@ def _as_sent(job: NewJob, job_id: str) -> JobRecord:
     )
 
 
-def open_routes(queue: Queue, ledger: Ledger, *, ttl_s: int, ttl_s_max: int) -> list[Endpoint]:
+def open_routes(queue: Submits, ledger: Ledger, *, ttl_s: int) -> list[Endpoint]:
     """The endpoints of a queue of this contract."""
-    return StreamsRoutes(queue, ledger, ttl_s=ttl_s, ttl_s_max=ttl_s_max).endpoints()
+    return StreamsRoutes(queue, ledger, ttl_s=ttl_s).endpoints()

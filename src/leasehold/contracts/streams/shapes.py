@@ -12,6 +12,7 @@ from leasehold.core.job import JobRecord
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
 Status = Literal["queued", "running", "done", "error", "canceled"]
 
+TTL_S_MAX = 30 * 24 * 3600
 ATTEMPTS_MAX = 100
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 PAGE_MAX = 200
@@ -23,7 +24,29 @@ DelayMs = Annotated[
     int, Meta(ge=0, le=DELAY_MS_MAX, description="How long to wait before the first start.")
 ]
 TtlS = Annotated[
-    int, Meta(ge=1, description="Seconds the job is kept after its last change.", examples=[3600])
+    int,
+    Meta(
+        ge=1, le=TTL_S_MAX, description="Seconds for which the job is kept after its last change."
+    ),
+]
+
+
+IdempotencyKey = Annotated[
+    str,
+    Meta(
+        pattern=r"^[!-~]([ -~]{0,253}[!-~])?$",
+        description="The same key and body answer with the same job, another body is a conflict.",
+    ),
+]
+EventId = Annotated[
+    str,
+    Meta(
+        description="Go on after this event, without gap or repeat.",
+        extra_json_schema={"pattern": r"^([0-9]{1,19}-[0-9]{1,19})?$"},
+    ),
+]
+TraceParent = Annotated[
+    str, Meta(description="W3C trace context, handed to the worker with the job.")
 ]
 
 
@@ -87,16 +110,18 @@ class ListJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task: Annotated[Task | UnsetType, Meta(description="Only jobs of this task.")] = UNSET
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs on a page.")] = 50
     after: Annotated[
-        str, Meta(max_length=200, description="`after` of the page before; empty for the first.")
+        str,
+        Meta(
+            pattern=r"^([0-9]{1,16}:[A-Za-z0-9_.:@-]{1,128})?$",
+            description="`after` of the page before; empty for the first.",
+        ),
     ] = ""
 
 
 class FollowJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to begin; the header Last-Event-ID wins over `last_event_id`."""
 
-    last_event_id: Annotated[
-        str, Meta(description="Begin after this event; for clients that cannot set headers.")
-    ] = ""
+    last_event_id: EventId = ""
     ticket: Annotated[
         str, Meta(description="From POST /v1/tickets; for clients that cannot set headers.")
     ] = ""

@@ -1,0 +1,1 @@
+"""The benchmark harness: private server, peers in their own environments, rounds, reports."""

@@ -1,0 +1,68 @@
+"""One environment a peer, in `.bench/<peer>`, made on first use from its pinned requirements.txt.
+
+A peer without a requirements.txt belongs to the project and runs in the environment of the harness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+PEERS = PROJECT / "benchmarks" / "peers"
+KIT = PROJECT / "benchmarks" / "kit"
+ENVIRONMENTS = PROJECT / ".bench"
+
+
+def known_peers() -> list[str]:
+    """Every folder of peers/ that has an adapter."""
+    return sorted(path.parent.name for path in PEERS.glob("*/adapter.py"))
+
+
+def binaries(peer: str) -> Path:
+    """The folder of the peer's interpreter and commands; makes the environment if needed."""
+    requirements = PEERS / peer / "requirements.txt"
+    if not requirements.exists():
+        return Path(sys.executable).parent
+    environment = ENVIRONMENTS / peer
+    stamp = environment / "requirements.sha256"
+    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        _make(environment, requirements)
+        stamp.write_text(digest)
+    return environment / "bin"
+
+
+def _make(environment: Path, requirements: Path) -> None:
+    _say(f"making the environment of {environment.name} (first use, or its pins changed)")
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    (ENVIRONMENTS / ".gitignore").write_text("*\n")
+    shutil.rmtree(environment, ignore_errors=True)
+    python = environment / "bin" / "python"
+    uv = _uv()
+    if uv is None:
+        _run([sys.executable, "-m", "venv", str(environment)])
+        _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
+        return
+    _run([uv, "venv", "--quiet", "--python", sys.executable, str(environment)])
+    _run([uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements)])
+
+
+def _uv() -> str | None:
+    beside = [Path(sys.executable).parent / "uv", *(PROJECT / ".tools").glob("**/bin/uv")]
+    found = os.environ.get("UV") or shutil.which("uv")
+    return found or next((str(path) for path in beside if path.exists()), None)
+
+
+def _run(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)} failed:\n{done.stderr.strip()}")
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)

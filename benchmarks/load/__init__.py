@@ -1,0 +1,1 @@
+"""Load generators on bare asyncio protocols: cheap enough not to be what is measured."""

@@ -1,0 +1,170 @@
+"""The limit: our own claim and settle scripts, driven by a bare pipelining client.
+
+No worker around it, no tasks, no keeper, no event loop: a blocking socket, a hiredis parser, and
+several claims in flight so that the server never waits for us. Every effect of the contract is
+written, because the scripts are the very ones that the worker's queue sends; how their arguments
+lie is learned from the queue itself (`Tape`), so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import hiredis
+from bench_kit import probe, redis_port, redis_url, serve
+
+from leasehold.contracts.streams.options import Options
+from leasehold.contracts.streams.queue import StreamsQueue
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_ledger, open_queue
+from leasehold.core.outcome import Outcome
+from leasehold.store.redis import Redis
+from leasehold.store.scripts import Script
+
+BATCH = 200
+CLAIMS_IN_FLIGHT = 3
+CHUNK = 500
+WORKER = "bare-pipelines"
+LEASES = 5
+"""Where the claim's answer holds its leases, each { msg_id, job_id, ..., fence at 6, ... }."""
+
+MSG_ID, JOB_ID, FENCE = "111-1", "the-job", 222_333
+"""What stands in the taped arguments where each job's own values belong."""
+
+
+class Producer:
+    notes = f"scripts of the streams contract, batches of {BATCH}, {CLAIMS_IN_FLIGHT} in flight"
+    packages = ("leasehold", "hiredis")
+
+    def __init__(self) -> None:
+        self.queue = open_queue(f"streams+{redis_url()}")
+        self.ledger = open_ledger(f"streams+{redis_url()}")
+
+    def worker(self, concurrency: int | None) -> list[str]:
+        return ["python", "adapter.py", "worker"]
+
+    async def submit(self, task: str, argument: int) -> None:
+        await self.queue.submit([NewJob(task=task, payload=b'{"argument":%d}' % argument)])
+
+    async def submit_bulk(self, task: str, arguments: Iterable[int]) -> None:
+        jobs = [NewJob(task=task, payload=b'{"argument":%d}' % number) for number in arguments]
+        for start in range(0, len(jobs), CHUNK):
+            await self.queue.submit(jobs[start : start + CHUNK])
+
+    async def unfinished(self) -> int:
+        states = (await self.ledger.counts()).states
+        return states["queued"] + states["running"]
+
+
+class Tape:
+    """Stands where the queue's connection stands, and keeps what the queue would send."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, tuple[Script, list[Any]]] = {}
+
+    async def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        self.sent[script.name] = (script, [len(keys), *keys, *args])
+        lease = [MSG_ID.encode(), JOB_ID.encode(), b"noop", b"{}", 1, 0, FENCE, b"0", b""]
+        return [b"ok", 0, b"", b"", 0, [lease]] if script.name == "claim" else [[b"complete", 0]]
+
+
+async def learn() -> tuple[Tape, int]:
+    """What one claim and one settle look like, and how many arguments a settled job takes."""
+    tape = Tape()
+    queue = StreamsQueue(cast("Redis", tape), Options(), worker_id=WORKER)
+    (lease,) = await queue.claim(BATCH, wait_ms=0)
+    await queue.settle([Outcome(lease, "complete")])
+    fixed_and_one = len(tape.sent["settle"][1])
+    keys = tape.sent["settle"][1][0]
+    return tape, fixed_and_one - keys - 2  # the number of keys, the keys, the namespace
+
+
+class Pipeline:
+    """Scripts sent ahead, replies taken in their order."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", redis_port()))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = hiredis.Reader()
+
+    def load(self, script: Script) -> None:
+        self.send(pack("SCRIPT", "LOAD", script.source))
+        self.reply()
+
+    def send(self, packed: bytes) -> None:
+        self._socket.sendall(packed)
+
+    def reply(self) -> Any:
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._socket.recv(1 << 18))
+        if isinstance(reply, hiredis.ReplyError):
+            raise RuntimeError(str(reply))
+        return reply
+
+
+class Settle:
+    """The settle command for a batch, from the taped one for a single job."""
+
+    def __init__(self, script: Script, taped: list[Any], width: int) -> None:
+        self._head = ("EVALSHA", script.sha, *taped[:-width])
+        self._job = taped[-width:]
+        self._at = [self._job.index(value) for value in (MSG_ID, JOB_ID, FENCE)]
+
+    def command(self, leases: list[Any]) -> bytes:
+        msg_at, job_at, fence_at = self._at
+        args: list[Any] = [*self._head]
+        for lease in leases:
+            job = self._job.copy()
+            job[msg_at], job[job_at], job[fence_at] = lease[0], lease[1], lease[6]
+            args += job
+        return pack(*args)
+
+
+def pack(*words: Any) -> bytes:
+    return cast("bytes", hiredis.pack_command(words))
+
+
+def work() -> None:
+    """Claim and settle until the expected number of jobs has been seen and settled."""
+    tape, width = asyncio.run(learn())
+    pipeline = Pipeline()
+    for script, _ in tape.sent.values():
+        pipeline.load(script)
+    claim_script, claim_args = tape.sent["claim"]
+    claim = pack("EVALSHA", claim_script.sha, *claim_args)
+    settle = Settle(*tape.sent["settle"], width)
+    awaited: deque[str] = deque()
+    for _ in range(CLAIMS_IN_FLIGHT):
+        pipeline.send(claim)
+        awaited.append("claim")
+    done = 0
+    while awaited:
+        if awaited.popleft() == "settle":
+            _check(pipeline.reply())
+        elif leases := pipeline.reply()[LEASES]:
+            for _ in leases:
+                probe.noop()
+            done += len(leases)
+            more = done < probe.expect
+            pipeline.send(settle.command(leases) + (claim if more else b""))
+            awaited += ("settle", "claim") if more else ("settle",)
+
+
+def _check(verdicts: list[Any]) -> None:
+    refused = [verdict for verdict in verdicts if verdict[0] != b"complete"]
+    if refused:
+        raise RuntimeError(f"{len(refused)} outcomes were not accepted: {refused[0]}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["worker"]:
+        work()
+        signal.pause()  # our memory is still to be measured; the harness ends us
+    else:
+        serve(Producer)

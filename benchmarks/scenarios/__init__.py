@@ -1,0 +1,15 @@
+"""One module a scenario, each with a `SCENARIO`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from harness.scenario import Scenario
+
+NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill")
+
+
+def load(name: str) -> Scenario:
+    """The scenario of that name; its module is imported only now."""
+    scenario: Scenario = import_module(f"scenarios.{name}").SCENARIO
+    return scenario

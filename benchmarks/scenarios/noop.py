@@ -1,0 +1,63 @@
+"""How many no-op jobs a second one worker process completes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.drain import drain
+from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage
+
+Median = Callable[[str, str], float | None]
+
+
+def measure(stage: Stage, name: str) -> Figures:
+    done = drain(stage, name)
+    return {
+        "jobs_per_s": done.jobs / done.seconds,
+        "worker_cpu_us": done.worker_cpu_s / done.jobs * 1e6,
+        "redis_cpu_us": done.redis_cpu_s / done.jobs * 1e6,
+        "commands": done.commands / done.jobs,
+        "scripts": done.scripts / done.jobs,
+        "rss_mb": done.rss_all_mb,
+    }
+
+
+def _over_best_peer(median: Median) -> float | None:
+    return _over(median("leasehold", "jobs_per_s"), median("best peer", "jobs_per_s"))
+
+
+def _of_bare(median: Median) -> float | None:
+    return _over(median("leasehold", "jobs_per_s"), median("bare_pipelines", "jobs_per_s"))
+
+
+def _over(own: float | None, other: float | None) -> float | None:
+    return None if own is None or not other else own / other
+
+
+SCENARIO = Scenario(
+    name="noop",
+    title="No-op jobs per second, one worker process",
+    about=(
+        "Jobs are enqueued first; then one worker process with the peer's best setting runs them. "
+        "The clock runs from the start of the first handler until the store holds nothing "
+        "unfinished. `bare_pipelines` drives our scripts from a pipelining client without any "
+        "worker around it: the limit. Commands include those that scripts call."
+    ),
+    contenders=("leasehold", "bare_pipelines", *QUEUES[1:]),
+    jobs=20_000,
+    quick_jobs=1_000,
+    headline="jobs_per_s",
+    columns=(
+        Column("jobs_per_s", "jobs/s", better="high"),
+        Column("worker_cpu_us", "worker CPU us/job", 1, "low"),
+        Column("redis_cpu_us", "Redis CPU us/job", 1, "low"),
+        Column("commands", "commands/job", 2, "low"),
+        Column("scripts", "scripts/job", 3),
+        Column("rss_mb", "worker RSS MB", 1, "low"),
+    ),
+    measure=measure,
+    goals=(
+        Goal("leasehold reaches at least 15 times the fastest peer", _over_best_peer, least=15),
+        Goal("leasehold reaches at least 0.5 of the bare pipelines", _of_bare, least=0.5),
+    ),
+)

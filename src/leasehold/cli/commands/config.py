@@ -1,0 +1,61 @@
+"""`leasehold config show`: every setting, its value, and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from leasehold.cli.config import Config, load_config
+from leasehold.cli.options import json_option
+from leasehold.cli.output import emit, emit_text, table
+from leasehold.cli.settings import SETTINGS
+from leasehold.cli.views import safe_url
+from leasehold.core.errors import UsageError
+
+
+@click.group("config", short_help="Show settings and where they come from.")
+def command() -> None:
+    """Show settings and where they come from."""
+
+
+@command.command("show")
+@click.argument("name", default="")
+@click.option("--origin", is_flag=True, help="Also say where each value comes from.")
+@json_option
+def show(name: str, origin: bool, as_json: bool) -> None:
+    """Show every setting, or the one of this NAME; secrets are only said to be set."""
+    config = load_config()
+    if name and name not in SETTINGS:
+        raise UsageError(f"there is no setting {name!r}; `leasehold config show` lists them")
+    found = [_found(config, each) for each in ([name] if name else SETTINGS)]
+    if as_json:
+        for setting in found:
+            emit(setting)
+        return
+    if name and not origin:
+        emit_text(_shown(found[0]["value"]))
+        return
+    headers = ["SETTING", "VALUE", "ORIGIN" if origin else "MEANING"]
+    last = "origin" if origin else "help"
+    emit_text(table(headers, [[s["name"], _shown(s["value"]), s[last]] for s in found]))
+
+
+def _found(config: Config, name: str) -> dict[str, Any]:
+    setting, found = SETTINGS[name], config.find(name)
+    value = found.value
+    if setting.secret and value:
+        value = "***"
+    elif name.endswith("url") and isinstance(value, str) and value:
+        value = safe_url(value)
+    return {
+        "name": name,
+        "value": value,
+        "origin": found.origin,
+        "variable": setting.variable,
+        "help": setting.help,
+    }
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)

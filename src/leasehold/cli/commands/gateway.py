@@ -1,0 +1,55 @@
+"""`leasehold gateway`: serve jobs over HTTP."""
+
+from __future__ import annotations
+
+import click
+
+from leasehold.cli.config import load_config, notify_address
+from leasehold.cli.parent import end_with_parent
+from leasehold.core.errors import UsageError
+
+
+@click.command("gateway", short_help="Serve jobs over HTTP.")
+@click.option("--host", help="The address to listen on (127.0.0.1).")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
+@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
+@click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
+@click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
+@click.option("--log-level", help="debug, info, warning or error.")
+@click.option("--parent", type=int, default=0, hidden=True)
+def command(
+    host: str | None,
+    port: int | None,
+    queue_urls: tuple[str, ...],
+    redis_url: str | None,
+    require_key: bool,
+    log_level: str | None,
+    parent: int,
+) -> None:
+    """Serve the HTTP API of the queues, with event streams, metrics and health.
+
+    Without API keys only on loopback; make one with `leasehold keys create`.
+    """
+    end_with_parent(parent)
+    config = load_config()
+    urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
+    try:
+        from leasehold.gateway.notify import Notifier
+        from leasehold.gateway.serve import run
+        from leasehold.gateway.settings import GatewaySettings
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{error}; install the gateway: pip install 'leasehold[gateway]'"
+        ) from None
+    from leasehold.cli.logs import set_up_logs
+
+    set_up_logs(config, log_level)
+    settings = GatewaySettings(
+        queues=tuple(urls or [config.text("queue_url")]),
+        host=config.text("gateway.host", host),
+        port=config.integer("gateway.port", port),
+        anonymous=not require_key,
+        ttl_s=config.integer("gateway.ttl_s"),
+    )
+    address, watchdog_ms = notify_address()
+    run(settings, Notifier(address, watchdog_ms // 2))

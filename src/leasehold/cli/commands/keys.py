@@ -1,0 +1,105 @@
+"""`leasehold keys`: create, list and revoke the API keys of a queue's gateways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from leasehold.cli.config import load_config
+from leasehold.cli.options import json_option, queue_option
+from leasehold.cli.output import ago, emit, emit_text, note, table
+from leasehold.core.endpoint import SCOPES
+from leasehold.core.errors import NotFound, UsageError
+
+Answer = TypeVar("Answer")
+
+
+@click.group("keys", short_help="Create, list and revoke API keys.")
+def command() -> None:
+    """Create, list and revoke API keys. They live in the queue's store, as hashes."""
+
+
+@command.command("create")
+@click.argument("name", default="")
+@click.option(
+    "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), help="May be repeated."
+)
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is good.")
+@queue_option
+@json_option
+def create(
+    name: str, scopes: tuple[str, ...], days: float | None, queue_url: str | None, as_json: bool
+) -> None:
+    """Make a key and show it, this once; without --scope it may submit, read and cancel jobs."""
+    chosen = scopes or tuple(scope for scope in SCOPES if scope.startswith("jobs:"))
+    ttl_ms = None if days is None else round(days * 86_400_000)
+    key, text = _with_ring(queue_url, lambda ring: ring.create(chosen, name, ttl_ms))
+    if as_json:
+        emit({"id": key.id, "key": text, "scopes": list(key.scopes), "expires_ms": key.expires_ms})
+    else:
+        emit_text(text)
+        note(f"key {key.id} may do {', '.join(key.scopes)}; it cannot be shown again")
+
+
+@command.command("ls")
+@queue_option
+@json_option
+def ls(queue_url: str | None, as_json: bool) -> None:
+    """List keys; the keys themselves are not kept."""
+    keys = _with_ring(queue_url, lambda ring: ring.list())
+    views = [{k: v for k, v in msgspec.to_builtins(key).items() if k != "secret_h"} for key in keys]
+    if as_json:
+        for view in views:
+            emit(view)
+    elif views:
+        emit_text(
+            table(["ID", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES"], map(_row, views))
+        )
+    else:
+        note("no keys: gateways on loopback are open, others do not start")
+
+
+@command.command("revoke")
+@click.argument("key_id", metavar="ID")
+@queue_option
+def revoke(key_id: str, queue_url: str | None) -> None:
+    """Take a key away; gateways obey within seconds."""
+    if not _with_ring(queue_url, lambda ring: ring.revoke(key_id)):
+        raise NotFound(f"there is no key {key_id!r}; `leasehold keys ls` lists those there are")
+    emit_text(f"{key_id} revoked")
+
+
+def _row(view: dict[str, Any]) -> list[str]:
+    return [
+        view["id"],
+        view["name"],
+        " ".join(view["scopes"]),
+        ago(view["created_ms"]),
+        ago(view.get("last_used_ms", 0)),
+        _day(view.get("expires_ms", 0)),
+    ]
+
+
+def _day(ts_ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%d") if ts_ms else "never"
+
+
+def _with_ring(queue_url: str | None, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
+    from leasehold.gateway.keys import MemoryKeyRing, open_keyring
+
+    async def asked() -> Answer:
+        ring = open_keyring(load_config().text("queue_url", queue_url))
+        if isinstance(ring, MemoryKeyRing):
+            raise UsageError("the keys of this queue live in its process and cannot be reached")
+        try:
+            return await ask(ring)
+        finally:
+            await ring.close()
+
+    return asyncio.run(asked())

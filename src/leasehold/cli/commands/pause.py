@@ -1,0 +1,23 @@
+"""`leasehold pause`: stop handing out jobs; what runs goes on."""
+
+from __future__ import annotations
+
+import click
+
+from leasehold.cli.config import load_config
+from leasehold.cli.options import json_option, queue_option, with_ledger
+from leasehold.cli.output import emit, emit_text
+from leasehold.cli.views import safe_url
+
+
+@click.command("pause", short_help="Stop handing out jobs; what runs goes on.")
+@queue_option
+@json_option
+def command(queue_url: str | None, as_json: bool) -> None:
+    """Stop handing out jobs; what runs goes on."""
+    with_ledger(queue_url, lambda ledger: ledger.pause())
+    url = safe_url(load_config().text("queue_url", queue_url))
+    if as_json:
+        emit({"queue": url, "paused": True})
+    else:
+        emit_text(f"{url} paused")

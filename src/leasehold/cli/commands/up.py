@@ -1,0 +1,268 @@
+"""`leasehold up`: everything on one machine with one command.
+
+A Redis of our own (unless one is named), a gateway and a worker as child processes, so that each
+can be killed without harm, and sample jobs that show the whole at work. Ctrl-C stops them from the
+top down: samples, worker (which finishes what it runs), gateway, store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+import webbrowser
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from leasehold.cli.asking import StoreSide
+from leasehold.cli.config import Config, browser_possible, child_environment, load_config
+from leasehold.cli.exits import Exit, Failed
+from leasehold.cli.output import emit_text, note, paint
+from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
+from leasehold.cli.sampler import keep_sampling
+from leasehold.cli.stopping import stopping_on_signals
+from leasehold.cli.supervise import Supervisor
+from leasehold.cli.task_settings import task_settings
+from leasehold.core.errors import StoreError
+from leasehold.store.embedded import EmbeddedRedis
+
+_READY_WITHIN_S = 60.0
+_GATEWAY_ENDS_WITHIN_S = 15.0
+_LOOK_EVERY_S = 0.05
+_STORE_LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the flags and settings ask for."""
+
+    host: str
+    port: int
+    data: Path
+    redis_url: str
+    samples: bool
+    browser: bool
+    drain_timeout_s: float
+
+    @property
+    def gateway_url(self) -> str:
+        """Where this machine reaches the gateway."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{self.port}"
+
+
+@click.command("up", short_help="Start everything: a store, a gateway, a worker with samples.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
+@click.option("--host", help="The gateway's address (127.0.0.1).")
+@click.option("--data", type=click.Path(path_type=Path), help="The data folder (.leasehold).")
+@click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
+@click.option(
+    "--postgres", "postgres_url", metavar="URL", help="For the SQL contracts, which are to come."
+)
+@click.option("--no-browser", is_flag=True, help="Do not open a page.")
+@click.option("--no-samples", is_flag=True, help="Submit no sample jobs.")
+def command(
+    port: int | None,
+    host: str | None,
+    data: Path | None,
+    redis_url: str | None,
+    postgres_url: str | None,
+    no_browser: bool,
+    no_samples: bool,
+) -> int:
+    """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order."""
+    config = load_config()
+    wish = Wish(
+        host=config.text("gateway.host", host),
+        port=config.integer("gateway.port", port),
+        data=(data or config.data).expanduser().absolute(),
+        redis_url=config.text("redis_url", redis_url),
+        samples=not no_samples,
+        browser=not no_browser and browser_possible(),
+        drain_timeout_s=config.number("worker.drain_timeout_s"),
+    )
+    if config.text("postgres_url", postgres_url):
+        note("no contract of this version keeps its jobs in Postgres: that URL is not used")
+    _check_free(wish)
+    return asyncio.run(_up(wish, config))
+
+
+def _check_free(wish: Wish) -> None:
+    """Refuse early, before anything runs, with the way out."""
+    other = running_up(wish.data)
+    if other is not None:
+        raise Failed(
+            Exit.CONFLICT,
+            f"`leasehold up` already runs here (pid {other.pid}, {other.gateway_url}); "
+            "stop it, or start another with --data and --port",
+        )
+    family = socket.AF_INET6 if ":" in wish.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((wish.host, wish.port))
+        except OSError as error:
+            raise Failed(
+                Exit.CONFLICT,
+                f"{wish.host}:{wish.port} cannot be used ({error.strerror}); "
+                f"stop what listens there, or choose another: leasehold up --port {wish.port + 1}",
+            ) from None
+
+
+async def _up(wish: Wish, config: Config) -> int:
+    stop = asyncio.Event()
+    wish.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    supervisor = Supervisor(_say, child_environment(), lambda text: paint(text, "dim", sys.stderr))
+    with stopping_on_signals(stop, supervisor.hurry):
+        async with contextlib.AsyncExitStack() as stack:
+            redis_url = wish.redis_url or await _start_redis(wish, stack)
+            queue_url = f"streams+{redis_url}"
+            await _check_store(queue_url)
+            await _start_parts(wish, queue_url, supervisor, stack)
+            await _until_ready(wish, supervisor, stop)
+            if stop.is_set():
+                return Exit.OK
+            _announce(wish, queue_url, redis_url, stack)
+            if wish.samples:
+                await _start_samples(config, queue_url, stack)
+            await supervisor.until(stop)
+            _say("stopping: running jobs may finish; Ctrl-C again stops at once")
+    _say("stopped; the data stay in " + str(wish.data))
+    return Exit.OK
+
+
+async def _start_redis(wish: Wish, stack: contextlib.AsyncExitStack) -> str:
+    server = EmbeddedRedis(wish.data / "redis")
+    await asyncio.to_thread(server.start)
+    stack.push_async_callback(asyncio.to_thread, server.stop)
+    _background(stack, _keep_store(server))
+    return server.url
+
+
+async def _keep_store(server: EmbeddedRedis) -> None:
+    """A store that died comes back on the same port with the same data."""
+    while True:
+        await asyncio.sleep(_STORE_LOOK_EVERY_S)
+        if server.pid is None:
+            _say("the store ended: starting it again")
+            try:
+                await asyncio.to_thread(server.start)
+            except StoreError as error:
+                _say(f"the store does not start: {error}")
+                continue
+            _say(f"the store runs again (pid {server.pid})")
+
+
+async def _check_store(queue_url: str) -> None:
+    side = StoreSide(queue_url)
+    try:
+        await side.counts()
+    finally:
+        await side.close()
+
+
+async def _start_parts(
+    wish: Wish, queue_url: str, supervisor: Supervisor, stack: contextlib.AsyncExitStack
+) -> None:
+    """Worker and gateway; the stack stops them in the reverse of this order."""
+    program = [sys.executable, "-m", "leasehold.cli"]
+    mine = ["--from", queue_url, "--parent", str(os.getpid())]
+    gateway = [*program, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
+    worker = [*program, "worker", "leasehold.tasks", *mine]
+    worker += ["--drain-timeout", str(wish.drain_timeout_s)]
+    await supervisor.start("gateway", gateway)
+    stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
+    await supervisor.start("worker", [*worker, *(["--samples"] if wish.samples else [])])
+    stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
+
+
+async def _until_ready(wish: Wish, supervisor: Supervisor, stop: asyncio.Event) -> None:
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while not stop.is_set():
+        if supervisor.broken.done():
+            supervisor.broken.result()
+        if await asyncio.to_thread(_answers, wish.gateway_url):
+            return
+        if time.monotonic() > deadline:
+            raise Failed(
+                Exit.TIMEOUT,
+                f"the gateway did not answer within {_READY_WITHIN_S:g} s; its words are above",
+            )
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _answers(gateway_url: str) -> bool:
+    import http.client
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(gateway_url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _announce(wish: Wish, queue_url: str, redis_url: str, stack: contextlib.AsyncExitStack) -> None:
+    up = RunningUp(
+        pid=os.getpid(),
+        gateway_url=wish.gateway_url,
+        queue_url=queue_url,
+        redis_url=redis_url,
+        started_ms=time.time_ns() // 1_000_000,
+    )
+    announce_up(wish.data, up)
+    stack.callback(withdraw_up, wish.data)
+    emit_text(welcome(wish.gateway_url, samples=wish.samples))
+    if wish.browser:
+        webbrowser.open(f"{wish.gateway_url}/docs")
+
+
+def welcome(url: str, *, samples: bool) -> str:
+    """Where things are, and what to try next, ready to be copied."""
+    flowing = "sample jobs are flowing" if samples else "waiting for jobs"
+    return f"""\
+{paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
+
+  submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
+                    -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'
+  follow it       curl -sN {url}/v1/jobs/ID/events
+  read it         curl -s {url}/v1/jobs/ID
+
+  or: leasehold submit chat -d '{{"prompt": "hello"}}' --follow   leasehold ls   leasehold queues
+  Ctrl-C drains and stops."""
+
+
+async def _start_samples(config: Config, queue_url: str, stack: contextlib.AsyncExitStack) -> None:
+    from leasehold.tasks import TASKS, real_tasks
+
+    real = await asyncio.to_thread(real_tasks, task_settings(config))
+    if real:
+        _say(f"no samples for {', '.join(real)}: these have real handlers")
+    names = [name for name in TASKS if name not in real]
+    _background(stack, keep_sampling(queue_url, names, _say))
+
+
+def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Run beside the rest; ended with the stack."""
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+
+
+def _say(text: str) -> None:
+    note(f"{paint('      up | ', 'dim', sys.stderr)}{text}")

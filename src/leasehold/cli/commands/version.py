@@ -1,0 +1,26 @@
+"""`leasehold version`: which version this is, and on what it runs."""
+
+from __future__ import annotations
+
+import platform
+
+import click
+
+from leasehold import __version__
+from leasehold.cli.options import json_option
+from leasehold.cli.output import emit, emit_text
+
+
+@click.command("version", short_help="Say which version this is.")
+@json_option
+def command(as_json: bool) -> None:
+    """Say which version this is, and on which Python and machine it runs."""
+    facts = {
+        "leasehold": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if as_json:
+        emit(facts)
+    else:
+        emit_text(f"leasehold {__version__} (Python {facts['python']}, {facts['system']})")

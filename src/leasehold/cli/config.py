@@ -1,0 +1,221 @@
+"""Where settings come from: flags over LEASEHOLD_* over leasehold.toml over defaults.
+
+This module is the only reader of the environment and of settings files; everything else is handed
+what it needs. The queue has one source more: a `leasehold up` that runs in this folder leaves
+`.leasehold/up.json`, so that the other commands find it without being told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from leasehold.cli.settings import PREFIX, SETTINGS, Setting, Value
+from leasehold.core.errors import UsageError
+
+FILE_NAME = "leasehold.toml"
+_WATCHDOG = ("WATCHDOG_PID", "WATCHDOG_USEC")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A setting's value and where it was found."""
+
+    value: Value
+    origin: str
+
+
+class Config:
+    """The settings as this process sees them; a flag, where given, wins over all of them."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._environment = environment
+        self._folder = folder
+        self._file, self._table = _read_file(environment, folder)
+
+    def find(self, name: str, flag: Value | None = None) -> Found:
+        """The value of a setting and its origin."""
+        setting = SETTINGS[name]
+        if flag is not None and flag != []:
+            return Found(flag, "flag")
+        return (
+            self._from_environment(setting)
+            or self._from_file(setting)
+            or self._from_running_up(setting)
+            or Found(setting.default, "default")
+        )
+
+    def text(self, name: str, flag: str | None = None) -> str:
+        return str(self.find(name, flag).value)
+
+    def integer(self, name: str, flag: int | None = None) -> int:
+        return int(cast("int", self.find(name, flag).value))
+
+    def number(self, name: str, flag: float | None = None) -> float:
+        return float(cast("float", self.find(name, flag).value))
+
+    def texts(self, name: str, flag: tuple[str, ...] = ()) -> list[str]:
+        return list(cast("list[str]", self.find(name, list(flag)).value))
+
+    def is_set(self, name: str) -> bool:
+        """Whether anybody chose this setting."""
+        return self.find(name).origin != "default"
+
+    @property
+    def data(self) -> Path:
+        """The data folder, absolute."""
+        return (self._folder / Path(self.text("data")).expanduser()).absolute()
+
+    @property
+    def unknown_variables(self) -> list[str]:
+        """LEASEHOLD_* variables that look like a misspelt setting."""
+        known = {setting.variable for setting in SETTINGS.values()}
+        known |= {f"{setting.variable}_FILE" for setting in SETTINGS.values() if setting.sensitive}
+        import difflib
+
+        strange = [
+            name for name in self._environment if name.startswith(PREFIX) and name not in known
+        ]
+        return sorted(n for n in strange if difflib.get_close_matches(n, known, n=1, cutoff=0.85))
+
+    def _from_environment(self, setting: Setting) -> Found | None:
+        name = setting.variable
+        if text := self._environment.get(name):
+            return Found(_parse(setting, text, name), f"environment {name}")
+        if not setting.sensitive:
+            return None
+        if path := self._environment.get(f"{name}_FILE"):
+            return Found(_read_secret(path, f"{name}_FILE"), f"environment {name}_FILE")
+        credentials = self._environment.get("CREDENTIALS_DIRECTORY")
+        if credentials and (Path(credentials) / name).is_file():
+            return Found(_read_secret(f"{credentials}/{name}", name), f"credential {name}")
+        return None
+
+    def _from_file(self, setting: Setting) -> Found | None:
+        if setting.name in self._table:
+            return Found(
+                _parse(setting, self._table[setting.name], str(self._file)), str(self._file)
+            )
+        path = self._table.get(f"{setting.name}_file") if setting.sensitive else None
+        return Found(_read_secret(str(path), str(self._file)), str(self._file)) if path else None
+
+    def _from_running_up(self, setting: Setting) -> Found | None:
+        if setting.name != "queue_url":
+            return None
+        from leasehold.cli.running import running_up
+
+        up = running_up(self.data)
+        return Found(up.queue_url, f"`leasehold up` in {self.data}") if up else None
+
+
+def load_config() -> Config:
+    """The configuration of this process."""
+    return Config(os.environ, Path.cwd())
+
+
+def debug_wanted() -> bool:
+    """LEASEHOLD_DEBUG: show where an error came from."""
+    return bool(os.environ.get("LEASEHOLD_DEBUG"))
+
+
+def colours_wanted(stream: Any) -> bool:
+    """True on a terminal, unless NO_COLOR is set (no-color.org) or the terminal is dumb."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(stream.isatty())
+
+
+def browser_possible() -> bool:
+    """A person at a desk: a terminal, and somewhere to show a page."""
+    seen = (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"
+    )
+    return bool(seen) and sys.stdout.isatty()
+
+
+def process_environment() -> Mapping[str, str]:
+    """The environment, for the few things that are not settings (POD_NAME)."""
+    return os.environ
+
+
+def child_environment() -> dict[str, str]:
+    """What our own children see: ours, with plain text logs unless somebody chose a format.
+
+    systemd's words are for us alone.
+    """
+    ours = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", *_WATCHDOG)}
+    return {"LEASEHOLD_LOG_FORMAT": "text", "PYTHONUNBUFFERED": "1", **ours}
+
+
+def notify_address() -> tuple[str, int]:
+    """Where systemd wants to hear from us, and within how many milliseconds (0: never)."""
+    meant_for, usec = (os.environ.get(name, "") for name in _WATCHDOG)
+    for_us = not meant_for or meant_for == str(os.getpid())
+    watchdog_ms = int(usec) // 1000 if usec.isdigit() and for_us else 0
+    return os.environ.get("NOTIFY_SOCKET", ""), watchdog_ms
+
+
+def _read_file(environment: Mapping[str, str], folder: Path) -> tuple[Path, dict[str, Any]]:
+    named = environment.get("LEASEHOLD_CONFIG")
+    path = folder / Path(named or FILE_NAME).expanduser()
+    if not path.exists():
+        if named:
+            raise UsageError(f"LEASEHOLD_CONFIG names {path}, which does not exist")
+        return path, {}
+    import tomllib
+
+    try:
+        table = _flatten(tomllib.loads(path.read_text()))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    for name in table:
+        _check_name(path, name)
+    return path, table
+
+
+def _flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}.{inner}": found for inner, found in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _check_name(path: Path, name: str) -> None:
+    known = [*SETTINGS, *(f"{s.name}_file" for s in SETTINGS.values() if s.sensitive)]
+    if name not in known:
+        import difflib
+
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {close[0]!r}?" if close else "; `leasehold config show` lists them"
+        raise UsageError(f"{path}: there is no setting {name!r}{hint}")
+
+
+def _parse(setting: Setting, raw: Any, where: str) -> Value:
+    try:
+        match setting.kind:
+            case "text" if isinstance(raw, str):
+                return raw
+            case "integer" if not isinstance(raw, bool | float):
+                return int(raw)
+            case "number" if not isinstance(raw, bool):
+                return float(raw)
+            case "list":
+                parts = raw.split(",") if isinstance(raw, str) else raw
+                return [str(part).strip() for part in parts if str(part).strip()]
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(f"{where}: {setting.name} is {raw!r}, which is not a valid {setting.kind}")
+
+
+def _read_secret(path: str, where: str) -> str:
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except OSError as error:
+        raise UsageError(f"{where}: the secret's file cannot be read: {error}") from None

@@ -1,0 +1,65 @@
+"""Finds the tasks of a file (`app.py`) or a module (`shop.jobs`)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from leasehold.cli.config import Config
+from leasehold.core.errors import UsageError
+from leasehold.worker.task import Task
+
+BUILT_IN = "leasehold.tasks"
+
+
+def load_tasks(target: str, config: Config, *, samples: bool = False) -> list[Task]:
+    """All `@task` functions of a file or module; the built-in ones are made from the settings."""
+    if target == BUILT_IN:
+        from leasehold.cli.task_settings import task_settings
+        from leasehold.tasks import handlers
+
+        return handlers(task_settings(config), samples=samples)
+    if samples:
+        raise UsageError(f"--samples goes with {BUILT_IN} only")
+    module = _file(Path(target)) if _is_path(target) else _module(target)
+    named = {id(value): value for value in vars(module).values() if isinstance(value, Task)}
+    found = list(named.values())  # once each, whatever names it has in the module
+    if not found:
+        raise UsageError(
+            f'{target} has no tasks; decorate a function with @task("name") '
+            "(from leasehold import task)"
+        )
+    return found
+
+
+def _is_path(target: str) -> bool:
+    return target.endswith(".py") or "/" in target
+
+
+def _file(path: Path) -> ModuleType:
+    """Import a file under its own name, its folder first on the path, as `python app.py` would."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; give the file that holds your @task functions")
+    name = path.stem
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # a child process finds its handlers by this name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the module is there; something that it imports is not
+        hint = f"; for a file write {name}.py" if Path(f"{name}.py").is_file() else ""
+        raise UsageError(f"there is no module {name!r} here{hint}") from None

@@ -1,0 +1,52 @@
+"""The logs of `worker` and `gateway`: on stderr, as text for people or JSON for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from leasehold.cli.config import Config, colours_wanted
+from leasehold.core.errors import UsageError
+
+_LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
+_FORMATS = ("auto", "json", "text")
+
+
+def set_up_logs(config: Config, level: str | None = None) -> str:
+    """Route structlog and the standard library's logging to stderr; returns the level's name."""
+    name, style = config.text("log_level", level).lower(), config.text("log_format")
+    if name not in _LEVELS:
+        raise UsageError(f"log_level is {name!r}; it is one of {', '.join(_LEVELS)}")
+    if style not in _FORMATS:
+        raise UsageError(f"log_format is {style!r}; it is one of {', '.join(_FORMATS)}")
+    as_text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    structlog.configure(
+        processors=_processors(as_text),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[name]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), stream=sys.stderr, force=True)
+    return name
+
+
+def _processors(as_text: bool) -> list[Any]:
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+    ]
+    if as_text:
+        return [
+            *shared,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.dev.ConsoleRenderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
+        ]
+    return [
+        *shared,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]

@@ -1,0 +1,52 @@
+"""What a running `leasehold up` tells the other commands: `up.json` in its data folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+FILE_NAME = "up.json"
+
+
+class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the parts of a running `leasehold up` are, and the process that owns them."""
+
+    pid: int
+    gateway_url: str
+    queue_url: str
+    redis_url: str
+    started_ms: int
+
+
+def running_up(folder: Path) -> RunningUp | None:
+    """The `leasehold up` that owns this data folder now, if its process is alive."""
+    try:
+        up = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=RunningUp)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return up if _alive(up.pid) else None
+
+
+def announce_up(folder: Path, up: RunningUp) -> None:
+    """Write the file whole or not at all; it names a store, so it is for its owner only."""
+    draft = folder / f"{FILE_NAME}.{os.getpid()}"
+    draft.touch(mode=0o600)
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(up), indent=2) + b"\n")
+    draft.replace(folder / FILE_NAME)
+
+
+def withdraw_up(folder: Path) -> None:
+    """Say that it runs no more."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,70 @@
+"""Every setting there is: its name, kind, default, and what it does.
+
+`worker.concurrency` is `LEASEHOLD_WORKER_CONCURRENCY` in the environment and `concurrency` of the
+table `[worker]` in leasehold.toml. What may hold a secret (keys, URLs) can also stand in a file:
+`LEASEHOLD_LLM_KEY_FILE` names it, or systemd's LoadCredential= brings it as `LEASEHOLD_LLM_KEY`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["text", "integer", "number", "list"]
+Value = str | int | float | list[str]
+
+PREFIX = "LEASEHOLD_"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting; `default` also tells an unset text ("") from a set one."""
+
+    name: str
+    default: Value
+    help: str
+    kind: Kind = "text"
+    secret: bool = False
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether it may hold a secret, and so may be given as a file."""
+        return self.secret or self.name.endswith("url")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.name.replace(".", "_").upper()
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "queue_url", "streams+redis://127.0.0.1:6379/0", "the queue that commands speak to"
+        ),
+        Setting("gateway_url", "", "submit and watch through this gateway instead of the store"),
+        Setting("api_key", "", "the key to show to that gateway", secret=True),
+        Setting("data", ".leasehold", "the folder in which `leasehold up` keeps its data"),
+        Setting("redis_url", "", "a Redis that `leasehold up` uses instead of starting one"),
+        Setting("postgres_url", "", "a Postgres that `leasehold up` uses instead of starting one"),
+        Setting("log_level", "info", "debug, info, warning or error"),
+        Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
+        Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
+        Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
+        Setting("gateway.ttl_s", 86_400, "how long a job is kept that does not say", "integer"),
+        Setting("worker.queues", [], "the queues a worker serves (comma separated)", "list"),
+        Setting("worker.concurrency", 0, "attempts at once in a worker; 0: its default", "integer"),
+        Setting("worker.processes", 1, "worker processes", "integer"),
+        Setting("worker.lease_ms", 0, "how long a lease lasts; 0: the contract's own", "integer"),
+        Setting("worker.drain_timeout_s", 30.0, "how long running jobs may finish", "number"),
+        Setting("worker.metrics_port", 0, "serve Prometheus metrics there; 0: nowhere", "integer"),
+        Setting("llm.url", "", "an OpenAI-compatible server, such as http://127.0.0.1:8080/v1"),
+        Setting("llm.model", "", "the model that server shall use; empty: its only one"),
+        Setting("llm.key", "", "the key to show to that server", secret=True),
+        Setting("llm.embed_model", "", "the model for /v1/embeddings; empty: llm.model"),
+        Setting("llm.timeout_s", 120.0, "longest wait for the next piece of an answer", "number"),
+        Setting("rag.folder", "", "text files that `rag` searches when a job brings none"),
+        Setting("tools", "", "the TOML file that says what the task `tool` may do"),
+    )
+}

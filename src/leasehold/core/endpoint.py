@@ -1,0 +1,104 @@
+"""An HTTP operation as data: a contract says what it means, the gateway serves it.
+
+A contract's `routes.py` knows paths, shapes and meaning and no web framework; the gateway knows
+HTTP. It admits the caller, reads and checks the body, calls `handle` and turns the answer, or any
+error of `core.errors`, into a response. The API document is made from the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from leasehold.core.errors import UsageError
+
+Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "admin"]
+SCOPES: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel", "admin")
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who is asking. `requester` is the id of the API key, "" for the anonymous local caller."""
+
+    requester: str = ""
+    scopes: frozenset[str] = frozenset()
+
+    def may(self, scope: str) -> bool:
+        """Whether the caller holds this scope; an admin holds all of them."""
+        return not scope or scope in self.scopes or "admin" in self.scopes
+
+    def may_see(self, requester: str) -> bool:
+        """Whether a job of this requester exists for the caller."""
+        return requester == self.requester or "admin" in self.scopes
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`."""
+
+    caller: Caller
+    path: Mapping[str, str] = {}
+    query: Any = None
+    body: Any = None
+    headers: Mapping[str, str] = {}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What to answer: `body` is encoded as JSON; None sends none."""
+
+    status: int
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """Answer with the job's events as they happen, beginning after `after` ("" for all)."""
+
+    job_id: str
+    state: str
+    after: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One way an endpoint answers, for the API document; `also` names media of the same in text."""
+
+    description: str
+    shape: Any = None
+    media: str = "application/json"
+    also: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+
+
+class Refused(UsageError):
+    """A request that cannot be served as it stands; `code` names the gateway's problem for it."""
+
+    def __init__(self, code: str, message: str, *, field: str = "") -> None:
+        super().__init__(message, reply=field)
+        self.code = code
+
+
+Handle: TypeAlias = Callable[[Call], Awaitable[Answer | Follow]]
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path. `scope` "" is open to everyone.
+
+    `takes` is the type of the JSON body, `asks` the type of the query parameters, `reads` the
+    request headers the handler looks at (name to annotated type), `problems` the statuses that can
+    be answered besides those every endpoint has.
+    """
+
+    method: str
+    path: str
+    operation: str
+    summary: str
+    handle: Handle
+    replies: Mapping[int, Reply]
+    scope: Scope | Literal[""] = ""
+    description: str = ""
+    takes: Any = None
+    example: Any = None
+    asks: Any = None
+    reads: Mapping[str, Any] = {}
+    problems: tuple[int, ...] = ()
+    tag: str = "jobs"

@@ -1,0 +1,161 @@
+"""The web application: what a request passes on its way to a contract, put together.
+
+Edge (request id, headers, problems, metrics)
+  -> Router -> Resource (admit, limit, read) -> the contract's handler
+                                             -> Streamer <- Feed <- journal and event streams
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from leasehold.core.endpoint import Endpoint
+from leasehold.core.errors import StoreError, UsageError
+from leasehold.gateway import pages
+from leasehold.gateway.auth import Door
+from leasehold.gateway.dispatch import ROUTE, Desk, Resource, headers_of
+from leasehold.gateway.document import document
+from leasehold.gateway.edge import Edge
+from leasehold.gateway.feed import Feed
+from leasehold.gateway.keys import KeyRing, open_keyring
+from leasehold.gateway.limits import RateLimit
+from leasehold.gateway.metrics import Metrics
+from leasehold.gateway.operate import Operations
+from leasehold.gateway.served import Served, open_served
+from leasehold.gateway.settings import GatewaySettings
+from leasehold.gateway.sse import Streamer
+
+
+class Gateway:
+    """The ASGI application of one process. `ring` is only given to share one, or in tests."""
+
+    def __init__(self, settings: GatewaySettings, *, ring: KeyRing | None = None) -> None:
+        if not settings.queues:
+            raise UsageError("a gateway needs the URL of a queue")
+        self.settings = settings
+        self.ring = ring or open_keyring(settings.queues[0])
+        self.metrics = Metrics()
+        self.draining = False
+        self.door = Door(self.ring, settings)
+        self.streamer = Streamer(
+            self.door,
+            self.metrics,
+            per_key=settings.streams_per_key,
+            retry_ms=settings.retry_ms,
+        )
+        self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
+        self.operations = Operations(self.served, self.ring, self.metrics, lambda: self.draining)
+        self._document, router = self._routes()
+        self._app = Edge(router, self.metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
+        await self._app(scope, receive, send)
+
+    async def check_safe(self) -> None:
+        """Refuse to be open to the network without a key."""
+        if self.settings.on_loopback:
+            return
+        try:
+            keys = await self.ring.count()
+        except StoreError as error:
+            raise UsageError(
+                f"bound to {self.settings.host} the gateway needs API keys, and whether there are "
+                f"any could not be asked: {error}"
+            ) from error
+        if not keys:
+            raise UsageError(
+                f"the gateway would be open to everyone on {self.settings.host}: create a key with "
+                "`leasehold keys create`, or bind to 127.0.0.1"
+            )
+
+    def drain(self) -> None:
+        """Turn /readyz to 503 and send the followers to another gateway."""
+        self.draining = True
+        self.streamer.drain()
+
+    @property
+    def openapi(self) -> bytes:
+        """The API document."""
+        return self._document
+
+    def _routes(self) -> tuple[bytes, Router]:
+        desk = Desk(
+            self.settings,
+            self.door,
+            self.streamer,
+            RateLimit(self.settings.rate_per_s, self.settings.rate_burst),
+        )
+        routes: list[Route] = []
+        everything: list[Endpoint] = []
+        for served in self.served:
+            endpoints = served.endpoints(self.settings)
+            everything += endpoints
+            routes += _resources(desk, endpoints, served.feed)
+        own = self.operations.endpoints()
+        everything += own
+        routes += _resources(desk, own, None)
+        described = document(everything)
+        self._docs_page = pages.docs(described)
+        routes += [
+            Route("/", self._home, methods=["GET"]),
+            Route("/docs", self._docs, methods=["GET"]),
+            Route("/openapi.json", self._openapi, methods=["GET"]),
+        ]
+        router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+        return msgspec.json.encode(described), router
+
+    @asynccontextmanager
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+        for served in self.served:
+            served.feed.start()
+        self.streamer.start()
+        try:
+            yield
+        finally:
+            self.streamer.drain()
+            await self.streamer.close()
+            for served in self.served:
+                await served.close()
+            await self.ring.close()
+
+    async def _home(self, request: Request) -> Response:
+        request.scope[ROUTE] = "/"
+        queues = None
+        if await self.door.is_open_to(request.scope, headers_of(request.scope)):
+            try:
+                queues = await self.operations.views()
+            except StoreError:
+                queues = []
+        base = str(request.base_url).rstrip("/")
+        return _html(pages.home(base, queues))
+
+    async def _docs(self, request: Request) -> Response:
+        request.scope[ROUTE] = "/docs"
+        return _html(self._docs_page)
+
+    async def _openapi(self, request: Request) -> Response:
+        request.scope[ROUTE] = "/openapi.json"
+        return Response(self._document, media_type="application/json")
+
+
+def _html(page: bytes) -> Response:
+    headers = {"content-security-policy": pages.POLICY, "content-type": pages.MEDIA}
+    return Response(page, headers=headers)
+
+
+def _resources(desk: Desk, endpoints: Sequence[Endpoint], feed: Feed | None) -> list[Route]:
+    by_path: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, []).append(endpoint)
+    return [Route(path, Resource(desk, path, group, feed)) for path, group in by_path.items()]
+
+
+__all__ = ["Gateway", "Served"]

@@ -1,0 +1,150 @@
+"""Who may come in: by key, by ticket, or without either from this very machine.
+
+Without keys the gateway is open, but only to local programs: it must be bound to loopback, the
+client must come from there without a proxy in between, and a browser must not have been sent by
+another site's page (Host, Origin and Sec-Fetch-Site tell). As soon as a key exists, keys are asked
+for. What the ring said is believed for a second, so a revoked key is out within two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+from starlette.types import Scope
+
+from leasehold.core.endpoint import SCOPES, Caller
+from leasehold.core.errors import StoreError
+from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key
+from leasehold.gateway.problems import Problem
+from leasehold.gateway.settings import GatewaySettings, is_loopback
+
+BELIEVE_S = 1.0
+TOUCH_MS = 60_000
+_CACHED_MAX = 10_000
+_CHALLENGE = (("www-authenticate", 'Bearer realm="leasehold"'),)
+_PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip")
+
+ANONYMOUS = Caller("", frozenset(SCOPES))
+
+
+class Door:
+    """Admits callers. One per gateway process."""
+
+    def __init__(self, ring: KeyRing, settings: GatewaySettings) -> None:
+        self._ring = ring
+        self._open = settings.anonymous and settings.on_loopback
+        self._unix = bool(settings.unix_socket)
+        self._found: dict[str, tuple[float, Key | None]] = {}
+        self._counted: tuple[float, int] = (float("-inf"), 0)
+        self._touched_ms: dict[str, int] = {}
+
+    async def admit(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
+        """The caller of a request, or `Problem` 401 or 403."""
+        text = _key_text(headers)
+        if text:
+            return await self._by_key(text)
+        ticket = _ticket(scope)
+        if ticket:
+            return await self._by_ticket(ticket)
+        if not self._open or await self._count():
+            raise Problem("no_key", headers=_CHALLENGE)
+        self._check_local(scope, headers)
+        return ANONYMOUS
+
+    async def is_open_to(self, scope: Scope, headers: Mapping[str, str]) -> bool:
+        """Whether the caller would be admitted to read."""
+        try:
+            return (await self.admit(scope, headers)).may("jobs:read")
+        except (Problem, StoreError):
+            return False
+
+    async def is_valid(self, caller: Caller) -> bool:
+        """Whether a caller who was admitted earlier still would be."""
+        if not caller.requester:
+            return self._open and not await self._count()
+        key = await self._find(caller.requester)
+        return key is not None and key.is_live(_now_ms())
+
+    async def _by_key(self, text: str) -> Caller:
+        parts = split_key(text)
+        key = await self._find(parts[0]) if parts else None
+        now_ms = _now_ms()
+        if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(now_ms):
+            raise Problem("bad_key", headers=_CHALLENGE)
+        if now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
+            self._touched_ms[key.id] = now_ms
+            await self._ring.touch(key.id, now_ms)
+        return Caller(key.id, frozenset(key.scopes))
+
+    async def _by_ticket(self, ticket: str) -> Caller:
+        caller = await self._ring.redeem(ticket)
+        if caller is None or not await self.is_valid(caller):
+            raise Problem("bad_key", headers=_CHALLENGE)
+        return caller
+
+    async def _find(self, key_id: str) -> Key | None:
+        now = time.monotonic()
+        asked, key = self._found.get(key_id, (float("-inf"), None))
+        if now - asked < BELIEVE_S:
+            return key
+        key = await self._ring.find(key_id)
+        if len(self._found) >= _CACHED_MAX:  # a flood of made-up ids must not grow it for ever
+            self._found.clear()
+        self._found[key_id] = (now, key)
+        return key
+
+    async def _count(self) -> int:
+        asked, count = self._counted
+        now = time.monotonic()
+        if now - asked < BELIEVE_S:
+            return count
+        count = await self._ring.count()
+        self._counted = (now, count)
+        return count
+
+    def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        client = scope.get("client")
+        if not self._unix and (client is None or not is_loopback(client[0])):
+            raise Problem("no_key", headers=_CHALLENGE)
+        if any(name in headers for name in _PROXY_HEADERS):
+            raise Problem(
+                "no_key", "behind a proxy this gateway needs API keys", headers=_CHALLENGE
+            )
+        host = headers.get("host", "")
+        if not self._unix and not is_loopback(_host_name(host)):
+            raise Problem("cross_site", "Host is not a name of this machine; use 127.0.0.1")
+        origin = headers.get("origin", "")
+        if origin and origin.partition("://")[2] != host:
+            raise Problem("cross_site")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise Problem("cross_site")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _key_text(headers: Mapping[str, str]) -> str:
+    authorization = headers.get("authorization", "")
+    if authorization:
+        scheme, _, text = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise Problem("bad_key", "use Authorization: Bearer lh_...", headers=_CHALLENGE)
+        return text.strip()
+    return headers.get("x-api-key", "")
+
+
+def _ticket(scope: Scope) -> str:
+    query: bytes = scope.get("query_string", b"")
+    if b"ticket=" not in query:
+        return ""
+    return parse_qs(query.decode("latin-1")).get("ticket", [""])[0]

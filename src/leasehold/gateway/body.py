@@ -1,0 +1,196 @@
+"""Reading a request's body within its limits, and JSON that every reader downstream can take.
+
+The size is counted while the body arrives, so that neither a false Content-Length nor a chunked
+upload can fill the memory; the answer goes out at once and the rest is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import Receive
+
+from leasehold.gateway.problems import Problem
+
+JSON_DEPTH_MAX = 32
+_UNKNOWN = re.compile(r"unknown field `(.+)`")
+_AT = re.compile(r" - at `(.+)`$")
+_MISSING = re.compile(r"missing required field `(.+)`")
+
+
+class ClientGone(Exception):
+    """The client hung up before its request was complete: there is nobody to answer."""
+
+
+async def read_body(
+    receive: Receive, headers: Mapping[str, str], bytes_max: int, timeout_ms: int
+) -> bytes:
+    """The whole body, or `Problem` as soon as it is clear that it is too large or too slow."""
+    declared = headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise _too_large(bytes_max)
+    message = await _next(receive, timeout_ms)
+    first: bytes = message.get("body", b"")
+    if len(first) > bytes_max:
+        raise _too_large(bytes_max)
+    if not message.get("more_body", False):
+        return first
+    return await _read_on(receive, first, bytes_max, timeout_ms)
+
+
+async def _next(receive: Receive, timeout_ms: int) -> Any:
+    """The next message. Most bodies come with their head: then no timer is set, which is dear."""
+    waiting: Any = receive()
+    try:
+        paused_at = waiting.send(None)
+    except StopIteration as done:
+        message = done.value
+    else:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                message = await _Rest(waiting, paused_at)
+        except TimeoutError:
+            raise Problem("body_timeout", headers=(("connection", "close"),)) from None
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+class _Rest:
+    """Goes on with a coroutine that was begun by hand and has stopped at its first wait."""
+
+    __slots__ = ("_begun", "_paused_at")
+
+    def __init__(self, begun: Any, paused_at: Any) -> None:
+        self._begun = begun
+        self._paused_at = paused_at
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        paused_at = self._paused_at
+        try:
+            while True:
+                try:
+                    sent = yield paused_at
+                except BaseException as error:
+                    paused_at = self._begun.throw(error)
+                else:
+                    paused_at = self._begun.send(sent)
+        except StopIteration as done:
+            return done.value
+
+
+async def _read_on(receive: Receive, first: bytes, bytes_max: int, timeout_ms: int) -> bytes:
+    """The deadline is for the whole body: a trickle does not start it anew."""
+    chunks = [first]
+    size = len(first)
+    deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+    while True:
+        left_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
+        message = await _next(receive, max(left_ms, 1))
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def discard(receive: Receive, *, bytes_max: int = 4 << 20, timeout_ms: int = 1_000) -> None:
+    """Swallow some of what is still coming after a refusal.
+
+    Closing a socket with unread bytes resets it, and a client that is still writing would lose the
+    answer that tells it why.
+    """
+    seen = 0
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while seen < bytes_max:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                seen += len(message.get("body", b""))
+    except TimeoutError:
+        return
+
+
+def _too_large(bytes_max: int) -> Problem:
+    detail = f"the body is limited to {bytes_max} bytes"
+    return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
+
+
+def check_media(headers: Mapping[str, str]) -> None:
+    """Refuse a body that does not call itself JSON."""
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        said = f", not {media[:80]!r}" if media else "; there is no Content-Type"
+        raise Problem(
+            "media_type", f"the body has to be application/json{said}", accept="application/json"
+        )
+
+
+def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """The typed body, or the `Problem` that names what is wrong with it and where."""
+    try:
+        value = _typed(decoder, raw)
+        if raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX or b"\\u0000" in raw:
+            _check_values(msgspec.json.decode(raw))
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem("bad_json", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise Problem("too_deep") from None
+    return value
+
+
+def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """Numbers such as 16.0 are integers to JSON Schema, and some languages write them so."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+    loose = msgspec.json.decode(raw)
+    if isinstance(loose, dict):
+        loose = {name: _whole(value) for name, value in loose.items()}
+    return msgspec.convert(loose, decoder.type)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def invalid(error: msgspec.ValidationError) -> Problem:
+    """A 422 that names the field."""
+    text = str(error)
+    where = _AT.search(text)
+    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    parent = where.group(1) if where else "$"
+    field = f"{parent}.{named.group(1)}" if named else parent
+    return Problem("invalid", text.replace("$.", ""), field=field.removeprefix("$.").strip("$"))
+
+
+def _check_values(value: Any) -> None:
+    """Depth and NUL characters, level by level, without recursion."""
+    level = [value]
+    depth = 0
+    while level:
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item)
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, str) and "\0" in item:
+                raise Problem("nul")
+        if any(isinstance(item, dict | list) for item in level):
+            depth += 1
+        if depth > JSON_DEPTH_MAX:
+            raise Problem("too_deep")
+        level = below

@@ -1,0 +1,276 @@
+"""The one reader of a gateway process: it serves the events of all jobs to all clients.
+
+It tails the queue's journal, which names every job that moved, and reads the new events of those
+that somebody follows in one multiplexed call. About once a second it looks at all followed jobs,
+because workers of other makes write events but no journal; the same round sends heartbeats and
+finds jobs that have expired. Without clients it reads nothing.
+
+Nobody misses an event: a job's channel has one position, a client joins it only when its own
+position has reached the channel's, and everyone drops what lies at or before their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import structlog
+
+from leasehold.core.errors import StoreError
+from leasehold.core.job import JobEvent, JobRecord
+from leasehold.core.seam import Journal
+from leasehold.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
+from leasehold.gateway.subscriber import Subscriber, deliver
+
+_log = structlog.get_logger("leasehold.gateway")
+
+NOW = "$"
+_PAGE = 500
+_CHUNK = 500
+_WAIT_MS = 2_000
+_AWAY_S = 0.5
+_SOON_S = 0.05
+# Above this many journal events at once the names are not worth their reading: look at all jobs.
+_CROWD = 250
+_REST_S_PER_EVENT = 40e-6
+_EXPIRED = comment("the job has expired")
+
+
+class FollowLedger(Protocol):
+    """What the feed needs of a contract's ledger."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job, or None if there is none (any more)."""
+
+    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
+        """Events of one job after a cursor."""
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its own cursor, without waiting."""
+
+
+class _Channel:
+    """The clients of one job, and the position up to which the live ones were served."""
+
+    __slots__ = ("checked_s", "cursor", "event_id", "job_id", "looks_over", "subscribers")
+
+    def __init__(self, job_id: str, now_s: float) -> None:
+        self.job_id = job_id
+        self.subscribers: set[Subscriber] = set()
+        self.event_id: str | None = None
+        self.cursor: tuple[int, ...] = ()
+        self.checked_s = now_s
+        self.looks_over = False
+
+
+class Feed:
+    """Serves one queue. `final` are the event types that end a stream."""
+
+    def __init__(
+        self,
+        ledger: FollowLedger,
+        journal: Journal,
+        *,
+        final: Iterable[str],
+        sweep_ms: int = 1_000,
+        heartbeat_ms: int = 15_000,
+        client_bytes_max: int = 256 * 1024,
+        on_events: Callable[[int], object] = lambda count: None,
+    ) -> None:
+        self._ledger = ledger
+        self._journal = journal
+        self._final = frozenset(final)
+        self._heartbeat_s = heartbeat_ms / 1000
+        self._sweep_s = min(sweep_ms, heartbeat_ms / 2) / 1000
+        self._bytes_max = client_bytes_max
+        self._on_events = on_events
+        self._channels: dict[str, _Channel] = {}
+        self._followed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def clients(self) -> int:
+        """How many subscribers there are."""
+        return sum(len(channel.subscribers) for channel in self._channels.values())
+
+    def start(self) -> None:
+        """Begin to read; needs the running loop."""
+        self._tasks = [asyncio.create_task(self._tail()), asyncio.create_task(self._sweep())]
+
+    async def close(self) -> None:
+        """Stop reading; clients should have been ended before."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def subscribe(self, job_id: str, after: str) -> Subscriber:
+        """A new follower of a job, after a position ("" for all); `leave` when it is done."""
+        now_s = time.monotonic()
+        channel = self._channels.get(job_id)
+        if channel is None:
+            channel = self._channels[job_id] = _Channel(job_id, now_s)
+        subscriber = Subscriber(
+            job_id, after, bytes_max=self._bytes_max, now_s=now_s, catch_up=self._catch_up
+        )
+        channel.subscribers.add(subscriber)
+        self._followed.set()
+        return subscriber
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """Forget a subscriber, and its job if it was the last one."""
+        channel = self._channels.get(subscriber.job_id)
+        if channel is None:
+            return
+        channel.subscribers.discard(subscriber)
+        if not channel.subscribers:
+            del self._channels[subscriber.job_id]
+            if not self._channels:
+                self._followed.clear()
+
+    def end_all(self, chunk: bytes) -> None:
+        """End every stream with some last words."""
+        for channel in list(self._channels.values()):
+            for subscriber in list(channel.subscribers):
+                subscriber.end(chunk)
+
+    async def _catch_up(self, subscriber: Subscriber) -> None:
+        """Hand over one page of what lies before the channel's position, then join the channel.
+
+        Between the last read and `live` nothing is awaited, so no event can slip through.
+        """
+        try:
+            events = await self._ledger.events(
+                subscriber.job_id, after=subscriber.event_id, limit=_PAGE
+            )
+        except StoreError:
+            await asyncio.sleep(_AWAY_S)  # the client keeps its place while the store is away
+            return
+        served = sum(deliver(subscriber, event, self._final) for event in events)
+        self._on_events(served)
+        channel = self._channels.get(subscriber.job_id)
+        if channel is None or len(events) >= _PAGE:
+            return
+        if events and channel.event_id is not None and subscriber.cursor < channel.cursor:
+            return  # the channel went on meanwhile: read once more
+        # A made-up Last-Event-ID may lie in the future: the lowest position is the channel's.
+        if channel.event_id is None or subscriber.cursor < channel.cursor:
+            channel.event_id, channel.cursor = subscriber.event_id, subscriber.cursor
+        subscriber.live = True
+
+    async def _tail(self) -> None:
+        """Follow the journal while somebody follows a job."""
+        after = NOW
+        while True:
+            if not self._channels:
+                after = NOW
+                await self._followed.wait()
+            try:
+                events = await self._journal.wait(after=after, wait_ms=_WAIT_MS)
+                if not events:
+                    continue
+                crowded = len(events) > _CROWD
+                after = NOW if crowded else events[-1].seq
+                named = self._channels if crowded else {event.job_id for event in events}
+                await self._read([job_id for job_id in named if job_id in self._channels])
+                if crowded:
+                    await asyncio.sleep(len(events) * _REST_S_PER_EVENT)
+            except StoreError as error:
+                _log.warning("feed_store_away", error=str(error))
+                after = NOW
+                await asyncio.sleep(_AWAY_S)
+
+    async def _sweep(self) -> None:
+        """Look after everyone: heartbeats, events that no journal named, jobs that are gone."""
+        while True:
+            first = not self._channels
+            await self._followed.wait()
+            # What happened between the first client's reading and our tailing is found soon.
+            await asyncio.sleep(_SOON_S if first else self._sweep_s)
+            self._beat(time.monotonic())
+            try:
+                await self._read(list(self._channels))
+                await self._check(time.monotonic())
+            except StoreError as error:
+                _log.warning("feed_store_away", error=str(error))
+
+    def _beat(self, now_s: float) -> None:
+        for channel in self._channels.values():
+            for subscriber in channel.subscribers:
+                if now_s - subscriber.pushed_s >= self._heartbeat_s:
+                    subscriber.pushed_s = now_s
+                    subscriber.push(HEARTBEAT)
+
+    async def _read(self, job_ids: list[str]) -> None:
+        """Fetch and hand out what is new in these jobs, in bounded steps."""
+        while job_ids:
+            step, job_ids = job_ids[:_CHUNK], job_ids[_CHUNK:]
+            cursors = {
+                job_id: channel.event_id
+                for job_id in step
+                if (channel := self._channels.get(job_id)) and channel.event_id is not None
+            }
+            if not cursors:
+                continue
+            for job_id, events in (await self._ledger.changes(cursors)).items():
+                if self._hand_out(job_id, events):
+                    job_ids.append(job_id)
+
+    def _hand_out(self, job_id: str, events: list[JobEvent]) -> bool:
+        """Give one job's new events to its live subscribers; True if there may be more."""
+        channel = self._channels.get(job_id)
+        if channel is None or not events:
+            return False
+        now_s = time.monotonic()
+        served = 0
+        for event in events:
+            at = position(event.event_id)
+            if at <= channel.cursor:
+                continue
+            channel.event_id, channel.cursor = event.event_id, at
+            framed, last = frame(event), event.type in self._final
+            for subscriber in channel.subscribers:
+                if subscriber.live and subscriber.event(event, framed, at=at, last=last):
+                    subscriber.pushed_s = now_s
+                    served += 1
+        self._on_events(served)
+        return len(events) >= 1000
+
+    async def _check(self, now_s: float) -> None:
+        """Now and then ask whether a quiet job still exists, and whether it is over (G9)."""
+        due = [
+            channel
+            for channel in self._channels.values()
+            if now_s - channel.checked_s >= self._heartbeat_s
+        ]
+        for start in range(0, len(due), _CHUNK):
+            step = due[start : start + _CHUNK]
+            records = await asyncio.gather(*(self._ledger.get(each.job_id) for each in step))
+            for channel, record in zip(step, records, strict=True):
+                channel.checked_s = now_s
+                self._judge(channel, record)
+
+    def _judge(self, channel: _Channel, record: JobRecord | None) -> None:
+        """End the stream of a job that is gone, or that ended without saying so.
+
+        A foreign worker writes state and event one after the other: only what still looks over at
+        the next round is.
+        """
+        if record is None:
+            gone = JobEvent(event_id="", type="expired", ts_ms=0, step="gateway.expired")
+            last = unnumbered(gone) + _EXPIRED
+        elif record.state in self._final and channel.looks_over:
+            over = JobEvent(
+                event_id="",
+                type=record.state,
+                ts_ms=record.updated_ms,
+                step="gateway.observed",
+                data=b'{"note":"the worker stored this state without an event"}',
+            )
+            last = unnumbered(over)
+        else:
+            channel.looks_over = record.state in self._final
+            return
+        for subscriber in list(channel.subscribers):
+            subscriber.end(last)

@@ -1,0 +1,243 @@
+"""API keys: `lh_<id>_<secret>`, shown once and kept only as a hash.
+
+The ring of a gateway on Redis lies in that Redis (`leasehold:keys`), so that all gateways of a
+queue share it and `leasehold keys` needs no gateway. A ticket is good for one request within a
+minute; it is what may stand in a URL where a key must not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from hmac import compare_digest
+from typing import Protocol
+from urllib.parse import urlencode
+
+import msgspec
+
+from leasehold.core.endpoint import SCOPES, Caller
+from leasehold.core.errors import UsageError
+from leasehold.core.opening import parse_url
+from leasehold.store.redis import Redis
+
+TICKET_S = 60
+_SECRET_BYTES = 32
+_ID_BYTES = 6
+_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a key. Times are Unix milliseconds, 0 for never."""
+
+    id: str
+    name: str
+    scopes: tuple[str, ...]
+    secret_h: str
+    created_ms: int
+    expires_ms: int = 0
+    last_used_ms: int = 0
+
+    def is_live(self, now_ms: int) -> bool:
+        """False once it has expired."""
+        return not self.expires_ms or now_ms < self.expires_ms
+
+
+class KeyRing(Protocol):
+    """Where keys and tickets are kept."""
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        """A new key and its whole text, which cannot be had again."""
+
+    async def list(self) -> list[Key]:
+        """All keys, oldest first, with the minute of their last use."""
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take a key away; False if there was none. Every gateway obeys within two seconds."""
+
+    async def find(self, key_id: str) -> Key | None:
+        """One key, expired or not; `last_used_ms` is not filled in."""
+
+    async def count(self) -> int:
+        """How many keys there are."""
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        """Note that a key was used."""
+
+    async def issue(self, caller: Caller) -> str:
+        """A ticket that stands for the caller once, within `TICKET_S` seconds."""
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        """The caller of a ticket, which is spent by asking."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:
+    """Make a key; refuses scopes that do not exist and keys that may do nothing."""
+    chosen = tuple(dict.fromkeys(scopes))
+    unknown = [scope for scope in chosen if scope not in SCOPES]
+    if unknown or not chosen:
+        said = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
+        raise UsageError(f"{said}; the scopes are {', '.join(SCOPES)}")
+    if ttl_ms is not None and ttl_ms <= 0:
+        raise UsageError(f"a key lives for a positive time, not {ttl_ms} ms")
+    key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    key = Key(
+        id=key_id,
+        name=name,
+        scopes=chosen,
+        secret_h=secret_hash(secret),
+        created_ms=now_ms,
+        expires_ms=now_ms + ttl_ms if ttl_ms else 0,
+    )
+    return key, f"lh_{key_id}_{secret}"
+
+
+def secret_hash(secret: str) -> str:
+    """SHA-256 is enough for 256 random bits; slow hashes are for passwords."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def split_key(text: str) -> tuple[str, str] | None:
+    """The id and the secret of a key's text, None if it is no such text."""
+    prefix, _, rest = text.partition("_")
+    key_id, _, secret = rest.partition("_")
+    if prefix != "lh" or len(key_id) != 2 * _ID_BYTES or len(secret) != 2 * _SECRET_BYTES:
+        return None
+    return (key_id, secret) if key_id.isalnum() and key_id.isascii() else None
+
+
+def is_secret_of(key: Key, secret: str) -> bool:
+    """Compare in constant time."""
+    return compare_digest(key.secret_h.encode(), secret_hash(secret).encode())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class RedisKeyRing:
+    """The ring in the store of a queue on Redis."""
+
+    def __init__(
+        self, redis: Redis, *, prefix: str = "", clock_ms: Callable[[], int] = _now_ms
+    ) -> None:
+        self._redis = redis
+        self._keys = f"{prefix}leasehold:keys"
+        self._used = f"{prefix}leasehold:keys:used"
+        self._ticket = f"{prefix}leasehold:ticket:"
+        self._clock_ms = clock_ms
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        key, text = new_key(scopes, name, ttl_ms, self._clock_ms())
+        await self._redis.call("HSET", self._keys, key.id, msgspec.json.encode(key))
+        return key, text
+
+    async def list(self) -> list[Key]:
+        stored = await self._redis.call("HVALS", self._keys)
+        used = _pairs(await self._redis.call("HGETALL", self._used))
+        keys = [msgspec.json.decode(raw, type=Key) for raw in stored]
+        seen = [
+            msgspec.structs.replace(key, last_used_ms=int(used.get(key.id.encode(), 0)))
+            for key in keys
+        ]
+        return sorted(seen, key=lambda key: key.created_ms)
+
+    async def revoke(self, key_id: str) -> bool:
+        removed, _ = await self._redis.pipeline(
+            [("HDEL", self._keys, key_id), ("HDEL", self._used, key_id)]
+        )
+        if isinstance(removed, Exception):
+            raise removed
+        return bool(removed)
+
+    async def find(self, key_id: str) -> Key | None:
+        raw = await self._redis.call("HGET", self._keys, key_id)
+        return None if raw is None else msgspec.json.decode(raw, type=Key)
+
+    async def count(self) -> int:
+        return int(await self._redis.call("HLEN", self._keys))
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        await self._redis.call("HSET", self._used, key_id, now_ms)
+
+    async def issue(self, caller: Caller) -> str:
+        ticket = secrets.token_urlsafe(_SECRET_BYTES)
+        name = self._ticket + secret_hash(ticket)
+        await self._redis.call("SET", name, msgspec.json.encode(caller), "EX", TICKET_S)
+        return ticket
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        raw = await self._redis.call("GETDEL", self._ticket + secret_hash(ticket))
+        return None if raw is None else msgspec.json.decode(raw, type=Caller)
+
+    async def close(self) -> None:
+        await self._redis.close()
+
+
+def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+class MemoryKeyRing:
+    """The ring of a gateway whose store is this process."""
+
+    def __init__(self, *, clock_ms: Callable[[], int] = _now_ms) -> None:
+        self._clock_ms = clock_ms
+        self._keys: dict[str, Key] = {}
+        self._tickets: dict[str, tuple[int, Caller]] = {}
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        key, text = new_key(scopes, name, ttl_ms, self._clock_ms())
+        self._keys[key.id] = key
+        return key, text
+
+    async def list(self) -> list[Key]:
+        return list(self._keys.values())
+
+    async def revoke(self, key_id: str) -> bool:
+        return self._keys.pop(key_id, None) is not None
+
+    async def find(self, key_id: str) -> Key | None:
+        return self._keys.get(key_id)
+
+    async def count(self) -> int:
+        return len(self._keys)
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        if key_id in self._keys:
+            self._keys[key_id] = msgspec.structs.replace(self._keys[key_id], last_used_ms=now_ms)
+
+    async def issue(self, caller: Caller) -> str:
+        now_ms = self._clock_ms()
+        self._tickets = {text: entry for text, entry in self._tickets.items() if entry[0] > now_ms}
+        ticket = secrets.token_urlsafe(_SECRET_BYTES)
+        self._tickets[secret_hash(ticket)] = (now_ms + TICKET_S * 1000, caller)
+        return ticket
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        until_ms, caller = self._tickets.pop(secret_hash(ticket), (0, None))
+        return caller if until_ms > self._clock_ms() else None
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_keyring(queue_url: str) -> KeyRing:
+    """The ring that belongs to a queue: in its Redis, or in memory where it has none."""
+    url = parse_url(queue_url)
+    if not url.store.startswith(("redis", "unix")):
+        return MemoryKeyRing()
+    namespace = url.options.get("namespace", "")
+    kept = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
+    store = url.store + (f"?{urlencode(kept)}" if kept else "")
+    return RedisKeyRing(Redis(store, name="leasehold-keys"), prefix=namespace)

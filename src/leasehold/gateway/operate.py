@@ -1,0 +1,243 @@
+"""Endpoints that belong to no contract: queues, tickets, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
+from leasehold.core.errors import NotFound, StoreError
+from leasehold.core.seam import Counts
+from leasehold.gateway.dispatch import Bytes
+from leasehold.gateway.keys import TICKET_S, KeyRing
+from leasehold.gateway.metrics import TEXT, Metrics
+from leasehold.gateway.served import Served
+
+_READY_S = 2.0
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue and its depths. `states` counts jobs now, `totals` since the queue exists."""
+
+    name: str
+    contract: str
+    paused: bool
+    workers: int
+    oldest_waiting_ms: int
+    states: dict[str, int]
+    totals: dict[str, int]
+
+
+class QueueList(msgspec.Struct, frozen=True):
+    """All queues of this gateway."""
+
+    queues: list[QueueView]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A ticket for one request within `expires_in_s` seconds, as `?ticket=`."""
+
+    ticket: str
+    expires_in_s: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Whether this gateway can serve, and what each check said."""
+
+    status: str
+    checks: dict[str, str]
+
+
+class ReadyAsks(msgspec.Struct, frozen=True):
+    """`?verbose` names the checks in plain text, one a line."""
+
+    verbose: Annotated[str | None, Meta(description="Plain text, one check a line.")] = None
+
+
+class Operations:
+    """Handlers over all served queues. `draining` tells whether the gateway is on its way out."""
+
+    def __init__(
+        self,
+        served: Sequence[Served],
+        ring: KeyRing,
+        metrics: Metrics,
+        draining: Callable[[], bool],
+    ) -> None:
+        self._served = {each.name: each for each in served}
+        self._ring = ring
+        self._metrics = metrics
+        self._draining = draining
+
+    async def queues(self, call: Call) -> Answer:
+        """Depths of every queue."""
+        return Answer(200, QueueList(await self.views()))
+
+    async def views(self) -> list[QueueView]:
+        """All queues as they are now."""
+        counts = await asyncio.gather(*(each.ledger.counts() for each in self._served.values()))
+        return [view(each, now) for each, now in zip(self._served.values(), counts, strict=True)]
+
+    async def pause(self, call: Call) -> Answer:
+        """Stop handing out leases."""
+        served = self._named(call)
+        await served.ledger.pause()
+        return Answer(200, view(served, await served.ledger.counts()))
+
+    async def resume(self, call: Call) -> Answer:
+        """Hand out leases again."""
+        served = self._named(call)
+        await served.ledger.resume()
+        return Answer(200, view(served, await served.ledger.counts()))
+
+    async def ticket(self, call: Call) -> Answer:
+        """A ticket for the caller; it may do what the caller may."""
+        return Answer(201, Ticket(await self._ring.issue(call.caller), TICKET_S))
+
+    async def livez(self, call: Call) -> Answer:
+        """The event loop runs, or this would not answer."""
+        return Answer(200, Bytes(b"ok\n", "text/plain; charset=utf-8"))
+
+    async def readyz(self, call: Call) -> Answer:
+        """Ready means: every store answers and the gateway is not draining."""
+        checks = {"draining": "draining" if self._draining() else "ok"}
+        for served in self._served.values():
+            checks[f"store:{served.name}"] = await _store_check(served)
+        good = all(said == "ok" for said in checks.values())
+        status = 200 if good else 503
+        if call.query.verbose is not None:
+            lines = [
+                f"[{'+' if said == 'ok' else '-'}] {name} {said}" for name, said in checks.items()
+            ]
+            text = "\n".join([*lines, "ready" if good else "not ready", ""])
+            return Answer(status, Bytes(text.encode(), "text/plain; charset=utf-8"))
+        headers = () if good else (("retry-after", "2"),)
+        return Answer(status, Ready("ready" if good else "not ready", checks), headers)
+
+    async def metrics(self, call: Call) -> Answer:
+        """For Prometheus. A store that is away is a metric, not an error."""
+        for served in self._served.values():
+            try:
+                async with asyncio.timeout(_READY_S):
+                    self._metrics.observe(served.name, await served.ledger.counts())
+            except (StoreError, TimeoutError):
+                self._metrics.observe(served.name, None)
+        page, media = self._metrics.page(call.headers.get("accept", ""))
+        return Answer(200, Bytes(page, media))
+
+    def _named(self, call: Call) -> Served:
+        served = self._served.get(call.path["queue"])
+        if served is None:
+            names = ", ".join(self._served)
+            raise NotFound(f"there is no such queue; this gateway serves {names}")
+        return served
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway serves besides its contracts."""
+        return [*self._steering(), *self._health()]
+
+    def _steering(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                method="GET",
+                path="/api/queues",
+                operation="listQueues",
+                summary="Depths and totals of every queue",
+                scope="jobs:read",
+                handle=self.queues,
+                replies={200: Reply("The queues.", QueueList)},
+                tag="queues",
+            ),
+            self._switch("pause", "Stop handing out jobs; what runs goes on", self.pause),
+            self._switch("resume", "Hand out jobs again", self.resume),
+            Endpoint(
+                method="POST",
+                path="/v1/tickets",
+                operation="createTicket",
+                summary="A ticket for one request, for clients that cannot set headers",
+                description="A key never belongs in a URL. A ticket does: it is good for one "
+                f"request within {TICKET_S} seconds, as `?ticket=`.",
+                scope="jobs:read",
+                handle=self.ticket,
+                replies={201: Reply("The ticket.", Ticket)},
+                tag="access",
+            ),
+        ]
+
+    def _switch(self, verb: str, summary: str, handle: Callable[[Call], object]) -> Endpoint:
+        return Endpoint(
+            method="POST",
+            path=f"/api/queues/{{queue}}/{verb}",
+            operation=f"{verb}Queue",
+            summary=summary,
+            scope="admin",
+            handle=handle,  # type: ignore[arg-type]
+            replies={200: Reply("The queue as it is now.", QueueView)},
+            problems=(404,),
+            tag="queues",
+        )
+
+    def _health(self) -> list[Endpoint]:
+        plain = "text/plain"
+        return [
+            Endpoint(
+                method="GET",
+                path="/livez",
+                operation="live",
+                summary="Whether the process is alive",
+                handle=self.livez,
+                replies={200: Reply("Alive.", str, media=plain)},
+                tag="health",
+            ),
+            Endpoint(
+                method="GET",
+                path="/readyz",
+                operation="ready",
+                summary="Whether the gateway can serve: stores answer, not draining",
+                handle=self.readyz,
+                asks=ReadyAsks,
+                replies={
+                    200: Reply("Ready.", Ready, also=(plain,)),
+                    503: Reply("Not ready.", Ready, also=(plain,)),
+                },
+                tag="health",
+            ),
+            Endpoint(
+                method="GET",
+                path="/metrics",
+                operation="metrics",
+                summary="Metrics for Prometheus",
+                scope="jobs:read",
+                handle=self.metrics,
+                replies={200: Reply("Metrics.", str, media=TEXT)},
+                tag="health",
+            ),
+        ]
+
+
+def view(served: Served, counts: Counts) -> QueueView:
+    """A queue as the API shows it."""
+    return QueueView(
+        name=served.name,
+        contract=served.contract,
+        paused=counts.paused,
+        workers=counts.workers,
+        oldest_waiting_ms=counts.oldest_waiting_ms,
+        states=counts.states,
+        totals=counts.totals,
+    )
+
+
+async def _store_check(served: Served) -> str:
+    try:
+        async with asyncio.timeout(_READY_S):
+            await served.ledger.counts()
+    except TimeoutError:
+        return "no answer in time"
+    except StoreError:
+        return "unreachable"
+    return "ok"

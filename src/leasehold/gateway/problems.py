@@ -1,0 +1,118 @@
+"""Every error a client can see, as RFC 9457 problem+json: one shape, made in one place.
+
+`code` is for programs, `detail` for people, `type` leads to the entry in /docs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from leasehold.core.errors import (
+    Conflict,
+    LeaseholdError,
+    NotFound,
+    QueueFull,
+    StoreError,
+    UsageError,
+)
+
+MEDIA = b"application/problem+json"
+STORE_RETRY_S = 2
+
+# Each code with its status and what it tells the reader of /docs.
+CODES: dict[str, tuple[int, str]] = {
+    "bad_http": (400, "The request is not HTTP/1.1."),
+    "bad_json": (400, "The body is not JSON."),
+    "bad_cursor": (400, "Last-Event-ID, or ?last_event_id=, is not an id of this event stream."),
+    "bad_idempotency_key": (400, "Idempotency-Key has 1 to 255 printable characters."),
+    "no_key": (401, "An API key is needed: Authorization: Bearer lh_..."),
+    "bad_key": (401, "The API key or the ticket is unknown, used up, expired or revoked."),
+    "scope": (403, "The API key does not have the scope that this operation asks for."),
+    "cross_site": (403, "The request comes from a page of another site."),
+    "not_found": (404, "There is no such job, queue or page, or it is not yours."),
+    "method": (405, "The path does not have this method; Allow says which it has."),
+    "body_timeout": (408, "The body did not arrive in time."),
+    "conflict": (409, "The stored state forbids it, or the Idempotency-Key was used otherwise."),
+    "too_large": (413, "The body is larger than the limit."),
+    "media_type": (415, "The body has to be application/json."),
+    "invalid": (422, "The request is well formed but cannot be accepted; detail says why."),
+    "too_deep": (422, "JSON nested deeper than 32 levels is refused."),
+    "nul": (422, "Strings with NUL characters are refused."),
+    "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
+    "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),
+    "too_many_streams": (429, "This key has too many event streams open."),
+    "internal": (500, "A fault of the gateway; the log has it under this request id."),
+    "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
+    "draining": (503, "This gateway is shutting down: try again, another one will answer."),
+}
+
+
+class Problem(Exception):
+    """An error with its HTTP answer. `code` is one of `CODES`; `extra` becomes members."""
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        headers: tuple[tuple[str, str], ...] = (),
+        retry_after_s: int = 0,
+        **extra: Any,
+    ) -> None:
+        status, usual = CODES[code]
+        super().__init__(detail or usual)
+        self.code = code
+        self.status = status
+        self.detail = detail or usual
+        self.headers = headers
+        self.extra = extra
+        # Set by who reads the body: swallows what is still coming, so that the answer arrives.
+        self.discard: Callable[[], Awaitable[None]] | None = None
+        if retry_after_s:
+            self.headers = (*headers, ("retry-after", str(retry_after_s)))
+            self.extra = {**extra, "retry_after": retry_after_s}
+
+    def body(self, path: str, request_id: str) -> bytes:
+        """The problem document."""
+        members = {
+            "type": f"/docs#{self.code}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": path,
+            "code": self.code,
+            "request_id": request_id,
+        }
+        return msgspec.json.encode(members | self.extra)
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """The problem for an error of Leasehold; None for a fault of our own."""
+    match error:
+        case Problem():
+            return error
+        case QueueFull():
+            retry_after_s = max(1, math.ceil(error.retry_after_ms / 1000))
+            return Problem("queue_full", str(error), retry_after_s=retry_after_s)
+        case NotFound():
+            return Problem("not_found", str(error))
+        case Conflict():
+            return Problem("conflict", str(error))
+        case UsageError():
+            code = error.code if error.code in CODES else "invalid"
+            return Problem(code, str(error), **_member("field", error.reply))
+        case StoreError():
+            # The store's own words may name hosts: they are for the log, not for the client.
+            return Problem("store_away", retry_after_s=STORE_RETRY_S)
+        case LeaseholdError():
+            return Problem("conflict", str(error))
+    return None
+
+
+def _member(name: str, value: object) -> dict[str, Any]:
+    return {name: value} if isinstance(value, str) and value else {}

@@ -1,0 +1,85 @@
+"""A queue as the gateway holds it open: queue, ledger, journal and the feed over them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from typing import Any, cast
+
+from leasehold.core.endpoint import Endpoint
+from leasehold.core.job import JobEvent
+from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
+from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.core.state import MACHINES
+from leasehold.gateway.feed import Feed, FollowLedger
+from leasehold.gateway.gather import GatheredSubmits
+from leasehold.gateway.metrics import Metrics
+from leasehold.gateway.settings import GatewaySettings
+
+
+class Served:
+    """One queue of one contract. `name` is what /api/queues calls it."""
+
+    def __init__(
+        self, name: str, contract: str, queue: Queue, ledger: Ledger, journal: Journal, feed: Feed
+    ) -> None:
+        self.name = name
+        self.contract = contract
+        self.queue = queue
+        self.ledger = ledger
+        self.journal = journal
+        self.feed = feed
+
+    def endpoints(self, settings: GatewaySettings) -> list[Endpoint]:
+        """The HTTP side of the contract; [] for a contract that has none."""
+        module = f"leasehold.contracts.{self.contract}.routes"
+        if importlib.util.find_spec(module) is None:
+            return []
+        routes = importlib.import_module(module).open_routes(
+            GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s
+        )
+        return cast("list[Endpoint]", routes)
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        await self.feed.close()
+        for part in (self.queue, self.ledger, self.journal):
+            await part.close()
+
+
+def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served:
+    """Open the queue behind a URL; it connects on first use."""
+    parsed = parse_url(url)
+    queue, ledger, journal = open_queue(url), open_ledger(url), open_journal(url)
+    machine = MACHINES.get(parsed.contract)
+    feed = Feed(
+        _following(ledger),
+        journal,
+        final=machine.final if machine else (),
+        sweep_ms=settings.sweep_ms,
+        heartbeat_ms=settings.heartbeat_ms,
+        client_bytes_max=settings.client_bytes_max,
+        on_events=metrics.sse_events.inc,
+    )
+    own = parsed.options.get("queue", "")
+    name = f"{parsed.contract}:{own}" if own else parsed.contract
+    return Served(name, parsed.contract, queue, ledger, journal, feed)
+
+
+def _following(ledger: Any) -> FollowLedger:
+    """The ledger itself where it can read many jobs at once, else job by job."""
+    return cast("FollowLedger", ledger if hasattr(ledger, "changes") else _OneByOne(ledger))
+
+
+class _OneByOne:
+    """`changes` for a ledger that has only `events`."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.get = ledger.get
+        self.events = ledger.events
+
+    async def changes(self, cursors: dict[str, str]) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, asked for at the same time."""
+        asked = [self.events(job_id, after=after) for job_id, after in cursors.items()]
+        return dict(zip(cursors, await asyncio.gather(*asked), strict=True))

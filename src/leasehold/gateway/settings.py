@@ -1,0 +1,57 @@
+"""What the gateway can be told, in one frozen value; the command line fills it."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+
+import msgspec
+
+KIB = 1024
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`queues` are the URLs served; the first one's store also holds the keys.
+
+    `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
+    `anonymous` False asks for a key even on loopback.
+    """
+
+    queues: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8470
+    unix_socket: str = ""
+    anonymous: bool = True
+    ttl_s: int = 3600
+    body_bytes_max: int = 200 * KIB
+    body_timeout_ms: int = 30_000
+    heartbeat_ms: int = 15_000
+    sweep_ms: int = 1_000
+    retry_ms: int = 2_000
+    client_bytes_max: int = 256 * KIB
+    streams_per_key: int = 20
+    rate_per_s: float = 0.0
+    rate_burst: int = 0
+    drain_ms: int = 10_000
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        return bool(self.unix_socket) or is_loopback(self.host)
+
+
+@lru_cache(maxsize=1024)
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own; a name other than localhost is not trusted.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,158 @@
+"""The allow-list of the task `tool`: a TOML file that says what may be run or called.
+
+    [tools.disk]
+    command = ["df", "-h", "{path}"]          # no shell; {path} fills one argument, never two
+    args.path = "/[a-z/]*"                    # a pattern that the whole value must match
+    timeout_s = 10
+
+    [tools.weather]
+    url = "https://weather.example/v1/{city}?units=metric"
+    args.city = "[A-Za-z ]{1,40}"
+
+What is not in the file cannot be done. An argument without a pattern of its own may hold letters,
+digits and a few harmless signs, and never begins with a dash (it would be taken for an option).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from leasehold.core.errors import UsageError
+from leasehold.core.outcome import Fatal
+
+PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of the file: a command or a URL, and its limits."""
+
+    command: list[str] = []
+    url: str = ""
+    method: str = "GET"
+    headers: dict[str, str] = {}
+    body: Any = None
+    args: dict[str, str] = {}
+    description: str = ""
+    timeout_s: float = 30.0
+    output_bytes_max: int = 65_536
+    cwd: str = ""
+    env: dict[str, str] = {}
+    ok_exit_codes: tuple[int, ...] = (0,)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tools: dict[str, Tool] = {}
+
+
+def load_tools(path: Path) -> dict[str, Tool]:
+    """Read and check the file; the first fault is named with its tool."""
+    try:
+        tools = msgspec.convert(tomllib.loads(path.read_text()), _File).tools
+    except OSError as error:
+        raise UsageError(f"the tools file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise UsageError(f"the tools file {path} is not right: {error}") from None
+    for name, tool in tools.items():
+        fault = _fault(tool)
+        if fault:
+            raise UsageError(f"the tools file {path}: tool {name!r} {fault}")
+    return tools
+
+
+def _fault(tool: Tool) -> str:
+    if bool(tool.command) == bool(tool.url):
+        return 'needs either "command" or "url"'
+    if tool.timeout_s <= 0 or tool.output_bytes_max < 1:
+        return "needs limits above 0"
+    try:
+        for pattern in tool.args.values():
+            re.compile(pattern)
+    except re.error as error:
+        return f"has a pattern that is none: {error}"
+    if tool.command and "{" in tool.command[0]:
+        return "must name its program itself, not by an argument"
+    parts = urlsplit(tool.url)
+    if tool.url and (
+        parts.scheme not in ("http", "https") or "{" in parts.netloc or not parts.hostname
+    ):
+        return "needs a URL with http or https and a fixed host"
+    undeclared = {field for text in _templates(tool) for field in _fields(text)} - set(tool.args)
+    return f"uses {{{min(undeclared)}}}, which `args` does not declare" if undeclared else ""
+
+
+def checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments as text, each matched against its pattern as a whole."""
+    if set(given) != set(tool.args):
+        wanted, got = (", ".join(sorted(names)) or "none" for names in (tool.args, given))
+        raise Fatal(f"this tool takes these arguments: {wanted}; given were: {got}")
+    values: dict[str, str] = {}
+    for name, raw in given.items():
+        text = str(raw).lower() if isinstance(raw, bool) else str(raw)
+        pattern = tool.args[name] or PLAIN_VALUE
+        if "\0" in text or re.fullmatch(pattern, text) is None:
+            raise Fatal(f"argument {name!r} is {text[:60]!r}, which does not match {pattern!r}")
+        values[name] = text
+    return values
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """The template with its arguments; `{{` and `}}` stand for braces.
+
+    >>> fill("--since={day} {{x}}", {"day": "2 May"})
+    '--since=2 May {x}'
+    """
+    return template.format_map(values)
+
+
+def fill_url(template: str, values: Mapping[str, str]) -> str:
+    """The URL with its arguments escaped, so that none can add a path, a query or a host.
+
+    >>> fill_url("http://h/v1/{name}?q={q}", {"name": "../x?y", "q": "a&b"})
+    'http://h/v1/..%2Fx%3Fy?q=a%26b'
+    """
+    return template.format_map({name: quote(value, safe="") for name, value in values.items()})
+
+
+def fill_body(body: Any, values: Mapping[str, str]) -> Any:
+    """The body with arguments filled into its texts, at any depth."""
+    match body:
+        case str():
+            return fill(body, values)
+        case dict():
+            return {key: fill_body(value, values) for key, value in body.items()}
+        case list():
+            return [fill_body(value, values) for value in body]
+        case _:
+            return body
+
+
+def _templates(tool: Tool) -> list[str]:
+    texts = [*tool.command, tool.url]
+    waiting = [tool.body]
+    while waiting:
+        body = waiting.pop()
+        if isinstance(body, str):
+            texts.append(body)
+        elif isinstance(body, dict):
+            waiting += body.values()
+        elif isinstance(body, list):
+            waiting += body
+    return texts
+
+
+def _fields(text: str) -> list[str]:
+    """The names in braces. Only plain names: `{a.b}` and `{a!r}` reach into objects."""
+    names = []
+    for _, field, spec, conversion in string.Formatter().parse(text):
+        if field is not None:
+            plain = field.isidentifier() and not spec and not conversion
+            names.append(field if plain else f"{field or ''} (not a plain name)")
+    return names

@@ -1,0 +1,128 @@
+"""Claim as many jobs as there are free slots, again and again, while earlier ones still run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from leasehold.core.lease import Lease
+from leasehold.worker.backoff import Backoff
+from leasehold.worker.config import Settings
+from leasehold.worker.execute import Executor
+from leasehold.worker.holding import Attempt
+from leasehold.worker.slots import Slots
+from leasehold.worker.source import Source
+from leasehold.worker.watching import Watch
+
+# While no lease has told us how long leases are, a claim waits only this long: its local deadline
+# counts from when it was sent, so a wait longer than the lease would lose it before it starts.
+_WAIT_MS_UNKNOWN = 100
+_WAIT_MS_CROWDED = 20
+_EMPTY_PAUSE_MS = 50
+
+
+class Claimer:
+    """Claims for one queue, one call at a time.
+
+    `dry_at` is the `Watch.activity` at which a claim was sent that came back empty. While
+    `in_claim` it must not be cancelled, because the store may just be giving us leases.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        executor: Executor,
+        slots: Slots,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        backoff: Backoff,
+        watch: Watch,
+        lease_changed: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._executor = executor
+        self._slots = slots
+        self._settings = settings
+        self._clock = clock
+        self._backoff = backoff
+        self._watch = watch
+        self._lease_changed = lease_changed
+        self._backlog_max = slots.total + 4 * settings.settle_batch_max
+        self.stopping = False
+        self.in_claim = False
+        self.dry_at = -1
+
+    async def run(self) -> None:
+        """Until `stopping`; what a claim brings after that is handed back."""
+        source, share = self._source, self._source.share
+        while not self.stopping:
+            if source.settles.backlog > self._backlog_max:
+                await source.settles.empty()
+            limit = await self._slots.take(share)
+            if not limit or self.stopping:
+                self._slots.give(share, limit)
+                return
+            sent, seen = self._clock(), self._watch.activity
+            self.in_claim = True
+            leases = await self._claim(limit)
+            self.in_claim = False
+            self._slots.give(share, limit - len(leases or ()))
+            if leases is None:
+                await asyncio.sleep(self._backoff.pause_s())
+                continue
+            share.hungry, share.idle = len(leases) >= limit, not leases
+            if leases:
+                self._hand_over(leases, sent)
+            else:
+                self.dry_at = seen
+                self._watch.tell("dry")
+                await self._pause(sent)
+
+    async def _claim(self, limit: int) -> list[Lease] | None:
+        """Leases, or None when the store did not answer."""
+        try:
+            leases = await self._source.queue.claim(limit, wait_ms=self._wait_ms())
+        except Exception as error:
+            self._source.contact.failed("claim", error)
+            self._watch.tell("claim_failed")
+            return None
+        self._backoff.reset()
+        if self._source.contact.made("claim"):
+            self._watch.tell("contact")
+        return leases
+
+    def _wait_ms(self) -> int:
+        if self._settings.burst:
+            return 0
+        if self._slots.crowded:
+            return _WAIT_MS_CROWDED
+        lease_ms = self._source.lease_ms
+        return min(self._settings.claim_wait_ms, lease_ms // 3 if lease_ms else _WAIT_MS_UNKNOWN)
+
+    def _hand_over(self, leases: list[Lease], sent: float) -> None:
+        shortest_ms = min(lease.lease_ms for lease in leases)
+        if shortest_ms != self._source.lease_ms:
+            self._source.lease_ms = shortest_ms
+            self._lease_changed()
+        attempts = self._executor.adopt(self._source, leases, sent)
+        self._watch.tell("claimed", len(leases))
+        if self.stopping:
+            self._executor.release(attempts)
+            return
+        # Two turns later, so that the next claim leaves before these handlers take the loop.
+        asyncio.get_running_loop().call_soon(self._begin_next_turn, attempts)
+
+    def _begin_next_turn(self, attempts: list[Attempt]) -> None:
+        asyncio.get_running_loop().call_soon(self._executor.begin, attempts)
+
+    async def _pause(self, sent: float) -> None:
+        """A store that answers "empty" (or "paused") without waiting must not make us spin."""
+        if self._settings.burst:
+            if self._watch.activity == self.dry_at:
+                await self._watch.stir(timeout_s=self._settings.claim_wait_ms / 1000)
+            return
+        waited_ms = (self._clock() - sent) * 1000
+        pause_ms = min(self._settings.claim_wait_ms, _EMPTY_PAUSE_MS) - waited_ms
+        if pause_ms > 0:
+            await asyncio.sleep(pause_ms / 1000)

@@ -1,0 +1,157 @@
+"""What a handler sees of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+import structlog
+
+from leasehold.core.errors import UsageError
+from leasehold.core.lease import Lease, Report
+from leasehold.worker.holding import Held
+
+ReportCall = Callable[[Held, Report], Awaitable[None]]
+
+TERMINAL_TYPES = frozenset(
+    ("done", "error", "canceled", "cancelled", "completed", "failed", "succeeded", "dead_letter")
+)
+"""Events that end a job's stream: only a settled outcome may write them."""
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_UNREAD: Any = object()
+
+current_job: ContextVar[Job] = ContextVar("leasehold_job")
+"""The job whose handler is running here; `worker.logs` adds its ids to every line."""
+
+
+class Written:
+    """What a report in a thread or child returns: it is written already, awaiting it is free."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+WRITTEN = Written()
+
+
+class Job(msgspec.Struct, eq=False):
+    """One attempt at one job, as its handler sees it.
+
+    `lease` is the lease as last confirmed; `cancelled` turns True when the attempt was ended from
+    outside (lease lost, cancel asked for, timeout, shutdown): a thread handler must look at it,
+    because a thread cannot be stopped, and what it returns after that is thrown away.
+    """
+
+    _held: Held
+    _report: ReportCall
+    _worker_id: str
+    _timeout_s: float | None = None
+    _payload: Any = _UNREAD
+    _log: Any = None
+
+    @property
+    def id(self) -> str:
+        """The job's id in its queue."""
+        return self._held.lease.job_id
+
+    @property
+    def task(self) -> str:
+        """The task name under which it was submitted."""
+        return self._held.lease.task
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from, in the contract's own words."""
+        return self._held.lease.queue
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first start."""
+        return self._held.lease.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """How many starts the job may have; 0 when the store does not say."""
+        return self._held.lease.max_attempts
+
+    @property
+    def lease(self) -> Lease:
+        """The lease under which this attempt runs, as last confirmed by the store."""
+        return self._held.lease
+
+    @property
+    def payload(self) -> Any:
+        """The decoded payload; one that is not JSON comes as `{"_raw": text}`."""
+        if self._payload is _UNREAD:
+            self._payload = read_payload(self._held.lease.payload)
+        return self._payload
+
+    @property
+    def cancelled(self) -> bool:
+        """True when this attempt is over: stop soon, and without further effects."""
+        return self._held.lost or self._held.ended != ""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the timeout strikes, on the clock of `time.monotonic()`; None without a timeout."""
+        return None if self._timeout_s is None else self._held.started + self._timeout_s
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger that knows job, attempt, queue and worker."""
+        if self._log is None:
+            self._log = structlog.get_logger("leasehold.job").bind(**job_facts(self))
+        return self._log
+
+    def report(
+        self,
+        progress: Any = None,
+        step: str = "",
+        *,
+        type: str = "progress",  # noqa: A002 - the contracts' own word for it
+        data: Any = None,
+    ) -> Awaitable[None]:
+        """Publish progress or any other news to whoever follows the job.
+
+        `await` it in an `async def` handler; in a thread or process handler it is a plain call. It
+        returns when the store has written it and raises `LeaseLost` when this attempt is over.
+        """
+        if type in TERMINAL_TYPES or not type:
+            raise UsageError(
+                f"a handler cannot report {type!r}: the worker writes the end of a job when the "
+                "handler returns or raises; use another type for news"
+            )
+        news = Report(
+            lease=self._held.lease,
+            type=type,
+            step=step,
+            data=b"{}" if data is None else _encode(data),
+            progress=b"" if progress is None else _encode(progress),
+        )
+        return self._report(self._held, news)
+
+
+def read_payload(raw: bytes) -> Any:
+    """The JSON value, or the text under `_raw` when it is none."""
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {"_raw": raw.decode(errors="replace")}
+
+
+def job_facts(job: Job) -> dict[str, Any]:
+    """What a log line about this job should carry."""
+    return {
+        "job_id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "attempt": job.attempt,
+        "worker_id": job._worker_id,
+    }

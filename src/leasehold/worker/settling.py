@@ -1,0 +1,165 @@
+"""Group commit: whatever finishes while one call is under way travels together in the next one.
+
+An idle `Flusher` sends at once; under load its batches grow by themselves up to a limit. An item
+counts only when the store has answered it. Until then:
+
+    store away, reply lost   the same batch again, after a jittered pause, until each lease's local
+                             deadline has passed; then the item is dropped as lost
+    store answers an error   the batch is cut in halves until the poisonous items stand alone, so
+                             that they harm no neighbour; they are tried a few more times, then left
+                             to run out, and the store's rule for expired leases takes over
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from leasehold.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
+from leasehold.worker.backoff import Backoff
+from leasehold.worker.holding import Held
+
+log = structlog.get_logger("leasehold.worker")
+
+
+class Entry(msgspec.Struct, eq=False):
+    """One item on its way: the lease it belongs to, what is sent, and who waits for the answer."""
+
+    held: Held
+    item: Any
+    owner: Any
+    tries: int = 0
+
+
+class Answers(msgspec.Struct, frozen=True, eq=False):
+    """Where a flusher's answers go; each is called in the worker's loop.
+
+    `dropped` gets entries whose deadline passed (`LeaseLost`) or which the store keeps refusing.
+    """
+
+    answered: Callable[[Sequence[Entry], Sequence[Any]], None]
+    dropped: Callable[[Entry, Exception], None]
+    failed: Callable[[BaseException], None]
+
+
+class Flusher:
+    """Sends items of one kind to one queue in batches, one call at a time."""
+
+    def __init__(
+        self,
+        send: Callable[[list[Any]], Awaitable[list[Any]]],
+        answers: Answers,
+        *,
+        clock: Callable[[], float],
+        backoff: Backoff,
+        batch_max: int,
+        tries_max: int,
+    ) -> None:
+        self._send = send
+        self._answers = answers
+        self._clock = clock
+        self._backoff = backoff
+        self._batch_max = batch_max
+        self._tries_max = tries_max
+        self._waiting: list[Entry] = []
+        self._in_flight = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._emptied: list[asyncio.Future[None]] = []
+
+    @property
+    def backlog(self) -> int:
+        """How many items have no answer yet."""
+        return len(self._waiting) + self._in_flight
+
+    def add(self, entry: Entry) -> None:
+        """Send it with the next batch, which is now if none is under way."""
+        self._waiting.append(entry)
+        if self._wake is not None:
+            self._wake.set_result(None)
+            self._wake = None
+
+    async def run(self) -> None:
+        """Flush for ever; cancelling it leaves what is unanswered to run out."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._waiting:
+                self._tell_empty()
+                self._wake = loop.create_future()
+                # Woken by the first of many that finish in this turn of the loop, it runs after
+                # the last of them: that is what makes one batch of them.
+                await self._wake
+            batch = self._waiting[: self._batch_max]
+            del self._waiting[: self._batch_max]
+            self._in_flight = len(batch)
+            while batch:
+                batch = await self._attempt(self._still_ours(batch))
+                self._in_flight = len(batch)
+                if batch:
+                    await asyncio.sleep(self._backoff.pause_s())
+            self._backoff.reset()
+
+    async def empty(self) -> None:
+        """Return when everything has an answer."""
+        if self.backlog:
+            waiter = asyncio.get_running_loop().create_future()
+            self._emptied.append(waiter)
+            await waiter
+
+    async def _attempt(self, batch: list[Entry]) -> list[Entry]:
+        """Send a batch and deliver its answers; returns what has to be sent again."""
+        if not batch:
+            return []
+        try:
+            answers = await self._send([entry.item for entry in batch])
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(answers)} answers to a batch of {len(batch)}")
+        except (StoreUnreachable, ReplyLost) as error:
+            self._answers.failed(error)
+            return batch
+        except Exception as error:
+            self._answers.failed(error)
+            return await self._isolate(batch, error)
+        self._answers.answered(batch, answers)
+        return []
+
+    async def _isolate(self, batch: list[Entry], error: Exception) -> list[Entry]:
+        if len(batch) > 1:
+            half = len(batch) // 2
+            again = await self._attempt(self._still_ours(batch[:half]))
+            return again + await self._attempt(self._still_ours(batch[half:]))
+        entry = batch[0]
+        entry.tries += 1
+        if entry.tries >= self._tries_max or isinstance(error, UsageError):
+            lease = entry.held.lease
+            log.error(
+                "the store refuses an item; it is given up",
+                job_id=lease.job_id,
+                queue=lease.queue,
+                error=repr(error),
+                tries=entry.tries,
+            )
+            self._answers.dropped(entry, error)
+            return []
+        return batch
+
+    def _still_ours(self, batch: list[Entry]) -> list[Entry]:
+        """The batch without those whose lease may be somebody else's by now."""
+        now = self._clock()
+        ours: list[Entry] = []
+        for entry in batch:
+            if entry.held.until > now:
+                ours.append(entry)
+            else:
+                lost = LeaseLost(entry.held.lease.job_id, "it ran out before the store answered")
+                self._answers.dropped(entry, lost)
+        return ours
+
+    def _tell_empty(self) -> None:
+        for waiter in self._emptied:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._emptied.clear()

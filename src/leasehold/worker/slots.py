@@ -1,0 +1,97 @@
+"""Who may run how many jobs now: the worker's slots, shared fairly by the queues it serves.
+
+Every queue is owed an equal share of the slots. What nobody is owed may be borrowed; but a queue
+that has more work than slots (it is `hungry`: its last claim came back full) and is below its share
+comes first, and nobody borrows what it is owed. A queue that was found empty keeps one slot for the
+claim with which it waits, so that a busy neighbour cannot shut it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Share:
+    """One queue's part of the slots; `in_use` counts running jobs and claims on their way."""
+
+    __slots__ = ("hungry", "idle", "in_use", "waiter")
+
+    def __init__(self) -> None:
+        self.in_use = 0
+        self.hungry = False
+        self.idle = False
+        self.waiter: asyncio.Future[None] | None = None
+
+
+class Slots:
+    """All slots of a worker. `take` waits for some, `give` frees them."""
+
+    def __init__(self, total: int, *, batch_max: int) -> None:
+        self.total = total
+        self.used = 0
+        self._shares: list[Share] = []
+        self._waiting = 0
+        self._closed = False
+        # Half at most, so that a claim is under way while the batch before it is being executed.
+        self._batch_max = min(batch_max, max(1, (total + 1) // 2))
+
+    def share(self) -> Share:
+        """A part for one more queue."""
+        made = Share()
+        self._shares.append(made)
+        return made
+
+    @property
+    def crowded(self) -> bool:
+        """There are more queues than slots: a claim must not hold its slot for long."""
+        return len(self._shares) > self.total
+
+    def allowance(self, share: Share) -> int:
+        """How many slots this queue may take now."""
+        free = self.total - self.used
+        if free <= 0:
+            return 0
+        if len(self._shares) == 1:
+            return min(free, self._batch_max)
+        fair = max(1, self.total // len(self._shares))
+        owed = sum(max(0, fair - s.in_use) for s in self._shares if s is not share and s.hungry)
+        limit = min(free, max(fair - share.in_use, free - owed), self._batch_max)
+        return min(limit, 1) if share.idle else max(limit, 0)
+
+    async def take(self, share: Share) -> int:
+        """Wait for at least one slot and take what is allowed; 0 when the worker stops."""
+        while not self._closed:
+            count = self.allowance(share)
+            if count:
+                self.used += count
+                share.in_use += count
+                return count
+            share.waiter = asyncio.get_running_loop().create_future()
+            self._waiting += 1
+            await share.waiter
+        return 0
+
+    def give(self, share: Share, count: int) -> None:
+        """Free slots; whoever waits looks again, those with the fewest in use first.
+
+        A waiter runs after everything else that ends in this turn of the loop and so finds all the
+        slots that were freed in it.
+        """
+        self.used -= count
+        share.in_use -= count
+        if self._waiting:
+            self._wake()
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting = [share for share in self._shares if share.waiter is not None]
+        waiting.sort(key=lambda share: share.in_use)
+        for share in waiting:
+            if share.waiter is not None and not share.waiter.done():
+                share.waiter.set_result(None)
+            share.waiter = None
+        self._waiting = 0

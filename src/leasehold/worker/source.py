@@ -1,0 +1,106 @@
+"""One queue that the worker serves, and all that is under way with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from leasehold.core.errors import LeaseLost, StoreUnreachable
+from leasehold.core.lease import Report
+from leasehold.core.opening import open_queue, parse_url
+from leasehold.core.seam import Queue
+from leasehold.worker.holding import Attempt, Held
+from leasehold.worker.settling import Entry, Flusher
+from leasehold.worker.slots import Share
+
+log = structlog.get_logger("leasehold.worker")
+
+Opener = Callable[[], Queue]
+
+
+def opener_of(queue: str | Opener, worker_id: str) -> tuple[str, Opener]:
+    """The name to show for a queue (no password in it) and how to open an instance of it."""
+    if isinstance(queue, str):
+        url = queue
+        return parse_url(url).safe, lambda: open_queue(url, worker_id=worker_id)
+    return getattr(queue, "__name__", type(queue).__name__), queue
+
+
+class Contact:
+    """Whether the store answers; says so in the log when it changes, not at every failure."""
+
+    __slots__ = ("_failing", "ever", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ever = False
+        self._failing: set[str] = set()
+
+    @property
+    def answers(self) -> bool:
+        """False while any operation fails."""
+        return not self._failing
+
+    def made(self, operation: str) -> bool:
+        """A call was answered; True when it was the first one ever."""
+        first, self.ever = not self.ever, True
+        if self._failing and operation in self._failing:
+            self._failing.discard(operation)
+            log.info("the store answers again", source=self.name, operation=operation)
+        return first
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """A call was not answered, or with an error."""
+        if operation not in self._failing:
+            self._failing.add(operation)
+            away = isinstance(error, StoreUnreachable)
+            what = "the store is away; trying again" if away else "the store failed; trying again"
+            log.warning(what, source=self.name, operation=operation, error=repr(error))
+
+
+class Source:
+    """A queue instance with its leases, flushers and share of the slots."""
+
+    def __init__(self, name: str, queue: Queue, share: Share) -> None:
+        self.name = name
+        self.queue = queue
+        self.share = share
+        self.contact = Contact(name)
+        self.held: dict[Held, Attempt] = {}
+        self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)
+        self.settles: Flusher
+        self.reports: Flusher
+
+    def report(self, held: Held, report: Report) -> Awaitable[None]:
+        """Queue news of a running attempt; the future is done when the store has it."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if held.concluded or held.lost:
+            written.set_exception(LeaseLost(held.lease.job_id, "this attempt is over"))
+            written.exception()  # whoever does not await it does not want to be told
+            return written
+        held.unsent += 1
+        self.reports.add(Entry(held, report, written))
+        return written
+
+    def settle(self, entry: Entry) -> None:
+        """Send an outcome, after the reports of the same attempt."""
+        if entry.held.unsent:
+            entry.held.parked = entry
+        else:
+            self.settles.add(entry)
+
+    def report_done(self, entry: Entry, error: BaseException | None) -> None:
+        """A report is written or given up; an outcome that waited for it may go now."""
+        held, written = entry.held, entry.owner
+        held.unsent -= 1
+        if not written.done():
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+                written.exception()
+        if held.parked is not None and not held.unsent:
+            self.settles.add(held.parked)
+            held.parked = None

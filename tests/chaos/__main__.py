@@ -1,0 +1,57 @@
+"""Full-size chaos runs: `python -m tests.chaos SCENARIO --contract streams --jobs 100000`.
+
+Prints the report and keeps all logs in a folder; exits with 1 when anything did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+from tests.chaos.planted import PLANTED
+from tests.chaos.scenario import SCENARIOS
+from tests.chaos.stage import Setup
+from tests.chaos.subject import SUBJECTS
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("scenario", choices=sorted(SCENARIOS))
+    parser.add_argument("--contract", choices=sorted(SUBJECTS), default="streams")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--lease-ms", type=int, default=1_500)
+    parser.add_argument("--fsync", choices=("everysec", "always"), default="everysec")
+    parser.add_argument("--patience-s", type=float, default=600.0)
+    parser.add_argument("--planted", choices=sorted(PLANTED), default="")
+    parser.add_argument("--out", type=Path, help="where the logs go (a new temporary folder)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run one scenario."""
+    asked = _arguments()
+    setup = Setup(
+        folder=asked.out or Path(tempfile.mkdtemp(prefix="leasehold-chaos-")),
+        contract=asked.contract,
+        seed=asked.seed,
+        jobs=asked.jobs,
+        workers=asked.workers,
+        concurrency=asked.concurrency,
+        lease_ms=asked.lease_ms,
+        fsync=asked.fsync,
+        patience_s=asked.patience_s,
+        planted=asked.planted,
+    )
+    report = asyncio.run(SCENARIOS[asked.scenario](setup))
+    print(report.as_json().decode() if asked.json else f"{report}\n  logs       {setup.folder}")
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,182 @@
+"""What is done to the system, and log C of it: kill, stop, restart, lost replies, by a seeded plan.
+
+A planned fault waits for a share of the jobs to be finished, not for a time, so that it strikes
+under load on a fast machine and on a slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from tests.chaos.effects import now_ms
+from tests.chaos.herd import Herd, Member
+from tests.chaos.proxy import LossyProxy
+from tests.chaos.subject import Subject
+from tests.chaos.verdict import Fault
+
+LOSS_WITHIN_S = 30.0
+
+
+class Injected(msgspec.Struct, kw_only=True):
+    """One fault that happened. `slots` is how many running jobs it can have cost their lease.
+
+    `workers` are the names (with generation) of the workers it hit.
+    """
+
+    kind: str
+    target: str
+    begin_ms: int
+    end_ms: int = 0
+    slots: int = 0
+    workers: tuple[str, ...] = ()
+
+    def as_fault(self) -> Fault:
+        """In the checker's words."""
+        return Fault(kind=self.kind, target=self.target, begin_ms=self.begin_ms, end_ms=self.end_ms)
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A fault that strikes when this share of the jobs is finished."""
+
+    at: float
+    kind: str
+
+
+def plan(
+    rng: Random, kinds: dict[str, int], *, first: float = 0.04, last: float = 0.85
+) -> list[Planned]:
+    """So many of each kind, in random order, evenly spread with some jitter."""
+    names = [kind for kind, count in kinds.items() for _ in range(count)]
+    rng.shuffle(names)
+    step = (last - first) / max(1, len(names))
+    return [
+        Planned(first + step * (place + rng.random()), kind) for place, kind in enumerate(names)
+    ]
+
+
+class Faults:
+    """Injects faults and keeps log C."""
+
+    def __init__(self, log: Path, subject: Subject, herd: Herd, rng: Random) -> None:
+        self._log = log.open("ab")
+        self._subject = subject
+        self._herd = herd
+        self._rng = rng
+        self._stops: set[asyncio.Task[None]] = set()
+        self.lease_ms = 0  # how long a stop has to be
+        self.injected: list[Injected] = []
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """How many of each kind there were."""
+        return dict(Counter(fault.kind for fault in self.injected))
+
+    async def kill_worker(self, member: Member) -> None:
+        """kill -9, and a new one in its place."""
+        async with self._logged("kill worker", member.worker, member.slots, [member]):
+            await asyncio.to_thread(self._herd.kill, member)
+        self._herd.start(member)
+
+    async def stop_worker(self, member: Member, for_ms: int) -> None:
+        """SIGSTOP for a while, then SIGCONT."""
+        async with self._logged("stop worker", member.worker, member.slots, [member]):
+            self._herd.stop(member)
+            await asyncio.sleep(for_ms / 1000)
+            self._herd.go_on(member)
+
+    async def kill_gateway(self, member: Member) -> None:
+        """kill -9 while clients post, and a new one on the same port."""
+        async with self._logged("kill gateway", member.worker, 0, []):
+            await asyncio.to_thread(self._herd.kill, member)
+        self._herd.start(member)
+
+    async def kill_store(self, *, down_ms: int, wipe: bool = False) -> None:
+        """kill -9 of the store, and back on its data (or, wiped, on none)."""
+        workers = self._herd.workers()
+        kind = "empty store" if wipe else "kill store"
+        async with self._logged(kind, self._subject.name, self._herd.slots, workers) as fault:
+            await self._subject.kill()
+            fault.begin_ms = now_ms()  # it may have waited for its moment
+            if wipe:
+                await self._subject.wipe()
+            await asyncio.sleep(down_ms / 1000)
+            await self._subject.start()
+
+    async def lose_reply(self, proxy: LossyProxy, verb: str, target: str, slots: int) -> None:
+        """The next call of this verb is executed, and its caller never hears of it."""
+        cost = slots if verb == "claim" else 0  # what a lost claim took is claimed once more
+        async with self._logged(f"lost reply: {verb}", target, cost, []):
+            proxy.drop_reply(when=lambda command: self._subject.verb(command) == verb)
+            await proxy.reply_dropped(LOSS_WITHIN_S)
+
+    def died(self, member: Member) -> None:
+        """A member ended by itself; it will be started again."""
+        self.note("death", member.worker, member.slots, (member.worker,))
+
+    def note(self, kind: str, target: str, slots: int, workers: tuple[str, ...] = ()) -> None:
+        """Something happened that was not done from here, such as what a handler does."""
+        now = now_ms()
+        self._add(
+            Injected(
+                kind=kind, target=target, begin_ms=now, end_ms=now, slots=slots, workers=workers
+            )
+        )
+
+    async def follow(self, planned: list[Planned], share: Callable[[], float]) -> None:
+        """Carry out a plan as the share of finished jobs grows."""
+        for each in planned:
+            while share() < each.at:
+                await asyncio.sleep(0.02)  # progress is in files that other processes write
+            await self._inject(each.kind)
+
+        if self._stops:
+            await asyncio.gather(*self._stops)
+
+    async def _inject(self, kind: str) -> None:
+        rng = self._rng
+        match kind:
+            case "kill worker":
+                await self.kill_worker(rng.choice(self._herd.named("worker")))
+            case "kill gateway":
+                await self.kill_gateway(rng.choice(self._herd.named("gateway")))
+            case "kill store":
+                await self.kill_store(down_ms=rng.randint(0, 600))
+            case "stop worker":  # the plan goes on while it stands still
+                for_ms = round(self.lease_ms * rng.uniform(1.5, 3.0))
+                standing = [m for m in self._herd.named("stubborn") if not m.stopped]
+                if standing:
+                    stop = self.stop_worker(rng.choice(standing), for_ms)
+                    self._stops.add(asyncio.create_task(stop))
+            case _:
+                raise ValueError(f"no fault {kind!r} can be planned")
+
+    @asynccontextmanager
+    async def _logged(
+        self, kind: str, target: str, slots: int, hit: list[Member]
+    ) -> AsyncIterator[Injected]:
+        fault = Injected(
+            kind=kind,
+            target=target,
+            begin_ms=now_ms(),
+            slots=slots,
+            workers=tuple(member.worker for member in hit),
+        )
+        yield fault
+        fault.end_ms = now_ms()
+        self._add(fault)
+
+    def _add(self, fault: Injected) -> None:
+        self.injected.append(fault)
+        self._log.write(msgspec.json.encode(fault) + b"\n")
+        self._log.flush()
+
+    def close(self) -> None:
+        """The log is on disk."""
+        self._log.close()

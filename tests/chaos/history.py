@@ -1,0 +1,144 @@
+"""What is read when all is quiet: the journal, the store itself, and how long recovery took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from leasehold.core.event import JournalEvent
+from leasehold.core.job import JobEvent, JobRecord
+from leasehold.core.opening import open_journal, open_ledger
+from leasehold.core.seam import Ledger, Query
+from tests.chaos.faults import Injected
+from tests.chaos.verdict import Observation, Snapshot
+
+PAGE = 2_000
+EVENTS_READ_OF_JOBS = 300
+ENDS_OF_A_LEASE = ("complete", "retry", "bury", "snooze", "release", "reap", "cancel")
+
+
+async def read_journal(url: str) -> list[JournalEvent]:
+    """The whole history, page by page."""
+    journal = open_journal(url)
+    events: list[JournalEvent] = []
+    try:
+        while page := await journal.read(after=events[-1].seq if events else "", limit=PAGE):
+            events += page
+    finally:
+        await journal.close()
+    return events
+
+
+async def take_snapshot(url: str, rng: Random) -> Snapshot:
+    """Every job that the store holds, the counts, and the own events of some of the jobs."""
+    ledger = open_ledger(url)
+    try:
+        records = await _all_records(ledger)
+        some = rng.sample(records, min(EVENTS_READ_OF_JOBS, len(records)))
+        events: dict[str, list[JobEvent]] = {}
+        for record in some:
+            events[record.job_id] = await ledger.events(record.job_id)
+        return Snapshot(records=records, counts=await ledger.counts(), events=events)
+    finally:
+        await ledger.close()
+
+
+async def _all_records(ledger: Ledger) -> list[JobRecord]:
+    page = await ledger.find(Query(limit=PAGE))
+    records = list(page.jobs)
+    while page.after:
+        page = await ledger.find(Query(limit=PAGE, after=page.after))
+        records += page.jobs
+    return records
+
+
+def read_settles(folder: Path) -> list[Observation]:
+    """What stubborn holders were answered."""
+    decode = msgspec.json.Decoder(Observation).decode
+    return [
+        decode(line)
+        for path in sorted(folder.glob("settles-*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
+
+
+class Held(msgspec.Struct):
+    """One lease as the journal tells it; `next_claim_ms` is when the job was claimed again."""
+
+    job_id: str
+    worker_id: str
+    from_ms: int
+    to_ms: int = 0
+    ended_by: str = ""
+    next_claim_ms: int = 0
+
+
+def leases_of(events: Sequence[JournalEvent]) -> list[Held]:
+    """All leases, in the order of their claims."""
+    leases: list[Held] = []
+    last: dict[str, Held] = {}
+    for event in events:
+        before = last.get(event.job_id)
+        if event.type == "claim":
+            if before is not None:
+                before.next_claim_ms = event.ts_ms
+            last[event.job_id] = lease = Held(event.job_id, event.worker_id, event.ts_ms)
+            leases.append(lease)
+        elif before is not None and not before.ended_by and event.type in ENDS_OF_A_LEASE:
+            before.to_ms, before.ended_by = event.ts_ms, event.type
+    return leases
+
+
+def recovery_ms(
+    events: Sequence[JournalEvent], faults: Sequence[Injected], http_ok_ms: Sequence[int]
+) -> dict[str, list[int]]:
+    """By kind of fault: from its begin to the next claim of each job that it hit.
+
+    A store has recovered with the first claim after it, a gateway with the first job it takes. What
+    a store was away meanwhile is not the others' fault and is not counted for them.
+    """
+    leases = leases_of(events)
+    claims = [lease.from_ms for lease in leases]
+    away = [(f.begin_ms, f.end_ms) for f in faults if f.kind in ("kill store", "empty store")]
+    found: dict[str, list[int]] = defaultdict(list)
+    for fault in faults:
+        match fault.kind:
+            case "kill worker" | "stop worker" | "death":
+                found[fault.kind] += [
+                    lease.next_claim_ms - fault.begin_ms - _away(away, fault, lease)
+                    for lease in _hit(leases, fault)
+                    if lease.next_claim_ms
+                ]
+            case "kill store" | "empty store":
+                found[fault.kind] += _first_after(claims, fault)
+            case "kill gateway":
+                found[fault.kind] += _first_after(http_ok_ms, fault)
+    return dict(found)
+
+
+def _hit(leases: Sequence[Held], fault: Injected) -> Iterator[Held]:
+    prefixes = tuple(f"{worker}-" for worker in fault.workers)
+    for lease in leases:
+        held = lease.from_ms <= fault.begin_ms and (not lease.to_ms or lease.to_ms > fault.begin_ms)
+        if held and lease.ended_by in ("", "reap") and lease.worker_id.startswith(prefixes):
+            yield lease
+
+
+def _away(away: Sequence[tuple[int, int]], fault: Injected, lease: Held) -> int:
+    since, until = fault.begin_ms, lease.next_claim_ms
+    return sum(max(0, min(until, end) - max(since, begin)) for begin, end in away)
+
+
+def _first_after(times: Sequence[int], fault: Injected) -> list[int]:
+    later = [ms - fault.begin_ms for ms in times if ms > max(fault.begin_ms, fault.end_ms)]
+    return [min(later)] if later else []
+
+
+def quantile(values: Sequence[int], share: float) -> int:
+    """The value below which this share of the values lies (0 of nothing)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0

@@ -1,0 +1,340 @@
+"""The scenarios: each puts a herd under load, does its harm, and returns the judgement.
+
+report = await kills(Setup(folder=tmp, seed=7, jobs=5_000))
+assert report.ok, report
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+from leasehold.core.state import MACHINES
+from tests.chaos.faults import plan
+from tests.chaos.history import read_journal, read_settles
+from tests.chaos.load import Wanted, key_of
+from tests.chaos.proxy import LossyProxy
+from tests.chaos.report import Check, Report
+from tests.chaos.stage import Setup, Stage
+
+HTTP_LANES = 6
+LIBRARY_LANES = 2
+
+
+def mixed(stage: Stage, rng: Random, count: int) -> Iterator[Wanted]:
+    """Jobs of many kinds: short and long, in the loop and in threads, with news and failures."""
+    subject = stage.subject
+    for n in range(count):
+        chance, task, options = rng.random(), subject.async_task, {}
+        payload: dict[str, Any] = {"n": n, "do": "work", "ms": rng.randint(1, 25)}
+        if chance < 0.10:
+            payload |= {"do": "report", "ms": 30}
+        elif chance < 0.15:
+            payload |= {"do": "fail_once"}
+            options = dict(subject.retries)
+        elif chance < 0.25:
+            task = subject.thread_task
+        elif chance < 0.29:
+            payload |= {"ms": rng.randint(100, 400)}
+        yield Wanted(key_of(rng), task, payload, options)
+
+
+async def kills(setup: Setup, **counts: int) -> Report:
+    """kill -9 of workers, gateway and store under load; half the jobs come through the gateway.
+
+    A stubborn holder is stopped beyond its lease meanwhile, so that there are stale owners at all.
+    """
+    wanted = {
+        "kill worker": counts.get("worker", max(2, setup.jobs // 800)),
+        "kill gateway": counts.get("gateway", max(1, setup.jobs // 1_600)),
+        "kill store": counts.get("store", max(1, setup.jobs // 1_600)),
+        "stop worker": counts.get("stop", max(1, setup.jobs // 2_500)),
+    }
+    async with Stage(setup) as stage:
+        stage.add_workers()
+        stage.add_stubborn(1, slots=4, work_ms=setup.lease_ms // 3)
+        port = stage.add_gateway()
+        half = setup.jobs // 2
+        posted = mixed(stage, stage.rng("posted"), half)
+        direct = mixed(stage, stage.rng("direct"), setup.jobs - half)
+        feeds = [  # lanes of a kind draw from one source
+            *(
+                stage.load.feed(stage.http(port), posted, ahead=stage.is_ahead)
+                for _ in range(HTTP_LANES)
+            ),
+            *(
+                stage.load.feed(stage.library(), direct, batch=12, ahead=stage.is_ahead)
+                for _ in range(LIBRARY_LANES)
+            ),
+        ]
+        feeding = asyncio.gather(*feeds)
+        planned = plan(stage.rng("plan"), wanted)
+        await stage.faults.follow(planned, lambda: len(stage.effects.finished) / setup.jobs)
+        await asyncio.wait_for(feeding, setup.patience_s)
+        posting = sum(stage.was_posting(fault) for fault in stage.faults.injected)
+        more = [
+            Check(
+                "gateways were killed while clients posted",
+                posting == wanted["kill gateway"],
+                f"{posting} of {wanted['kill gateway']} kills",
+            ),
+            await _stale_refused(stage, least=1),
+        ]
+        return await stage.judge("kills", expected=_all_done(stage), planned=wanted, more=more)
+
+
+def _all_done(stage: Stage, *, failed: int = 0) -> dict[str, int]:
+    done, buried, *_ = MACHINES[stage.setup.contract].final
+    return {done: len(stage.load.wanted) - failed, buried: failed}
+
+
+async def stops(setup: Setup, *, each: int = 3) -> Report:
+    """SIGSTOP beyond the lease, of real workers and of holders that write late on purpose."""
+    async with Stage(setup) as stage:
+        workers = stage.add_workers()
+        stubborn = stage.add_stubborn(2, slots=4, work_ms=setup.lease_ms // 3)
+        over = asyncio.Event()
+        jobs = _endless(stage, stage.rng("jobs"), over)
+        feeding = asyncio.create_task(stage.load.feed(stage.library(), jobs, batch=6, pause_s=0.1))
+        rng = stage.rng("stops")
+        rounds = [_stop_often(stage, member, each, rng) for member in [*workers[:2], *stubborn]]
+        await asyncio.gather(*rounds)
+        over.set()
+        await feeding
+        late = await _stale_refused(stage, least=each)
+        planned = {"stop worker": 4 * each}
+        return await stage.judge("stops", expected=_all_done(stage), planned=planned, more=[late])
+
+
+async def _stale_refused(stage: Stage, *, least: int) -> Check:
+    """Every lease of a stubborn holder that ran out was written to late, and in vain."""
+    await stage.quiesce()
+    late = await _late_writes(stage)
+    await stage.until(lambda: late <= _answered(stage), "late writes are answered", within_s=15)
+    refused = [seen for seen in read_settles(stage.folder) if seen.answer == "LeaseLost"]
+    return Check(
+        "stale owners wrote, and all were refused",
+        len(late) >= least and late <= {(seen.job_id, seen.fence) for seen in refused},
+        f"{len(late)} late outcomes sent, {len(refused)} refused",
+    )
+
+
+async def _stop_often(stage: Stage, member: Any, times: int, rng: Random) -> None:
+    for _ in range(times):
+        for_ms = round(stage.setup.lease_ms * rng.uniform(1.5, 3.0))
+        await stage.until(
+            lambda: bool(stage.effects.open_of(member.worker)), f"{member.name} holds a job"
+        )
+        await stage.faults.stop_worker(member, for_ms)
+
+
+async def _late_writes(stage: Stage) -> set[tuple[str, int]]:
+    """Job and fence of every lease of a stubborn holder that ran out: each is written to late."""
+    events = await read_journal(stage.subject.url())
+    return {
+        (event.job_id, event.fence)
+        for event in events
+        if event.type == "reap" and event.worker_id.startswith("stubborn")
+    }
+
+
+def _answered(stage: Stage) -> set[tuple[str, int]]:
+    return {(seen.job_id, seen.fence) for seen in read_settles(stage.folder)}
+
+
+def _endless(stage: Stage, rng: Random, over: asyncio.Event) -> Iterator[Wanted]:
+    """Jobs until told that it is enough, but not fewer than the run's size."""
+    n = 0
+    while n < stage.setup.jobs or not over.is_set():
+        payload = {"n": n, "do": "work", "ms": rng.randint(5, 120)}
+        yield Wanted(key_of(rng), stage.subject.async_task, payload)
+        n += 1
+
+
+async def lost_replies(setup: Setup, *, each: int = 30) -> Report:
+    """Each verb is executed and its answer lost, `each` times or more."""
+    async with Stage(setup) as stage:
+        rng = stage.rng("losses")
+        proxies = [LossyProxy(stage.subject.store_url) for _ in range(setup.workers + 1)]
+        try:
+            for proxy in proxies:
+                await proxy.start()
+            return await _lose(stage, proxies, each, rng)
+        finally:
+            for proxy in proxies:
+                await proxy.stop()
+
+
+async def _lose(stage: Stage, proxies: list[LossyProxy], each: int, rng: Random) -> Report:
+    front, *behind = proxies
+    for proxy in behind:
+        stage.add_workers(1, url=stage.subject.url(proxy.url))
+    over = asyncio.Event()
+    jobs = _talkative(stage, stage.rng("jobs"), over)
+    feeding = asyncio.create_task(
+        stage.load.feed(stage.library(front.url), jobs, batch=3, pause_s=0.05)
+    )
+    losses = [_lose_often(stage, front, "load", ["submit"] * each, rng)]
+    share = -(-each // len(behind))
+    for proxy, member in zip(behind, stage.herd.workers(), strict=True):
+        verbs = ["claim", "extend", "report", "settle"] * share
+        rng.shuffle(verbs)
+        losses.append(_lose_often(stage, proxy, member.name, verbs, rng))
+    await asyncio.gather(*losses)
+    over.set()
+    await feeding
+    planned = {
+        f"lost reply: {verb}": each for verb in ("submit", "claim", "extend", "report", "settle")
+    }
+    await stage.quiesce()
+    stage.effects.refresh()
+    ran = len(stage.effects.starts) - len({effect.job_id for effect in stage.effects.starts})
+    once = Check("every handler ran once", ran == 0, f"{ran} ran again")
+    return await stage.judge(
+        "lost-replies", expected=_all_done(stage), planned=planned, more=[once]
+    )
+
+
+async def _lose_often(
+    stage: Stage, proxy: LossyProxy, target: str, verbs: list[str], rng: Random
+) -> None:
+    for verb in verbs:
+        await stage.faults.lose_reply(proxy, verb, target, stage.setup.concurrency)
+        # Two lost extends in a row are survived, three are not meant to be: let one through.
+        calm_s = stage.setup.lease_ms / 2500 if verb == "extend" else rng.uniform(0, 0.05)
+        await asyncio.sleep(calm_s)
+
+
+def _talkative(stage: Stage, rng: Random, over: asyncio.Event) -> Iterator[Wanted]:
+    """Jobs that use every verb: some report, some last long enough to be extended."""
+    n = 0
+    while n < stage.setup.jobs or not over.is_set():
+        payload: dict[str, Any] = {"n": n, "do": "work", "ms": rng.randint(5, 40)}
+        if n % 2:
+            payload |= {"do": "report", "ms": 60}
+        elif n % 4 == 0:
+            payload |= {"ms": stage.setup.lease_ms * 2 // 3}
+        yield Wanted(key_of(rng), stage.subject.async_task, payload)
+        n += 1
+
+
+async def blocking(setup: Setup) -> Report:
+    """Handlers that block the loop, or the processor, for three leases, beside idle rivals."""
+    async with Stage(setup) as stage:
+        stage.add_workers()
+        rng, subject = stage.rng("jobs"), stage.subject
+        ms = setup.lease_ms * 3 + 200
+        blockers = [
+            Wanted(key_of(rng), task, {"n": n, "do": do, "ms": ms})
+            for n, (task, do) in enumerate(
+                (task, do)
+                for do in ("block", "spin")
+                for task in (subject.async_task, subject.thread_task)
+            )
+        ]
+        others = [
+            Wanted(key_of(rng), subject.async_task, {"n": n, "do": "work", "ms": 10})
+            for n in range(len(blockers), setup.jobs)
+        ]
+        for job in blockers:
+            # What a claim brings while the loop is blocked is not known to its worker in time.
+            stage.faults.note("blocked worker", job.task, setup.concurrency)
+        await stage.load.feed(stage.library(), blockers, batch=len(blockers))
+        await stage.load.feed(stage.library(), others, batch=5)
+        await stage.quiesce()
+        events = await read_journal(subject.url())
+        ids = [stage.load.acked[job.key] for job in blockers]
+        stage.effects.refresh()
+        ran = {row.job_id: row.fence for row in stage.effects.starts}
+        under = [[e.type for e in events if (e.job_id, e.fence) == (j, ran[j])] for j in ids]
+        kept = [types.count("extend") for types in under]
+        more = [
+            Check(
+                "blocked handlers kept their lease to the end",
+                min(kept) >= 3 and all("complete" in t and "reap" not in t for t in under),
+                f"extended {kept} times",
+            ),
+            Check(
+                "every job ran once",
+                len(stage.effects.starts) == len(stage.load.wanted),
+                f"{len(stage.effects.starts)} starts of {len(stage.load.wanted)} jobs",
+            ),
+        ]
+        planned = {"blocked worker": len(blockers)}
+        return await stage.judge("blocking", expected=_all_done(stage), planned=planned, more=more)
+
+
+async def poison(
+    setup: Setup, *, poisons: int = 2, lost_max: int = 3, after_ms: int = 300
+) -> Report:
+    """Jobs that kill whichever worker runs them, among healthy ones."""
+    async with Stage(setup, lost_max=lost_max) as stage:
+        stage.add_workers()
+        rng, task = stage.rng("jobs"), stage.subject.async_task
+        bad = [
+            Wanted(key_of(rng), task, {"n": n, "do": "exit", "ms": after_ms})
+            for n in range(poisons)
+        ]
+        good = [
+            Wanted(key_of(rng), task, {"n": n, "do": "work", "ms": rng.randint(5, 30)})
+            for n in range(poisons, setup.jobs)
+        ]
+        jobs = bad + good
+        rng.shuffle(jobs)
+        await stage.load.feed(stage.library(), jobs, batch=10, pause_s=0.02)
+        await stage.quiesce()
+        events = await read_journal(stage.subject.url())
+        ids = {stage.load.acked[job.key] for job in bad}
+        starts = [sum(e.type == "claim" and e.job_id == id_ for e in events) for id_ in ids]
+        buried = {e.job_id for e in events if e.type == "bury" and e.error_code == "lease_lost"}
+        more = [
+            Check("poison ended with the reason lease_lost", buried == ids, f"{len(buried)} did"),
+            Check("at its limit", set(starts) == {lost_max}, f"after {starts} starts"),
+        ]
+        return await stage.judge(
+            "poison",
+            expected=_all_done(stage, failed=poisons),
+            planned={"death": lost_max},
+            deaths=range(lost_max, poisons * lost_max + 1),
+            more=more,
+        )
+
+
+async def emptied(setup: Setup) -> Report:
+    """The store comes back empty: workers and gateway go on with new jobs, without a restart."""
+    async with Stage(setup) as stage:
+        stage.add_workers()
+        port = stage.add_gateway()
+        rng = stage.rng("jobs")
+        await stage.load.feed(stage.http(port), mixed(stage, rng, 20))
+        await stage.load.feed(stage.library(), mixed(stage, rng, 200), batch=50)
+        pids = {name: member.pid for name, member in stage.herd.members.items()}
+        await stage.until(lambda: len(stage.effects.finished) > 20, "workers at work")
+        await stage.faults.kill_store(down_ms=300, wipe=True)
+        stage.load.close()
+        stage.load = stage.new_load()
+        half = setup.jobs // 2
+        await asyncio.gather(
+            stage.load.feed(stage.http(port), mixed(stage, rng, half)),
+            stage.load.feed(stage.library(), mixed(stage, rng, half), batch=10),
+        )
+        await stage.quiesce()
+        same = {name: member.pid for name, member in stage.herd.members.items()} == pids
+        more = [Check("nobody was restarted", same, f"{len(pids)} processes")]
+        return await stage.judge(
+            "emptied", expected=_all_done(stage), planned={"empty store": 1}, more=more
+        )
+
+
+SCENARIOS: dict[str, Callable[[Setup], Coroutine[Any, Any, Report]]] = {
+    "kills": kills,
+    "stops": stops,
+    "lost-replies": lost_replies,
+    "blocking": blocking,
+    "poison": poison,
+    "poison-at-once": partial(poison, after_ms=0),
+    "emptied": emptied,
+}

@@ -1,0 +1,142 @@
+"""What the chaos harness must know of a contract: its store, its URL, its HTTP side, its traces.
+
+A new contract adds one class here and its name to `SUBJECTS`; everything else is the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from leasehold.contracts.streams.options import GROUP, keys
+from leasehold.contracts.streams.queue import SCRIPTS
+from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.redis import Redis
+from tests.chaos.effects import now_ms
+
+Fsync = Literal["everysec", "always"]
+VERBS = ("submit", "claim", "extend", "report", "settle")
+
+
+class Subject(Protocol):
+    """One contract on a private store that may be killed."""
+
+    name: str
+    fsync: Fsync
+    async_task: str  # a task name that the contract takes, for handlers in the loop
+    thread_task: str  # ... and for the handler in a thread
+    retries: Mapping[str, Any]  # options of a job that may fail and be tried again
+    jobs_path: str  # where its gateway takes jobs
+
+    async def start(self) -> None:
+        """Start the store, or start it again on the same data and address."""
+
+    async def stop(self) -> None:
+        """End the store and let go of its data."""
+
+    async def kill(self) -> None:
+        """kill -9 of the store."""
+
+    async def wipe(self) -> None:
+        """Remove the data of a killed store."""
+
+    def url(self, store_url: str = "") -> str:
+        """The queue URL; `store_url` leads through a proxy."""
+
+    @property
+    def store_url(self) -> str:
+        """Where the store listens, for a proxy."""
+
+    def verb(self, command: Sequence[bytes]) -> str:
+        """Which verb of the seam a command on the wire serves; "" for none."""
+
+    async def residue(self) -> dict[str, int]:
+        """What must be empty when all is done."""
+
+
+class StreamsSubject:
+    """The `streams` contract on a Redis with an append-only file."""
+
+    name = "streams"
+    async_task = "chat"
+    thread_task = "tool"
+    retries: Mapping[str, Any] = {"max_attempts": 20}
+    jobs_path = "/v1/jobs"
+
+    def __init__(self, folder: Path, *, fsync: Fsync = "everysec", **options: int) -> None:
+        self.fsync: Fsync = fsync
+        self._data = folder / "redis"
+        self._server = EmbeddedRedis(self._data, appendfsync=fsync)
+        self._options = {"retry_delay_ms": 100, **options}
+        self._verbs = {script.sha.encode(): name for name, script in SCRIPTS.items()}
+        self._verbs |= {script.source.encode(): name for name, script in SCRIPTS.items()}
+
+    @property
+    def store_url(self) -> str:
+        return self._server.url
+
+    def url(self, store_url: str = "") -> str:
+        query = "&".join(f"{name}={value}" for name, value in self._options.items())
+        return f"streams+{store_url or self._server.url}?{query}"
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._server.start)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._server.stop)
+
+    async def kill(self) -> None:
+        """With `everysec`, at a moment when no fsync is under way.
+
+        While one is, Redis keeps writes that it has already acknowledged in its own memory (for up
+        to two seconds); to kill it then is to cut the power, and what that may cost is stated for
+        the contract. At every other moment an acknowledged write is the kernel's, and must survive.
+        """
+        if self.fsync == "everysec":
+            await self._until_no_fsync()
+        await asyncio.to_thread(self._server.kill)
+
+    async def wipe(self) -> None:
+        for path in self._data.glob("appendonly*"):  # a folder since Redis 7, a file before
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def verb(self, command: Sequence[bytes]) -> str:
+        if len(command) < 2 or command[0].upper() not in (b"EVALSHA", b"EVAL"):
+            return ""
+        verb = self._verbs.get(command[1], "")
+        return verb if verb in VERBS else ""
+
+    async def residue(self) -> dict[str, int]:
+        stream, _, delayed, *_ = keys("")
+        async with self._client() as redis:
+            pending = await redis.call("XPENDING", stream, GROUP)
+            return {
+                "stream entries": await redis.call("XLEN", stream),
+                "pending entries": pending[0],
+                "delayed jobs": await redis.call("ZCARD", delayed),
+            }
+
+    async def _until_no_fsync(self) -> None:
+        """An fsync begins with the first write of a second; a good way into it, it is over."""
+        async with self._client() as redis:
+            while True:
+                info = await redis.call("INFO", "persistence")
+                assert b"aof_pending_bio_fsync" in info, "the server has no append-only file"
+                if b"aof_pending_bio_fsync:0" in info and 300 <= now_ms() % 1000 <= 900:
+                    return
+                await asyncio.sleep(0.01)  # the server tells nobody when an fsync ends
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[Redis]:
+        redis = Redis(self._server.url, name="chaos")
+        try:
+            yield redis
+        finally:
+            await redis.close()
+
+
+SUBJECTS = {"streams": StreamsSubject}

@@ -1,0 +1,13 @@
+"""The store comes back without its data."""
+
+from pathlib import Path
+
+from tests.chaos.scenario import emptied
+from tests.chaos.stage import Setup
+
+
+async def test_workers_and_gateway_go_on_with_an_emptied_store_without_a_restart(
+    tmp_path: Path,
+) -> None:
+    report = await emptied(Setup(folder=tmp_path, seed=7, jobs=120, workers=2))
+    assert report.ok, str(report)

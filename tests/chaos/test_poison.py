@@ -1,0 +1,14 @@
+"""Jobs that kill whoever runs them."""
+
+from pathlib import Path
+
+from tests.chaos.scenario import poison
+from tests.chaos.stage import Setup
+
+
+async def test_poison_ends_as_lease_lost_at_its_limit_and_healthy_jobs_finish(
+    tmp_path: Path,
+) -> None:
+    setup = Setup(folder=tmp_path, seed=6, jobs=200, concurrency=4, lease_ms=1_000)
+    report = await poison(setup, poisons=2, lost_max=3)
+    assert report.ok, str(report)

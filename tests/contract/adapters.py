@@ -1,0 +1,262 @@
+"""What the conformance suite must know of a contract: how to open it, pass time, lose an answer.
+
+Every folder under `contracts/` needs an adapter here. What a contract cannot do by its own text
+stands in `cannot`, with the reason; the suite then checks that it refuses, instead of pretending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from leasehold.contracts.memory.options import MemoryOptions
+from leasehold.contracts.memory.queue import MemoryQueue
+from leasehold.contracts.memory.sharing import SharedStore, forget, share
+from leasehold.contracts.memory.store import MemoryStore
+from leasehold.core.errors import ReplyLost
+from leasehold.core.opening import open_journal, open_ledger, open_queue
+from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.store.embedded import EmbeddedRedis
+from tests.chaos.proxy import LossyProxy
+
+T = TypeVar("T")
+_unique = itertools.count(1)
+
+CAPABILITIES = {
+    "priority": "jobs with a lower priority number are claimed first",
+    "ttl_before_start": "a job that was not started within its ttl ends as failed",
+    "retry_by_options": "without a policy, the job's own attempts decide whether it runs again",
+    "reject_event": "a refused write leaves a `reject` event in the journal",
+    "token_in_journal": "the journal carries a hash of the lease's token",
+    "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
+}
+"""What a contract may lack, and what it means to have it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The contract's own state names."""
+
+    waiting: str
+    running: str
+    done: str
+    failed: str
+    cancelled: str
+
+    def of(self, *names: str) -> tuple[str, ...]:
+        """The contract's words for ours."""
+        return tuple(getattr(self, name) for name in names)
+
+
+class Stage(Protocol):
+    """One isolated queue for one test."""
+
+    url: str
+    words: Words
+    lease_ms: int
+    cannot: Mapping[str, str]
+    ledger: Ledger
+    journal: Journal
+
+    def queue(self, worker_id: str = "") -> Queue:
+        """Another instance of the queue; closed with the stage."""
+
+    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        """An instance, and a function that makes it lose the answer to its next call."""
+
+    async def advance(self, ms: int) -> None:
+        """Let time pass on the store's clock."""
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+
+class Adapter(Protocol):
+    """Makes stages of one contract. Options are in the suite's words; see `OPTIONS`."""
+
+    name: str
+    cannot: Mapping[str, str]
+
+    async def open(self, **options: int) -> Stage:
+        """A fresh, isolated queue."""
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+class ManualClock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+class LosingWire:
+    """Executes each step, and loses the answer of the next one when told."""
+
+    def __init__(self, shared: SharedStore) -> None:
+        self._shared = shared
+        self._loses = False
+
+    def lose(self) -> None:
+        self._loses = True
+
+    async def __call__(self, operation: str, step: Callable[[MemoryStore], T], /) -> T:
+        answer = self._shared.run(step)
+        if self._loses:
+            self._loses = False
+            raise ReplyLost(f"the answer to {operation} was lost", contract="memory")
+        return answer
+
+
+@dataclass
+class MemoryStage:
+    clock: ManualClock
+    shared: SharedStore
+    lease_ms: int
+    cannot: Mapping[str, str]
+    words: Words = Words("waiting", "running", "done", "failed", "cancelled")
+    url: str = field(init=False)
+    ledger: Ledger = field(init=False)
+    journal: Journal = field(init=False)
+
+    def __post_init__(self) -> None:
+        share(self.shared)
+        self.url = f"memory://{self.shared.store.contents.name}"
+        self.ledger = open_ledger(self.url)
+        self.journal = open_journal(self.url)
+
+    def queue(self, worker_id: str = "") -> Queue:
+        return open_queue(self.url, worker_id=worker_id)
+
+    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        wire = LosingWire(self.shared)
+        return MemoryQueue(self.shared, worker_id=worker_id, wire=wire), wire.lose
+
+    async def advance(self, ms: int) -> None:
+        self.clock.ms += ms
+        self.shared.wake()
+
+    async def close(self) -> None:
+        forget(self.shared.store.contents.name)
+
+
+class MemoryAdapter:
+    name = "memory"
+    cannot: Mapping[str, str] = {}
+
+    async def open(self, **options: int) -> MemoryStage:
+        options.setdefault("lease_ms", 10_000)
+        clock = ManualClock()
+        name = f"suite-{next(_unique)}"
+        store = MemoryStore(name, MemoryOptions(**options), now_ms=clock)
+        return MemoryStage(clock, SharedStore(store), options["lease_ms"], self.cannot)
+
+
+# --- streams -----------------------------------------------------------------------------------
+
+
+@dataclass
+class StreamsStage:
+    server_url: str
+    query: str
+    lease_ms: int
+    cannot: Mapping[str, str]
+    words: Words = Words("queued", "running", "done", "error", "canceled")
+    url: str = field(init=False)
+    ledger: Ledger = field(init=False)
+    journal: Journal = field(init=False)
+    _closing: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.url = f"streams+{self.server_url}?{self.query}"
+        self.ledger = open_ledger(self.url)
+        self.journal = open_journal(self.url)
+        self._closing += [self.ledger.close, self.journal.close]
+
+    def queue(self, worker_id: str = "") -> Queue:
+        return self._opened(self.url, worker_id)
+
+    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        proxy = await LossyProxy(self.server_url).start()
+        queue = self._opened(f"streams+{proxy.url}?{self.query}", worker_id)
+        self._closing.append(proxy.stop)  # after the queue: it is listed later
+        return queue, partial(proxy.drop_reply, when=_runs_a_script)
+
+    async def advance(self, ms: int) -> None:
+        # A little more than asked for: the server counts whole milliseconds of its own.
+        await asyncio.sleep((ms + 5) / 1000)
+
+    async def close(self) -> None:
+        for close in self._closing:
+            await close()
+
+    def _opened(self, url: str, worker_id: str) -> Queue:
+        queue = open_queue(url, worker_id=worker_id)
+        self._closing.append(queue.close)
+        return queue
+
+
+def _runs_a_script(command: Any) -> bool:
+    return bytes(command[0]).upper() in (b"EVALSHA", b"EVAL")
+
+
+class StreamsAdapter:
+    name = "streams"
+    cannot: Mapping[str, str] = {
+        "priority": "a Redis stream has one order; the contract's job hash has no priority",
+        "ttl_before_start": "ttl_s is how long the keys live; an expired job is only counted",
+        "retry_by_options": "the contract's failed job ends in error unless it names its attempts",
+        "reject_event": "an extend that is refused writes nothing, so that it stays cheap",
+        "token_in_journal": "the consumer's name is the token, and it stands there as worker_id",
+        "retention": "finished jobs go by EXPIRE after ttl_s, which is whole seconds",
+    }
+
+    def __init__(self, server_url: Callable[[], str]) -> None:
+        self._server_url = server_url
+
+    async def open(self, **options: int) -> StreamsStage:
+        options.setdefault("lease_ms", 300)
+        names = {"depth_max": "max_depth"}
+        query = {names.get(name, name): value for name, value in options.items()}
+        query["namespace"] = f"suite:{os.getpid()}:{next(_unique)}:"  # type: ignore[assignment]
+        text = "&".join(f"{name}={value}" for name, value in query.items())
+        return StreamsStage(self._server_url(), text, options["lease_ms"], self.cannot)
+
+
+# --- all ---------------------------------------------------------------------------------------
+
+
+class Servers:
+    """The servers of one test process, started when first needed."""
+
+    def __init__(self) -> None:
+        self._redis: EmbeddedRedis | None = None
+
+    def redis(self) -> str:
+        """The URL of a private Redis; `LEASEHOLD_REDIS_URL` names another one."""
+        given = os.environ.get("LEASEHOLD_REDIS_URL")
+        if given:
+            return given
+        if self._redis is None:
+            self._redis = EmbeddedRedis(appendfsync="no")
+            self._redis.start()
+        return self._redis.url
+
+    def stop(self) -> None:
+        if self._redis is not None:
+            self._redis.stop()
+
+
+def adapters(servers: Servers) -> dict[str, Adapter]:
+    """An adapter for every contract folder, by its name."""
+    every: list[Adapter] = [MemoryAdapter(), StreamsAdapter(servers.redis)]
+    return {adapter.name: adapter for adapter in every}

@@ -1,0 +1,177 @@
+"""The command line against real servers: a Redis of our own, one queue a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.cli.group import run
+from leasehold.store.embedded import EmbeddedRedis
+
+DEADLINE_S = 40.0
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    server = EmbeddedRedis()
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def queue_url(redis_url: str) -> str:
+    return f"streams+{redis_url}?namespace=t{secrets.token_hex(4)}:"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Any]:
+        """stdout as JSON lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(
+    queue_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Cli:
+    """Runs a command in this process, in an empty folder, on this test's queue."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LEASEHOLD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LEASEHOLD_QUEUE_URL", queue_url)
+
+    def call(*args: str) -> Said:
+        capfd.readouterr()
+        code = run(list(args))
+        said = capfd.readouterr()
+        return Said(code, said.out, said.err)
+
+    return call
+
+
+class Program:
+    """A `leasehold` process: its words are kept, and it is gone at the end."""
+
+    def __init__(self, args: list[str], folder: Path, environment: dict[str, str]) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "leasehold.cli", *args],
+            cwd=folder,
+            env=clean | {"PYTHONUNBUFFERED": "1"} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._keep, args=pair, daemon=True)
+            for pair in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _keep(self, stream: Any, lines: list[str]) -> None:
+        for line in stream:  # not all at once: what has come so far is looked at meanwhile
+            lines += [line.rstrip("\n")]
+
+    def heard(self, words: str, count: int = 1) -> str:
+        """Wait until a line with these words has come (so often), and return the last."""
+
+        def lines() -> list[str]:
+            return [line for line in [*self.out, *self.err] if words in line]
+
+        wait_until(lambda: len(lines()) >= count or self.process.poll() is not None)
+        found = lines()
+        assert len(found) >= count, f"{words!r} was not said:\n" + self.words
+        return found[-1]
+
+    @property
+    def words(self) -> str:
+        return "\n".join([*self.out, *self.err])
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Wait for its end and return its exit code."""
+        code = self.process.wait(DEADLINE_S)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+Start = Callable[..., Program]
+
+
+@pytest.fixture
+def start(queue_url: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts `leasehold` processes in the test's folder, on this test's queue."""
+    programs: list[Program] = []
+
+    def begin(*args: str, **environment: str) -> Program:
+        chosen = {"LEASEHOLD_QUEUE_URL": queue_url} | environment
+        programs.append(Program(list(args), tmp_path, {k: v for k, v in chosen.items() if v}))
+        return programs[-1]
+
+    yield begin
+    for program in reversed(programs):
+        program.kill()
+
+
+def wait_until(condition: Callable[[], object], within_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)  # looks again until the deadline
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port below the range of outgoing connections, so that nobody takes it meanwhile."""
+    chance = secrets.SystemRandom()
+    while True:
+        port = chance.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,151 @@
+"""`leasehold doctor` and `leasehold bench` on real servers, good ones and bad ones."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
+from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.redis import Redis
+from tests.contract.cli.conftest import Cli, Said, wait_until
+
+
+def by_check(said: Said) -> dict[str, dict[str, Any]]:
+    return {finding["check"]: finding for finding in said.lines}
+
+
+@pytest.fixture
+def own_redis() -> Iterator[str]:
+    """A server that the test may spoil."""
+    server = EmbeddedRedis()
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+def ask(url: str, *command: str | int) -> Any:
+    async def asked() -> Any:
+        redis = Redis(url)
+        try:
+            return await redis.call(*command)
+        finally:
+            await redis.close()
+
+    return asyncio.run(asked())
+
+
+def test_a_good_store_has_no_problem(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    said = cli("doctor", "--json")
+    assert said.code == 0, said.out
+    found = by_check(said)
+    assert {"python", "reachable", "redis version", "append-only file", "eviction"} <= set(found)
+    assert {finding["level"] for finding in found.values()} <= {"ok", "note"}
+    text = cli("doctor")
+    assert (text.code, "PROBLEM" in text.out) == (0, False)
+
+
+def test_a_store_that_loses_jobs_is_a_problem_with_a_remedy(
+    cli: Cli, own_redis: str, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    for setting in (
+        ("appendonly", "no"),
+        ("maxmemory", "100mb"),
+        ("maxmemory-policy", "allkeys-lru"),
+        ("appendfsync", "no"),
+    ):
+        ask(own_redis, "CONFIG", "SET", *setting)
+    said = cli("doctor", f"streams+{own_redis}", "--json")
+    assert said.code == 8
+    problems = {name for name, f in by_check(said).items() if f["level"] == "problem"}
+    assert problems == {"append-only file", "eviction", "appendfsync"}
+    assert all(by_check(said)[name]["remedy"] for name in problems)
+    assert (
+        "-> redis-cli config set maxmemory-policy noeviction"
+        in cli("doctor", f"streams+{own_redis}").out
+    )
+
+
+def test_a_replica_is_a_problem(cli: Cli, own_redis: str) -> None:
+    ask(own_redis, "REPLICAOF", "127.0.0.1", 1)
+    said = cli("doctor", f"streams+{own_redis}", "--json")
+    assert by_check(said)["role"]["level"] == "problem"
+    assert said.code == 8
+
+
+def test_a_store_that_is_away_is_a_finding_and_not_a_crash(cli: Cli) -> None:
+    said = cli("doctor", "streams+redis://127.0.0.1:1/0", "--json")
+    assert said.code == 8
+    assert by_check(said)["reachable"]["level"] == "problem"
+
+
+def test_a_job_whose_worker_died_is_found(cli: Cli, queue_url: str) -> None:
+    short = f"{queue_url}&lease_ms=50"
+
+    async def claim_and_die() -> None:
+        queue = open_queue(short, worker_id="dead-worker")
+        await queue.submit([NewJob(task="chat", payload=b"{}")])
+        assert len(await queue.claim(1, wait_ms=1000)) == 1
+        await queue.close()
+
+    asyncio.run(claim_and_die())
+    wait_until(
+        lambda: by_check(cli("doctor", short, "--json"))["running jobs"]["level"] == "problem"
+    )
+    workers = by_check(cli("doctor", short, "--json"))["workers"]
+    assert "gone with work in hand: dead-worker" in workers["detail"]
+    assert cli("doctor", short).code == 8
+
+
+def test_a_paused_and_a_full_queue_are_noticed(cli: Cli, queue_url: str) -> None:
+    async def claim_one() -> None:
+        queue = open_queue(queue_url, worker_id="w")
+        await queue.submit([NewJob(task="chat", payload=b"{}")] * 2)
+        await queue.claim(1, wait_ms=1000)
+        await queue.close()
+
+    asyncio.run(claim_one())
+    cli("pause")
+    found = by_check(cli("doctor", f"{queue_url}&max_depth=2", "--json"))
+    assert (found["pause"]["level"], found["pause"]["remedy"]) == ("note", "leasehold resume")
+    assert found["depth"]["level"] == "problem"
+
+
+def test_a_port_that_is_taken_by_something_else_is_a_problem(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(other.getsockname()[1]))
+        other.settimeout(5)
+        said = cli("doctor", "--json")
+    assert by_check(said)["gateway port"]["level"] == "problem"
+    assert said.code == 8
+
+
+def test_a_misspelt_variable_is_noted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_GATEWAY_PROT", "1")
+    assert "LEASEHOLD_GATEWAY_PROT" in by_check(cli("doctor", "--json"))["settings"]["detail"]
+
+
+def test_bench_measures_on_a_store_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    said = cli("bench", "--jobs", "500", "--seconds", "0.5", "--json")
+    assert said.code == 0
+    figures = said.lines[0]
+    assert figures["jobs"] == 500
+    assert figures["enqueue_per_s"] > 0
+    assert figures["run_per_s"] > 0
+    assert 0 < figures["start_latency_ms"]["p50"] <= figures["start_latency_ms"]["p99"]
+    assert cli("ls", "--json").lines == []  # the queue that is set was not touched

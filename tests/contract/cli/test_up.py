@@ -1,0 +1,183 @@
+"""`leasehold up` whole: a store, a gateway, a worker, samples, and an orderly end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.cli.conftest import Program, wait_until
+
+TASKS = {"chat", "plan", "code", "tool", "rag", "embed"}
+
+
+class Up:
+    """A running `leasehold up` and the folder it lives in."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.program = self.start()
+
+    def start(self, *args: str, **environment: str) -> Program:
+        begin = time.monotonic()
+        self.program = Program(["up", "--port", str(self.port), *args], self.folder, environment)
+        self.program.heard("leasehold is up")
+        self.seconds = time.monotonic() - begin
+        return self.program
+
+    def call(self, *args: str) -> list[Any]:
+        """A reading command, run in the same folder: it finds the queue by itself."""
+        reader = Program([*args, "--json"], self.folder, {})
+        assert reader.ended() == 0, reader.words
+        return [json.loads(line) for line in reader.out]
+
+    def get(self, path: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, http.client.HTTPException):
+            return 0, {}
+        finally:
+            connection.close()
+
+    def totals(self) -> dict[str, int]:
+        return dict(self.call("queues")[0]["totals"])
+
+
+@pytest.fixture
+def up(tmp_path: Path, free_port: int) -> Iterator[Up]:
+    up = Up(tmp_path, free_port)
+    yield up
+    up.program.kill()
+
+
+def children(pid: int, word: str) -> list[int]:
+    """Of every thread: the store is started by one of its own."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    pids = [int(child) for file in files for child in file.read_text().split()]
+    return [p for p in pids if word in Path(f"/proc/{p}/cmdline").read_bytes().decode()]
+
+
+def test_jobs_of_all_six_tasks_flow_within_a_minute_and_ctrl_c_drains(up: Up) -> None:
+    assert up.seconds < 30
+    text = "\n".join(up.program.out)
+    assert f"http://127.0.0.1:{up.port}/v1/jobs" in text
+    assert text.count("curl -s") == 3
+
+    def done_tasks() -> set[str]:
+        return {job["task"] for job in up.call("ls", "--state", "done", "--limit", "500")}
+
+    wait_until(lambda: done_tasks() == TASKS, within_s=60)
+    results = up.call("ls", "--state", "done", "--limit", "1")
+    assert results[0]["result"]["sample"] is True
+    parts = children(up.program.process.pid, "")
+    up.program.signal(signal.SIGINT)
+    assert up.program.ended() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in parts)
+    assert not (up.folder / ".leasehold" / "up.json").exists()
+    assert "stopped; the data stay in" in up.program.words
+
+
+def test_a_restart_keeps_the_data(up: Up) -> None:
+    job_id = up.call("submit", "chat", "-d", '{"prompt": "keep me"}')[0]["job_id"]
+    up.program.signal(signal.SIGTERM)
+    assert up.program.ended() == 0
+    up.start("--no-samples")
+    status, job = up.get(f"/v1/jobs/{job_id}")
+    assert (status, job["payload"]) == (200, {"prompt": "keep me"})
+    wait_until(lambda: up.get(f"/v1/jobs/{job_id}")[1]["status"] == "done")
+
+
+def test_worker_gateway_and_store_may_be_killed_and_come_back(up: Up) -> None:
+    pid = up.program.process.pid
+    for word, said in (
+        ("\0worker\0", "worker runs again"),
+        ("\0gateway\0", "gateway runs again"),
+        ("-server", "the store runs again"),
+    ):
+        (victim,) = children(pid, word)
+        os.kill(victim, signal.SIGKILL)
+        up.program.heard(said)
+    before = time.monotonic()
+    job_id = up.call("submit", "chat", "-d", '{"prompt": "after the storm"}')[0]["job_id"]
+    wait_until(lambda: up.get(f"/v1/jobs/{job_id}")[1].get("status") == "done")
+    assert time.monotonic() - before < 40
+    assert up.program.process.poll() is None
+
+
+def test_a_second_ctrl_c_stops_at_once(up: Up) -> None:
+    slow = '{"prompt": "x", "sample": {"steps": 100, "delay_s": 1}}'
+    job_id = up.call("submit", "chat", "-d", slow)[0]["job_id"]
+    wait_until(lambda: up.get(f"/v1/jobs/{job_id}")[1]["status"] == "running")
+    begin = time.monotonic()
+    up.program.signal(signal.SIGINT)
+    up.program.heard("Ctrl-C again stops at once")
+    up.program.signal(signal.SIGINT)
+    up.program.ended()
+    assert time.monotonic() - begin < 20
+    up.start("--no-samples")
+    wait_until(lambda: up.get(f"/v1/jobs/{job_id}")[1]["status"] == "running")
+
+
+def test_a_second_up_in_the_same_folder_is_told_of_the_first(up: Up) -> None:
+    second = Program(["up", "--port", str(up.port + 1)], up.folder, {})
+    assert second.ended() == 4
+    assert re.search(r"already runs here \(pid \d+, http://127", second.words)
+    elsewhere = Program(["up", "--port", str(up.port), "--data", "other"], up.folder, {})
+    assert elsewhere.ended() == 4
+    assert f"leasehold up --port {up.port + 1}" in elsewhere.words
+
+
+def test_a_taken_port_names_the_remedy_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        refused = Program(["up", "--port", str(port)], tmp_path, {})
+        assert refused.ended() == 4
+    assert f"choose another: leasehold up --port {port + 1}" in refused.words
+    assert not (tmp_path / ".leasehold").exists()
+
+
+def test_a_named_redis_is_used_and_left_running(
+    tmp_path: Path, free_port: int, redis_url: str
+) -> None:
+    program = Program(
+        ["up", "--port", str(free_port), "--redis", redis_url, "--no-samples"], tmp_path, {}
+    )
+    try:
+        program.heard("leasehold is up")
+        assert not (tmp_path / ".leasehold" / "redis").exists()
+        program.signal(signal.SIGTERM)
+        assert program.ended() == 0
+    finally:
+        program.kill()
+    ping = Program(["queues", f"streams+{redis_url}"], tmp_path, {})
+    assert ping.ended() == 0
+
+
+def test_a_named_redis_that_is_away_ends_it_with_exit_code_5(
+    tmp_path: Path, free_port: int
+) -> None:
+    args = ["up", "--port", str(free_port), "--redis", "redis://127.0.0.1:1/0"]
+    program = Program(args, tmp_path, {})
+    assert program.ended() == 5
+
+
+def test_nothing_outlives_an_up_that_is_killed(up: Up) -> None:
+    parts = children(up.program.process.pid, "")
+    assert len(parts) >= 3
+    up.program.process.kill()
+    up.program.ended()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in parts))

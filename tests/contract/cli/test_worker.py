@@ -1,0 +1,151 @@
+"""`leasehold worker` as a process: burst, drain, many processes, metrics, systemd."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+from tests.contract.cli.conftest import Cli, Start, wait_until
+
+APP = """
+import time, pathlib
+from leasehold import task
+
+@task("chat")
+def chat(job):
+    time.sleep(job.payload.get("seconds", 0))
+    return job.payload
+
+@task("embed")
+async def embed(job):
+    return 1
+"""
+
+
+def app(folder: Path) -> str:
+    (folder / "app.py").write_text(APP)
+    return "app.py"
+
+
+def test_burst_works_off_what_is_there_and_ends(cli: Cli, start: Start, tmp_path: Path) -> None:
+    for _ in range(5):
+        cli("submit", "embed")
+    worker = start("worker", app(tmp_path), "--burst")
+    assert worker.ended() == 0
+    assert cli("queues", "--json").lines[0]["states"]["done"] == 5
+
+
+def test_the_first_sigterm_lets_a_running_job_finish(
+    cli: Cli, start: Start, tmp_path: Path
+) -> None:
+    worker = start("worker", app(tmp_path))
+    job_id = cli("submit", "chat", "-d", '{"seconds": 1}').out.strip()
+    wait_until(lambda: cli("inspect", job_id, "--json").lines[0]["state"] == "running")
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+    assert cli("inspect", job_id, "--json").lines[0]["state"] == "done"
+
+
+def test_many_processes_serve_as_one_and_a_killed_one_comes_back(
+    cli: Cli, start: Start, tmp_path: Path
+) -> None:
+    herd = start("worker", app(tmp_path), "--processes", "2", "--concurrency", "1")
+    herd.heard("worker starts", count=2)
+    child = _children(herd.process.pid)[0]
+    os.kill(child, signal.SIGKILL)
+    herd.heard("was ended by SIGKILL: starting it again")
+    herd.heard("worker starts", count=3)
+    assert cli("submit", "embed", "--wait", "--timeout", "30").code == 0
+    children = _children(herd.process.pid)
+    herd.signal(signal.SIGTERM)
+    assert herd.ended() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_many_processes_end_by_themselves_in_burst(cli: Cli, start: Start, tmp_path: Path) -> None:
+    for _ in range(20):
+        cli("submit", "embed")
+    herd = start("worker", app(tmp_path), "--processes", "2", "--burst")
+    assert herd.ended() == 0
+    assert cli("queues", "--json").lines[0]["states"]["done"] == 20
+
+
+def test_metrics_are_served_on_loopback(
+    cli: Cli, start: Start, tmp_path: Path, free_port: int
+) -> None:
+    start("worker", app(tmp_path), "--metrics-port", str(free_port)).heard("worker starts")
+    assert cli("submit", "embed", "--wait", "--timeout", "30").code == 0
+    connection = http.client.HTTPConnection("127.0.0.1", free_port, timeout=5)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    assert re.search(r'jobs_finished_total\{.*task="embed".*\} 1', text)
+    busy = start("worker", "app.py", "--metrics-port", str(free_port))
+    assert busy.ended() == 2
+    assert "choose a free one" in busy.words
+
+
+def test_systemd_is_told_ready_watchdog_and_stopping(start: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        supervisor.settimeout(40)
+        said = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        for command in (["worker", app(tmp_path)], ["worker", "app.py", "--processes", "2"]):
+            worker = start(*command, **said)
+            await_word(supervisor, b"READY=1")
+            await_word(supervisor, b"WATCHDOG=1")
+            worker.signal(signal.SIGTERM)
+            await_word(supervisor, b"STOPPING=1")
+            assert worker.ended() == 0
+
+
+def await_word(supervisor: socket.socket, word: bytes) -> None:
+    while word not in supervisor.recv(1000):
+        pass
+
+
+def test_a_lease_time_and_several_queues_can_be_given(
+    cli: Cli, start: Start, tmp_path: Path, queue_url: str
+) -> None:
+    other = queue_url.replace("namespace=", "namespace=o")
+    worker = start(
+        "worker", app(tmp_path), "--from", queue_url, "--from", other, "--lease-ms", "3000"
+    )
+    worker.heard("worker starts")
+    for url in (queue_url, other):
+        assert cli("submit", "embed", "--to", url, "--wait", "--timeout", "30").code == 0
+    job_id = cli("submit", "chat", "-d", '{"seconds": 2}').out.strip()
+    wait_until(lambda: cli("inspect", job_id, "--json").lines[0]["state"] == "running")
+    job = cli("inspect", job_id, "--json").lines[0]
+    assert 0 < job["lease_until_ms"] - job["updated_ms"] <= 3000
+
+
+def test_a_worker_without_tasks_says_what_is_missing(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("")
+    worker = start("worker", "empty.py")
+    assert worker.ended() == 2
+    right = 'decorate a function with @task("name") (from leasehold import task)'
+    assert worker.err == [f"leasehold: empty.py has no tasks; {right}"]
+
+
+def test_a_broken_app_says_so_in_one_line_and_shows_more_on_demand(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    worker = start("worker", "broken.py")
+    assert worker.ended() == 1
+    assert worker.err == [
+        "leasehold: ZeroDivisionError: division by zero (LEASEHOLD_DEBUG=1 shows where)"
+    ]
+    shown = start("worker", "broken.py", LEASEHOLD_DEBUG="1")
+    assert shown.ended() == 1
+    assert 'broken.py", line 1' in shown.words
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]

@@ -1,0 +1,110 @@
+"""Runs the conformance suite over every folder of `contracts/`, and judges every history.
+
+A test of the suite asks for `stage`: one isolated queue of one contract. When the test is over, its
+whole journal and the store itself go through the history checker, so that every test of the suite
+also proves that the chain is unbroken. `needs("priority")` marks a test that makes sense only where
+the contract can do that; what a contract cannot do is listed at the end of the run, not skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import pytest
+
+from leasehold.core.event import JournalEvent
+from leasehold.core.opening import contract_names
+from leasehold.core.seam import Query
+from tests.chaos.verdict import Snapshot, check
+from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
+
+_KNOWN = adapters(Servers())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(capability): runs only on contracts that can do this")
+    config.addinivalue_line("markers", "options(**options): options of the queue URL")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "stage" not in metafunc.fixturenames:
+        return
+    needed = {name for mark in metafunc.definition.iter_markers("needs") for name in mark.args}
+    assert needed <= CAPABILITIES.keys(), f"unknown capability in {metafunc.definition.nodeid}"
+    names = [
+        name
+        for name in contract_names()
+        if name not in _KNOWN or not needed & _KNOWN[name].cannot.keys()
+    ]
+    metafunc.parametrize("contract", names)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ran = {
+        report.nodeid.partition("[")[2].rstrip("]").split("-")[0]
+        for report in terminalreporter.stats.get("passed", [])
+        if "contract/suite/" in report.nodeid
+    }
+    lacks = [
+        (name, *lack) for name in _KNOWN if name in ran for lack in _KNOWN[name].cannot.items()
+    ]
+    if lacks:
+        terminalreporter.section("what a contract cannot do by its own text")
+        for name, capability, reason in lacks:
+            terminalreporter.write_line(f"{name} has no {capability}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def servers() -> Generator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+async def stage(
+    contract: str, servers: Servers, request: pytest.FixtureRequest
+) -> AsyncGenerator[Stage]:
+    known = adapters(servers)
+    if contract not in known:
+        pytest.fail(f"contracts/{contract} has no adapter in tests/contract/adapters.py")
+    marks = list(request.node.iter_markers("options"))[::-1]
+    options = {name: value for mark in marks for name, value in mark.kwargs.items()}
+    stage = await known[contract].open(**options)
+    try:
+        yield stage
+        await judge(stage)
+    finally:
+        await stage.close()
+
+
+async def judge(stage: Stage) -> None:
+    """The history of the test that just ended must be sound, and agree with the store."""
+    events = await history(stage)
+    page = await stage.ledger.find(Query(limit=500))
+    records = list(page.jobs)
+    while page.after:
+        page = await stage.ledger.find(Query(limit=500, after=page.after))
+        records += page.jobs
+    told = {record.job_id: await stage.ledger.events(record.job_id) for record in records}
+    verdict = check(events, snapshot=Snapshot(records=records, events=told), quiesced=False)
+    assert verdict.ok, str(verdict)
+
+
+async def history(stage: Stage) -> list[JournalEvent]:
+    """The whole journal."""
+    events: list[JournalEvent] = []
+    while more := await stage.journal.read(after=events[-1].seq if events else ""):
+        events += more
+    return events
+
+
+@pytest.fixture
+def journal_of(stage: Stage) -> Callable[[str], Any]:
+    """The events of one job so far."""
+
+    async def read(job_id: str) -> list[JournalEvent]:
+        return [event for event in await history(stage) if event.job_id == job_id]
+
+    return read

@@ -1,0 +1,155 @@
+"""The store goes away and comes back; the gateway stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from leasehold.store.embedded import EmbeddedRedis
+from tests.chaos.proxy import LossyProxy
+from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.test_refusals import is_problem
+from tests.contract.gateway.web import Web
+
+BODY = {"task": "chat", "payload": {"a": 1}}
+
+
+@pytest.fixture
+async def own_server() -> AsyncGenerator[EmbeddedRedis]:
+    """A server that a test may stop; its data outlive it."""
+    server = EmbeddedRedis(appendfsync="always")
+    await asyncio.to_thread(server.start)
+    yield server
+    await asyncio.to_thread(server.stop)
+
+
+@pytest.fixture
+async def proxy(redis_server: EmbeddedRedis) -> AsyncGenerator[LossyProxy]:
+    async with LossyProxy(redis_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def distant(proxy: LossyProxy) -> AsyncGenerator[Site]:
+    """A site whose Redis is behind the proxy."""
+    async with AsyncExitStack() as stack:
+        made = Site(proxy.url, stack)
+        stack.push_async_callback(made.close)
+        yield made
+
+
+@pytest.mark.clause("S-49")
+async def test_without_its_store_the_gateway_says_try_later_and_recovers_by_itself(
+    proxy: LossyProxy, distant: Site
+) -> None:
+    web = await distant.web()
+    job_id = await web.submit()
+    await proxy.stop()
+    for reply in (
+        await web.post("/v1/jobs", BODY),
+        await web.get(f"/v1/jobs/{job_id}"),
+        await web.get(f"/v1/jobs/{job_id}/events"),
+        await web.post(f"/v1/jobs/{job_id}/cancel"),
+        await web.get("/api/queues"),
+    ):
+        problem = is_problem(reply, 503, "store_away")
+        assert problem["retry_after"] == int(reply.headers["retry-after"]) >= 1
+        assert "127.0.0.1" not in reply.body.decode(), "where the store is, is nobody's business"
+    assert (await web.get("/livez")).status == 200
+    assert (await web.get("/readyz")).status == 503
+    verbose = await web.get("/readyz?verbose")
+    assert "[-] store:streams unreachable" in verbose.body.decode()
+    metrics = (await web.get("/metrics")).status
+    assert metrics in (200, 503)
+    assert (await web.get("/")).status == 200
+    await proxy.start()
+
+    async def back() -> bool:
+        return (await web.get("/readyz")).status == 200
+
+    await until(back)
+    assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "queued"
+    assert (await web.post("/v1/jobs", BODY)).status == 202
+
+
+@pytest.mark.clause("S-49", "S-26")
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_lost_answer_is_asked_for_again_and_makes_one_job(
+    proxy: LossyProxy, distant: Site, keyed: bool
+) -> None:
+    """The script runs, its answer is lost: the client gets its 202 and there is one job."""
+    web = await distant.web()
+    await web.submit()
+    headers = {"idempotency_key": "k"} if keyed else {}
+    proxy.drop_reply(when=lambda command: command[0].upper() in (b"EVALSHA", b"EVAL"))
+    reply = await web.post("/v1/jobs", BODY, **headers)
+    assert proxy.replies_lost >= 1
+    assert reply.status == 202
+    assert "idempotency-replayed" not in reply.headers, "it is this request's own job"
+    jobs = (await web.get("/v1/jobs")).json["jobs"]
+    assert len(jobs) == 2
+    assert reply.json["job_id"] in [job["job_id"] for job in jobs]
+
+
+async def test_a_job_that_cannot_be_read_back_was_accepted_all_the_same(
+    proxy: LossyProxy, distant: Site
+) -> None:
+    web = await distant.web()
+    await web.submit()
+    proxy.drop_reply(when=lambda command: command[0].upper() == b"HGETALL")
+    reply = await web.post("/v1/jobs", BODY)
+    assert (reply.status, reply.json["status"]) == (202, "queued")
+    stored = await web.get(f"/v1/jobs/{reply.json['job_id']}")
+    assert stored.json["payload"] == reply.json["payload"]
+
+
+async def test_followers_keep_their_place_while_the_store_is_away(
+    proxy: LossyProxy, distant: Site, redis_server: EmbeddedRedis
+) -> None:
+    web = await distant.web(sweep_ms=100)
+    job_id = await web.submit()
+    following = await web.follow(job_id)
+    reading = asyncio.create_task(following.all(30))
+    lease = await distant.claim()
+    await distant.tell(lease, "before")
+    await proxy.stop()
+    async with AsyncExitStack() as stack:
+        near = Site(redis_server.url, stack)
+        stack.push_async_callback(near.close)
+        key = f"{distant.ns}job:{job_id}:events"
+        fields = ("type", "progress", "ts", 1, "step", "while away", "data", "{}")
+        await near.redis.call("XADD", key, "*", *fields)
+    assert (await web.get("/readyz")).status == 503
+    await proxy.start()
+
+    async def finished() -> bool:
+        try:
+            await distant.finish(lease)
+        except Exception:
+            return False
+        return True
+
+    await until(finished)
+    names = [event.name for event in await reading]
+    assert names == ["hello", "queued", "running", "progress", "progress", "done"]
+
+
+async def test_a_store_that_was_restarted_still_has_the_jobs(own_server: EmbeddedRedis) -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(own_server.url, stack)
+        stack.push_async_callback(site.close)
+        web = Web((await site.gateway()).url)
+        jobs = [await web.submit() for _ in range(10)]
+        await asyncio.to_thread(own_server.kill)
+        is_problem(await web.post("/v1/jobs", BODY), 503, "store_away")
+        await asyncio.to_thread(own_server.start)
+
+        async def back() -> bool:
+            return (await web.get("/readyz")).status == 200
+
+        await until(back)
+        for job_id in jobs:
+            assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "queued"

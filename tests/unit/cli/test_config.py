@@ -1,0 +1,139 @@
+"""Where a setting comes from, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from leasehold.cli.config import Config
+from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
+from leasehold.cli.settings import SETTINGS
+from leasehold.core.errors import UsageError
+
+
+def config_in(folder: Path, toml: str = "", **environment: str) -> Config:
+    if toml:
+        (folder / "leasehold.toml").write_text(toml)
+    return Config(environment, folder)
+
+
+def test_a_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    name = "gateway.port"
+    assert config_in(tmp_path).find(name).origin == "default"
+    config = config_in(tmp_path, "[gateway]\nport = 1\n")
+    assert (config.integer(name), config.find(name).origin) == (1, str(tmp_path / "leasehold.toml"))
+    config = config_in(tmp_path, LEASEHOLD_GATEWAY_PORT="2")
+    assert (config.integer(name), config.find(name).origin) == (
+        2,
+        "environment LEASEHOLD_GATEWAY_PORT",
+    )
+    assert (config.integer(name, 3), config.find(name, 3).origin) == (3, "flag")
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_every_setting_can_be_turned_by_its_variable_and_by_the_file(
+    tmp_path: Path, name: str
+) -> None:
+    setting = SETTINGS[name]
+    text = (
+        "42" if setting.kind in ("integer", "number") else "a,b" if setting.kind == "list" else "x"
+    )
+    by_variable = Config({setting.variable: text}, tmp_path)
+    assert by_variable.find(name).value != setting.default
+    table, _, key = name.rpartition(".")
+    value = {"integer": "42", "number": "42.0", "list": '["a", "b"]', "text": '"x"'}[setting.kind]
+    toml = f"[{table}]\n{key} = {value}\n" if table else f"{key} = {value}\n"
+    assert config_in(tmp_path, toml).find(name).value == by_variable.find(name).value
+
+
+def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
+    assert config_in(tmp_path, LEASEHOLD_LLM_URL="").find("llm.url").origin == "default"
+
+
+def test_a_secret_may_be_given_as_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("s3cret\n")
+    assert config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=str(secret)).text("llm.key") == "s3cret"
+    by_file = config_in(tmp_path, f'[llm]\nkey_file = "{secret}"\n')
+    assert by_file.text("llm.key") == "s3cret"
+    with pytest.raises(
+        UsageError, match="LEASEHOLD_API_KEY_FILE: the secret's file cannot be read"
+    ):
+        config_in(tmp_path, LEASEHOLD_API_KEY_FILE=str(tmp_path / "none")).text("api_key")
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[gateway]\nprot = 1\n", "no setting 'gateway.prot', did you mean 'gateway.port'?"),
+        ("[gateway]\nport = true\n", "gateway.port is True, which is not a valid integer"),
+        ("[gateway]\nport = 1.5\n", "not a valid integer"),
+        ("queue_url = 7\n", "not a valid text"),
+        ("[worker]\ndrain_timeout_s = 'soon'\n", "not a valid number"),
+        ("[gateway\n", "cannot be read"),
+    ],
+)
+def test_a_fault_in_the_file_is_named_with_what_would_be_right(
+    tmp_path: Path, toml: str, words: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        find_all(tmp_path, toml)
+    assert words in str(raised.value)
+    assert "leasehold.toml" in str(raised.value)
+
+
+def test_systemd_may_hand_a_secret_over_as_a_credential(tmp_path: Path) -> None:
+    (tmp_path / "LEASEHOLD_QUEUE_URL").write_text("streams+redis://u:p@h:1/0\n")
+    config = config_in(tmp_path, CREDENTIALS_DIRECTORY=str(tmp_path))
+    assert config.text("queue_url") == "streams+redis://u:p@h:1/0"
+    assert config.find("queue_url").origin == "credential LEASEHOLD_QUEUE_URL"
+    assert config.find("llm.key").origin == "default"
+
+
+def find_all(folder: Path, toml: str) -> None:
+    config = config_in(folder, toml)
+    for name in SETTINGS:
+        config.find(name)
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"LEASEHOLD_CONFIG names .* does not exist"):
+        config_in(tmp_path, LEASEHOLD_CONFIG="other.toml")
+
+
+def test_a_misspelt_variable_is_noticed_and_foreign_ones_are_not(tmp_path: Path) -> None:
+    config = config_in(tmp_path, LEASEHOLD_QEUE_URL="x", LEASEHOLD_TEST_WORKERS="4", HOME="/")
+    assert config.unknown_variables == ["LEASEHOLD_QEUE_URL"]
+
+
+def up_of(pid: int) -> RunningUp:
+    return RunningUp(
+        pid=pid,
+        gateway_url="http://127.0.0.1:1",
+        queue_url="streams+redis://127.0.0.1:2/0",
+        redis_url="redis://127.0.0.1:2/0",
+        started_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def test_a_running_up_in_this_folder_gives_the_queue(tmp_path: Path) -> None:
+    folder = tmp_path / ".leasehold"
+    folder.mkdir()
+    announce_up(folder, up_of(os.getpid()))
+    config = config_in(tmp_path)
+    assert config.text("queue_url") == "streams+redis://127.0.0.1:2/0"
+    assert "leasehold up" in config.find("queue_url").origin
+    assert (folder / "up.json").stat().st_mode & 0o077 == 0
+    assert config_in(tmp_path, LEASEHOLD_QUEUE_URL="memory://a").text("queue_url") == "memory://a"
+    withdraw_up(folder)
+    assert config_in(tmp_path).find("queue_url").origin == "default"
+
+
+def test_an_up_that_died_without_a_word_is_not_believed(tmp_path: Path) -> None:
+    announce_up(tmp_path, up_of(2**22 + 1))  # beyond the kernel's largest process id
+    assert running_up(tmp_path) is None
+    (tmp_path / "up.json").write_text("{half")
+    assert running_up(tmp_path) is None

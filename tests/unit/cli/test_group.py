@@ -1,0 +1,126 @@
+"""The commands there are, how light they start, and how errors end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from leasehold.cli import exits
+from leasehold.cli.exits import Exit, Failed
+from leasehold.cli.group import COMMANDS, LazyGroup, group, run
+from leasehold.core import errors
+
+HEAVY = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2", "structlog")
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_help_line_in_the_table_is_the_command_s_own(name: str) -> None:
+    command = LazyGroup().get_command(click.Context(group), name)
+    assert command is not None
+    assert (command.name, command.short_help) == (name, COMMANDS[name])
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: leasehold {name}")
+    assert len(out.splitlines()) > 4
+
+
+@pytest.mark.parametrize("name", ["ls", "inspect", "queues", "watch", "doctor", "bench", "version"])
+def test_every_reading_command_speaks_json(name: str) -> None:
+    command = LazyGroup().get_command(click.Context(group), name)
+    assert command is not None
+    assert "--json" in {option for param in command.params for option in param.opts}
+
+
+def test_help_and_an_unknown_command_import_no_command() -> None:
+    code = (
+        "import sys; from leasehold.cli.group import run; run(['--help']); run(['sumbit']);"
+        "print([m for m in sys.modules if m.startswith('leasehold.cli.commands.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "there is no command 'sumbit', did you mean 'submit'?" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["submit", "watch", "ls", "inspect", "queues", "cancel"])
+def test_a_light_command_never_loads_the_web_server_or_the_worker(name: str) -> None:
+    code = (
+        "import sys, leasehold.cli.group as g, leasehold.contracts.streams;"
+        f"g.run([{name!r}, '--help']);"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_light_command_starts_fast() -> None:
+    """About 120 ms on the machine this was written on; the bound leaves room for a busy one."""
+    best = min(_seconds("version") for _ in range(5))
+    bare = min(_seconds("") for _ in range(5))
+    assert best - bare < 0.5
+
+
+def _seconds(command: str) -> float:
+    argv = [sys.executable, *(["-m", "leasehold.cli", command] if command else ["-c", ""])]
+    begin = time.perf_counter()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidJob("x"), 2),
+        (errors.NotFound("x"), 3),
+        (errors.Conflict("x"), 4),
+        (errors.StoreUnreachable("x"), 5),
+        (errors.ReplyLost("x"), 5),
+        (Failed(Exit.JOB_FAILED, "x"), 6),
+        (Failed(Exit.TIMEOUT, "x"), 7),
+        (errors.ServerError("x"), 1),
+        (ValueError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
+    assert exits.exit_code_of(error) == code
+
+
+def test_an_error_is_one_line_and_with_json_one_object(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_QUEUE_URL", "strems+redis://127.0.0.1:1/0")
+    assert run(["ls"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("leasehold: queue URL strems+redis")
+    assert "did you mean 'streams'?" in said.err
+    assert len(said.err.splitlines()) == 1
+    assert run(["ls", "--json"]) == 2
+    problem = json.loads(capsys.readouterr().err)
+    assert (problem["code"], problem["exit_code"]) == ("unknown_contract", 2)
+    assert "streams" in problem["detail"]
+
+
+def test_a_wrong_option_is_a_usage_error_that_names_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["ls", "--limt", "3"]) == 2
+    assert "see `leasehold ls --help`" in capsys.readouterr().err
+    assert run(["submit"]) == 2
+    assert run([]) == 2
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    argv = f"{sys.executable} -m leasehold.cli config show --json | head -n 1"
+    done = subprocess.run(argv, shell=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["name"] == "queue_url"
+    assert done.stderr == ""

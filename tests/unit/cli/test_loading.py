@@ -1,0 +1,84 @@
+"""Which tasks a file or module brings, and what is said when it brings none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from leasehold.cli.config import Config
+from leasehold.cli.loading import load_tasks
+from leasehold.core.errors import UsageError
+
+APP = """
+from leasehold import exponential, task
+import neighbour
+
+@task("greet", retry=exponential(100))
+async def greet(job):
+    return neighbour.WORD
+
+also = greet
+
+@task("shout")
+def shout(job):
+    return 1
+
+def not_a_task(job): ...
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return Config({}, tmp_path)
+
+
+def test_a_file_brings_its_tasks_each_once_and_may_import_its_neighbours(
+    tmp_path: Path, config: Config
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "neighbour.py").write_text('WORD = "hello"\n')
+    assert [task.name for task in load_tasks("app.py", config)] == ["greet", "shout"]
+
+
+def test_a_module_is_found_from_the_current_folder(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "neighbour.py").write_text("WORD = 1\n")
+    (tmp_path / "shop" / "jobs.py").write_text(APP)
+    assert len(load_tasks("shop.jobs", config)) == 2
+
+
+def test_the_built_in_tasks_are_the_six_of_the_contract(config: Config) -> None:
+    names = {task.name for task in load_tasks("leasehold.tasks", config, samples=True)}
+    assert names == {"chat", "plan", "code", "tool", "rag", "embed"}
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("none.py", "there is no file none.py"),
+        ("empty.py", 'empty.py has no tasks; decorate a function with @task("name")'),
+        ("no_such_module", "there is no module 'no_such_module' here"),
+        ("empty", "has no tasks"),
+        ("folder/app.py", "there is no file folder/app.py"),
+    ],
+)
+def test_a_target_without_tasks_is_told_what_would_be_right(
+    tmp_path: Path, config: Config, target: str, words: str
+) -> None:
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(UsageError) as raised:
+        load_tasks(target, config)
+    assert words in str(raised.value)
+
+
+def test_a_missing_import_of_the_app_is_not_mistaken_for_a_missing_app(
+    tmp_path: Path, config: Config
+) -> None:
+    (tmp_path / "broken.py").write_text("import not_installed_anywhere\n")
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load_tasks("broken", config)

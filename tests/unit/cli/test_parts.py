@@ -1,0 +1,79 @@
+"""Small parts of the command line that need no store."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+import leasehold.cli
+import leasehold.tasks
+from leasehold.cli.commands.up import Wish, welcome
+from leasehold.cli.gateway_side import GatewaySide, parse_sse
+from leasehold.cli.sampler import sample_job
+from leasehold.core.errors import UsageError
+from leasehold.tasks import TASKS
+
+MODULES = [
+    module.name
+    for package in (leasehold.cli, leasehold.tasks)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not module.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_are_true(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
+    chance = random.Random(1)
+    jobs = [sample_job(TASKS[n % 6], chance) for n in range(3000)]
+    plays = [msgspec.json.decode(job.payload)["sample"] for job in jobs]
+    fails = Counter(play["fail"] for play in plays)
+    assert 0.02 < fails[9] / 3000 < 0.06
+    assert 0.09 < fails[1] / 3000 < 0.15
+    assert all(job.ttl_ms for job in jobs)
+
+
+def test_the_welcome_can_be_copied_with_its_live_port() -> None:
+    text = welcome("http://127.0.0.1:9999", samples=True)
+    assert text.count("curl -s") == 3
+    assert "8470" not in text
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8470"),
+        ("0.0.0.0", "http://127.0.0.1:8470"),
+        ("::", "http://[::1]:8470"),
+        ("::1", "http://[::1]:8470"),
+        ("box.example", "http://box.example:8470"),
+    ],
+)
+def test_the_gateway_is_named_by_an_address_that_can_be_opened(host: str, url: str) -> None:
+    from pathlib import Path
+
+    wish = Wish(host, 8470, Path(), "", samples=False, browser=False, drain_timeout_s=1)
+    assert wish.gateway_url == url
+
+
+def test_server_sent_events_become_job_events_and_hello_does_not() -> None:
+    assert list(parse_sse(["retry: 2000", "event: hello", "data: {}", ""])) == []
+    assert list(parse_sse([": heartbeat", ""])) == []
+    news = '{"type":"token","ts":7,"step":"model","data":{"text":"a: b"}}'
+    (event,) = parse_sse(["id: 5-0", "event: token", f"data: {news}", ""])
+    assert (event.event_id, event.type, event.ts_ms, event.step) == ("5-0", "token", 7, "model")
+    assert event.data == b'{"text":"a: b"}'
+
+
+def test_an_address_that_is_no_gateway_is_told() -> None:
+    with pytest.raises(UsageError, match=r"one looks like http://127\.0\.0\.1:8470"):
+        GatewaySide("127.0.0.1:8470")

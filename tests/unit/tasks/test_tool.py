@@ -1,0 +1,170 @@
+"""`tool`: what the allow-list permits, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.core.errors import UsageError
+from leasehold.core.outcome import Fatal, Retry
+from leasehold.tasks.tool import use_tool
+from leasehold.tasks.toolbox import Tool, load_tools
+from tests.unit.tasks.attempt import Attempt
+from tests.unit.tasks.model_server import model_server
+
+
+async def run(tool: Tool, **args: Any) -> dict[str, Any]:
+    return await use_tool(Attempt({"tool": "t", "args": args}), {"t": tool})
+
+
+def tools_file(folder: Path, text: str) -> Path:
+    path = folder / "tools.toml"
+    path.write_text(text)
+    return path
+
+
+async def test_a_command_runs_without_a_shell_and_its_argument_stays_one() -> None:
+    tool = Tool(command=["printf", "%s|", "{what}"], args={"what": ".*"})
+    result = await run(tool, what="a b; echo $HOME `id`")
+    assert result["stdout"] == "a b; echo $HOME `id`|"
+    assert result["exit_code"] == 0
+
+
+async def test_a_command_sees_nothing_of_our_environment_or_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_LLM_KEY", "s3cret")
+    env = await run(Tool(command=["env"], env={"LANG": "C"}))
+    assert sorted(line.split("=")[0] for line in env["stdout"].split()) == ["LANG", "PATH"]
+    where = await run(Tool(command=["pwd"]))
+    assert where["stdout"].strip() != str(Path.cwd())
+    assert not Path(where["stdout"].strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"what": "--delete"}, "does not match"),
+        ({"what": "a\0b"}, "does not match"),
+        ({"what": "x" * 300}, "does not match"),
+        ({}, "takes these arguments: what"),
+        ({"what": "a", "more": "b"}, "given were: more, what"),
+    ],
+)
+async def test_arguments_that_the_list_does_not_permit_end_the_job(
+    args: dict[str, str], words: str
+) -> None:
+    with pytest.raises(Fatal, match=words):
+        await run(Tool(command=["echo", "{what}"], args={"what": ""}), **args)
+
+
+async def test_a_tool_that_is_not_listed_is_refused_with_those_that_are() -> None:
+    with pytest.raises(Fatal, match="no tool 'rm'; the tools file allows: t"):
+        await use_tool(Attempt({"tool": "rm"}), {"t": Tool(command=["true"])})
+
+
+async def test_too_much_output_is_cut_and_the_command_still_ends() -> None:
+    tool = Tool(command=["head", "-c", "1000000", "/dev/zero"], output_bytes_max=1000)
+    result = await run(tool)
+    assert (len(result["stdout"]), result["truncated"]) == (1000, True)
+
+
+async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    script = f"sleep 300 & echo $! > {tmp_path}/pid; wait"
+    started = time.monotonic()
+    with pytest.raises(Fatal, match=r"took longer than its 0\.5 s"):
+        await run(Tool(command=["sh", "-c", script], timeout_s=0.5))
+    assert time.monotonic() - started < 10
+    child = int((tmp_path / "pid").read_text())
+    await gone(child)
+
+
+async def test_a_cancelled_attempt_ends_its_command(tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; exec sleep 300"
+    attempt = asyncio.create_task(run(Tool(command=["sh", "-c", script])))
+    async with asyncio.timeout(10):
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.sleep(0.01)  # looks again until the deadline
+    attempt.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    await gone(int((tmp_path / "pid").read_text()))
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(10):
+        while running(pid):
+            await asyncio.sleep(0.01)  # looks again until the deadline
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+async def test_a_failed_command_says_its_last_words() -> None:
+    with pytest.raises(Fatal, match="ended with 3: broken"):
+        await run(Tool(command=["sh", "-c", "echo broken >&2; exit 3"]))
+    allowed = Tool(command=["sh", "-c", "exit 3"], ok_exit_codes=(0, 3))
+    assert (await run(allowed))["exit_code"] == 3
+
+
+async def test_a_missing_program_ends_the_job() -> None:
+    with pytest.raises(Fatal, match="cannot be run: No such file"):
+        await run(Tool(command=["no-such-program-here"]))
+
+
+async def test_an_http_call_is_made_and_its_json_is_the_result() -> None:
+    with model_server() as script:
+        tool = Tool(url=script.url + "/v1/{what}", args={"what": ".*"})
+        result = await run(tool, what="models?x=../y")
+    assert (result["status"], result["body"]) == (200, {"data": [{"id": "listed-model"}]})
+    assert script.asked[0][0] == "/v1/models%3Fx%3D..%2Fy"
+
+
+async def test_an_http_call_fills_its_body_and_maps_its_errors() -> None:
+    with model_server(status=503, headers={"Retry-After": "2"}) as script:
+        tool = Tool(url=script.url, method="POST", body={"q": ["{q}"]}, args={"q": ".*"})
+        with pytest.raises(Retry) as raised:
+            await run(tool, q='"; drop')
+    assert raised.value.after_ms == 2000
+    assert script.asked[0][1] == {"q": ['"; drop']}
+
+
+def test_the_file_is_read_as_its_documentation_says(tmp_path: Path) -> None:
+    path = tools_file(
+        tmp_path,
+        '[tools.disk]\ncommand = ["df", "-h", "{path}"]\nargs.path = "/[a-z/]*"\ntimeout_s = 10\n'
+        '[tools.weather]\nurl = "https://weather.example/v1/{city}"\nargs.city = "[a-z]+"\n',
+    )
+    assert sorted(load_tools(path)) == ["disk", "weather"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tools.x]\n", 'either "command" or "url"'),
+        ('[tools.x]\ncommand = ["ls", "{path}"]\n', "uses {path}"),
+        ('[tools.x]\ncommand = ["{program}"]\nargs.program = ".*"\n', "name its program itself"),
+        ('[tools.x]\nurl = "http://{host}/"\nargs.host = ".*"\n', "fixed host"),
+        ('[tools.x]\nurl = "file:///etc/passwd"\n', "http or https"),
+        ('[tools.x]\ncommand = ["ls"]\nargs.a = "("\n', "pattern that is none"),
+        ('[tools.x]\ncommand = ["ls", "{a.b}"]\nargs.a = ""\n', "not a plain name"),
+        ('[tools.x]\ncomand = ["ls"]\n', "unknown field `comand`"),
+        ("[tools", "is not right"),
+    ],
+)
+def test_a_fault_in_the_file_is_named_before_any_job_runs(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        load_tools(tools_file(tmp_path, text))
+    assert words in str(raised.value)

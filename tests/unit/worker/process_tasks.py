@@ -1,0 +1,54 @@
+"""Handlers that run in child processes must be importable: here they are."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from leasehold.core.outcome import Retry
+from leasehold.worker import Job, task
+
+
+@task("pid", process=True)
+def pid(job: Job) -> dict[str, Any]:
+    job.report(50, "half way", data={"from": "child"})
+    return {"pid": os.getpid(), "payload": job.payload, "attempt": job.attempt}
+
+
+@task("apid", process=True)
+async def apid(job: Job) -> int:
+    await job.report(10)
+    await asyncio.sleep(0)
+    return os.getpid()
+
+
+@task("hang", process=True, timeout_s=0.3)
+def hang(job: Job) -> None:
+    """Deaf to signals, with a child of its own: only a kill of the whole session helps."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "60"])
+    job.report(1, "hanging", data={"pids": [os.getpid(), child.pid]})
+    time.sleep(60)
+
+
+@task("forever", process=True)
+def forever(job: Job) -> None:
+    job.report(1, "hanging", data={"pids": [os.getpid()]})
+    time.sleep(60)
+
+
+@task("die", process=True)
+def die(job: Job) -> None:
+    os._exit(9)
+
+
+@task("raise", process=True)
+def raising(job: Job) -> None:
+    raise Retry(1.5, "not yet")
+
+
+@task("odd", process=True)
+def odd(job: Job) -> object:
+    return object()

@@ -1,0 +1,73 @@
+"""Burst mode: run what there is, then stop."""
+
+import asyncio
+
+from leasehold.core.job import NewJob
+from leasehold.core.seam import Upkeep
+from leasehold.worker import Job, Worker, task
+from tests.unit.worker.seam import Store, View
+
+
+@task("noop")
+async def noop(job: Job) -> None:
+    return None
+
+
+async def test_an_empty_queue_ends_a_burst_at_once() -> None:
+    worker = Worker([noop], queues=[Store().open], burst=True)
+    assert await asyncio.wait_for(worker.serve(), 5) == 0
+
+
+async def test_jobs_that_jobs_submit_belong_to_the_burst() -> None:
+    store = Store()
+    store.add("parent", payload=b"3")
+
+    @task("parent")
+    async def parent(job: Job) -> None:
+        await asyncio.sleep(0.05)  # longer than an empty claim takes
+        if job.payload:
+            payload = str(job.payload - 1).encode()
+            new = NewJob(task="parent", payload=payload, job_id=f"{job.id}+")
+            await View(store).submit([new])
+
+    await Worker([parent], queues=[store.open], burst=True).serve()
+    assert list(store.outcomes) == ["parent-1", "parent-1+", "parent-1++", "parent-1+++"]
+
+
+async def test_a_burst_waits_for_all_of_its_queues() -> None:
+    stores = [Store(name=f"q{number}") for number in range(3)]
+    for number, store in enumerate(stores):
+        store.add("noop", 50 * number)
+    await Worker([noop], queues=[store.open for store in stores], burst=True).serve()
+    assert [len(store.outcomes) for store in stores] == [0, 50, 100]
+
+
+async def test_what_upkeep_promotes_belongs_to_the_burst() -> None:
+    store = Store()
+
+    class Promoting(View):
+        async def upkeep(self) -> Upkeep:
+            if not store.attempts and not store.waiting:
+                store.add("noop")
+            return Upkeep(promoted=1)
+
+    await Worker([noop], queues=[lambda: Promoting(store)], burst=True).serve()
+    assert store.kinds() == {"noop-1": "complete"}
+
+
+async def test_upkeep_runs_beside_a_running_handler() -> None:
+    from leasehold.worker import Settings
+
+    store = Store()
+    store.add("wait")
+
+    @task("wait")
+    async def wait(job: Job) -> None:
+        before = store.calls["upkeep"]
+        while store.calls["upkeep"] < before + 3:
+            await asyncio.sleep(0.001)
+
+    settings = Settings(upkeep_ms=5)
+    worker = Worker([wait], queues=[store.open], settings=settings, burst=True)
+    await asyncio.wait_for(worker.serve(), 10)
+    assert store.kinds() == {"wait-1": "complete"}

@@ -1,0 +1,193 @@
+"""Handlers in threads and child processes, and what they see of their job."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from leasehold.core.errors import LeaseLost, UsageError
+from leasehold.worker import Job, Worker, task
+from tests.unit.worker import process_tasks as child
+from tests.unit.worker.seam import Store, serving
+
+
+async def until_gone(pids: list[int], timeout_s: float = 5) -> None:
+    """Wait until none of the processes runs any more (a zombie does not run)."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while any(_runs(pid) for pid in pids):
+        assert loop.time() < deadline, f"still running: {[p for p in pids if _runs(p)]}"
+        await asyncio.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def reported_pids(store: Store) -> list[int]:
+    pids: list[int] = msgspec.json.decode(store.reports[0].data)["pids"]
+    return pids
+
+
+async def test_a_plain_function_runs_in_a_thread_and_reports_by_a_plain_call() -> None:
+    store = Store()
+    store.add("work", payload=b'{"n": 2}')
+    threads: list[str] = []
+
+    @task("work")
+    def work(job: Job) -> int:
+        threads.append(threading.current_thread().name)
+        job.report(30, "begun", type="stage", data={"k": 1})
+        return int(job.payload["n"]) * 2
+
+    await Worker([work], queues=[store.open], burst=True).serve()
+    assert threads[0].startswith("leasehold-handler")
+    assert store.outcomes["work-1"].result == b"4"
+    report = store.reports[0]
+    assert (report.type, report.step, report.progress) == ("stage", "begun", b"30")
+    assert report.data == b'{"k":1}'
+
+
+async def test_a_thread_that_reports_on_a_lost_lease_is_told_so() -> None:
+    store = Store()
+    store.add("work")
+    met: list[str] = []
+
+    @task("work")
+    def work(job: Job) -> None:
+        store.stolen.add(job.id)
+        try:
+            job.report(1)
+        except LeaseLost:
+            met.append(job.id)
+            raise
+
+    worker = Worker([work], queues=[store.open])
+    async with serving(worker):
+        await worker.watch.until("lost")
+    assert met == ["work-1"]
+    assert store.calls["settle"] == 0
+
+
+async def test_no_more_threads_run_than_the_pool_has() -> None:
+    store = Store()
+    store.add("work", 12)
+    lock, running, most = threading.Lock(), 0, 0
+
+    @task("work")
+    def work(job: Job) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+
+    worker = Worker([work], queues=[store.open], concurrency=3, burst=True)
+    await worker.serve()
+    assert most <= 3
+    assert len(store.outcomes) == 12
+
+
+async def test_a_process_handler_runs_elsewhere_and_reports_and_returns() -> None:
+    store = Store()
+    store.add("pid", 3, payload=b'{"x": 1}')
+    store.add("apid")
+    worker = Worker([child.pid, child.apid], queues=[store.open], concurrency=1, burst=True)
+    await worker.serve()
+    results = [msgspec.json.decode(store.outcomes[f"pid-{n}"].result) for n in (1, 2, 3)]
+    assert {result["pid"] for result in results} != {os.getpid()}
+    assert len({result["pid"] for result in results}) == 1  # a child is used again
+    assert results[0]["payload"] == {"x": 1}
+    assert [report.progress for report in store.reports] == [b"50", b"50", b"50", b"10"]
+    assert msgspec.json.decode(store.outcomes["apid-1"].result) == results[0]["pid"]
+    await until_gone([results[0]["pid"]])
+
+
+async def test_a_timeout_kills_the_process_and_all_it_started() -> None:
+    store = Store()
+    store.add("hang")
+    worker = Worker([child.hang], queues=[store.open])
+    async with serving(worker):
+        await worker.watch.until("settled", timeout_s=20)
+        await until_gone(reported_pids(store))
+    assert store.code("hang-1") == "timeout"
+
+
+async def test_a_cancel_request_kills_the_process() -> None:
+    store = Store(lease_ms=300)
+    store.add("forever")
+    worker = Worker([child.forever], queues=[store.open])
+    async with serving(worker):
+        await worker.watch.until("reported", timeout_s=20)
+        store.cancels.add("forever-1")
+        await worker.watch.until("settled")
+        await until_gone(reported_pids(store))
+    assert store.kinds() == {"forever-1": "cancel"}
+
+
+async def test_a_lost_lease_kills_the_process_and_nothing_is_written() -> None:
+    store = Store(lease_ms=300)
+    store.add("forever")
+    worker = Worker([child.forever], queues=[store.open])
+    async with serving(worker):
+        await worker.watch.until("reported", timeout_s=20)
+        store.stolen.add("forever-1")
+        await worker.watch.until("lost")
+        await until_gone(reported_pids(store))
+    assert store.calls["settle"] == 0
+
+
+async def test_a_process_that_dies_is_a_failed_attempt_and_its_place_is_filled_again() -> None:
+    store = Store()
+    store.add("die", 2)
+    store.add("raise")
+    store.add("odd")
+    tasks = [child.die, child.raising, child.odd]
+    await Worker(tasks, queues=[store.open], concurrency=1, burst=True).serve()
+    assert store.code("die-1") == store.code("die-2") == "process_died"
+    failure = store.outcomes["die-1"].failure
+    assert failure is not None
+    assert "exit code 9" in failure.message
+    assert (store.kinds()["raise-1"], store.outcomes["raise-1"].delay_ms) == ("retry", 1500)
+    assert (store.kinds()["odd-1"], store.code("odd-1")) == ("bury", "result_not_json")
+
+
+def test_a_process_handler_must_be_importable() -> None:
+    with pytest.raises(UsageError, match="top of a module"):
+
+        @task("inner", process=True)
+        def inner(job: Job) -> None:
+            return None
+
+
+async def test_an_app_file_without_a_main_guard_can_have_process_handlers(tmp_path: Path) -> None:
+    """The child imports the file; the worker at its end must not start a second time there."""
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import asyncio, os\n"
+        "from leasehold import NewJob, Worker, open_ledger, open_queue, task\n"
+        "@task('pid', process=True)\n"
+        "def pid(job):\n"
+        "    return os.getpid()\n"
+        "url = 'memory://unguarded'\n"
+        "job = NewJob(task='pid', payload=b'{}', job_id='one')\n"
+        "asyncio.run(open_queue(url).submit([job]))\n"
+        "print('exit', Worker([pid], queues=[url], burst=True).run())\n"
+        "print(asyncio.run(open_ledger(url).get('one')).state)\n"
+    )
+    import sys
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(app), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert out.decode().splitlines()[-2:] == ["exit 0", "done"]

@@ -1,0 +1,124 @@
+"""Queues share the slots of a worker fairly."""
+
+import asyncio
+
+from leasehold.worker import Job, Worker, task
+from leasehold.worker.slots import Share, Slots
+from tests.unit.worker.seam import Store, serving
+
+
+def take_now(slots: Slots, share: Share, count: int) -> None:
+    slots.used += count
+    share.in_use += count
+
+
+def test_a_lone_queue_takes_half_at_a_time_so_that_claims_overlap() -> None:
+    slots = Slots(100, batch_max=500)
+    share = slots.share()
+    assert slots.allowance(share) == 50
+    take_now(slots, share, 50)
+    assert slots.allowance(share) == 50
+    take_now(slots, share, 50)
+    assert slots.allowance(share) == 0
+
+
+def test_a_single_slot_can_be_taken() -> None:
+    slots = Slots(1, batch_max=500)
+    assert slots.allowance(slots.share()) == 1
+
+
+def test_free_slots_may_be_borrowed_while_nobody_else_is_hungry() -> None:
+    slots = Slots(10, batch_max=500)
+    busy, quiet = slots.share(), slots.share()
+    take_now(slots, busy, 5)
+    quiet.idle = True
+    assert slots.allowance(busy) == 5
+
+
+def test_nobody_borrows_what_a_hungry_queue_is_owed() -> None:
+    slots = Slots(10, batch_max=500)
+    busy, hungry = slots.share(), slots.share()
+    take_now(slots, busy, 8)
+    hungry.hungry = True
+    assert slots.allowance(busy) == 0
+    assert slots.allowance(hungry) == 2
+
+
+def test_an_idle_queue_waits_with_one_slot_only() -> None:
+    slots = Slots(10, batch_max=500)
+    idle, _other = slots.share(), slots.share()
+    idle.idle = True
+    assert slots.allowance(idle) == 1
+
+
+async def test_a_taker_finds_all_slots_that_were_freed_in_one_turn() -> None:
+    slots = Slots(4, batch_max=500)
+    share = slots.share()
+    assert await slots.take(share) == 2
+    assert await slots.take(share) == 2
+    taker = asyncio.create_task(slots.take(share))
+    await asyncio.sleep(0)
+    slots.give(share, 1)
+    slots.give(share, 1)
+    assert await taker == 2
+
+
+async def test_closing_wakes_whoever_waits() -> None:
+    slots = Slots(1, batch_max=500)
+    share = slots.share()
+    await slots.take(share)
+    taker = asyncio.create_task(slots.take(share))
+    await asyncio.sleep(0)
+    slots.close()
+    assert await taker == 0
+
+
+async def test_a_busy_queue_does_not_starve_another() -> None:
+    flood, trickle = Store(name="flood"), Store(name="trickle")
+    flood.add("work", 400)
+    trickle.add("work", 20)
+    order: list[str] = []
+
+    @task("work")
+    async def work(job: Job) -> None:
+        order.append(job.queue)
+        await asyncio.sleep(0.001)
+
+    queues = [flood.open, trickle.open]
+    await Worker([work], queues=queues, concurrency=4, burst=True).serve()
+    assert len(order) == 420
+    last = max(index for index, queue in enumerate(order) if queue == "trickle")
+    assert last < 120  # about half of the slots were its own until it was empty
+
+
+async def test_a_job_in_a_quiet_queue_starts_while_its_neighbour_is_flooded() -> None:
+    flood, quiet = Store(name="flood"), Store(name="quiet")
+    flood.add("work", 100_000)
+
+    @task("work")
+    async def work(job: Job) -> None:
+        await asyncio.sleep(0.002)
+
+    worker = Worker([work], queues=[flood.open, quiet.open], concurrency=10)
+    async with serving(worker):
+        await worker.watch.until("settled", 50)
+        quiet.add("work", 3)
+        before = worker.watch.counts["settled"]
+        while len(quiet.outcomes) < 3:
+            assert worker.watch.counts["settled"] - before < 1_000
+            await asyncio.sleep(0)
+
+
+async def test_one_slot_serves_two_queues_in_turn() -> None:
+    first, second = Store(name="first"), Store(name="second")
+    first.add("work", 5)
+    second.add("work", 5)
+
+    @task("work")
+    async def work(job: Job) -> None:
+        return None
+
+    worker = Worker([work], queues=[first.open, second.open], concurrency=1)
+    async with serving(worker):
+        await worker.watch.until("settled", 10)
+    assert len(first.outcomes) == len(second.outcomes) == 5
