@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import cast
 
 
 @dataclass(slots=True)
@@ -37,8 +38,7 @@ class _Poster(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._next()
 
     def data_received(self, data: bytes) -> None:
@@ -77,9 +77,16 @@ def _content_length(head: bytes) -> int:
 
 
 async def post(
-    host: str, port: int, path: str, body: bytes, *, count: int, connections: int
+    host: str,
+    port: int,
+    path: str,
+    body: bytes,
+    *,
+    count: int,
+    connections: int,
+    within_s: float = 300,
 ) -> LoadResult:
-    """`count` equal requests over `connections` connections; raises when one breaks."""
+    """`count` equal requests over `connections` connections; raises when one breaks or all stall."""
     loop = asyncio.get_running_loop()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
@@ -90,7 +97,8 @@ async def post(
     opened = [
         await loop.create_connection(lambda: _Poster(work), host, port) for _ in range(connections)
     ]
-    await work.finished
+    async with asyncio.timeout(within_s):
+        await work.finished
     took = time.perf_counter() - began
     for transport, _ in opened:
         transport.abort()

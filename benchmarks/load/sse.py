@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 STAMP = re.compile(rb'"t": ?(\d+)')
 CONNECTING_AT_ONCE = 100
@@ -67,8 +68,7 @@ class _Client(asyncio.Protocol):
         self._unread = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
+        cast("asyncio.Transport", transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         whole, newline, rest = (self._unread + data).rpartition(b"\n")

@@ -6,10 +6,10 @@ import uvloop
 
 from harness import processes
 from harness.adapter import Peer, PeerError
-from harness.gateway import HOST, start_gateway
+from harness.gateway import HOST, Gateway, start_gateway
 from harness.quantiles import quantile
 from harness.scenario import QUEUES, Column, Figures, Scenario, Stage
-from load.http import post
+from load.http import LoadResult, post
 
 MODES = ("single", "concurrent", "bulk")
 HTTP_CONNECTIONS = 64
@@ -37,17 +37,9 @@ def measure(stage: Stage, name: str) -> Figures:
 def _through_http(stage: Stage, peer: Peer) -> Figures:
     gateway = start_gateway(peer)
     stage.server.fresh()
-    body = gateway.told["body"].encode()
-    warm_up = post(HOST, gateway.port, "/v1/jobs", body, count=64, connections=8)
-    uvloop.run(warm_up)
+    _post(peer, gateway, count=64, connections=8)  # warm up
     before = processes.usage(gateway.pid)
-    load = post(
-        HOST, gateway.port, "/v1/jobs", body, count=stage.jobs, connections=HTTP_CONNECTIONS
-    )
-    result = uvloop.run(load)
-    wrong = {status: count for status, count in result.statuses.items() if status >= 300}
-    if wrong:
-        raise PeerError(f"{peer.name}: the gateway answered {wrong} under load{peer.tail()}")
+    result = _post(peer, gateway, count=stage.jobs, connections=HTTP_CONNECTIONS)
     after = processes.usage(gateway.pid)
     return {
         "http_per_s": stage.jobs / result.seconds,
@@ -55,6 +47,21 @@ def _through_http(stage: Stage, peer: Peer) -> Figures:
         "http_p99_ms": quantile(result.latencies_ms, 0.99),
         "http_cpu_us": (after.cpu_s - before.cpu_s) / stage.jobs * 1e6,
     }
+
+
+def _post(peer: Peer, gateway: Gateway, *, count: int, connections: int) -> LoadResult:
+    body = gateway.told["body"].encode()
+    load = post(HOST, gateway.port, "/v1/jobs", body, count=count, connections=connections)
+    try:
+        result = uvloop.run(load)
+    except (OSError, TimeoutError) as error:
+        raise PeerError(
+            f"{peer.name}: its gateway broke under load: {error!r}{peer.tail()}"
+        ) from None
+    wrong = {status: answers for status, answers in result.statuses.items() if status >= 300}
+    if wrong:
+        raise PeerError(f"{peer.name}: the gateway answered {wrong} under load{peer.tail()}")
+    return result
 
 
 SCENARIO = Scenario(

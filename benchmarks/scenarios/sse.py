@@ -76,6 +76,10 @@ async def _connect(crowd: Crowd, peer: Peer, gateway: Gateway, job_ids: list[str
             f"{peer.name}: only {crowd.greeted} of {len(paths)} clients got their hello within "
             f"{CONNECT_PATIENCE_S:.0f} s{peer.tail()}"
         ) from None
+    except OSError as error:
+        raise PeerError(
+            f"{peer.name}: a client could not connect after {crowd.greeted}: {error}{peer.tail()}"
+        ) from None
     if crowd.refused:
         raise PeerError(f"{peer.name}: the gateway refused clients: {crowd.refused}{peer.tail()}")
     return took

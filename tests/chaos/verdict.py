@@ -154,8 +154,8 @@ class _Job:
         "attempt",
         "claimed_at",
         "early_reap",
-        "ended_by",
         "ends",
+        "epochs",
         "fence",
         "job_id",
         "last",
@@ -177,7 +177,7 @@ class _Job:
         self.claimed_at = -1
         self.early_reap: tuple[JournalEvent, ...] = ()
         self.ends: dict[int, JournalEvent] = {}
-        self.ended_by = ""
+        self.epochs = 1
 
 
 class _Checker:
@@ -341,6 +341,8 @@ class _Checker:
             job.submitted = event
         elif event.type == "claim":
             job.token_h, job.worker_id = event.token_h, event.worker_id
+        elif event.type == "reopen":
+            job.epochs += 1
 
     # --- the whole ---------------------------------------------------------------------------
 
@@ -437,8 +439,7 @@ class _Checker:
             self.found(
                 "I18", job.job_id, f"its own events do not end with {job.state!r}", events[-1]
             )
-        epochs = 1 + sum(event.step.endswith(("reopen", "retry")) for event in events)
-        if len(ends) > epochs:
+        if len(ends) > job.epochs:
             self.found("I18", job.job_id, "its own events end more than once", *ends)
 
     def _conserved(self, counts: Counts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -15,8 +16,11 @@ _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "w
 _FORMATS = ("auto", "json", "text")
 
 
-def set_up_logs(config: Config, level: str | None = None) -> str:
-    """Route structlog and the standard library's logging to stderr; returns the level's name."""
+def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] = ()) -> str:
+    """Route structlog and the standard library's logging to stderr; returns the level's name.
+
+    `add` are further processors, such as the worker's that adds the ids of the running job.
+    """
     name, style = config.text("log_level", level).lower(), config.text("log_format")
     if name not in _LEVELS:
         raise UsageError(f"log_level is {name!r}; it is one of {', '.join(_LEVELS)}")
@@ -24,7 +28,7 @@ def set_up_logs(config: Config, level: str | None = None) -> str:
         raise UsageError(f"log_format is {style!r}; it is one of {', '.join(_FORMATS)}")
     as_text = style == "text" or (style == "auto" and sys.stderr.isatty())
     structlog.configure(
-        processors=_processors(as_text),
+        processors=[*add, *_processors(as_text)],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[name]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,

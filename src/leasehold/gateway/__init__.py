@@ -1,0 +1,1 @@
+"""The web application before the queues: HTTP in, server-sent events out."""

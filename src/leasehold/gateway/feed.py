@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 import structlog
 
-from leasehold.core.errors import StoreError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Journal
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
+from leasehold.gateway.reading import FollowLedger, is_away, read_changes
 from leasehold.gateway.subscriber import Subscriber, deliver
 
 _log = structlog.get_logger("leasehold.gateway")
@@ -29,26 +28,17 @@ _log = structlog.get_logger("leasehold.gateway")
 NOW = "$"
 _PAGE = 500
 _CHUNK = 500
+_STEP = 200
 _WAIT_MS = 2_000
 _AWAY_S = 0.5
 _SOON_S = 0.05
-# Above this many journal events at once the names are not worth their reading: look at all jobs.
-_CROWD = 250
-_REST_S_PER_EVENT = 40e-6
+# So many rich pages of the journal in a row mean that reading it costs more than it tells: skip to
+# its end, look at all followed jobs instead, and leave the time of some pages to the clients.
+_RICH_PAGE = 100
+_RICH_PAGES_MAX = 20
+_REST_S = 0.1
 _EXPIRED = comment("the job has expired")
-
-
-class FollowLedger(Protocol):
-    """What the feed needs of a contract's ledger."""
-
-    async def get(self, job_id: str) -> JobRecord | None:
-        """The job, or None if there is none (any more)."""
-
-    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
-        """Events of one job after a cursor."""
-
-    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        """New events of many jobs, each after its own cursor, without waiting."""
+_UNREADABLE = comment("the events of this job cannot be read")
 
 
 class _Channel:
@@ -88,6 +78,7 @@ class Feed:
         self._on_events = on_events
         self._channels: dict[str, _Channel] = {}
         self._followed = asyncio.Event()
+        self._away = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -129,12 +120,6 @@ class Feed:
             if not self._channels:
                 self._followed.clear()
 
-    def end_all(self, chunk: bytes) -> None:
-        """End every stream with some last words."""
-        for channel in list(self._channels.values()):
-            for subscriber in list(channel.subscribers):
-                subscriber.end(chunk)
-
     async def _catch_up(self, subscriber: Subscriber) -> None:
         """Hand over one page of what lies before the channel's position, then join the channel.
 
@@ -144,7 +129,11 @@ class Feed:
             events = await self._ledger.events(
                 subscriber.job_id, after=subscriber.event_id, limit=_PAGE
             )
-        except StoreError:
+        except Exception as error:
+            if not is_away(error):
+                _log.warning("events_unreadable", job_id=subscriber.job_id, error=str(error))
+                subscriber.end(_UNREADABLE)
+                return
             await asyncio.sleep(_AWAY_S)  # the client keeps its place while the store is away
             return
         served = sum(deliver(subscriber, event, self._final) for event in events)
@@ -161,23 +150,24 @@ class Feed:
 
     async def _tail(self) -> None:
         """Follow the journal while somebody follows a job."""
-        after = NOW
+        after, rich_pages = NOW, 0
         while True:
             if not self._channels:
                 after = NOW
                 await self._followed.wait()
             try:
                 events = await self._journal.wait(after=after, wait_ms=_WAIT_MS)
-                if not events:
-                    continue
-                crowded = len(events) > _CROWD
-                after = NOW if crowded else events[-1].seq
-                named = self._channels if crowded else {event.job_id for event in events}
-                await self._read([job_id for job_id in named if job_id in self._channels])
-                if crowded:
-                    await asyncio.sleep(len(events) * _REST_S_PER_EVENT)
-            except StoreError as error:
-                _log.warning("feed_store_away", error=str(error))
+                if events:
+                    after = events[-1].seq
+                    rich_pages = rich_pages + 1 if len(events) >= _RICH_PAGE else 0
+                    await self._read({event.job_id for event in events} & self._channels.keys())
+                if rich_pages >= _RICH_PAGES_MAX:
+                    after, rich_pages = NOW, 0
+                    await asyncio.sleep(_REST_S)
+                    await self._read(self._channels)
+                self._store_is(None)
+            except Exception as error:
+                self._store_is(error)
                 after = NOW
                 await asyncio.sleep(_AWAY_S)
 
@@ -187,13 +177,39 @@ class Feed:
             first = not self._channels
             await self._followed.wait()
             # What happened between the first client's reading and our tailing is found soon.
-            await asyncio.sleep(_SOON_S if first else self._sweep_s)
+            await asyncio.sleep(_SOON_S if first else self._rest_s())
             self._beat(time.monotonic())
             try:
-                await self._read(list(self._channels))
-                await self._check(time.monotonic())
-            except StoreError as error:
-                _log.warning("feed_store_away", error=str(error))
+                await self._look_at_all()
+            except Exception as error:
+                self._store_is(error)
+                await asyncio.sleep(_AWAY_S)
+
+    def _store_is(self, trouble: Exception | None) -> None:
+        """Say once that the store has gone and once that it is back; the reader never gives up."""
+        if trouble is not None and not is_away(trouble):
+            _log.error("feed_failed", exc_info=trouble)
+        elif trouble is not None and not self._away:
+            self._away = True
+            _log.warning("feed_store_away", error=str(trouble))
+        elif trouble is None and self._away:
+            self._away = False
+            _log.info("feed_store_back")
+
+    def _rest_s(self) -> float:
+        """A round takes its own share of the time between two; the last step's rest is this."""
+        return self._sweep_s * _STEP / max(len(self._channels), _STEP)
+
+    async def _look_at_all(self) -> None:
+        """One round over all followed jobs, in steps spread over the time between two rounds."""
+        job_ids = list(self._channels)
+        pause_s = self._rest_s()
+        for start in range(0, len(job_ids), _STEP):
+            step = job_ids[start : start + _STEP]
+            await self._read(step)
+            await self._check(step, time.monotonic())
+            if start + _STEP < len(job_ids):
+                await asyncio.sleep(pause_s)
 
     def _beat(self, now_s: float) -> None:
         for channel in self._channels.values():
@@ -202,8 +218,9 @@ class Feed:
                     subscriber.pushed_s = now_s
                     subscriber.push(HEARTBEAT)
 
-    async def _read(self, job_ids: list[str]) -> None:
+    async def _read(self, names: Iterable[str]) -> None:
         """Fetch and hand out what is new in these jobs, in bounded steps."""
+        job_ids = list(names)
         while job_ids:
             step, job_ids = job_ids[:_CHUNK], job_ids[_CHUNK:]
             cursors = {
@@ -213,9 +230,10 @@ class Feed:
             }
             if not cursors:
                 continue
-            for job_id, events in (await self._ledger.changes(cursors)).items():
-                if self._hand_out(job_id, events):
-                    job_ids.append(job_id)
+            changed, unreadable = await read_changes(self._ledger, cursors)
+            job_ids += [job_id for job_id in changed if self._hand_out(job_id, changed[job_id])]
+            for job_id in unreadable:
+                self._end(job_id, _UNREADABLE)
 
     def _hand_out(self, job_id: str, events: list[JobEvent]) -> bool:
         """Give one job's new events to its live subscribers; True if there may be more."""
@@ -237,19 +255,18 @@ class Feed:
         self._on_events(served)
         return len(events) >= 1000
 
-    async def _check(self, now_s: float) -> None:
-        """Now and then ask whether a quiet job still exists, and whether it is over (G9)."""
+    async def _check(self, job_ids: list[str], now_s: float) -> None:
+        """Now and then ask whether a quiet job still exists, and whether it is over."""
         due = [
             channel
-            for channel in self._channels.values()
-            if now_s - channel.checked_s >= self._heartbeat_s
+            for job_id in job_ids
+            if (channel := self._channels.get(job_id))
+            and now_s - channel.checked_s >= self._heartbeat_s
         ]
-        for start in range(0, len(due), _CHUNK):
-            step = due[start : start + _CHUNK]
-            records = await asyncio.gather(*(self._ledger.get(each.job_id) for each in step))
-            for channel, record in zip(step, records, strict=True):
-                channel.checked_s = now_s
-                self._judge(channel, record)
+        records = await asyncio.gather(*(self._ledger.get(each.job_id) for each in due))
+        for channel, record in zip(due, records, strict=True):
+            channel.checked_s = now_s
+            self._judge(channel, record)
 
     def _judge(self, channel: _Channel, record: JobRecord | None) -> None:
         """End the stream of a job that is gone, or that ended without saying so.
@@ -272,5 +289,9 @@ class Feed:
         else:
             channel.looks_over = record.state in self._final
             return
-        for subscriber in list(channel.subscribers):
+        self._end(channel.job_id, last)
+
+    def _end(self, job_id: str, last: bytes) -> None:
+        channel = self._channels.get(job_id)
+        for subscriber in list(channel.subscribers) if channel else ():
             subscriber.end(last)

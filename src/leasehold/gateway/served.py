@@ -12,9 +12,10 @@ from leasehold.core.job import JobEvent
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.core.state import MACHINES
-from leasehold.gateway.feed import Feed, FollowLedger
+from leasehold.gateway.feed import Feed
 from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.metrics import Metrics
+from leasehold.gateway.reading import FollowLedger
 from leasehold.gateway.settings import GatewaySettings
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from leasehold.core.errors import LeaseLost
+from leasehold.core.errors import LeaseLost, StoreError
 from leasehold.core.lease import Report
 from leasehold.core.outcome import Outcome
 from leasehold.core.retry import judge
@@ -69,6 +69,8 @@ class _Wire:
         answer = self.inbox.get()
         if isinstance(answer, frames.Written) and answer.lost:
             raise LeaseLost(held.lease.job_id, answer.lost)
+        if isinstance(answer, frames.Written) and answer.refused:
+            raise StoreError(answer.refused, operation="report")
         return WRITTEN
 
     def _listen(self) -> None:

@@ -13,14 +13,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from leasehold.core.errors import LeaseLost
+from leasehold.core.errors import LeaseholdError, LeaseLost
 from leasehold.core.outcome import Outcome
 from leasehold.worker import frames
+from leasehold.worker.child import main
 from leasehold.worker.holding import Attempt
 from leasehold.worker.outcomes import ProcessDied
 from leasehold.worker.task import Task
 
-_START = "import sys; sys.path[:] = {path!r}; from leasehold.worker.child import main; main({fd})"
+_START = f"import sys; sys.path[:] = {{path!r}}; from {main.__module__} import main; main({{fd}})"
 
 
 class Child:
@@ -43,9 +44,9 @@ class Child:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        child = cls(process)
-        child._reader, child._writer = await asyncio.open_unix_connection(sock=ours)
-        return child
+        made = cls(process)
+        made._reader, made._writer = await asyncio.open_unix_connection(sock=ours)
+        return made
 
     @property
     def usable(self) -> bool:
@@ -57,6 +58,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._writer.close()
+        asyncio.get_running_loop().run_in_executor(None, self._process.wait)  # no zombie stays
 
     async def reap(self) -> int:
         """Wait until it is gone; its exit code."""
@@ -144,7 +146,9 @@ async def _converse(child: Child, attempt: Attempt, begun: Callable[[Attempt], N
                 try:
                     await attempt.source.report(attempt.held, news)
                 except LeaseLost as lost:
-                    child.send(frames.Written(lost.reason))
+                    child.send(frames.Written(lost=lost.reason))
+                except LeaseholdError as error:
+                    child.send(frames.Written(refused=str(error)))
                 else:
                     child.send(frames.Written())
             case frames.Ended(kind, result, failure, delay_ms):

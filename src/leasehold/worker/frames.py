@@ -25,9 +25,10 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `News`; `lost` is why it was not written, if it was not."""
+    """The answer to a `News`; if it was not written, `lost` or `refused` says why."""
 
     lost: str = ""
+    refused: str = ""
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):

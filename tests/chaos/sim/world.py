@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -24,6 +25,7 @@ from leasehold.contracts.memory.contents import Contents
 from leasehold.contracts.memory.options import MemoryOptions
 from leasehold.contracts.memory.sharing import SharedStore
 from leasehold.contracts.memory.steering import cancel, count, pause
+from leasehold.core.event import JournalEvent
 from leasehold.core.state import MEMORY
 from leasehold.worker import Worker
 from tests.chaos.sim.loop import Node, SimLoop, Stuck
@@ -31,6 +33,8 @@ from tests.chaos.sim.network import CALM, Network, Weather
 from tests.chaos.sim.nodes import LEASE_MS, SETTINGS, Observed, make_task, new_job, submit_all
 from tests.chaos.sim.planted import SOUND, Rules
 from tests.chaos.verdict import Fault, Observation, Snapshot, Verdict, check
+
+T = TypeVar("T")
 
 EPOCH_MS = 1_700_000_000_000
 STORM_S = 12.0
@@ -56,6 +60,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         return self.verdict.ok and not self.errors
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """The three logs of one run, and the store at its end."""
+
+    events: list[JournalEvent]
+    observations: list[Observation]
+    faults: list[Fault]
+    snapshot: Snapshot
 
 
 class World:
@@ -227,15 +240,24 @@ class World:
                 break
         await asyncio.sleep(3 * LEASE_MS / 1000)  # whatever was late has arrived by now
 
-    def judged(self) -> Verdict:
+    def recorded(self) -> Recording:
         contents = self.shared.store.contents
         records = [job.record() for job in contents.jobs.values()]
         told = {job.job_id: tuple(job.events) for job in contents.jobs.values()}
-        return check(
-            contents.history.read("", len(contents.history)),
+        return Recording(
+            events=contents.history.read("", len(contents.history)),
             observations=self.observations,
             faults=self.faults,
             snapshot=Snapshot(records=records, events=told, counts=count(contents)),
+        )
+
+    def judged(self) -> Verdict:
+        made = self.recorded()
+        return check(
+            made.events,
+            observations=made.observations,
+            faults=made.faults,
+            snapshot=made.snapshot,
         )
 
     def trace(self) -> str:
@@ -249,7 +271,16 @@ class World:
 
 
 def simulate(seed: int, rules: Rules = SOUND) -> Run:
-    """Run one seed to its end."""
+    """Run one seed to its end, and judge it."""
+    return _play(seed, rules, _outcome)
+
+
+def record(seed: int) -> Recording:
+    """Run one seed to its end, and keep what was logged."""
+    return _play(seed, SOUND, World.recorded)
+
+
+def _play(seed: int, rules: Rules, answer: Callable[[World], T]) -> T:
     with _silence():
         world = World(seed, rules)
         try:
@@ -257,7 +288,7 @@ def simulate(seed: int, rules: Rules = SOUND) -> Run:
         except Stuck as stuck:
             world.errors.append(repr(stuck))
         try:
-            return _outcome(world)
+            return answer(world)
         finally:
             world.network.closed = True
             world.loop.bury()

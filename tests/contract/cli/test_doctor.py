@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.store.embedded import EmbeddedRedis
 from leasehold.store.redis import Redis
-from tests.contract.cli.conftest import Cli, Said, wait_until
+from tests.contract.cli.conftest import Cli, Said, Start, wait_until
 
 
 def by_check(said: Said) -> dict[str, dict[str, Any]]:
@@ -140,10 +140,10 @@ def test_a_misspelt_variable_is_noted(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert "LEASEHOLD_GATEWAY_PROT" in by_check(cli("doctor", "--json"))["settings"]["detail"]
 
 
-def test_bench_measures_on_a_store_of_its_own(cli: Cli, tmp_path: Path) -> None:
-    said = cli("bench", "--jobs", "500", "--seconds", "0.5", "--json")
-    assert said.code == 0
-    figures = said.lines[0]
+def test_bench_measures_on_a_store_of_its_own(cli: Cli, start: Start) -> None:
+    bench = start("bench", "--jobs", "500", "--seconds", "0.5", "--json")
+    assert bench.ended() == 0, bench.words
+    figures = json.loads(bench.out[0])
     assert figures["jobs"] == 500
     assert figures["enqueue_per_s"] > 0
     assert figures["run_per_s"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -174,6 +175,15 @@ def test_a_running_job_is_canceled_through_its_worker(cli: Cli, start: Start, ap
     assert cli("cancel", job_id).out == f"{job_id} told to its worker\n"
     watched = cli("watch", job_id, "--timeout", "30", "--json")
     assert (watched.code, watched.lines[-1]["type"]) == (6, "canceled")
+
+
+def test_ctrl_c_while_watching_is_exit_code_130(cli: Cli, start: Start) -> None:
+    job_id = cli("submit", "chat").out.strip()
+    watching = start("watch", job_id)
+    watching.heard("queued")
+    watching.signal(signal.SIGINT)
+    assert watching.ended() == 130
+    assert [line for line in watching.err if line] == ["leasehold: interrupted"]
 
 
 def test_pause_holds_jobs_back_until_resume(cli: Cli, start: Start, app: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.contract.cli.conftest import Program, wait_until
+from tests.unit.tasks.model_server import model_server
 
 TASKS = {"chat", "plan", "code", "tool", "rag", "embed"}
 
@@ -148,6 +149,23 @@ def test_a_taken_port_names_the_remedy_before_anything_starts(tmp_path: Path) ->
         assert refused.ended() == 4
     assert f"choose another: leasehold up --port {port + 1}" in refused.words
     assert not (tmp_path / ".leasehold").exists()
+
+
+def test_a_task_with_a_real_model_gets_no_samples(tmp_path: Path, free_port: int) -> None:
+    with model_server() as script:
+        program = Program(
+            ["up", "--port", str(free_port)], tmp_path, {"LEASEHOLD_LLM_URL": script.url}
+        )
+        try:
+            program.heard("no samples for chat, plan, code, rag, embed")
+            args = ["submit", "chat", "-d", '{"prompt": "hi"}', "--wait", "--timeout", "30"]
+            asked = Program(args, tmp_path, {})
+            assert asked.ended() == 0, asked.words
+            assert json.loads(asked.out[0])["text"] == "Hello, world"
+        finally:
+            program.kill()
+    chats = [body for path, body, _ in script.asked if path.endswith("/chat/completions")]
+    assert len(chats) == 1
 
 
 def test_a_named_redis_is_used_and_left_running(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -23,6 +24,16 @@ def chat(job):
 @task("embed")
 async def embed(job):
     return 1
+"""
+
+
+TALKS = """
+import structlog
+from leasehold import task
+
+@task("talk")
+async def talk(job):
+    structlog.get_logger("library").info("deep inside")
 """
 
 
@@ -122,6 +133,17 @@ def test_a_lease_time_and_several_queues_can_be_given(
     wait_until(lambda: cli("inspect", job_id, "--json").lines[0]["state"] == "running")
     job = cli("inspect", job_id, "--json").lines[0]
     assert 0 < job["lease_until_ms"] - job["updated_ms"] <= 3000
+
+
+def test_what_a_handler_logs_carries_the_ids_of_its_job(
+    cli: Cli, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "talks.py").write_text(TALKS)
+    worker = start("worker", "talks.py")
+    job_id = cli("submit", "talk").out.strip()
+    line = json.loads(worker.heard("deep inside"))
+    assert (line["job_id"], line["attempt"], line["level"]) == (job_id, 1, "info")
+    assert "ts" in line
 
 
 def test_a_worker_without_tasks_says_what_is_missing(start: Start, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from leasehold.core.job import NewJob
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site, until
 from tests.contract.gateway.test_refusals import is_problem
@@ -319,3 +320,52 @@ async def test_a_reopened_job_is_followed_on_from_its_first_end(site: Site, web:
     await site.finish(await site.claim())
     names = [event.name for event in await following.all()]
     assert names == ["hello", "queued", "running", "done"]
+
+
+@pytest.mark.parametrize("how", ["wrong type", "no text"])
+async def test_one_unreadable_job_does_not_silence_the_others(site: Site, how: str) -> None:
+    web = await site.web(sweep_ms=50)
+    broken, *sound = [await web.submit() for _ in range(4)]
+    doomed = await web.follow(broken)
+    others = [await web.follow(job_id) for job_id in sound]
+    key = f"{site.ns}job:{broken}:events"
+    if how == "wrong type":
+        await site.redis.pipeline([("DEL", key), ("SET", key, "not a stream")])
+    else:
+        fields = (b"type", b"\xff\xfe", "ts", "x", "step", b"\xff", "data", b"\xff")
+        await site.redis.call("XADD", key, "*", *fields)
+    for job_id in sound:
+        await foreign(site, job_id, "done")
+    for other in others:
+        assert [event.name for event in await other.all()] == ["hello", "queued", "done"]
+    if how == "wrong type":
+        async with asyncio.timeout(5):
+            assert [event async for event in doomed][
+                -1
+            ].data == "the events of this job cannot be read"
+    else:
+        doomed.close()
+
+
+async def test_a_flood_of_other_jobs_does_not_drown_the_followed_ones(site: Site) -> None:
+    """More journal than the gateway wants to read: it skips, and still misses nothing."""
+    web = await site.web(sweep_ms=60_000, heartbeat_ms=600_000)
+    job_id = await web.submit()
+    following = await web.follow(job_id)
+    seen: list[SseEvent] = []
+    reading = asyncio.create_task(collect(following, seen))
+    lease = await site.claim()
+
+    async def tailing() -> bool:
+        await site.tell(lease, "awake?")
+        return any(event.name == "progress" for event in seen)
+
+    await until(tailing)
+    others = [NewJob(task="chat", payload=b"{}")] * 2000
+    for turn in range(8):
+        await site.worker.submit(others)
+        await site.tell(lease, f"step {turn}")
+    await site.finish(lease)
+    await asyncio.wait_for(reading, 20)
+    told = [event.event_id for event in await site.ledger.events(job_id, limit=5000)]
+    assert [event.id for event in seen if event.id] == told

@@ -256,3 +256,20 @@ async def test_garbage_in_the_stream_is_dropped_and_harms_no_neighbour(bench):
     ]  # fmt: skip
     assert sum(event.type == "expire" for event in events) == 3
     assert await bench.outside.xlen(stream) == 0
+
+
+async def test_a_page_goes_on_when_the_job_it_ended_at_was_removed(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new(f"j{n:03}") for n in range(450)])  # many within one millisecond
+    first = await ledger.find(Query(limit=220))
+    last = first.jobs[-1].job_id
+    await ledger.remove([last])
+    rest = await ledger.find(Query(limit=1000, after=first.after))
+    seen = [job.job_id for job in [*first.jobs, *rest.jobs]]
+    assert sorted(seen) == [f"j{n:03}" for n in range(450)]
+
+
+@pytest.mark.parametrize("after", ["nonsense", "12", "x:y"])
+async def test_a_cursor_that_is_none_is_refused(bench, after):
+    with pytest.raises(UsageError, match="cursor"):
+        await bench.ledger().find(Query(after=after))

@@ -13,6 +13,7 @@ import pytest
 
 import leasehold.cli
 import leasehold.tasks
+from leasehold.cli.checks.redis import clock_finding, version_finding
 from leasehold.cli.commands.up import Wish, welcome
 from leasehold.cli.gateway_side import GatewaySide, parse_sse
 from leasehold.cli.sampler import sample_job
@@ -72,6 +73,26 @@ def test_server_sent_events_become_job_events_and_hello_does_not() -> None:
     (event,) = parse_sse(["id: 5-0", "event: token", f"data: {news}", ""])
     assert (event.event_id, event.type, event.ts_ms, event.step) == ("5-0", "token", 7, "model")
     assert event.data == b'{"text":"a: b"}'
+
+
+@pytest.mark.parametrize(
+    ("info", "level"),
+    [
+        ({"redis_version": "6.0.16"}, "problem"),
+        ({"redis_version": "6.2.14"}, "note"),
+        ({"redis_version": "7.0.15"}, "ok"),
+        ({"redis_version": "7.2.4", "valkey_version": "9.0.0"}, "ok"),
+    ],
+)
+def test_the_doctor_knows_which_servers_are_too_old(info: dict[str, str], level: str) -> None:
+    assert version_finding(info).level == level
+
+
+@pytest.mark.parametrize(
+    ("skew_ms", "level"), [(5, "ok"), (-900, "ok"), (-1500, "note"), (40_000, "problem")]
+)
+def test_the_doctor_notices_clocks_that_disagree(skew_ms: int, level: str) -> None:
+    assert clock_finding(skew_ms).level == level
 
 
 def test_an_address_that_is_no_gateway_is_told() -> None:

@@ -30,13 +30,13 @@ def hang(job: Job) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(["sleep", "60"])
     job.report(1, "hanging", data={"pids": [os.getpid(), child.pid]})
-    time.sleep(60)
+    time.sleep(60)  # only a kill ends it
 
 
 @task("forever", process=True)
 def forever(job: Job) -> None:
     job.report(1, "hanging", data={"pids": [os.getpid()]})
-    time.sleep(60)
+    time.sleep(60)  # only a kill ends it
 
 
 @task("die", process=True)

@@ -65,7 +65,7 @@ async def test_upkeep_runs_beside_a_running_handler() -> None:
     async def wait(job: Job) -> None:
         before = store.calls["upkeep"]
         while store.calls["upkeep"] < before + 3:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # looks again
 
     settings = Settings(upkeep_ms=5)
     worker = Worker([wait], queues=[store.open], settings=settings, burst=True)

@@ -126,7 +126,7 @@ async def test_an_empty_store_that_answers_at_once_does_not_make_the_worker_spin
     async with serving(worker):
         await worker.watch.until("ready")
         before = store.calls["claim"]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # a window in which to count calls
         assert store.calls["claim"] - before <= 8
 
 

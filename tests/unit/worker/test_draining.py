@@ -65,7 +65,7 @@ async def test_handlers_that_outlast_the_drain_are_cancelled_and_released_not_fa
 
     @task("long")
     async def long(job: Job) -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # only a cancel ends it
 
     worker = Worker([long], queues=[store.open], settings=Settings(drain_ms=50))
     async with serving(worker) as serve:
@@ -157,7 +157,7 @@ async def test_two_signals_within_a_moment_count_as_one() -> None:
     stopping.press()
     assert stopping.drain.is_set()
     assert not stopping.release.is_set()
-    await asyncio.sleep(0.11)
+    await asyncio.sleep(0.11)  # longer than one press
     stopping.press()
     assert stopping.release.is_set()
 
@@ -169,7 +169,7 @@ async def test_cancelling_serve_writes_nothing_more() -> None:
 
     @task("wait")
     async def wait(job: Job) -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # only a cancel ends it
 
     worker = Worker([wait], queues=[store.open])
     serve = asyncio.create_task(worker.serve())

@@ -20,7 +20,7 @@ async def test_a_timeout_ends_an_async_handler_as_failed() -> None:
     async def slow(job: Job) -> str:
         assert job.deadline is not None
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # only a cancel ends it
         finally:
             stopped.append(job.cancelled)
         return "never"
@@ -38,7 +38,7 @@ async def test_a_timeout_is_retried_by_the_policy_of_the_task() -> None:
 
     @task("slow", timeout_s=0.02, retry=fixed(1234))
     async def slow(job: Job) -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # only a cancel ends it
 
     worker = Worker([slow], queues=[store.open])
     async with serving(worker):
@@ -53,7 +53,7 @@ async def test_a_handler_in_time_is_not_disturbed_by_its_timeout() -> None:
 
     @task("brisk", timeout_s=0.2)
     async def brisk(job: Job) -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the work
 
     worker = Worker([brisk], queues=[store.open], burst=True)
     await worker.serve()

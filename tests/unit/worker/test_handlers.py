@@ -2,14 +2,15 @@
 
 import asyncio
 import os
+import sys
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from leasehold.core.errors import LeaseLost, UsageError
-from leasehold.worker import Job, Worker, task
+from leasehold.core.errors import LeaseLost, ServerError, UsageError
+from leasehold.worker import Job, Settings, Worker, task
 from tests.unit.worker import process_tasks as child
 from tests.unit.worker.seam import Store, serving
 
@@ -20,7 +21,7 @@ async def until_gone(pids: list[int], timeout_s: float = 5) -> None:
     deadline = loop.time() + timeout_s
     while any(_runs(pid) for pid in pids):
         assert loop.time() < deadline, f"still running: {[p for p in pids if _runs(p)]}"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # looks again
 
 
 def _runs(pid: int) -> bool:
@@ -161,6 +162,17 @@ async def test_a_process_that_dies_is_a_failed_attempt_and_its_place_is_filled_a
     assert (store.kinds()["odd-1"], store.code("odd-1")) == ("bury", "result_not_json")
 
 
+async def test_a_report_refused_by_the_store_is_raised_in_the_process() -> None:
+    store = Store()
+    store.before["report"] = lambda _: ServerError("ERR too long")
+    store.add("pid")
+    settings = Settings(settle_tries_max=1)
+    await Worker([child.pid], queues=[store.open], settings=settings, burst=True).serve()
+    failure = store.outcomes["pid-1"].failure
+    assert failure is not None
+    assert (failure.code, failure.message) == ("store", "ERR too long")
+
+
 def test_a_process_handler_must_be_importable() -> None:
     with pytest.raises(UsageError, match="top of a module"):
 
@@ -184,10 +196,31 @@ async def test_an_app_file_without_a_main_guard_can_have_process_handlers(tmp_pa
         "print('exit', Worker([pid], queues=[url], burst=True).run())\n"
         "print(asyncio.run(open_ledger(url).get('one')).state)\n"
     )
-    import sys
-
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(app), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     out, _ = await asyncio.wait_for(process.communicate(), 30)
     assert out.decode().splitlines()[-2:] == ["exit 0", "done"]
+
+
+async def test_a_handlers_process_dies_with_its_worker_however_that_died(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import asyncio, os, time\n"
+        "from leasehold import NewJob, Worker, open_queue, task\n"
+        "@task('hang', process=True)\n"
+        "def hang(job):\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+        "job = NewJob(task='hang', payload=b'{}')\n"
+        "asyncio.run(open_queue('memory://orphans').submit([job]))\n"
+        "Worker([hang], queues=['memory://orphans']).run()\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(app), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    pid = int(await asyncio.wait_for(process.stdout.readline(), 30))
+    process.kill()
+    await process.wait()
+    await until_gone([pid])

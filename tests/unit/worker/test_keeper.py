@@ -90,7 +90,7 @@ async def test_a_stolen_lease_cancels_the_handler_and_nothing_is_written() -> No
     @task("wait")
     async def wait(job: Job) -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # only a cancel ends it
         finally:
             seen.append(job.cancelled)
 
@@ -116,7 +116,7 @@ async def test_a_lease_is_lost_when_its_local_deadline_passes_unconfirmed() -> N
     async def wait(job: Job) -> None:
         began.append(time.monotonic())
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # only a cancel ends it
         finally:
             lost.append(time.monotonic())
 
@@ -135,7 +135,7 @@ async def test_a_hanging_extend_does_not_hide_that_the_deadline_passed() -> None
 
     @task("wait")
     async def wait(job: Job) -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # only a cancel ends it
 
     worker = Worker([wait], queues=[store.open])
     async with serving(worker):
@@ -150,7 +150,7 @@ async def test_a_cancel_request_stops_the_handler_and_settles_as_cancelled() -> 
     @task("wait")
     async def wait(job: Job) -> str:
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # only a cancel ends it
         except asyncio.CancelledError:
             assert job.cancelled
         return "a value that no longer counts"

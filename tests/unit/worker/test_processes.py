@@ -45,7 +45,7 @@ class Herd:
     async def until(self, pattern: str, count: int) -> list[str]:
         async with asyncio.timeout(15):
             while len(found := sorted(path.name for path in self.folder.glob(pattern))) < count:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # looks again
         return found
 
     @contextlib.asynccontextmanager

@@ -82,7 +82,7 @@ async def test_a_busy_queue_does_not_starve_another() -> None:
     @task("work")
     async def work(job: Job) -> None:
         order.append(job.queue)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # the work
 
     queues = [flood.open, trickle.open]
     await Worker([work], queues=queues, concurrency=4, burst=True).serve()
@@ -97,7 +97,7 @@ async def test_a_job_in_a_quiet_queue_starts_while_its_neighbour_is_flooded() ->
 
     @task("work")
     async def work(job: Job) -> None:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # the work
 
     worker = Worker([work], queues=[flood.open, quiet.open], concurrency=10)
     async with serving(worker):

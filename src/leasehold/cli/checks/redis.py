@@ -26,15 +26,16 @@ async def redis_findings(redis: Redis, name: str) -> list[Finding]:
     skew_ms = int(clock[0]) * 1000 + int(clock[1]) / 1000 - (before_ms + after_ms) / 2
     return [
         Finding("ok", "reachable", f"{name} in {after_ms - before_ms:.1f} ms"),
-        _version(info),
+        version_finding(info),
         _role(info),
         _aof(info),
         *await _settings(redis),
-        _clock(skew_ms),
+        clock_finding(skew_ms),
     ]
 
 
-def _version(info: dict[str, str]) -> Finding:
+def version_finding(info: dict[str, str]) -> Finding:
+    """6.2 is needed (XAUTOCLAIM, XPENDING IDLE), 7 is better."""
     text = info.get("valkey_version") or info.get("redis_version", "0")
     # Valkey calls itself Redis 7.2 here, so that the comparison holds for both.
     number = tuple(int(part) for part in info.get("redis_version", "0.0").split(".")[:2])
@@ -90,7 +91,8 @@ def _memory(policy: str, limit: str) -> Finding:
     return judged("eviction", detail, bad=policy != "noeviction", level=level, remedy=remedy)
 
 
-def _clock(skew_ms: float) -> Finding:
+def clock_finding(skew_ms: float) -> Finding:
+    """`skew_ms` is positive when the store is ahead."""
     level: Any = "problem" if abs(skew_ms) > _SKEW_MS_PROBLEM else "note"
     return judged(
         "clock",

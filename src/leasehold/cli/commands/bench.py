@@ -6,7 +6,6 @@ The figures that are compared with other systems come from `benchmarks/`; this i
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.store.embedded import embedded_redis
 from leasehold.worker import Job, Settings, Task, Worker, task
+from leasehold.worker.logs import configure_logs
 
 _BULK = 500
 _PROBES_PER_S = 100
@@ -37,7 +37,7 @@ def command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
     """
     import uvloop
 
-    _quiet_logs()
+    configure_logs(level="error", json=False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(_bench(jobs, seconds, fsync))
     if as_json:
@@ -137,17 +137,6 @@ def _stopwatch() -> Iterator[list[float]]:
     begin = time.perf_counter()
     yield elapsed
     elapsed[0] = time.perf_counter() - begin
-
-
-def _quiet_logs() -> None:
-    import logging
-
-    import structlog
-
-    quiet = structlog.make_filtering_bound_logger(logging.ERROR)
-    structlog.configure(
-        wrapper_class=quiet, logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )
 
 
 def _text(figures: dict[str, Any]) -> str:

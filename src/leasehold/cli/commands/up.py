@@ -175,11 +175,11 @@ async def _start_parts(
     program = [sys.executable, "-m", "leasehold.cli"]
     mine = ["--from", queue_url, "--parent", str(os.getpid())]
     gateway = [*program, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
-    worker = [*program, "worker", "leasehold.tasks", *mine]
+    worker = [*program, "worker", "leasehold.tasks", "--samples", *mine]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
-    await supervisor.start("worker", [*worker, *(["--samples"] if wish.samples else [])])
+    await supervisor.start("worker", worker)
     stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
 
 

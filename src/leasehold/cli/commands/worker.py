@@ -56,8 +56,9 @@ def _one(target: str, urls: list[str], config: Config, flags: dict[str, Any]) ->
     from leasehold.cli.loading import load_tasks
     from leasehold.cli.logs import set_up_logs
     from leasehold.worker import Settings, Worker, identity
+    from leasehold.worker.logs import add_job
 
-    level = set_up_logs(config, flags["log_level"])
+    level = set_up_logs(config, flags["log_level"], add=[add_job])
     tasks = load_tasks(target, config, samples=flags["samples"])
     socket, watchdog_ms = notify_address()
     settings = Settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from leasehold.core.seam import Counts, Page, Query
 from leasehold.store.redis import Arg, Redis
 
 _STATES = ("queued", "running", "done", "error", "canceled")
+_CURSOR = re.compile(r"\d+:.+", re.DOTALL)
 _PAGE_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 5_000
@@ -38,6 +40,11 @@ class StreamsLedger:
         if unknown:
             raise UsageError(
                 f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(_STATES)}",
+                contract=CONTRACT,
+            )
+        if query.after and not _CURSOR.fullmatch(query.after):
+            raise UsageError(
+                f"{query.after!r} is not a cursor; pass the `after` of the page before",
                 contract=CONTRACT,
             )
         found: list[JobRecord] = []
@@ -144,19 +151,31 @@ class StreamsLedger:
         return answers
 
     async def _index_step(self, after: str) -> list[tuple[str, int]]:
+        """The next jobs of the index after a cursor; found by rank, as many share a millisecond."""
+        index = self._keys[6]
+        if not after:
+            return await self._ranks(0)
         created, _, last_id = after.partition(":")
+        rank = await self._redis.call("ZREVRANK", index, last_id)
+        if rank is not None:
+            return await self._ranks(rank + 1)
+        # The cursor's own job is gone: start where its millisecond starts and skip by comparing.
+        start = await self._redis.call("ZCOUNT", index, f"({created}", "+inf")
+        while step := await self._ranks(start):
+            start += len(step)
+            left = [(job, ms) for job, ms in step if (ms, job) < (int(created), last_id)]
+            if left:
+                return left
+        return []
+
+    async def _ranks(self, start: int) -> list[tuple[str, int]]:
         flat = await self._redis.call(
-            "ZREVRANGEBYSCORE", self._keys[6], created or "+inf", "-inf", "WITHSCORES",
-            "LIMIT", 0, _PAGE_STEP + (1 if after else 0),
-        )  # fmt: skip
-        step = [
+            "ZREVRANGE", self._keys[6], start, start + _PAGE_STEP - 1, "WITHSCORES"
+        )
+        return [
             (member.decode(), int(float(score)))
             for member, score in zip(flat[::2], flat[1::2], strict=True)
         ]
-        if not after:
-            return step
-        # Equal times are ordered by id, downwards, so the cursor's own place is found by comparing.
-        return [(job_id, ms) for job_id, ms in step if (ms, job_id) < (int(created), last_id)]
 
     async def _hashes(self, step: list[tuple[str, int]]) -> list[tuple[str, int, Any]]:
         flats = await self._redis.pipeline([("HGETALL", self._job_key(job)) for job, _ in step])

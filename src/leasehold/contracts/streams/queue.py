@@ -63,6 +63,8 @@ class StreamsQueue:
         # The id stands inside JSON that a script writes, so it keeps to harmless characters.
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
         self._held: dict[str, None] = {}
+        # One claim at a time: a second one could not tell what the first is about to hold.
+        self._claiming = asyncio.Lock()
         self._answer_lost = False
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
 
@@ -97,9 +99,9 @@ class StreamsQueue:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            state, now, last, woken, due, entries = await self._claim_once(limit)
-            if entries:
-                return [self._lease(entry, now) for entry in entries]
+            (state, now, last, woken, due), leases = await self._claim_once(limit)
+            if leases:
+                return leases
             remaining_ms = int((deadline - loop.time()) * 1000)
             if due and state == b"ok":
                 remaining_ms = min(remaining_ms, due - now)
@@ -206,21 +208,23 @@ class StreamsQueue:
                 reason = f"the queue holds {self._options.max_depth} jobs, which is its limit"
                 return Submitted(job_id, "full", reason, _FULL_RETRY_MS)
 
-    async def _claim_once(self, limit: int) -> Any:
-        recover = self._answer_lost
-        # Set before asking: whatever ends this call early, the next one looks for what it took.
-        self._answer_lost = True
-        reply = await self._run(
-            "claim",
-            self.worker_id,
-            min(limit, _BATCH_MAX),
-            self._options.lease_ms,
-            self._options.lost_max,
-            1 if recover else 0,
-            *(self._held if recover else ()),
-        )
-        self._answer_lost = False
-        return reply
+    async def _claim_once(self, limit: int) -> tuple[Any, list[Lease]]:
+        async with self._claiming:
+            recover = self._answer_lost
+            # Set before asking: whatever ends this call early, the next one looks for what it took.
+            self._answer_lost = True
+            reply = await self._run(
+                "claim",
+                self.worker_id,
+                min(limit, _BATCH_MAX),
+                self._options.lease_ms,
+                self._options.lost_max,
+                1 if recover else 0,
+                *(self._held if recover else ()),
+            )
+            self._answer_lost = False
+            *rest, entries = reply
+            return rest, [self._lease(entry, rest[1]) for entry in entries]
 
     async def _listen(self, wait_ms: int, state: bytes, last: bytes, woken: bytes) -> None:
         """Sleep until something is added to the stream, somebody calls, or the time is up."""
@@ -275,6 +279,8 @@ def _check(job: NewJob, job_id: str) -> None:
         raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
     if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms < 1):
         raise InvalidJob("delay_ms cannot be negative and ttl_ms is at least 1")
+    if job.priority or job.gid:
+        raise InvalidJob("this contract has neither priorities nor groups; leave them out")
     if job.options:
         names = ", ".join(sorted(job.options))
         raise InvalidJob(f"this contract has no job options; these were given: {names}")

@@ -40,6 +40,14 @@ local function start(job, msg_id, task, payload)
     job.fence, job.created_ts, job.trace }
 end
 
+-- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
+local function give_back(job, task)
+  local fence, was = text[job.fence], job.lease_until
+  job.ver, job.attempt, job.lease_until, job.status = job.ver + 1, job.attempt - 1, '0', 'queued'
+  note(job.id, 'release', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence,
+    '0', was, WORKER, job.max_attempts)
+end
+
 -- An entry of ours or somebody's, in whatever state its job is by now.
 local function take(msg_id, flat, ours_unknown)
   local id, task, payload = fields_of(flat)
@@ -50,8 +58,10 @@ local function take(msg_id, flat, ours_unknown)
   if FINAL[job.status] then -- S-18: a redelivered finished job is only acknowledged
     return drop_entry(msg_id)
   end
-  if job.status == 'running' then
-    local held = tonumber(job.lease_until) > NOW and not ours_unknown
+  if job.status == 'running' and ours_unknown and job.worker == WORKER then
+    give_back(job, task)
+  elseif job.status == 'running' then
+    local held = tonumber(job.lease_until) > NOW
     if held and job.msg_id ~= msg_id then -- the same job enqueued twice
       return drop_entry(msg_id)
     end

@@ -64,6 +64,9 @@ end
 -- The entry stays where it is in the group and looks idle, so that the next claim takes it before
 -- anything newer: a job handed back does not lose its place.
 local function release(job, o)
+  if call('HGET', job.key, 'cancel') == '1' then
+    return close(job, o, 'canceled', 'cancel', 'error')
+  end
   call('XCLAIM', STREAM, GROUP, job.worker, '0', o.msg_id, 'IDLE', '86400000', 'JUSTID')
   back(job, 'release', job.attempt - 1, 0, 'queued', '{}', '', o.msg_id, '')
   call('HSET', UPKEEP, 'search_at', '0')
@@ -100,7 +103,7 @@ local BECAME = {
   retry = { error = 'bury', retry = 'retry', canceled = 'cancel' },
   bury = { error = 'bury' },
   snooze = { snooze = 'retry', canceled = 'cancel' },
-  release = { release = 'release' },
+  release = { release = 'release', canceled = 'cancel' },
 }
 
 -- The verdict on an outcome that was accepted before; nil if this attempt was not settled by us.

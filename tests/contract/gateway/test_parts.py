@@ -1,0 +1,145 @@
+"""Small parts of the gateway by themselves: gathering, limits, frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from leasehold.core.errors import ReplyLost
+from leasehold.core.job import JobEvent, NewJob, Submitted
+from leasehold.gateway.frames import comment, frame
+from leasehold.gateway.gather import GatheredSubmits
+from leasehold.gateway.limits import RateLimit, StreamLimit
+from leasehold.gateway.problems import CODES, Problem
+
+
+def job(name: str, size: int = 2) -> NewJob:
+    return NewJob(task="chat", payload=b"x" * size, job_id=name)
+
+
+class Slow:
+    """A queue that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go = asyncio.Semaphore(0)
+        self.fails = False
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        self.batches.append([job.job_id for job in jobs])
+        await self.go.acquire()
+        if self.fails:
+            raise ReplyLost("lost")
+        return [Submitted(job.job_id, "created") for job in jobs]
+
+
+async def until_sent(queue: Slow, batches: int) -> None:
+    async with asyncio.timeout(5):
+        while len(queue.batches) < batches:
+            await asyncio.sleep(0)
+
+
+async def test_what_arrives_during_one_submit_travels_with_the_next() -> None:
+    queue = Slow()
+    gathered = GatheredSubmits(queue)
+    first = asyncio.create_task(gathered.submit([job("a")]))
+    await until_sent(queue, 1)
+    rest = [asyncio.create_task(gathered.submit([job(name)])) for name in "bcd"]
+    await asyncio.sleep(0)
+    queue.go.release()
+    await until_sent(queue, 2)
+    queue.go.release()
+    answers = await asyncio.gather(first, *rest)
+    assert queue.batches == [["a"], ["b", "c", "d"]]
+    assert [answer[0].job_id for answer in answers] == ["a", "b", "c", "d"]
+
+
+async def test_a_batch_is_bounded_in_number_and_size() -> None:
+    queue = Slow()
+    gathered = GatheredSubmits(queue)
+    asked = [asyncio.create_task(gathered.submit([job(str(n))])) for n in range(150)]
+    asked += [asyncio.create_task(gathered.submit([job(f"big{n}", 600_000)])) for n in range(4)]
+    for _ in range(10):
+        queue.go.release()
+    await asyncio.gather(*asked)
+    assert [len(batch) for batch in queue.batches] == [100, 52, 2]
+
+
+async def test_an_error_reaches_everyone_whose_job_was_in_the_batch() -> None:
+    queue = Slow()
+    queue.fails = True
+    gathered = GatheredSubmits(queue)
+    asked = [asyncio.create_task(gathered.submit([job(name)])) for name in "ab"]
+    queue.go.release()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(result) for result in results] == [ReplyLost, ReplyLost]
+    queue.fails = False
+    queue.go.release()
+    assert (await gathered.submit([job("c")]))[0].job_id == "c"
+
+
+async def test_a_job_whose_client_left_before_it_was_sent_is_not_sent() -> None:
+    queue = Slow()
+    gathered = GatheredSubmits(queue)
+    first = asyncio.create_task(gathered.submit([job("a")]))
+    await until_sent(queue, 1)
+    left = asyncio.create_task(gathered.submit([job("b")]))
+    await asyncio.sleep(0)
+    left.cancel()
+    queue.go.release()
+    await first
+    queue.go.release()
+    await gathered.submit([job("c")])
+    assert queue.batches == [["a"], ["c"]]
+
+
+def test_a_bucket_fills_at_its_rate_and_no_higher_than_its_burst() -> None:
+    now = [0.0]
+    limit = RateLimit(2, 3, clock_s=lambda: now[0])
+    for _ in range(3):
+        limit.take("k")
+    with pytest.raises(Problem) as refused:
+        limit.take("k")
+    assert dict(refused.value.headers)["retry-after"] == "1"
+    now[0] = 0.5
+    limit.take("k")
+    now[0] = 1_000.0
+    for _ in range(3):
+        limit.take("k")
+    with pytest.raises(Problem):
+        limit.take("k")
+
+
+def test_buckets_that_are_full_again_are_forgotten() -> None:
+    now = [0.0]
+    limit = RateLimit(1, 1, clock_s=lambda: now[0])
+    for number in range(10_000):
+        limit.take(str(number))
+    now[0] = 10.0
+    limit.take("one more")
+    assert len(limit._buckets) == 1
+
+
+def test_the_anonymous_caller_may_open_any_number_of_streams() -> None:
+    limit = StreamLimit(1)
+    with limit.slot(""), limit.slot(""), limit.slot("k"), pytest.raises(Problem), limit.slot("k"):
+        raise AssertionError("the second stream of a key is refused")
+    with limit.slot("k"):
+        pass
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"a":\n1}', b"\xff", b"[[" * 5000, b'"\\u2028"'])
+def test_a_frame_is_always_four_lines_whatever_the_data(data: bytes) -> None:
+    event = JobEvent(event_id="1-0", type="a\r\nb\ndata: x", ts_ms=1, step="s\n\n", data=data)
+    lines = frame(event).decode().split("\n")
+    assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", "", ""]
+    assert "\r" not in frame(event).decode()
+    assert comment("a\n\nb") == b": a  b\n\n"
+
+
+def test_every_problem_code_has_a_status_and_a_sentence() -> None:
+    for code, (status, text) in CODES.items():
+        assert 400 <= status <= 599, code
+        assert text.endswith((".", "...")), code

@@ -1,0 +1,156 @@
+"""Documents and deployment files agree with the code: commands, exit codes, settings, units."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leasehold.cli.config import Config
+from leasehold.cli.exits import Exit
+from leasehold.cli.group import COMMANDS
+from leasehold.cli.settings import SETTINGS
+from leasehold.contracts.streams.options import Options, keys
+from leasehold.core.opening import contract_names
+from leasehold.tasks.toolbox import load_tools
+
+ROOT = Path(__file__).parents[2]
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+EXPOSURE_MAX = 2.0
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of the table under a heading."""
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def test_the_reference_lists_every_command_with_its_own_words() -> None:
+    listed = {
+        row[0].removeprefix("leasehold "): row[1]
+        for row in rows(page("docs/reference/cli.md"), "Commands")
+    }
+    assert listed == COMMANDS
+
+
+def test_the_reference_lists_every_exit_code() -> None:
+    listed = {int(row[0]): row[1] for row in rows(page("docs/reference/cli.md"), "Exit codes")}
+    assert listed == {int(code): code.name.lower().replace("_", " ") for code in Exit}
+
+
+def test_the_reference_lists_every_setting_with_variable_and_default() -> None:
+    listed = {row[0]: row[1:] for row in rows(page("docs/reference/cli.md"), "Settings")}
+    assert listed == {
+        setting.name: [
+            setting.variable,
+            "" if setting.default in ("", []) else str(setting.default),
+            setting.help,
+        ]
+        for setting in SETTINGS.values()
+    }
+
+
+def test_the_readme_says_of_each_contract_whether_it_is_there() -> None:
+    listed = {row[0]: row[2] for row in rows(page("README.md"), "The five contracts")}
+    there = {name for name, status in listed.items() if status.startswith("here")}
+    assert there == set(contract_names()) - {"memory"}
+    assert len(listed) == 5
+
+
+def test_the_contract_s_page_lists_every_key_and_every_option_with_its_default() -> None:
+    text = page("docs/contracts/streams.md")
+    named = {name for row in rows(text, "Keys") for name in re.findall(r"jobs:\w+", row[0])}
+    assert named == set(keys(""))
+    listed: dict[str, str] = {}
+    for row in rows(text, "Options of the URL"):
+        names, defaults = re.findall(r"\w+", row[0]), row[1].split(", ")
+        listed |= dict(zip(names, defaults, strict=True))
+    options = Options()
+    assert listed == {
+        name: f"{getattr(options, name):g}"
+        if name == "journal_days"
+        else str(getattr(options, name))
+        for name in Options.__struct_fields__
+    }
+
+
+def test_the_paths_in_the_architecture_exist() -> None:
+    text = page("ARCHITECTURE.md")
+    paths = set(re.findall(r"`((?:cli|worker|core|gateway|contracts|store|lua)/[\w/.-]+)`", text))
+    assert len(paths) > 15
+    for path in paths:
+        places = [ROOT / "src/leasehold" / path, ROOT / "src/leasehold/contracts/streams" / path]
+        assert any(place.exists() for place in places), path
+
+
+def test_the_example_files_are_ones_that_leasehold_takes() -> None:
+    assert {"disk", "uptime", "gateway"} == set(load_tools(ROOT / "examples" / "tools.toml"))
+    config = Config({}, ROOT / "examples")
+    assert (config.integer("worker.concurrency"), config.text("llm.url")) == (
+        50,
+        "http://127.0.0.1:8080/v1",
+    )
+    lines = page("deploy/systemd/leasehold.env").splitlines()
+    variables = {
+        line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?LEASEHOLD_", line)
+    }
+    assert variables <= {setting.variable for setting in SETTINGS.values()}
+    credentials = re.findall(r"LoadCredential=(\w+):", page("deploy/systemd/credentials.conf"))
+    assert set(credentials) <= {s.variable for s in SETTINGS.values() if s.sensitive}
+
+
+def unit(path: Path) -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[method-assign,assignment]
+    parser.read(path)
+    return parser["Service"]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_watched_restarted_drained_and_fenced_in(path: Path) -> None:
+    service = unit(path)
+    assert service["Type"] == "notify"
+    assert (service["Restart"], service["KillSignal"]) == ("on-failure", "SIGTERM")
+    assert int(service["WatchdogSec"]) >= 10
+    assert (service["DynamicUser"], service["ProtectSystem"]) == ("yes", "strict")
+    assert "StateDirectory" in service
+
+
+def test_a_worker_has_time_to_drain_and_to_hand_back_before_it_is_killed() -> None:
+    (path,) = (path for path in UNITS if "worker" in path.name)
+    drain = re.search(r"LEASEHOLD_WORKER_DRAIN_TIMEOUT_S=(\d+)", path.read_text())
+    assert drain is not None
+    assert int(unit(path)["TimeoutStopSec"]) >= int(drain[1]) + 10
+
+
+SYSTEMD_ANALYZE = shutil.which("systemd-analyze")
+# Without systemd there is nothing to ask; the claims above hold everywhere.
+if SYSTEMD_ANALYZE:
+
+    @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+    def test_systemd_understands_a_unit_and_finds_it_little_exposed(
+        path: Path, tmp_path: Path
+    ) -> None:
+        program = Path(sys.executable).with_name("leasehold")
+        copy = tmp_path / path.name
+        copy.write_text(path.read_text().replace("/opt/leasehold/bin/leasehold", str(program)))
+        checked = run_analyze("verify", str(copy))
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+        judged = run_analyze("security", "--offline=true", "--no-pager", str(copy))
+        exposure = re.search(r"exposure level for \S+: ([\d.]+)", judged.stdout)
+        assert exposure is not None, judged.stdout + judged.stderr
+        assert float(exposure[1]) <= EXPOSURE_MAX
+
+
+def run_analyze(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(SYSTEMD_ANALYZE), *args], capture_output=True, text=True, timeout=60)
