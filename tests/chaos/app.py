@@ -36,6 +36,7 @@ async def in_the_loop(job: Job) -> dict[str, Any]:
                 await asyncio.sleep(ms / 3000)
         case "fail_once" if job.attempt == 1:
             await asyncio.sleep(ms / 1000)
+            note_effect("fail", job.lease)
             raise FirstTime("the first attempt fails as planned")
         case "exit":
             await asyncio.sleep(ms / 1000)

@@ -17,13 +17,14 @@ import msgspec
 
 from leasehold.core.lease import Lease
 
+Kind = Literal["start", "end", "fail"]
 FOLDER_VARIABLE = "CHAOS_LOGS"
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """A handler began or finished its work under this fence."""
+    """A handler began its work under this fence, ended it, or failed."""
 
-    e: Literal["start", "end"]
+    e: Kind
     job_id: str
     fence: int
     attempt: int
@@ -31,7 +32,7 @@ class Effect(msgspec.Struct, frozen=True):
     ms: int
 
 
-def note_effect(kind: Literal["start", "end"], lease: Lease) -> None:
+def note_effect(kind: Kind, lease: Lease) -> None:
     """Append a line to this process's file."""
     worker = os.environ.get("POD_NAME", "")
     effect = Effect(kind, lease.job_id, lease.fence, lease.attempt, worker, now_ms())
@@ -62,6 +63,7 @@ class Effects:
         self._read: dict[Path, int] = {}
         self.starts: list[Effect] = []
         self.ends: list[Effect] = []
+        self.fails: list[Effect] = []
         self.finished: set[str] = set()
         self._decode = msgspec.json.Decoder(Effect).decode
 
@@ -72,6 +74,8 @@ class Effects:
                 effect = self._decode(line)
                 if effect.e == "start":
                     self.starts.append(effect)
+                elif effect.e == "fail":
+                    self.fails.append(effect)
                 else:
                     self.ends.append(effect)
                     self.finished.add(effect.job_id)
@@ -87,6 +91,9 @@ class Effects:
         return data[:whole].splitlines()
 
     def open_of(self, worker: str) -> set[tuple[str, int]]:
-        """Job and fence of what this worker has started and not finished."""
-        started = {(row.job_id, row.fence) for row in self.starts if row.worker_id == worker}
-        return started - {(row.job_id, row.fence) for row in self.ends}
+        """Job and fence of what this worker has started and is not through with."""
+        started, *over = (
+            {(row.job_id, row.fence) for row in rows if row.worker_id == worker}
+            for rows in (self.starts, self.ends, self.fails)
+        )
+        return started.difference(*over)

@@ -71,6 +71,7 @@ class Faults:
         self._rng = rng
         self._stops: set[asyncio.Task[None]] = set()
         self.lease_ms = 0  # how long a stop has to be
+        self.is_busy: Callable[[Member], bool] = lambda member: True
         self.injected: list[Injected] = []
 
     @property
@@ -143,7 +144,7 @@ class Faults:
         rng = self._rng
         match kind:
             case "kill worker":
-                await self.kill_worker(rng.choice(self._herd.named("worker")))
+                await self.kill_worker(await self._somebody_busy())
             case "kill gateway":
                 await self.kill_gateway(rng.choice(self._herd.named("gateway")))
             case "kill store":
@@ -156,6 +157,12 @@ class Faults:
                     self._stops.add(asyncio.create_task(stop))
             case _:
                 raise ValueError(f"no fault {kind!r} can be planned")
+
+    async def _somebody_busy(self) -> Member:
+        """A worker that has jobs: killing one that only just starts proves nothing."""
+        while not (busy := [m for m in self._herd.named("worker") if self.is_busy(m)]):
+            await asyncio.sleep(0.02)  # what workers do is in files that they write
+        return self._rng.choice(busy)
 
     @asynccontextmanager
     async def _logged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -18,6 +18,9 @@ from tests.chaos.verdict import Observation, Snapshot
 
 PAGE = 2_000
 EVENTS_READ_OF_JOBS = 300
+# Clients that lost the store, or stood still, need a moment to come back to work.
+AFTERMATH_MS = 3_000
+STORE_FAULTS = ("kill store", "empty store")
 ENDS_OF_A_LEASE = ("complete", "retry", "bury", "snooze", "release", "reap", "cancel")
 
 
@@ -70,6 +73,7 @@ class Held(msgspec.Struct):
     """One lease as the journal tells it; `next_claim_ms` is when the job was claimed again."""
 
     job_id: str
+    fence: int
     worker_id: str
     from_ms: int
     to_ms: int = 0
@@ -86,7 +90,9 @@ def leases_of(events: Sequence[JournalEvent]) -> list[Held]:
         if event.type == "claim":
             if before is not None:
                 before.next_claim_ms = event.ts_ms
-            last[event.job_id] = lease = Held(event.job_id, event.worker_id, event.ts_ms)
+            last[event.job_id] = lease = Held(
+                event.job_id, event.fence, event.worker_id, event.ts_ms
+            )
             leases.append(lease)
         elif before is not None and not before.ended_by and event.type in ENDS_OF_A_LEASE:
             before.to_ms, before.ended_by = event.ts_ms, event.type
@@ -103,7 +109,7 @@ def recovery_ms(
     """
     leases = leases_of(events)
     claims = [lease.from_ms for lease in leases]
-    away = [(f.begin_ms, f.end_ms) for f in faults if f.kind in ("kill store", "empty store")]
+    away = [(f.begin_ms, f.end_ms) for f in faults if f.kind in STORE_FAULTS]
     found: dict[str, list[int]] = defaultdict(list)
     for fault in faults:
         match fault.kind:
@@ -126,6 +132,37 @@ def _hit(leases: Sequence[Held], fault: Injected) -> Iterator[Held]:
         held = lease.from_ms <= fault.begin_ms and (not lease.to_ms or lease.to_ms > fault.begin_ms)
         if held and lease.ended_by in ("", "reap") and lease.worker_id.startswith(prefixes):
             yield lease
+
+
+def unexplained(leases: Sequence[Held], faults: Sequence[Injected]) -> list[Held]:
+    """I14: leases that ran out although no fault hit their holder or their store meanwhile."""
+    return [
+        lease
+        for lease in leases
+        if lease.ended_by == "reap" and not any(_explains(fault, lease) for fault in faults)
+    ]
+
+
+def _explains(fault: Injected, lease: Held) -> bool:
+    while_held = fault.begin_ms <= lease.to_ms and fault.end_ms + AFTERMATH_MS >= lease.from_ms
+    if fault.kind in STORE_FAULTS or fault.kind == "blocked worker":
+        return while_held
+    if fault.kind.startswith("lost reply"):
+        return while_held and lease.worker_id.startswith(f"{fault.target}.")
+    return while_held and lease.worker_id.startswith(tuple(f"{w}-" for w in fault.workers))
+
+
+def outcomes_lost(
+    leases: Sequence[Held], faults: Sequence[Injected], ended_ms: Mapping[tuple[str, int], int]
+) -> int:
+    """Handlers that had finished when their worker was killed, and whose outcome went with it."""
+    return sum(
+        (lease.job_id, lease.fence) in ended_ms
+        and ended_ms[lease.job_id, lease.fence] <= fault.end_ms
+        for fault in faults
+        if fault.kind in ("kill worker", "death")
+        for lease in _hit(leases, fault)
+    )
 
 
 def _away(away: Sequence[tuple[int, int]], fault: Injected, lease: Held) -> int:

@@ -18,7 +18,7 @@ from leasehold.core.idempotency import short_hash
 from leasehold.core.state import MACHINES
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Injected
-from tests.chaos.history import quantile
+from tests.chaos.history import Held, outcomes_lost, quantile, unexplained
 from tests.chaos.load import Load
 from tests.chaos.verdict import INVARIANTS, Verdict
 
@@ -133,18 +133,34 @@ def check_submits(load: Load, events: Sequence[JournalEvent]) -> list[Check]:
 
 
 def check_starts(
-    verdict: Verdict, effects: Effects, faults: Sequence[Injected], *, retries: int
-) -> Check:
-    """A start beyond the first needs a fault that explains it."""
-    bound = sum(fault.slots for fault in faults) + retries
+    verdict: Verdict, effects: Effects, faults: Sequence[Injected], leases: Sequence[Held]
+) -> list[Check]:
+    """A start beyond the first needs a fault that explains it, each for itself and in the sum.
+
+    A slot is free again when its handler has finished, not when the store has the outcome: outcomes
+    that were under way when their worker was killed are counted and shown on their own.
+    """
+    ended_ms = {(effect.job_id, effect.fence): effect.ms for effect in effects.ends}
+    failures = verdict.by_type.get("retry", 0)
+    unsettled = outcomes_lost(leases, faults, ended_ms)
+    bound = sum(fault.slots for fault in faults) + failures + unsettled
     ran = len(effects.starts) - len({effect.job_id for effect in effects.starts})
-    worst = max(ran, verdict.duplicate_starts)
-    return Check(
-        "starts beyond the first are explained by faults",
-        worst <= bound,
-        f"{verdict.duplicate_starts} more claims and {ran} more handler starts than jobs; "
-        f"faults x concurrency + failures = {bound}",
-    )
+    odd = unexplained(leases, faults)
+    reaped = sum(lease.ended_by == "reap" for lease in leases)
+    return [
+        Check(
+            "every lease that ran out had a fault behind it",
+            not odd,
+            f"{reaped} ran out, {len(odd)} for no reason {[lease.job_id for lease in odd[:3]]}",
+        ),
+        Check(
+            "starts beyond the first stay within what the faults can cost",
+            max(ran, verdict.duplicate_starts) <= bound,
+            f"{verdict.duplicate_starts} more claims and {ran} more handler starts than jobs, at "
+            f"most {bound} = faults x concurrency + {failures} failures + {unsettled} outcomes "
+            "lost with their worker",
+        ),
+    ]
 
 
 def check_effects(events: Sequence[JournalEvent], effects: Effects) -> Check:

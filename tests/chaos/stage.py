@@ -30,7 +30,7 @@ from tests.chaos.herd import (
     stubborn_argv,
     worker_argv,
 )
-from tests.chaos.history import read_journal, read_settles, recovery_ms, take_snapshot
+from tests.chaos.history import leases_of, read_journal, read_settles, recovery_ms, take_snapshot
 from tests.chaos.load import HttpChannel, LibraryChannel, Load
 from tests.chaos.report import Check, Report
 from tests.chaos.subject import SUBJECTS, Fsync
@@ -73,6 +73,7 @@ class Stage:
             self.folder / "faults.jsonl", self.subject, self.herd, self.rng("faults")
         )
         self.faults.lease_ms = setup.lease_ms
+        self.faults.is_busy = lambda member: bool(self.effects.open_of(member.worker))
         self.herd.on_death = self.faults.died
         self.began = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
@@ -83,6 +84,7 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         await self.subject.start()
+        await self.subject.warm()
         await self.herd.__aenter__()
         self._watching = asyncio.create_task(self._watch())
         return self
@@ -209,9 +211,7 @@ class Stage:
             Check("everything ended in time", quiet, f"patience {self.setup.patience_s:.0f} s"),
             *judging.check_submits(self.load, events),
             judging.check_ends(self.setup.contract, events, expected),
-            judging.check_starts(
-                verdict, self.effects, injected, retries=verdict.by_type.get("retry", 0)
-            ),
+            *judging.check_starts(verdict, self.effects, injected, leases_of(events)),
             judging.check_effects(events, self.effects),
             judging.check_residue(await self.subject.residue()),
             judging.check_faults(injected, planned, events),

@@ -38,6 +38,9 @@ class Subject(Protocol):
     async def stop(self) -> None:
         """End the store and let go of its data."""
 
+    async def warm(self) -> None:
+        """Make the store know what it will be asked, so that a lost reply is one to a real call."""
+
     async def kill(self) -> None:
         """kill -9 of the store."""
 
@@ -88,6 +91,11 @@ class StreamsSubject:
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._server.stop)
+
+    async def warm(self) -> None:
+        async with self._client() as redis:
+            for script in SCRIPTS.values():
+                await redis.call("SCRIPT", "LOAD", script.source)
 
     async def kill(self) -> None:
         """With `everysec`, at a moment when no fsync is under way.

@@ -25,7 +25,7 @@ async def test_without_a_fence_the_stops_end_in_stale_accepts(tmp_path: Path) ->
 
 
 async def test_without_reclaim_the_kills_end_in_lost_jobs(tmp_path: Path) -> None:
-    setup = Setup(folder=tmp_path, seed=9, jobs=200, workers=2, patience_s=8, planted="no-reclaim")
+    setup = Setup(folder=tmp_path, seed=9, jobs=200, workers=2, patience_s=5, planted="no-reclaim")
     report = await kills(setup, worker=2, gateway=1, store=0, stop=0)
     assert found(report, "I1"), str(report)
 

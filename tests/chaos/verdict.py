@@ -153,7 +153,6 @@ class _Job:
     __slots__ = (
         "attempt",
         "claimed_at",
-        "early_reap",
         "ends",
         "epochs",
         "fence",
@@ -175,7 +174,6 @@ class _Job:
         self.last: JournalEvent | None = None
         self.submitted: JournalEvent | None = None
         self.claimed_at = -1
-        self.early_reap: tuple[JournalEvent, ...] = ()
         self.ends: dict[int, JournalEvent] = {}
         self.epochs = 1
 
@@ -219,8 +217,6 @@ class _Checker:
             self._write(job, event)
         elif kind == "reap":
             self._reap(job, event)
-        if job.early_reap and kind != "reap":
-            self._excuse(job, event)
         self._after(job, event)
 
     def _opened(self, event: JournalEvent) -> _Job:
@@ -321,16 +317,9 @@ class _Checker:
             job.ends[event.fence] = event
 
     def _reap(self, job: _Job, event: JournalEvent) -> None:
-        if event.ts_ms < job.lease_ms and job.last is not None:
-            job.early_reap = (job.last, event)
-
-    def _excuse(self, job: _Job, event: JournalEvent) -> None:
-        """A worker may replace its own lease early: it never got the answer to its claim."""
-        before, reap = job.early_reap
-        job.early_reap = ()
-        if event.type != "claim" or event.worker_id != reap.worker_id:
-            text = f"reaped {before.lease_until_ms - reap.ts_ms} ms before its lease ran out"
-            self.found("I10", job.job_id, text, before, reap)
+        if event.ts_ms < job.lease_ms:
+            text = f"reaped {job.lease_ms - event.ts_ms} ms before its lease ran out"
+            self.found("I10", job.job_id, text, job.last, event)
 
     def _after(self, job: _Job, event: JournalEvent) -> None:
         job.ver, job.fence, job.attempt = event.ver, event.fence, event.attempt
@@ -348,8 +337,6 @@ class _Checker:
 
     def finish(self, *, quiesced: bool) -> None:
         for job in self.jobs.values():
-            if job.early_reap:
-                self._excuse(job, job.early_reap[1])
             if quiesced and job.state not in self.final and job.state != GONE:
                 self.found("I1", job.job_id, f"at the end it is still {job.state!r}", job.last)
             if self.whole and job.submitted is None:

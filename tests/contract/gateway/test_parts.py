@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from leasehold.core.errors import ReplyLost
-from leasehold.core.job import JobEvent, NewJob, Submitted
-from leasehold.gateway.frames import comment, frame
+from leasehold.core.event import JournalEvent
+from leasehold.core.job import JobEvent, JobRecord, NewJob, Submitted
+from leasehold.gateway.feed import Feed
+from leasehold.gateway.frames import comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.limits import RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
@@ -93,6 +95,64 @@ async def test_a_job_whose_client_left_before_it_was_sent_is_not_sent() -> None:
     queue.go.release()
     await gathered.submit([job("c")])
     assert queue.batches == [["a"], ["c"]]
+
+
+class Held:
+    """A ledger and journal of one job; the first reading answers only when it is told to."""
+
+    def __init__(self) -> None:
+        self.stored = [JobEvent(event_id="1-0", type="queued", ts_ms=1)]
+        self.go = asyncio.Event()
+        self.hold = True
+        self.moved = asyncio.Event()
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        return None
+
+    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
+        found = [event for event in self.stored if position(event.event_id) > position(after)]
+        if self.hold and not after:
+            self.hold = False
+            await self.go.wait()
+        return found
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        return {job_id: await self.events(job_id, after=after) for job_id, after in cursors.items()}
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        await self.moved.wait()
+        self.moved.clear()
+        return [JournalEvent(seq="9", contract="x", queue="x", job_id="j", type="report", ts_ms=1)]
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        return []
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_client_whose_reading_was_overtaken_reads_once_more_at_once() -> None:
+    """An event that the live clients have had already cannot wait for the next sweep."""
+    held = Held()
+    held.hold = False
+    feed = Feed(held, held, final=("done",), sweep_ms=600_000, heartbeat_ms=600_000)
+    feed.start()
+    first = feed.subscribe("j", "")
+    assert b"queued" in (await first.next() or b"")
+    waiting = asyncio.create_task(first.next())
+    held.hold = True
+    late = feed.subscribe("j", "")
+    reading = asyncio.create_task(late.next())
+    async with asyncio.timeout(5):
+        while held.hold:
+            await asyncio.sleep(0)
+        held.stored.append(JobEvent(event_id="2-0", type="progress", ts_ms=2))
+        held.moved.set()
+        assert b"id: 2-0" in (await waiting or b"")
+        held.go.set()
+        assert b"id: 1-0" in (await reading or b"")
+        assert b"id: 2-0" in (await late.next() or b"")
+    await feed.close()
 
 
 def test_a_bucket_fills_at_its_rate_and_no_higher_than_its_burst() -> None:

@@ -18,7 +18,7 @@ _CURSOR = re.compile(r"\d+:.+", re.DOTALL)
 _PAGE_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 5_000
-_WORKER_ALIVE_MS = 60_000
+_WORKER_ALIVE_MS = 15_000
 
 
 class StreamsLedger:
@@ -73,12 +73,12 @@ class StreamsLedger:
                 ("ZCARD", delayed),
                 ("HGETALL", stats),
                 ("EXISTS", paused),
-                ("XINFO", "CONSUMERS", stream, GROUP),
                 ("XINFO", "GROUPS", stream),
                 ("TIME",),
+                ("ZRANGE", f"{self._options.namespace}jobs:workers", 0, -1, "WITHSCORES"),
             ]
         )
-        length, pending, waiting_for_time, totals, is_paused, consumers, groups, clock = replies
+        length, pending, waiting_for_time, totals, is_paused, groups, clock, beats = replies
         running = 0 if isinstance(pending, ServerError) else int(pending[0])
         names = _pairs(totals)
         now = int(clock[0]) * 1000 + int(clock[1]) // 1000
@@ -91,7 +91,7 @@ class StreamsLedger:
             },
             totals={name: int(value) for name, value in names.items()},
             paused=bool(is_paused),
-            workers=_alive(consumers),
+            workers=sum(now - float(beat) < _WORKER_ALIVE_MS for beat in beats[1::2]),
             oldest_waiting_ms=oldest,
         )
 
@@ -199,12 +199,6 @@ class StreamsLedger:
 
 def _pairs(flat: Any) -> dict[str, Any]:
     return {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def _alive(consumers: Any) -> int:
-    if isinstance(consumers, ServerError):
-        return 0
-    return sum(_pairs(consumer)["idle"] < _WORKER_ALIVE_MS for consumer in consumers)
 
 
 def _events(entries: Any) -> list[JobEvent]:

@@ -166,6 +166,7 @@ class StreamsQueue:
             options.journal_length,
             round(options.journal_days * 86_400_000),
             _CONSUMER_AGE_MS,
+            self.worker_id,
         )
         return Upkeep(*reply)
 

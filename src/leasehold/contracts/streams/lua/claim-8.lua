@@ -156,6 +156,7 @@ if call('EXISTS', PAUSED) == 1 then
   local last, woken = ends()
   return { 'paused', NOW, last, woken, 0, {} }
 end
+call('ZADD', NS .. 'jobs:workers', NOW_S, WORKER)
 ensure_group()
 promote('1000')
 if ARGV[6] == '1' then

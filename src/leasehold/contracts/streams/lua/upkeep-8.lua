@@ -4,6 +4,7 @@
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may run out
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
+-- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
 -- Returns { promoted, reclaimed, buried, expired, trimmed }
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
@@ -11,6 +12,7 @@
 -- @include waiting
 -- @include reap
 local LOST_MAX = tonumber(ARGV[3])
+local WORKERS = NS .. 'jobs:workers'
 local reclaimed, ended = 0, 0
 
 local function take_back(msg_id)
@@ -56,6 +58,7 @@ local function forget_consumers()
   end
 end
 
+call('ZADD', WORKERS, NOW_S, ARGV[7])
 ensure_group()
 local promoted = promote('1000')
 each_idle(ARGV[2], take_back)
@@ -68,6 +71,7 @@ if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
   trimmed = call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
     + call('XTRIM', JOURNAL, 'MINID', '~', text[math.max(0, NOW - tonumber(ARGV[5]))])
+  call('ZREMRANGEBYSCORE', WORKERS, '-inf', text[math.max(0, NOW - tonumber(ARGV[6]))])
   forget_expired()
   forget_consumers()
 end
