@@ -11,6 +11,7 @@ Only the standard library is used here: this file runs inside every peer's envir
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import json
@@ -136,7 +137,16 @@ def redis_port() -> int:
 
 def serve(make: Callable[[], Producer | Coroutine[Any, Any, Producer]]) -> None:
     """Answer the harness until it says stop or closes our stdin."""
+    use_uvloop()
     asyncio.run(_serve(make))
+
+
+def use_uvloop() -> None:
+    """Give every loop made from now on uvloop's speed, where the peer's environment has it."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 async def _serve(make: Callable[[], Producer | Coroutine[Any, Any, Producer]]) -> None:

@@ -86,7 +86,7 @@ async def post(
     connections: int,
     within_s: float = 300,
 ) -> LoadResult:
-    """`count` equal requests over `connections` connections; raises when one breaks or all stall."""
+    """`count` equal requests over `connections` connections; raises when one breaks or stalls."""
     loop = asyncio.get_running_loop()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"

@@ -55,9 +55,7 @@ def _post(peer: Peer, gateway: Gateway, *, count: int, connections: int) -> Load
     try:
         result = uvloop.run(load)
     except (OSError, TimeoutError) as error:
-        raise PeerError(
-            f"{peer.name}: its gateway broke under load: {error!r}{peer.tail()}"
-        ) from None
+        raise PeerError(f"{peer.name}: its gateway broke: {error!r}{peer.tail()}") from None
     wrong = {status: answers for status, answers in result.statuses.items() if status >= 300}
     if wrong:
         raise PeerError(f"{peer.name}: the gateway answered {wrong} under load{peer.tail()}")

@@ -22,6 +22,7 @@ from tests.chaos.subject import Subject
 from tests.chaos.verdict import Fault
 
 LOSS_WITHIN_S = 30.0
+BUSY_WITHIN_MS = 20_000
 
 
 class Injected(msgspec.Struct, kw_only=True):
@@ -82,20 +83,24 @@ class Faults:
     async def kill_worker(self, member: Member) -> None:
         """kill -9, and a new one in its place."""
         async with self._logged("kill worker", member.worker, member.slots, [member]):
-            await asyncio.to_thread(self._herd.kill, member)
+            self._herd.kill(member)
         self._herd.start(member)
 
-    async def stop_worker(self, member: Member, for_ms: int) -> None:
-        """SIGSTOP for a while, then SIGCONT."""
+    async def stop_worker(
+        self, member: Member, for_ms: int, stopped: asyncio.Event | None = None
+    ) -> None:
+        """SIGSTOP for a while, then SIGCONT; `stopped` is set in between."""
         async with self._logged("stop worker", member.worker, member.slots, [member]):
             self._herd.stop(member)
+            if stopped is not None:
+                stopped.set()
             await asyncio.sleep(for_ms / 1000)
             self._herd.go_on(member)
 
     async def kill_gateway(self, member: Member) -> None:
         """kill -9 while clients post, and a new one on the same port."""
         async with self._logged("kill gateway", member.worker, 0, []):
-            await asyncio.to_thread(self._herd.kill, member)
+            self._herd.kill(member)
         self._herd.start(member)
 
     async def kill_store(self, *, down_ms: int, wipe: bool = False) -> None:
@@ -144,25 +149,34 @@ class Faults:
         rng = self._rng
         match kind:
             case "kill worker":
-                await self.kill_worker(await self._somebody_busy())
+                await self.kill_worker(await self._somebody_busy("worker"))
             case "kill gateway":
-                await self.kill_gateway(rng.choice(self._herd.named("gateway")))
+                await self.kill_gateway(await self._somebody_busy("gateway"))
             case "kill store":
                 await self.kill_store(down_ms=rng.randint(0, 600))
             case "stop worker":  # the plan goes on while it stands still
                 for_ms = round(self.lease_ms * rng.uniform(1.5, 3.0))
-                standing = [m for m in self._herd.named("stubborn") if not m.stopped]
-                if standing:
-                    stop = self.stop_worker(rng.choice(standing), for_ms)
-                    self._stops.add(asyncio.create_task(stop))
+                member = await self._somebody_busy("stubborn")
+                stopped = asyncio.Event()
+                stop = self.stop_worker(member, for_ms, stopped)
+                self._stops.add(asyncio.create_task(stop))
+                await stopped.wait()
             case _:
                 raise ValueError(f"no fault {kind!r} can be planned")
 
-    async def _somebody_busy(self) -> Member:
-        """A worker that has jobs: killing one that only just starts proves nothing."""
-        while not (busy := [m for m in self._herd.named("worker") if self.is_busy(m)]):
+    async def _somebody_busy(self, kind: str) -> Member:
+        """One at work and not stopped: to hit one that only just starts proves nothing.
+
+        Whoever is never at work is hit all the same; the report will say that it was in vain.
+        """
+        deadline_ms = now_ms() + BUSY_WITHIN_MS
+        named = self._herd.named(kind)
+        while now_ms() < deadline_ms:
+            busy = [member for member in named if self.is_busy(member) and not member.stopped]
+            if busy:
+                return self._rng.choice(busy)
             await asyncio.sleep(0.02)  # what workers do is in files that they write
-        return self._rng.choice(busy)
+        return self._rng.choice(named)
 
     @asynccontextmanager
     async def _logged(

@@ -14,18 +14,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from leasehold.store.embedded.spawn import spawn
-from tests.chaos.effects import FOLDER_VARIABLE
+from tests.chaos.effects import FOLDER_VARIABLE, now_ms
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_EVERY_S = 0.02
 ENDS_WITHIN_S = 15.0
-YOUNG_S = 5.0
+YOUNG_MS = 5_000
 PORTS = (15_000, 32_000)
 
 
@@ -39,7 +38,7 @@ class Member:
     generation: int = 0
     process: subprocess.Popen[bytes] | None = None
     stopped: bool = False
-    started_s: float = 0.0
+    started_ms: int = 0
 
     @property
     def worker(self) -> str:
@@ -84,7 +83,7 @@ class Herd:
         """The next generation of this member."""
         member.generation += 1
         member.stopped = False
-        member.started_s = time.monotonic()
+        member.started_ms = now_ms()
         environment = {
             FOLDER_VARIABLE: str(self._folder),
             "POD_NAME": member.worker,
@@ -138,8 +137,8 @@ class Herd:
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
         processes = {m.name: m.process for m in self.members.values() if m.process}
-        now = time.monotonic()
-        young = {m.name for m in self.members.values() if now - m.started_s < YOUNG_S}
+        now = now_ms()
+        young = {m.name for m in self.members.values() if now - m.started_ms < YOUNG_MS}
         for member in self.members.values():
             if member.runs and member.stopped:
                 self.go_on(member)

@@ -73,7 +73,7 @@ class Stage:
             self.folder / "faults.jsonl", self.subject, self.herd, self.rng("faults")
         )
         self.faults.lease_ms = setup.lease_ms
-        self.faults.is_busy = lambda member: bool(self.effects.open_of(member.worker))
+        self.faults.is_busy = self.is_busy
         self.herd.on_death = self.faults.died
         self.began = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
@@ -141,6 +141,12 @@ class Stage:
     def is_ahead(self) -> bool:
         """Whether clients should wait: so that there are some until the end, but not too many."""
         return len(self.load.acked) - len(self.effects.finished) > AHEAD_MAX
+
+    def is_busy(self, member: Member) -> bool:
+        """A worker has jobs in hand; a gateway has taken one since it was started."""
+        if member.slots:
+            return bool(self.effects.open_of(member.worker))
+        return max(self.load.http_ok_ms, default=0) > member.started_ms
 
     def was_posting(self, fault: Injected) -> bool:
         """Whether this is the death of a gateway to which clients had more to say."""

@@ -8,10 +8,13 @@ from typing import Any, ClassVar
 from arq import create_pool
 from arq.connections import ArqRedis, RedisSettings
 from arq.constants import default_queue_name
-from bench_kit import probe, redis_url, serve
+from bench_kit import probe, redis_url, serve, use_uvloop
 
 BEST = 100
 """Ten, its default, gives a fifth of the speed: the next poll waits for a free slot."""
+
+
+use_uvloop()  # its command takes the loop of the policy
 
 
 async def noop(ctx: dict[str, Any], number: int) -> None:
@@ -37,7 +40,7 @@ quiet: dict[str, Any] = {"version": 1, "root": {"level": "WARNING"}}
 
 class Producer:
     notes = "result kept in Redis (default)"
-    packages = ("arq", "redis", "hiredis")
+    packages = ("arq", "redis", "hiredis", "uvloop")
 
     def __init__(self, pool: ArqRedis) -> None:
         self.pool = pool

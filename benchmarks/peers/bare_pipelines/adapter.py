@@ -27,7 +27,7 @@ from leasehold.core.outcome import Outcome
 from leasehold.store.redis import Redis
 from leasehold.store.scripts import Script
 
-BATCH = 200
+BATCH = 500
 CLAIMS_IN_FLIGHT = 3
 CHUNK = 500
 WORKER = "bare-pipelines"

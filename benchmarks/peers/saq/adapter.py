@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bench_kit import probe, redis_url, serve
+from bench_kit import probe, redis_url, serve, use_uvloop
 from saq import Queue
 
 BEST = 20
 
+use_uvloop()  # its command takes the loop of the policy
 queue = Queue.from_url(redis_url())
 
 
@@ -34,7 +35,7 @@ settings = {
 
 class Producer:
     notes = "result kept in the job document (default)"
-    packages = ("saq", "redis", "hiredis")
+    packages = ("saq", "redis", "hiredis", "uvloop")
 
     def worker(self, concurrency: int | None) -> list[str]:
         return ["saq", "adapter.settings", "--workers", "1"]

@@ -11,7 +11,11 @@ from streaq import Worker
 BEST = 64
 CHUNK = 1_000
 
-worker = Worker(redis_url=redis_url(), concurrency=int(os.environ.get("BENCH_CONCURRENCY", BEST)))
+worker = Worker(
+    redis_url=redis_url(),
+    concurrency=int(os.environ.get("BENCH_CONCURRENCY", BEST)),
+    anyio_kwargs={"use_uvloop": True},
+)
 
 
 @worker.task

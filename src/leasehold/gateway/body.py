@@ -100,7 +100,7 @@ async def _read_on(receive: Receive, first: bytes, bytes_max: int, timeout_ms: i
             return b"".join(chunks)
 
 
-async def discard(receive: Receive, *, bytes_max: int = 4 << 20, timeout_ms: int = 1_000) -> None:
+async def discard(receive: Receive, *, bytes_max: int = 8 << 20, timeout_ms: int = 2_000) -> None:
     """Swallow some of what is still coming after a refusal.
 
     Closing a socket with unread bytes resets it, and a client that is still writing would lose the

@@ -144,9 +144,11 @@ class Drain:
             for flusher in (service.source.reports, service.source.settles)
         ]
         try:
-            await asyncio.wait_for(asyncio.gather(*emptied), self._settings.flush_ms / 1000)
+            limit_s = self._settings.flush_ms / 1000
+            flushed = all(await asyncio.wait_for(asyncio.gather(*emptied), limit_s))
         except TimeoutError:
+            flushed = False
+        if not flushed:
             left = sum(service.source.settles.backlog for service in self._services)
             log.error("stopping with outcomes the store did not take", outcomes=left)
-            return False
-        return True
+        return flushed

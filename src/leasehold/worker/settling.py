@@ -67,6 +67,7 @@ class Flusher:
         self._tries_max = tries_max
         self._waiting: list[Entry] = []
         self._in_flight = 0
+        self._ended = False
         self._wake: asyncio.Future[None] | None = None
         self._emptied: list[asyncio.Future[None]] = []
 
@@ -84,6 +85,13 @@ class Flusher:
 
     async def run(self) -> None:
         """Flush for ever; cancelling it leaves what is unanswered to run out."""
+        try:
+            await self._flush()
+        finally:
+            self._ended = True
+            self._tell_empty()  # or it never will be: nobody need wait for that
+
+    async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             if not self._waiting:
@@ -102,12 +110,13 @@ class Flusher:
                     await asyncio.sleep(self._backoff.pause_s())
             self._backoff.reset()
 
-    async def empty(self) -> None:
-        """Return when everything has an answer."""
-        if self.backlog:
+    async def empty(self) -> bool:
+        """Return when everything has an answer; False when this flusher ended before."""
+        if self.backlog and not self._ended:
             waiter = asyncio.get_running_loop().create_future()
             self._emptied.append(waiter)
             await waiter
+        return not self.backlog
 
     async def _attempt(self, batch: list[Entry]) -> list[Entry]:
         """Send a batch and deliver its answers; returns what has to be sent again."""

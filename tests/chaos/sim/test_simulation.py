@@ -15,7 +15,7 @@ from tests.chaos.sim.world import simulate
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 2_000
-CHUNK = 100
+CHUNK = 50
 PLANTED_SEEDS_MAX = 200
 
 
@@ -73,7 +73,7 @@ def test_the_trace_does_not_depend_on_the_process() -> None:
 
 
 def test_a_failing_seed_is_named_with_the_way_to_replay_it() -> None:
-    command = [sys.executable, "-m", "tests.chaos.sim", "--seeds", "20", "--plant", "no_reclaim"]
+    command = [sys.executable, "-m", "tests.chaos.sim", "--seeds", "4", "--plant", "no_reclaim"]
     done = subprocess.run([*command, "--jobs=1"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "failed: I1" in done.stdout
