@@ -38,9 +38,10 @@ def lane_of(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Everything in tests/chaos is `alone`; then keep the tests of the phase that is asked for."""
+    """tests/chaos is `alone`, but for its simulation; then keep the tests of the phase asked for."""
     for item in items:
-        if item.path.is_relative_to(TESTS / "chaos"):
+        chaos = item.path.is_relative_to(TESTS / "chaos")
+        if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim"):
             item.add_marker("alone")
     phase = config.getoption("--phase")
     if phase == "all":

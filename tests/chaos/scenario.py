@@ -295,7 +295,7 @@ async def poison(
             Check("at its limit", set(starts) == {lost_max}, f"after {starts} starts"),
         ]
         return await stage.judge(
-            "poison",
+            "poison" if after_ms else "poison-at-once",
             expected=_all_done(stage, failed=poisons),
             planned={"death": lost_max},
             deaths=range(lost_max, poisons * lost_max + 1),

@@ -39,12 +39,14 @@ class Submitted(msgspec.Struct, frozen=True):
     """What became of one `NewJob`; any `status` but created or replayed wrote nothing.
 
     `job_id` is the stored job, which for a replay is the earlier one. `reason` explains a refusal.
+    `created_ms` is set where the store tells its time of a job just created.
     """
 
     job_id: str
     status: SubmitStatus
     reason: str = ""
     retry_after_ms: int = 0
+    created_ms: int = 0
 
     @property
     def accepted(self) -> bool:

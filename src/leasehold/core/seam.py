@@ -111,7 +111,7 @@ class Ledger(Protocol):
         """Send finished jobs back to the queue; per id "ok" or why not."""
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """End waiting jobs now, running ones through their worker; per id "ok" or why not."""
+        """End waiting jobs ("ok"), running ones through their worker ("requested"); or why not."""
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         """Delete jobs that nobody runs; per id "ok" or why not."""

@@ -22,7 +22,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8470
     unix_socket: str = ""
     anonymous: bool = True
-    ttl_s: int = 3600
+    ttl_s: int = 86_400
     body_bytes_max: int = 200 * KIB
     body_timeout_ms: int = 30_000
     heartbeat_ms: int = 15_000

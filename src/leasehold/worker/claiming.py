@@ -19,6 +19,8 @@ from leasehold.worker.watching import Watch
 _WAIT_MS_UNKNOWN = 100
 _WAIT_MS_CROWDED = 20
 _EMPTY_PAUSE_MS = 50
+# Handlers whose first steps together take longer than this are taken to block the loop.
+_CALM_S = 0.05
 
 
 class Claimer:
@@ -49,6 +51,7 @@ class Claimer:
         self._watch = watch
         self._lease_changed = lease_changed
         self._backlog_max = slots.total + 4 * settings.settle_batch_max
+        self._calm = False
         self.stopping = False
         self.in_claim = False
         self.dry_at = -1
@@ -57,7 +60,8 @@ class Claimer:
         """Until `stopping`; what a claim brings after that is handed back."""
         source, share = self._source, self._source.share
         while not self.stopping:
-            if source.settles.backlog > self._backlog_max:
+            # What is finished but unsettled runs twice if we die now: it must not pile up.
+            if source.settles.troubled or source.settles.backlog > self._backlog_max:
                 await source.settles.empty()
             limit = await self._slots.take(share)
             if not limit or self.stopping:
@@ -73,7 +77,7 @@ class Claimer:
                 continue
             share.hungry, share.idle = len(leases) >= limit, not leases
             if leases:
-                self._hand_over(leases, sent)
+                await self._hand_over(leases, sent)
             else:
                 self.dry_at = seen
                 self._watch.tell("dry")
@@ -100,7 +104,7 @@ class Claimer:
         lease_ms = self._source.lease_ms
         return min(self._settings.claim_wait_ms, lease_ms // 3 if lease_ms else _WAIT_MS_UNKNOWN)
 
-    def _hand_over(self, leases: list[Lease], sent: float) -> None:
+    async def _hand_over(self, leases: list[Lease], sent: float) -> None:
         shortest_ms = min(lease.lease_ms for lease in leases)
         if shortest_ms != self._source.lease_ms:
             self._source.lease_ms = shortest_ms
@@ -110,11 +114,28 @@ class Claimer:
         if self.stopping:
             self._executor.release(attempts)
             return
-        # Two turns later, so that the next claim leaves before these handlers take the loop.
-        asyncio.get_running_loop().call_soon(self._begin_next_turn, attempts)
+        if self._calm:
+            # Two turns later, so that the next claim leaves before these handlers take the loop.
+            asyncio.get_running_loop().call_soon(self._begin_next_turn, attempts)
+            return
+        # Handlers that block the loop would keep us from hearing what the next claim took until
+        # its leases have run out: it does not leave before they have let go.
+        began = self._clock()
+        self._executor.begin(attempts)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self._feel(began)
 
     def _begin_next_turn(self, attempts: list[Attempt]) -> None:
-        asyncio.get_running_loop().call_soon(self._executor.begin, attempts)
+        asyncio.get_running_loop().call_soon(self._begin, attempts)
+
+    def _begin(self, attempts: list[Attempt]) -> None:
+        began = self._clock()
+        self._executor.begin(attempts)
+        asyncio.get_running_loop().call_soon(self._feel, began)
+
+    def _feel(self, began: float) -> None:
+        self._calm = self._clock() - began < _CALM_S
 
     async def _pause(self, sent: float) -> None:
         """A store that answers "empty" (or "paused") without waiting must not make us spin."""

@@ -54,7 +54,7 @@ class Keeper:
     def interval_s(self) -> float:
         """A third of the lease, so that two extends may fail before it is lost."""
         lease_ms = self._source.lease_ms or 3 * self._interval_ms_max
-        return min(lease_ms / 3, self._interval_ms_max) / 1000
+        return min(max(lease_ms / 3, 1), self._interval_ms_max) / 1000
 
     def nudge(self) -> None:
         """The length of leases changed: look again now instead of after the old interval."""

@@ -76,6 +76,11 @@ class Flusher:
         """How many items have no answer yet."""
         return len(self._waiting) + self._in_flight
 
+    @property
+    def troubled(self) -> bool:
+        """Whether the last try failed and another one is due."""
+        return self._backoff.tries > 0
+
     def add(self, entry: Entry) -> None:
         """Send it with the next batch, which is now if none is under way."""
         self._waiting.append(entry)

@@ -98,9 +98,9 @@ async def test_a_job_that_cannot_be_read_back_was_accepted_all_the_same(
     proxy: LossyProxy, distant: Site
 ) -> None:
     web = await distant.web()
-    await web.submit()
+    await web.post("/v1/jobs", BODY, idempotency_key="again")
     proxy.drop_reply(when=lambda command: command[0].upper() == b"HGETALL")
-    reply = await web.post("/v1/jobs", BODY)
+    reply = await web.post("/v1/jobs", BODY, idempotency_key="again")
     assert (reply.status, reply.json["status"]) == (202, "queued")
     stored = await web.get(f"/v1/jobs/{reply.json['job_id']}")
     assert stored.json["payload"] == reply.json["payload"]

@@ -1,6 +1,7 @@
 """Claims follow free slots, overlap with execution, and survive a store that goes away."""
 
 import asyncio
+import time
 
 from leasehold.core.errors import ReplyLost, StoreUnreachable
 from leasehold.core.lease import Lease
@@ -64,7 +65,7 @@ async def test_a_slot_that_frees_is_used_while_its_neighbours_still_run() -> Non
 async def test_the_next_claim_leaves_before_the_handlers_of_the_last_one_run() -> None:
     """Claim and execution overlap: otherwise the store idles while handlers run, and vice versa."""
     store = Store()
-    store.add("noop", 4)
+    store.add("noop", 8)
     order: list[str] = []
 
     class Noting(View):
@@ -78,8 +79,54 @@ async def test_the_next_claim_leaves_before_the_handlers_of_the_last_one_run() -
 
     worker = Worker([noting], queues=[lambda: Noting(store)], concurrency=4)
     async with serving(worker):
+        await worker.watch.until("settled", 8)
+    calm = order[order.index("run") + 2 :]  # the first two have shown that they do not block
+    assert calm[:4] == ["claim", "claim", "run", "run"]
+
+
+async def test_no_claim_is_under_way_while_handlers_block_the_loop() -> None:
+    """Leases that a claim takes meanwhile would run out before anybody hears of them."""
+    store = Store()
+    store.add("block", 4)
+    under_way = 0
+    seen: list[int] = []
+
+    class Noting(View):
+        async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+            nonlocal under_way
+            under_way += 1
+            try:
+                await asyncio.sleep(0)
+                return await super().claim(limit, wait_ms=wait_ms)
+            finally:
+                under_way -= 1
+
+    @task("block")
+    async def block(job: Job) -> None:
+        seen.append(under_way)
+        time.sleep(0.06)  # it blocks on purpose
+
+    worker = Worker([block], queues=[lambda: Noting(store)], concurrency=2)
+    async with serving(worker):
         await worker.watch.until("settled", 4)
-    assert order[:6] == ["claim", "claim", "run", "run", "claim", "run"]
+    assert seen == [0, 0, 0, 0]
+
+
+async def test_nothing_is_claimed_while_outcomes_cannot_be_settled() -> None:
+    """What is done but unsettled would run twice after a crash; it must not grow meanwhile."""
+    store = Store()
+    store.add("noop", 50)
+    away = True
+    store.before["settle"] = lambda _: StoreUnreachable("away") if away else None
+    settings = Settings(backoff_ms=1, backoff_ms_max=5)
+    worker = Worker([noop], queues=[store.open], concurrency=4, settings=settings)
+    async with serving(worker):
+        await worker.watch.until("settle_failed", 20)
+        claimed = worker.watch.counts["claimed"]
+        await worker.watch.until("settle_failed", 40)
+        assert worker.watch.counts["claimed"] == claimed <= 12
+        away = False
+        await worker.watch.until("settled", 50)
 
 
 async def test_a_worker_survives_a_store_that_goes_away_and_comes_back() -> None:

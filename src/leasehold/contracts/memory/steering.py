@@ -35,7 +35,7 @@ def cancel(contents: Contents, job_id: str) -> str:
         return _UNKNOWN
     if job.state == "running":
         job.cancel_requested = True
-        return "ok"
+        return "requested"
     if job.state != "waiting":
         return f"the job is {job.state} already"
     contents.finish(job, "cancel", "cancelled")

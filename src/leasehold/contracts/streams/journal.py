@@ -1,7 +1,7 @@
 """The history of the queue: the stream `jobs:journal`, written by the scripts.
 
 An entry holds the transitions that one script made, up to a hundred: a field `e` each, whose value
-is a line of parts joined by tabs in the order of `_FIELDS`. Parts are only ever added at the end.
+is a line of parts joined by tabs in the order of `_FIELDS`, cut off after the last that applies.
 The position of an event, `seq`, is the entry's id and the number of its line: `1794788872140-0.3`.
 """
 
@@ -30,10 +30,10 @@ _FIELDS = (
     "prev_lease_until_ms",
     "worker_id",
     "max_attempts",
-    "due_ms",
-    "error_code",
-    "payload_h",
     "result_h",
+    "payload_h",
+    "error_code",
+    "due_ms",
     "data",
 )
 _LINES_MAX = 100
@@ -48,6 +48,7 @@ class StreamsJournal:
     def __init__(self, redis: Redis, options: Options) -> None:
         self._redis = redis
         self._key = keys(options.namespace)[1]
+        self._entry_ended = ""
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         """Events after a position, oldest first: at most `limit`, and always whole scripts' worth.
@@ -63,13 +64,16 @@ class StreamsJournal:
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Like `read`, but blocks until there is an event; `after` "$" means from now on."""
         entry_id, _, line = after.partition(".")
-        if line and (rest := await self.read(after=after)):
+        if line and after != self._entry_ended and (rest := await self.read(after=after)):
             return rest
         reply = await self._redis.block(
             "XREAD", "COUNT", 100, "BLOCK", max(1, wait_ms), "STREAMS", self._key,
             entry_id or "0-0", wait_ms=wait_ms,
         )  # fmt: skip
-        return _after(reply[0][1], "") if reply else []
+        events = _after(reply[0][1], "") if reply else []
+        if events:  # entries come whole: after the last line of one there is no more of it to read
+            self._entry_ended = events[-1].seq
+        return events
 
     async def close(self) -> None:
         """Close the connections."""

@@ -65,7 +65,7 @@ class StreamsLedger:
 
     async def counts(self) -> Counts:
         """Depth by state now, and totals since the queue exists."""
-        stream, _, delayed, _, _, stats, _, paused = self._keys
+        stream, _, delayed, _, _, stats, _, paused, workers = self._keys
         replies = await self._redis.pipeline(
             [
                 ("XLEN", stream),
@@ -75,7 +75,7 @@ class StreamsLedger:
                 ("EXISTS", paused),
                 ("XINFO", "GROUPS", stream),
                 ("TIME",),
-                ("ZRANGE", f"{self._options.namespace}jobs:workers", 0, -1, "WITHSCORES"),
+                ("HVALS", workers),
             ]
         )
         length, pending, waiting_for_time, totals, is_paused, groups, clock, beats = replies
@@ -91,7 +91,7 @@ class StreamsLedger:
             },
             totals={name: int(value) for name, value in names.items()},
             paused=bool(is_paused),
-            workers=sum(now - float(beat) < _WORKER_ALIVE_MS for beat in beats[1::2]),
+            workers=sum(now - _int(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats),
             oldest_waiting_ms=oldest,
         )
 
@@ -208,7 +208,7 @@ def _events(entries: Any) -> list[JobEvent]:
         events.append(
             JobEvent(
                 event_id=seq.decode(),
-                type=raw.get(b"type", b"").decode(),
+                type=raw.get(b"type", b"").decode(errors="replace"),
                 ts_ms=_int(raw.get(b"ts", b"")),
                 step=raw.get(b"step", b"").decode(errors="replace"),
                 data=raw.get(b"data", b"{}"),
@@ -226,7 +226,8 @@ def _record(job_id: str, flat: Any) -> JobRecord:
     def number(name: bytes) -> int:
         return _int(raw.get(name, b""))
 
-    fence, _, attempt, max_attempts, lost, lease_until, worker, _ = _lease_words(text(b"lease"))
+    words = _lease_words(text(b"lease"))
+    fence, _, attempt, max_attempts, lost, lease_until, worker, _, _, trace = words
     return JobRecord(
         job_id=job_id,
         contract=CONTRACT,
@@ -247,7 +248,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
         worker_id="" if worker == "-" else worker,
         requester=text(b"requester"),
         progress=raw.get(b"progress", b""),
-        trace=text(b"trace"),
+        trace="" if trace == "-" else trace,
         extra={
             "ttl_s": number(b"ttl_s"),
             "cancel_requested": raw.get(b"cancel") == b"1",
@@ -259,7 +260,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
 def _lease_words(packed: str) -> list[str]:
     """Our own state of a job (see lua/include/job.lua); zeros where a foreign gateway wrote."""
     words = packed.split(" ")
-    return words if len(words) == 8 else ["0", "0", "0", "0", "0", "0", "-", "-"]
+    return words if len(words) == 10 else ["0", "0", "0", "0", "0", "0", "-", "-", "0", "-"]
 
 
 def _int(raw: bytes) -> int:

@@ -41,6 +41,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def keys(namespace: str) -> list[str]:
-    """The eight keys of every script, in the order in which the scripts name them."""
-    names = ("stream", "journal", "delayed", "wake", "upkeep", "stats", "index", "paused")
+    """The keys of every script, in the order in which the scripts name them."""
+    names = (
+        "stream", "journal", "delayed", "wake", "upkeep", "stats", "index", "paused", "workers",
+    )  # fmt: skip
     return [f"{namespace}jobs:{name}" for name in names]

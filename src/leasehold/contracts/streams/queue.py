@@ -43,7 +43,8 @@ _HELD_MAX = 100_000
 _CONSUMER_AGE_MS = 3_600_000
 _FULL_RETRY_MS = 1_000
 _BATCH_MAX = 500
-_JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
+_TRACE = re.compile(r"[!-~]{0,512}")
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 _VERDICTS: dict[bytes, Verdict] = {
     b"complete": COMPLETED,
@@ -66,6 +67,8 @@ class StreamsQueue:
         # One claim at a time: a second one could not tell what the first is about to hold.
         self._claiming = asyncio.Lock()
         self._answer_lost = False
+        self._instance = secrets.token_hex(4)
+        self._claims = 0
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -88,8 +91,8 @@ class StreamsQueue:
                 self._options.idempotency_ttl_s,
                 *args[start * width : (start + len(chunk)) * width],
             )
-            for position, (status, job_id) in zip(chunk, replies, strict=True):
-                answers[position] = self._submitted(job_id.decode(), status.decode())
+            for position, reply in zip(chunk, replies, strict=True):
+                answers[position] = self._submitted(*reply)
         return [answer for answer in answers if answer is not None]
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
@@ -194,15 +197,18 @@ class StreamsQueue:
             same,
             job.requester,
             job.delay_ms,
-            job.trace,
+            job.trace or "-",
             payload_h,
         )
 
-    def _submitted(self, job_id: str, status: str) -> Submitted:
+    def _submitted(self, status: bytes, raw_id: bytes, created_ms: int = 0) -> Submitted:
+        job_id = raw_id.decode()
         match status:
-            case "created" | "replayed":
-                return Submitted(job_id, status)
-            case "conflict":
+            case b"created":
+                return Submitted(job_id, "created", created_ms=created_ms)
+            case b"replayed":
+                return Submitted(job_id, "replayed")
+            case b"conflict":
                 reason = f"another request was already made under this key or id: job {job_id}"
                 return Submitted(job_id, "conflict", reason)
             case _:
@@ -212,6 +218,7 @@ class StreamsQueue:
     async def _claim_once(self, limit: int) -> tuple[Any, list[Lease]]:
         async with self._claiming:
             recover = self._answer_lost
+            self._claims += 1
             # Set before asking: whatever ends this call early, the next one looks for what it took.
             self._answer_lost = True
             reply = await self._run(
@@ -221,6 +228,8 @@ class StreamsQueue:
                 self._options.lease_ms,
                 self._options.lost_max,
                 1 if recover else 0,
+                self._instance,
+                self._claims,
                 *(self._held if recover else ()),
             )
             self._answer_lost = False
@@ -256,7 +265,7 @@ class StreamsQueue:
             lease_ms=lease_ms,
             created_ms=int(entry[7]),
             handle=handle,
-            trace=entry[8].decode(),
+            trace="" if entry[8] == b"-" else entry[8].decode(),
         )
 
     def _settle_args(self, outcome: Outcome) -> tuple[Arg, ...]:
@@ -273,11 +282,13 @@ class StreamsQueue:
 
 def _check(job: NewJob, job_id: str) -> None:
     if not _JOB_ID.fullmatch(job_id):
-        raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . : @ -")
+        raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ -")
     if not job.task or len(job.task) > 200 or not job.task.isprintable():
         raise InvalidJob(f"task {job.task[:60]!r}: 1 to 200 printable characters")
     if job.max_attempts is not None and job.max_attempts < 1:
         raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
+    if not _TRACE.fullmatch(job.trace):
+        raise InvalidJob("trace is a W3C traceparent: printable ASCII without spaces")
     if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms < 1):
         raise InvalidJob("delay_ms cannot be negative and ttl_ms is at least 1")
     if job.priority or job.gid:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -142,13 +143,12 @@ class StreamsRoutes:
         # The answer to our own repeated submit is no replay: the id was chosen for this request.
         if submitted.status == "replayed" and submitted.job_id != job.job_id:
             headers.append(("idempotency-replayed", "true"))
-        try:
-            record = await self._ledger.get(submitted.job_id)
-        except StoreError:
-            record = None  # it is stored, and an error now would make the client send it again
-        if record is None:
-            record = _as_sent(job, submitted.job_id)
-        return Answer(202, view(record), tuple(headers))
+        record = None
+        if not submitted.created_ms:  # an earlier job, which may be anywhere by now
+            # It is stored, and an error now would make the client send it again.
+            with suppress(StoreError):
+                record = await self._ledger.get(submitted.job_id)
+        return Answer(202, view(record or _as_sent(job, submitted)), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
@@ -293,10 +293,10 @@ def _trace(headers: Mapping[str, str]) -> str:
     return trace if _TRACEPARENT.fullmatch(trace) else ""
 
 
-def _as_sent(job: NewJob, job_id: str) -> JobRecord:
-    """What is known of a job that was stored a moment ago and could not be read back."""
+def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
+    """A job as it was stored a moment ago, without reading it back."""
     return JobRecord(
-        job_id=job_id,
+        job_id=submitted.job_id,
         contract="streams",
         queue="",
         task=job.task,
@@ -304,6 +304,11 @@ def _as_sent(job: NewJob, job_id: str) -> JobRecord:
         payload=job.payload,
         max_attempts=job.max_attempts or 0,
         ttl_ms=job.ttl_ms or 0,
+        created_ms=submitted.created_ms,
+        updated_ms=submitted.created_ms,
+        due_ms=submitted.created_ms + job.delay_ms if job.delay_ms else 0,
+        requester=job.requester,
+        trace=job.trace,
     )
 
 

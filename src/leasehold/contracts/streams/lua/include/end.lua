@@ -5,8 +5,12 @@ local function finish(job, task, to, kind, field, body, step, data, error_code, 
   call('HSET', job.key, 'status', to, 'updated_ts', NOW_S, 'lease', lease_words(job), field, body)
   emit(job.key, to, step, data, job.ttl_s)
   local fence = text[job.fence]
+  local rest = job.max_attempts .. '\t' .. result_h
+  if error_code ~= '' then
+    rest = more(job.max_attempts, result_h, '', error_code, '0', '')
+  end
   note(job.id, kind, text[job.ver], task, from, to, text[job.attempt], fence, fence, '0', lease,
-    worker, job.max_attempts, '0', error_code, '', result_h)
+    worker, rest)
   count(to)
 end
 

@@ -25,6 +25,6 @@ end
 local function reject(id, task, job, fence, token, why)
   local status = job and job.status or ''
   note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',
-    '0', '0', token, '0', '0', 'lease_lost', '', '', why)
+    '0', '0', token, more('0', '', '', 'lease_lost', '0', why))
   count('rejected')
 end

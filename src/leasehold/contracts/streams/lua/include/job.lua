@@ -2,12 +2,12 @@
 -- job is read, and the writes of every step (the job's own event, its time to live, the journal).
 -- ARGV[1] is the namespace that stands before every key ('' for the contract's exact names).
 --
--- Our own state of a job is one hash field, `lease`, beside the contract's: eight words, "-" for none:
---   fence ver attempt max_attempts lost lease_until worker_id msg_id
--- One field because a script pays for every field it reads, and all eight change together. Numbers
+-- Our own state of a job is one hash field, `lease`, beside the contract's: ten words, "-" for none:
+--   fence ver attempt max_attempts lost lease_until worker_id msg_id created_ts trace
+-- One field because a script pays for every field it reads, and most of them change together. Numbers
 -- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
 local STREAM, JOURNAL, DELAYED, WAKE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local UPKEEP, STATS, INDEX, PAUSED = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local UPKEEP, STATS, INDEX, PAUSED, WORKERS = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local NS = ARGV[1]
 local GROUP = 'workers'
 local call = redis.call
@@ -44,35 +44,37 @@ local function emit(key, kind, step, data, ttl_s)
 end
 
 local match = string.match
-local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)$'
+local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (%d+) (%S+)$'
 
 -- A job as its hash says; nil when there is none. Numbers that only travel on stay texts.
 local function read_job(id)
   local key = job_key(id)
-  local v = call('HMGET', key, 'status', 'lease', 'ttl_s', 'created_ts', 'trace')
+  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
   if not v[1] then
     return nil
   end
-  local fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id
+  local fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id, created_ts, trace
   if v[2] then
-    fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id = match(v[2], LEASE)
+    fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id, created_ts, trace =
+      match(v[2], LEASE)
   end
   if not fence then -- stored by a gateway that knows only the contract's fields
     fence, ver, attempt, max_attempts, lost, lease_until = '0', '0', '0', '0', '0', '0'
-    worker, msg_id = '-', '-'
+    worker, msg_id, trace = '-', '-', '-'
+    created_ts = match(call('HGET', key, 'created_ts') or '', '^%d+$') or NOW_S
   end
   return {
-    id = id, key = key, status = v[1], ttl_s = v[3], created_ts = v[4] or '0', trace = v[5] or '',
-    fence = tonumber(fence), ver = tonumber(ver), attempt = tonumber(attempt), task = '',
-    max_attempts = max_attempts, lost = lost, lease_until = lease_until, worker = worker,
-    msg_id = msg_id,
+    id = id, key = key, status = v[1], ttl_s = v[3], fence = tonumber(fence), ver = tonumber(ver),
+    attempt = tonumber(attempt), max_attempts = max_attempts, lost = lost,
+    lease_until = lease_until, worker = worker, msg_id = msg_id, created_ts = created_ts,
+    trace = trace, task = '',
   }
 end
 
 local function lease_words(job)
   return text[job.fence] .. ' ' .. text[job.ver] .. ' ' .. text[job.attempt] .. ' '
     .. job.max_attempts .. ' ' .. job.lost .. ' ' .. job.lease_until .. ' ' .. job.worker .. ' '
-    .. job.msg_id
+    .. job.msg_id .. ' ' .. job.created_ts .. ' ' .. job.trace
 end
 
 -- The journal. Events gather while a script runs and leave as one entry at its end, so that history
@@ -80,15 +82,20 @@ end
 local lines = {}
 local lines_n = 0
 
+-- `more` is the end of the line, from max_attempts on; what is not applicable is left off.
 local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
-    prev_lease, worker, max_attempts, due, error_code, payload_h, result_h, data)
+    prev_lease, worker, more)
   lines[lines_n + 1] = 'e'
   lines_n = lines_n + 2
   lines[lines_n] = job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
     .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
-    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. (max_attempts or '0') .. '\t' .. (due or '0')
-    .. '\t' .. (error_code or '') .. '\t' .. (payload_h or '') .. '\t' .. (result_h or '') .. '\t'
-    .. (data or '')
+    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more
+end
+
+-- max_attempts, result hash, payload hash, error code, due, data
+local function more(max_attempts, result_h, payload_h, error_code, due, data)
+  return max_attempts .. '\t' .. result_h .. '\t' .. payload_h .. '\t' .. error_code .. '\t' .. due
+    .. '\t' .. data
 end
 
 local counted = {}

@@ -7,7 +7,7 @@ local function bury_lost(job, task)
     .. ' time(s) without an outcome: each worker that took the job died, hung or was cut off",'
     .. '"attempts":' .. job.attempt .. ',"retryable":false}'
   finish(job, task, 'error', 'bury', 'error', body, 'worker.lost', '{"error":' .. body .. '}',
-    LOST_CODE)
+    LOST_CODE, '')
 end
 
 -- A worker let the lease run out: the job waits again, or ends when that has happened too often or
@@ -21,7 +21,7 @@ local function reap(job, task, lost_max)
   count('lost')
   job.worker = '-' -- whoever held it proves nothing any more, even under the same fence
   if call('HGET', job.key, 'cancel') == '1' then
-    finish(job, task, 'canceled', 'cancel', 'error', '', 'worker.cancel', '{}')
+    finish(job, task, 'canceled', 'cancel', 'error', '', 'worker.cancel', '{}', '', '')
     return false
   end
   local max_attempts = tonumber(job.max_attempts)
@@ -77,6 +77,6 @@ end
 -- S-19: the job outlived its time to live; it is counted and never revived.
 local function expire(id, task, msg_id)
   drop_entry(msg_id)
-  note(string.gsub(id, '%c', ' '), 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '')
+  note(string.gsub(id, '%c', ' '), 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
   count('expired')
 end

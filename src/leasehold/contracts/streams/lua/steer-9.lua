@@ -1,6 +1,7 @@
 -- What people do to jobs from outside: cancel, retry, remove. The first terminal state wins.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] cancel | retry | remove  ARGV[3..] job ids
 -- Returns per id 'ok', 'requested' (its worker was told), 'missing', or the state that forbids it
 -- Clauses S-31 S-32 S-33
@@ -23,7 +24,7 @@ function steps.cancel(job)
     return 'requested'
   end
   local msg_id = job.msg_id
-  finish(job, task_of(job), 'canceled', 'cancel', 'error', '', 'gateway.cancel', '{}')
+  finish(job, task_of(job), 'canceled', 'cancel', 'error', '', 'gateway.cancel', '{}', '', '')
   drop_entry(msg_id)
   call('ZREM', DELAYED, job.id)
   return 'ok'
@@ -52,7 +53,7 @@ function steps.remove(job)
   end
   local fence = text[job.fence]
   note(job.id, 'remove', text[job.ver + 1], task_of(job), job.status, 'removed', text[job.attempt],
-    fence, fence, '0', '0', '')
+    fence, fence, '0', '0', '', '0')
   drop_entry(job.msg_id)
   call('ZREM', DELAYED, job.id)
   call('ZREM', INDEX, job.id)

@@ -2,6 +2,7 @@
 -- lease is used up, so that it can be asked every second.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] lease_ms
 -- ARGV[3..] per lease: job_id, msg_id, fence, token, task
 -- Returns per lease { 'ok', lease_until_ms, cancel_requested, remaining_ms } or { 'lost', reason }

@@ -2,6 +2,7 @@
 -- that are long gone. Every worker may call it; each part is bounded and guarded by its own predicate.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may run out
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
 -- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
@@ -12,7 +13,6 @@
 -- @include waiting
 -- @include reap
 local LOST_MAX = tonumber(ARGV[3])
-local WORKERS = NS .. 'jobs:workers'
 local reclaimed, ended = 0, 0
 
 local function take_back(msg_id)
@@ -46,6 +46,15 @@ local function forget_expired()
   end
 end
 
+local function forget_workers()
+  local all = call('HGETALL', WORKERS)
+  for i = 1, #all, 2 do
+    if NOW - (tonumber(match(all[i + 1], '^%d+')) or 0) > tonumber(ARGV[6]) then
+      call('HDEL', WORKERS, all[i])
+    end
+  end
+end
+
 local function forget_consumers()
   for _, flat in ipairs(call('XINFO', 'CONSUMERS', STREAM, GROUP)) do
     local consumer = {}
@@ -58,7 +67,8 @@ local function forget_consumers()
   end
 end
 
-call('ZADD', WORKERS, NOW_S, ARGV[7])
+local seen = call('HGET', WORKERS, ARGV[7])
+call('HSET', WORKERS, ARGV[7], NOW_S .. ' ' .. (seen and match(seen, '^%d+ (.+)$') or '- 0 -'))
 ensure_group()
 local promoted = promote('1000')
 each_idle(ARGV[2], take_back)
@@ -71,7 +81,7 @@ if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
   trimmed = call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
     + call('XTRIM', JOURNAL, 'MINID', '~', text[math.max(0, NOW - tonumber(ARGV[5]))])
-  call('ZREMRANGEBYSCORE', WORKERS, '-inf', text[math.max(0, NOW - tonumber(ARGV[6]))])
+  forget_workers()
   forget_expired()
   forget_consumers()
 end

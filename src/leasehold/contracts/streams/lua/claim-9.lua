@@ -2,11 +2,13 @@
 -- are read through the consumer group. Each claimed job is marked running in the same step.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] worker id (the consumer)  ARGV[3] limit  ARGV[4] lease_ms
 -- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
--- ARGV[7..] after a lost answer: the entries this worker knows it holds
--- Returns { state, now_ms, last stream id, last wake id, next due_ms, leases }; state is 'ok' or
---   'paused'; a lease is { msg_id, job_id, task, payload, attempt, max_attempts, fence, created_ts,
+-- ARGV[7] which instance of the worker asks  ARGV[8] the number of this claim, rising within it
+-- ARGV[9..] after a lost answer: the entries this worker knows it holds
+-- Returns { state, now_ms, last stream id, last wake id, next due_ms, leases }; state is 'ok',
+--   'paused' or 'late' (a later claim came first); a lease is { msg_id, job_id, task, payload, attempt, max_attempts, fence, created_ts,
 --   trace }
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include job
@@ -22,12 +24,16 @@ local STARTED = ',"worker":"' .. WORKER .. '"}'
 -- How often, over all workers together, the pending list is searched for leases that ran out.
 local SEARCH_EVERY_MS = math.min(1000, math.floor(LEASE_MS / 4))
 
+-- A job whose lease ran out this often is claimed alone: if it kills its worker, its neighbours did not.
+local ALONE_FROM = math.max(1, LOST_MAX - 2)
+
 local leases = {}
+local alone = '-'
 
 local function start(job, msg_id, task, payload)
   local was_fence, was_lease = text[job.fence], job.lease_until
   if job.ver == 0 then -- stored by a gateway that does not know the index
-    call('ZADD', INDEX, 'NX', job.created_ts ~= '0' and job.created_ts or NOW_S, job.id)
+    call('ZADD', INDEX, 'NX', job.created_ts, job.id)
   end
   job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
   job.lease_until, job.worker, job.msg_id = LEASE_UNTIL, WORKER, msg_id
@@ -84,25 +90,34 @@ local function take_over(msg_id, ours_unknown)
   end
 end
 
-local function claimable(msg_id)
+-- Takes one idle entry if its lease is over; returns false when it must wait for the next claim.
+local function take_idle(msg_id)
   local entry = call('XRANGE', STREAM, msg_id, msg_id)[1]
   local job = entry and read_job((fields_of(entry[2])))
-  return not job or job.status ~= 'running' or tonumber(job.lease_until) <= NOW
+  if job and job.status == 'running' and tonumber(job.lease_until) > NOW then
+    return true
+  end
+  local suspect = job and tonumber(job.lost) + (job.status == 'running' and 1 or 0) >= ALONE_FROM
+  if suspect and #leases > 0 then
+    return false
+  end
+  take_over(msg_id, false)
+  if suspect and #leases > 0 then
+    alone = job.id
+    return false
+  end
+  return true
 end
 
 local function take_back()
   if NOW < (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
     return
   end
+  ensure_group()
   local full = false
   each_idle(ARGV[4], function(msg_id)
-    if #leases >= LIMIT then
-      full = true
-      return false
-    end
-    if claimable(msg_id) then
-      take_over(msg_id, false)
-    end
+    full = #leases >= LIMIT or not take_idle(msg_id)
+    return not full
   end)
   call('HSET', UPKEEP, 'search_at', full and '0' or text[NOW + SEARCH_EVERY_MS])
 end
@@ -110,9 +125,10 @@ end
 -- S-28: the answer to an earlier claim was lost; what it took is handed out again.
 local function recover()
   local held = {}
-  for i = 7, #ARGV do
+  for i = 9, #ARGV do
     held[ARGV[i]] = true
   end
+  ensure_group()
   for _, entry in ipairs(call('XPENDING', STREAM, GROUP, '-', '+', '1000', WORKER)) do
     if #leases < LIMIT and not held[entry[1]] then
       take_over(entry[1], true)
@@ -123,8 +139,12 @@ end
 local function read_new()
   while #leases < LIMIT do
     local wanted = LIMIT - #leases
-    local reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', text[wanted], 'STREAMS', STREAM,
-      '>')
+    local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', text[wanted], 'STREAMS',
+      STREAM, '>')
+    if reply and reply.err then
+      ensure_group()
+      reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', text[wanted], 'STREAMS', STREAM, '>')
+    end
     if not reply then
       return
     end
@@ -152,23 +172,47 @@ local function ends()
   return last, woken and woken[1] or '0-0', tonumber(due[2]) or 0
 end
 
-if call('EXISTS', PAUSED) == 1 then
-  local last, woken = ends()
-  return { 'paused', NOW, last, woken, 0, {} }
+-- What the workers' table says of this one: its latest claim, and the job it was given alone. False
+-- when a later claim came first: whatever this one took, nobody would know of (S-28).
+local function register()
+  local seen = call('HGET', WORKERS, WORKER)
+  local instance, number, job_id = match(seen or '', '^%d+ (%S+) (%d+) (%S+)$')
+  if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
+    return false
+  end
+  local job = job_id and job_id ~= '-' and read_job(job_id)
+  if job and job.status == 'running' and job.worker == WORKER and tonumber(job.lease_until) > NOW then
+    alone = job_id
+  end
+  return true
 end
-call('ZADD', NS .. 'jobs:workers', NOW_S, WORKER)
-ensure_group()
+
+local function answer(state)
+  call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
+  if #leases > 0 then
+    counted['started'] = #leases
+    flush()
+    return { state, NOW, '', '', 0, leases }
+  end
+  flush()
+  local last, woken, due = ends()
+  return { state, NOW, last, woken, due, leases }
+end
+
+if not register() then
+  return { 'late', NOW, '0-0', '0-0', 0, {} }
+end
+if call('EXISTS', PAUSED) == 1 then
+  return answer('paused')
+end
 promote('1000')
 if ARGV[6] == '1' then
   recover()
 end
-take_back()
-read_new()
-if #leases > 0 then
-  counted['started'] = #leases
-  flush()
-  return { 'ok', NOW, '', '', 0, leases }
+if alone == '-' then
+  take_back()
 end
-flush()
-local last, woken, due = ends()
-return { 'ok', NOW, last, woken, due, leases }
+if alone == '-' then
+  read_new()
+end
+return answer('ok')

@@ -2,10 +2,11 @@
 -- live, first event, queue entry, journal. No crash can leave a job that is stored but not queued.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] greatest depth (0: none)  ARGV[3] idempotency ttl_s
 -- ARGV[4..] per job: job_id, task, payload, ttl_s, max_attempts, idempotency key, request hash,
---   requester, delay_ms, trace, payload hash; max_attempts 0 means the job names none
--- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', job_id }
+--   requester, delay_ms, trace, payload hash; max_attempts 0 and trace '-' mean none
+-- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', job_id, created_ts if created }
 -- Clauses S-1 S-2 S-3 S-4 S-5 S-6 S-24 S-25 S-26
 -- @include job
 -- @include waiting
@@ -85,9 +86,9 @@ local function store(at)
   local due = delay_ms > 0 and NOW + delay_ms or 0
   local msg_id = enqueue(id, task, payload, due)
   -- What the scripts read most stands first: small hashes are searched from the front.
-  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 - ' .. msg_id,
-    'ttl_s', ttl_s, 'created_ts', NOW_S, 'trace', trace, 'updated_ts', NOW_S, 'job_id', id,
-    'task', task, 'payload', payload, 'result', '', 'error', '', 'request_h', request_h,
+  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 - ' .. msg_id
+    .. ' ' .. NOW_S .. ' ' .. trace, 'ttl_s', ttl_s, 'updated_ts', NOW_S, 'job_id', id,
+    'created_ts', NOW_S, 'task', task, 'payload', payload, 'result', '', 'error', '', 'request_h', request_h,
     'requester', requester, 'due_ms', text[due])
   emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
   if idem ~= '' then
@@ -95,11 +96,11 @@ local function store(at)
       text[math.max(tonumber(ttl_s), IDEM_TTL_S)])
   end
   call('ZADD', INDEX, NOW_S, id)
-  note(id, 'submit', '1', task, '', 'queued', '0', '0', '0', '0', '0', '', max_attempts, text[due],
-    '', ARGV[at + 10])
+  note(id, 'submit', '1', task, '', 'queued', '0', '0', '0', '0', '0', '',
+    more(max_attempts, '', ARGV[at + 10], '', text[due], ''))
   created = created + 1
   count('submitted')
-  return { 'created', id }
+  return { 'created', id, NOW }
 end
 
 for at = 4, #ARGV, WIDTH do

@@ -1,6 +1,7 @@
 -- Stops or restarts the handing out of leases; what runs goes on.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] pause | resume
 -- Returns 1 if that changed something
 -- Clauses S-27
@@ -12,7 +13,7 @@ else
   changed = call('DEL', PAUSED)
 end
 if changed == 1 then
-  note('', ARGV[2], '0', '', '', '', '0', '0', '0', '0', '0', '')
+  note('', ARGV[2], '0', '', '', '', '0', '0', '0', '0', '0', '', '0')
   wake()
 end
 flush()

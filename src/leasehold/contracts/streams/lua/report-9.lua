@@ -1,6 +1,7 @@
 -- Publishes news of running attempts as events of their jobs; only the holder of the lease may.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace
 -- ARGV[2..] per report: job_id, msg_id, fence, token, task, type, step, data, progress ('' for none)
 -- Returns per report { 'ok' } or { 'lost', reason }
@@ -19,7 +20,7 @@ local function publish(job, task, kind, step, data, progress)
   emit(job.key, kind, step, data, job.ttl_s)
   local fence = text[job.fence]
   note(job.id, 'report', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
-    job.lease_until, job.lease_until, job.worker, job.max_attempts, '0', '', '', '', kind)
+    job.lease_until, job.lease_until, job.worker, more(job.max_attempts, '', '', '', '0', kind))
   return { 'ok' }
 end
 

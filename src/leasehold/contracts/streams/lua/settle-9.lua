@@ -2,6 +2,7 @@
 -- entry are one step; an outcome sent again after a lost answer gets the verdict it got before.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
+-- KEYS[9] jobs:workers
 -- ARGV[1] namespace
 -- ARGV[2..] per outcome: job_id, msg_id, fence, token, kind, task, body (result or error JSON), hash
 --   of the result, error code, delay_ms
@@ -40,12 +41,12 @@ end
 local function back(job, kind, attempt, due, event, data, error_code, msg_id, error_body)
   local lease, worker, fence = job.lease_until, job.worker, text[job.fence]
   job.ver, job.attempt, job.lease_until, job.msg_id = job.ver + 1, attempt, '0', msg_id
-  job.worker = '-'
+  job.worker, job.lost = '-', '0' -- the worker came back to say so: the job has not killed it
   call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
     'due_ms', text[due], 'error', error_body, 'settled', fence .. ' ' .. kind .. ' ' .. text[due])
   emit(job.key, event, 'worker.' .. kind, data, job.ttl_s)
   note(job.id, kind, text[job.ver], job.task, 'running', 'queued', text[attempt], fence, fence, '0',
-    lease, worker, job.max_attempts, text[due], error_code)
+    lease, worker, more(job.max_attempts, '', '', error_code, text[due], ''))
   count(kind)
 end
 
@@ -126,11 +127,23 @@ local function replayed(job, fence, token, kind)
     or { 'lost', 'the attempt was already settled: ' .. became }
 end
 
+local function alone_no_more(worker)
+  local seen = call('HGET', WORKERS, worker) or ''
+  local rest, alone = match(seen, '^(%d+ %S+ %d+) (%S+)$')
+  if alone and alone ~= '-' then
+    call('HSET', WORKERS, worker, rest .. ' -')
+    wake()
+  end
+end
+
 local function settle(at)
   local id, msg_id, fence, token = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
   local kind, task = ARGV[at + 4], ARGV[at + 5]
   local job = read_job(id)
   local why = why_lost(job, msg_id, fence, token)
+  if job and job.lost ~= '0' then -- it may have been claimed alone: its worker may go on
+    alone_no_more(token)
+  end
   if why then
     local before = replayed(job, fence, token, kind)
     if before then
