@@ -38,7 +38,7 @@ def lane_of(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """tests/chaos is `alone`, but for its simulation; then keep the tests of the phase asked for."""
+    """tests/chaos but for its simulation is `alone`; then keep the tests of the phase asked for."""
     for item in items:
         chaos = item.path.is_relative_to(TESTS / "chaos")
         if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim"):

@@ -133,10 +133,12 @@ class PrivateRedis:
 def _options(port: int, path: Path, folder: Path, aof: Aof, clients: int) -> list[str]:
     listen = ["--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(path)]
     limits = ["--maxclients", str(clients), "--tcp-backlog", "511", "--daemonize", "no"]
+    # What our own embedded server is set to; every contender runs on it.
+    compact = ["--stream-node-max-bytes", "1024", "--hash-max-listpack-value", "512"]
     disk = ["--dir", str(folder), "--save", "", "--appendonly", "no" if aof == "off" else "yes"]
     if aof != "off":
         disk += ["--appendfsync", aof]
-    return [*listen, *limits, *disk]
+    return [*listen, *limits, *compact, *disk]
 
 
 def free_port() -> int:

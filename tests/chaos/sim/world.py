@@ -233,12 +233,16 @@ class World:
             await asyncio.sleep(1.0)  # virtual: costs nothing
             if not any(node.alive for node in self.workers):
                 self.start_worker()
-            contents = self.shared.store.contents
-            submitted = all(each.done() or not node.alive for node, each in self.submitters.items())
-            ended = all(job.state in MEMORY.final for job in contents.jobs.values())
-            if submitted and ended:
-                break
-        await asyncio.sleep(3 * LEASE_MS / 1000)  # whatever was late has arrived by now
+            if self._all_ended():
+                await asyncio.sleep(3 * LEASE_MS / 1000)  # whatever was late has arrived by now
+                if self._all_ended():  # a submit of a dead submitter may have been late, too
+                    return
+
+    def _all_ended(self) -> bool:
+        jobs = self.shared.store.contents.jobs.values()
+        return all(job.state in MEMORY.final for job in jobs) and all(
+            each.done() or not node.alive for node, each in self.submitters.items()
+        )
 
     def recorded(self) -> Recording:
         contents = self.shared.store.contents
