@@ -20,7 +20,7 @@ import hiredis
 from bench_kit import probe, redis_port, redis_url, serve
 
 from leasehold.contracts.streams.options import Options
-from leasehold.contracts.streams.queue import StreamsQueue
+from leasehold.contracts.streams.queue import SCRIPTS, StreamsQueue
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_ledger, open_queue
 from leasehold.core.outcome import Outcome
@@ -32,10 +32,7 @@ CLAIMS_IN_FLIGHT = 3
 CHUNK = 500
 WORKER = "bare-pipelines"
 LEASES = 5
-"""Where the claim's answer holds its leases, each { msg_id, job_id, ..., fence at 6, ... }."""
-
-MSG_ID, JOB_ID, FENCE = "111-1", "the-job", 222_333
-"""What stands in the taped arguments where each job's own values belong."""
+"""Where the claim's answer holds its leases; its second part is the server's time."""
 
 
 class Producer:
@@ -70,19 +67,15 @@ class Tape:
 
     async def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         self.sent[script.name] = (script, [len(keys), *keys, *args])
-        lease = [MSG_ID.encode(), JOB_ID.encode(), b"noop", b"{}", 1, 0, FENCE, b"0", b""]
-        return [b"ok", 0, b"", b"", 0, [lease]] if script.name == "claim" else [[b"complete", 0]]
+        return [b"ok", 0, b"", b"", 0, []] if script.name == "claim" else []
 
 
-async def learn() -> tuple[Tape, int]:
-    """What one claim and one settle look like, and how many arguments a settled job takes."""
+async def learn() -> tuple[StreamsQueue, Tape]:
+    """A queue without a server, and what its claim looks like."""
     tape = Tape()
     queue = StreamsQueue(cast("Redis", tape), Options(), worker_id=WORKER)
-    (lease,) = await queue.claim(BATCH, wait_ms=0)
-    await queue.settle([Outcome(lease, "complete")])
-    fixed_and_one = len(tape.sent["settle"][1])
-    keys = tape.sent["settle"][1][0]
-    return tape, fixed_and_one - keys - 2  # the number of keys, the keys, the namespace
+    await queue.claim(BATCH, wait_ms=0)
+    return queue, tape
 
 
 class Pipeline:
@@ -108,21 +101,31 @@ class Pipeline:
         return reply
 
 
+class Claims:
+    """One claim after the other: the last argument of each is its number."""
+
+    def __init__(self, script: Script, taped: list[Any]) -> None:
+        self._words = ("EVALSHA", script.sha, *taped[:-1])
+        self._number = int(taped[-1])
+
+    def next(self) -> bytes:
+        self._number += 1
+        return pack(*self._words, self._number)
+
+
 class Settle:
-    """The settle command for a batch, from the taped one for a single job."""
+    """The settle command for a batch, its arguments as the queue makes them."""
 
-    def __init__(self, script: Script, taped: list[Any], width: int) -> None:
-        self._head = ("EVALSHA", script.sha, *taped[:-width])
-        self._job = taped[-width:]
-        self._at = [self._job.index(value) for value in (MSG_ID, JOB_ID, FENCE)]
+    def __init__(self, queue: StreamsQueue, claim_args: list[Any]) -> None:
+        self._queue = queue
+        keys = claim_args[0]
+        self._head = ("EVALSHA", SCRIPTS["settle"].sha, *claim_args[: keys + 2])
 
-    def command(self, leases: list[Any]) -> bytes:
-        msg_at, job_at, fence_at = self._at
+    def command(self, entries: list[Any], now: int) -> bytes:
         args: list[Any] = [*self._head]
-        for lease in leases:
-            job = self._job.copy()
-            job[msg_at], job[job_at], job[fence_at] = lease[0], lease[1], lease[6]
-            args += job
+        for entry in entries:
+            lease = self._queue._lease(entry, now)
+            args += self._queue._settle_args(Outcome(lease, "complete"))
         return pack(*args)
 
 
@@ -132,27 +135,27 @@ def pack(*words: Any) -> bytes:
 
 def work() -> None:
     """Claim and settle until the expected number of jobs has been seen and settled."""
-    tape, width = asyncio.run(learn())
+    queue, tape = asyncio.run(learn())
     pipeline = Pipeline()
-    for script, _ in tape.sent.values():
-        pipeline.load(script)
-    claim_script, claim_args = tape.sent["claim"]
-    claim = pack("EVALSHA", claim_script.sha, *claim_args)
-    settle = Settle(*tape.sent["settle"], width)
+    for name in ("claim", "settle"):
+        pipeline.load(SCRIPTS[name])
+    claims = Claims(*tape.sent["claim"])
+    settle = Settle(queue, tape.sent["claim"][1])
     awaited: deque[str] = deque()
     for _ in range(CLAIMS_IN_FLIGHT):
-        pipeline.send(claim)
+        pipeline.send(claims.next())
         awaited.append("claim")
     done = 0
     while awaited:
         if awaited.popleft() == "settle":
             _check(pipeline.reply())
-        elif leases := pipeline.reply()[LEASES]:
+        elif (answer := pipeline.reply())[LEASES]:
+            leases = answer[LEASES]
             for _ in leases:
                 probe.noop()
             done += len(leases)
             more = done < probe.expect
-            pipeline.send(settle.command(leases) + (claim if more else b""))
+            pipeline.send(settle.command(leases, answer[1]) + (claims.next() if more else b""))
             awaited += ("settle", "claim") if more else ("settle",)
 
 

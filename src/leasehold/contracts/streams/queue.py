@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
+from leasehold.contracts.streams.journal import NOTHING_GIVEN, completion
 from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, keys
 from leasehold.core.errors import InvalidJob, LeaseLost, UsageError
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
@@ -266,18 +267,21 @@ class StreamsQueue:
             created_ms=int(entry[7]),
             handle=handle,
             trace="" if entry[8] == b"-" else entry[8].decode(),
+            extra=(entry[9].decode(), entry[10]),
         )
 
     def _settle_args(self, outcome: Outcome) -> tuple[Arg, ...]:
         lease, kind, wait_ms = outcome.lease, outcome.kind, outcome.delay_ms
         if kind == "complete":
-            result = outcome.result
-            return (*_proof(lease), kind, lease.task, result, short_hash(result), "", 0)
+            result_h = short_hash(outcome.result)
+            given = completion(lease, result_h)
+            return (*_proof(lease), kind, lease.task, outcome.result, result_h, "", 0, *given)
         failure = outcome.failure
         if kind == "fail":  # the job's own attempts decide; the delay is the contract's default
             wait_ms = delay_ms(self._backoff, lease.attempt, secrets.randbelow(1000) / 1000)
         body = msgspec.json.encode(failure) if failure else b""
-        return (*_proof(lease), kind, lease.task, body, "", _code(failure), wait_ms)
+        code = _code(failure)
+        return (*_proof(lease), kind, lease.task, body, "", code, wait_ms, *NOTHING_GIVEN)
 
 
 def _check(job: NewJob, job_id: str) -> None:

@@ -8,8 +8,8 @@
 -- ARGV[7] which instance of the worker asks  ARGV[8] the number of this claim, rising within it
 -- ARGV[9..] after a lost answer: the entries this worker knows it holds
 -- Returns { state, now_ms, last stream id, last wake id, next due_ms, leases }; state is 'ok',
---   'paused' or 'late' (a later claim came first); a lease is { msg_id, job_id, task, payload, attempt, max_attempts, fence, created_ts,
---   trace }
+--   'paused' or 'late' (a later claim came first); a lease is { msg_id, job_id, task,
+--   payload, attempt, max_attempts, fence, created_ts, trace, lease words, ttl_s }
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include job
 -- @include end
@@ -38,12 +38,34 @@ local function start(job, msg_id, task, payload)
   job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
   job.lease_until, job.worker, job.msg_id = LEASE_UNTIL, WORKER, msg_id
   local attempt = text[job.attempt]
-  call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease_words(job))
+  local words = lease_words(job)
+  call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', words)
   emit(job.key, 'running', 'worker.start', '{"attempt":' .. attempt .. STARTED, job.ttl_s)
   note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
     LEASE_UNTIL, was_lease, WORKER, job.max_attempts)
   leases[#leases + 1] = { msg_id, job.id, task, payload, job.attempt, tonumber(job.max_attempts),
-    job.fence, job.created_ts, job.trace }
+    job.fence, job.created_ts, job.trace, words, job.ttl_s or '' }
+end
+
+-- Most entries are of jobs that nobody has touched since they were submitted. Their lease words tell
+-- so, and all that follows is known without taking them apart.
+local FRESH = '^0 1 0 (%d+) 0 0 %- (%S+) ((%d+) (%S+))$'
+local FRESH_EVENT = '{"attempt":1' .. STARTED
+local FRESH_LINE = '\tqueued\trunning\t1\t1\t0\t' .. LEASE_UNTIL .. '\t0\t' .. WORKER .. '\t'
+
+local function start_fresh(id, key, v, msg_id, task, payload)
+  local max_attempts, entry, tail, created_ts, trace = match(v[2] or '', FRESH)
+  if v[1] ~= 'queued' or entry ~= msg_id then
+    return false
+  end
+  local words = '1 2 1 ' .. max_attempts .. ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER .. ' ' .. msg_id
+    .. ' ' .. tail
+  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', words)
+  emit(key, 'running', 'worker.start', FRESH_EVENT, v[3])
+  add_line(id .. '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. FRESH_LINE .. max_attempts)
+  leases[#leases + 1] = { msg_id, id, task, payload, 1, tonumber(max_attempts), 1, created_ts, trace,
+    words, v[3] or '' }
+  return true
 end
 
 -- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
@@ -57,10 +79,15 @@ end
 -- An entry of ours or somebody's, in whatever state its job is by now.
 local function take(msg_id, flat, ours_unknown)
   local id, task, payload = fields_of(flat)
-  local job = read_job(id)
-  if not job then
+  local key = job_key(id)
+  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
+  if not v[1] then
     return expire(id, task, msg_id)
   end
+  if start_fresh(id, key, v, msg_id, task, payload) then
+    return
+  end
+  local job = job_of(id, key, v)
   if FINAL[job.status] then -- S-18: a redelivered finished job is only acknowledged
     return drop_entry(msg_id)
   end

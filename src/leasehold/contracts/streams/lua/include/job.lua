@@ -46,13 +46,8 @@ end
 local match = string.match
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (%d+) (%S+)$'
 
--- A job as its hash says; nil when there is none. Numbers that only travel on stay texts.
-local function read_job(id)
-  local key = job_key(id)
-  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
-  if not v[1] then
-    return nil
-  end
+-- A job from its hash fields status, lease and ttl_s. Numbers that only travel on stay texts.
+local function job_of(id, key, v)
   local fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id, created_ts, trace
   if v[2] then
     fence, ver, attempt, max_attempts, lost, lease_until, worker, msg_id, created_ts, trace =
@@ -71,6 +66,13 @@ local function read_job(id)
   }
 end
 
+-- A job as its hash says; nil when there is none.
+local function read_job(id)
+  local key = job_key(id)
+  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
+  return v[1] and job_of(id, key, v) or nil
+end
+
 local function lease_words(job)
   return text[job.fence] .. ' ' .. text[job.ver] .. ' ' .. text[job.attempt] .. ' '
     .. job.max_attempts .. ' ' .. job.lost .. ' ' .. job.lease_until .. ' ' .. job.worker .. ' '
@@ -82,14 +84,18 @@ end
 local lines = {}
 local lines_n = 0
 
+local function add_line(line)
+  lines[lines_n + 1] = 'e'
+  lines_n = lines_n + 2
+  lines[lines_n] = line
+end
+
 -- `more` is the end of the line, from max_attempts on; what is not applicable is left off.
 local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
     prev_lease, worker, more)
-  lines[lines_n + 1] = 'e'
-  lines_n = lines_n + 2
-  lines[lines_n] = job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
+  add_line(job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
     .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
-    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more
+    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more)
 end
 
 -- max_attempts, result hash, payload hash, error code, due, data

@@ -56,7 +56,12 @@ local function ensure_group()
 end
 
 -- What an entry says. Another program may have written it: nothing in it may break the journal's lines.
+local checked = {}
+
 local function fields_of(flat)
+  if flat[1] == 'job_id' and checked[flat[4]] and flat[5] == 'payload' then
+    return flat[2], flat[4], flat[6]
+  end
   local id, task, payload = '', '', ''
   for i = 1, #flat, 2 do
     local name = flat[i]
@@ -70,6 +75,8 @@ local function fields_of(flat)
   end
   if string.find(task, '%c') then
     task = string.gsub(task, '%c', ' ')
+  else
+    checked[task] = true
   end
   return id, task, payload
 end
