@@ -1,0 +1,115 @@
+-- What the end of a child does to its parent, which may live in another queue of the same server.
+
+-- "bull:mail:17" is job 17 of the queue "bull:mail:"; ids may hold colons, so the parent's own words
+-- say where its queue ends.
+local function parent_of(parent_key, parent_json)
+  local ok, told = pcall(cjson.decode, parent_json or '')
+  if ok and type(told) == 'table' and told.queueKey then
+    return told.queueKey .. ':', tostring(told.id), told
+  end
+  local prefix, id = match(parent_key, '^(.*:)([^:]+)$')
+  return prefix or '', id or parent_key, {}
+end
+
+local function wake_queue(prefix)
+  local meta = call('HMGET', prefix .. 'meta', 'paused', 'concurrency')
+  if meta[1] then
+    return
+  end
+  if meta[2] and call('LLEN', prefix .. 'active') >= tonumber(meta[2]) then
+    return
+  end
+  call('ZADD', prefix .. 'marker', '0', '0')
+end
+
+-- The parent was observed by our journal before: its history goes on in its own queue's journal.
+local function note_parent(key, prefix, id, to, due)
+  local v = call('HMGET', key, 'lh', 'name', 'atm', 'stc', 'ats', 'priority')
+  local ver, state = read_lh(v[1])
+  if ver == 0 then
+    return
+  end
+  local attempt = text[(tonumber(v[3]) or 0) + (tonumber(v[4]) or 0)]
+  local fence = v[5] or '0'
+  ver = text[ver + 1]
+  call('HSET', key, 'lh', ver .. ' ' .. to .. ' 0 0 - 0')
+  call('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\tpromote\t' .. ver .. '\t' .. NOW_S
+    .. '\t' .. plain(v[2]) .. '\t' .. state .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t'
+    .. fence .. '\t0\t0\t\t0\t' .. due .. '\t\t\t\t\t' .. (v[6] or '0') .. '\t')
+end
+
+-- A parent that waits for its children becomes claimable: at once, or after its own delay.
+local function release_parent(prefix, id)
+  local key = prefix .. id
+  if call('EXISTS', key) == 0 or not call('ZSCORE', prefix .. 'waiting-children', id) then
+    return
+  end
+  call('ZREM', prefix .. 'waiting-children', id)
+  local v = call('HMGET', key, 'priority', 'delay')
+  local priority, wait_ms = tonumber(v[1]) or 0, tonumber(v[2]) or 0
+  if wait_ms > 0 then
+    local due = NOW + wait_ms
+    local delayed = prefix .. 'delayed'
+    call('ZADD', delayed, due_score(delayed, due), id)
+    call('XADD', prefix .. 'events', '*', 'event', 'delayed', 'jobId', id, 'delay', text[due])
+    local first = call('ZRANGE', delayed, '0', '0', 'WITHSCORES')
+    call('ZADD', prefix .. 'marker', text[math.floor(first[2] / SLOTS)], '1')
+    return note_parent(key, prefix, id, 'delayed', text[due])
+  end
+  local to = 'waiting'
+  if priority > 0 then
+    local place = call('INCR', prefix .. 'pc') % 4294967296
+    call('ZADD', prefix .. 'prioritized', text[priority * 4294967296 + place], id)
+    to = 'prioritized'
+  else
+    call('RPUSH', prefix .. 'wait', id)
+  end
+  wake_queue(prefix)
+  call('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
+  note_parent(key, prefix, id, to, '0')
+end
+
+local function child_completed(child_key, parent_key, parent_json, result)
+  local prefix, id = parent_of(parent_key, parent_json)
+  if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
+    return
+  end
+  call('HSET', parent_key .. ':processed', child_key, result)
+  if call('SCARD', parent_key .. ':dependencies') == 0 then
+    release_parent(prefix, id)
+  end
+end
+
+-- What a failed child does is its own choice: fpof fails the parent, cpof lets it go on at once, idof
+-- and rdof only stop waiting for this child; by default the parent goes on waiting.
+local function child_failed(child_key, parent_key, parent_json, reason)
+  local prefix, id, told = parent_of(parent_key, parent_json)
+  if not (told.fpof or told.cpof or told.idof or told.rdof) then
+    return
+  end
+  if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
+    return
+  end
+  if told.fpof then
+    call('ZADD', parent_key .. ':unsuccessful', NOW_S, child_key)
+    if call('ZSCORE', prefix .. 'waiting-children', id) then
+      call('HSET', parent_key, 'defa', 'child ' .. child_key .. ' failed')
+    end
+    return release_parent(prefix, id)
+  end
+  if told.cpof or told.idof then
+    call('HSET', parent_key .. ':failed', child_key, reason)
+  end
+  if told.cpof or call('SCARD', parent_key .. ':dependencies') == 0 then
+    release_parent(prefix, id)
+  end
+end
+
+-- A child that is removed is no longer waited for.
+local function child_removed(child_key, parent_key, parent_json)
+  local prefix, id = parent_of(parent_key, parent_json)
+  if call('SREM', parent_key .. ':dependencies', child_key) == 1
+    and call('SCARD', parent_key .. ':dependencies') == 0 then
+    release_parent(prefix, id)
+  end
+end

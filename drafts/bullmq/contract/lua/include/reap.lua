@@ -1,0 +1,56 @@
+-- Takes back what ran out: a job in `active` whose lock is gone. BullMQ's workers can neither extend nor
+-- settle without the lock, so nobody is robbed. The check and the step are one.
+
+-- The job goes to the front of the line; one that was lost too often, or that somebody wanted cancelled,
+-- carries its failure with it, and the next pickup fails it at once. Returns whether there was a job.
+local function reap(id, stalled_max)
+  local key = PREFIX .. id
+  call('LREM', ACTIVE, '1', id)
+  local v = call('HMGET', key, 'name', 'atm', 'stc', 'ats', 'lh', 'workerId', 'priority', 'cancel')
+  if not v[1] then
+    return false -- B-27: an id without a job does not stay in `active`
+  end
+  local ver, _, lease = read_lh(v[5])
+  local fence, worker, name = v[4] or '0', v[6] or '', plain(v[1])
+  local atm, stc = tonumber(v[2]) or 0, tonumber(v[3]) or 0
+  stc = stc + 1
+  local attempt = text[atm + stc]
+  local lh = text[ver + 1] .. ' waiting 0 0 - 0'
+  local cancelled = v[8] == '1'
+  if cancelled or stc > stalled_max then
+    local why = cancelled and 'cancelled' or 'job stalled more than allowable limit'
+    call('HSET', key, 'stc', text[stc], 'lh', lh, 'defa', why)
+  else
+    call('HSET', key, 'stc', text[stc], 'lh', lh)
+  end
+  call('RPUSH', WAIT, id)
+  wake()
+  emit('waiting', 'jobId', id, 'prev', 'active')
+  emit('stalled', 'jobId', id, 'timestamp', NOW_S)
+  note(id, 'reap', text[ver + 1], NOW_S, name, 'active', 'waiting', attempt, fence, fence, '0', lease,
+    worker, '0', '0', '', '', '', '', v[7])
+  return true
+end
+
+-- Looks through `active` from the newest to the oldest, so that the oldest stands first in line again.
+local function reap_lockless(stalled_max)
+  local ids = call('LRANGE', ACTIVE, '0', '-1')
+  local reaped = 0
+  for from = 1, #ids, 100 do
+    local keys = {}
+    for i = from, math.min(from + 99, #ids) do
+      keys[#keys + 1] = PREFIX .. ids[i] .. ':lock'
+    end
+    if call('EXISTS', unpack(keys)) < #keys then
+      for i = from, math.min(from + 99, #ids) do
+        if call('EXISTS', PREFIX .. ids[i] .. ':lock') == 0 then
+          call('SREM', STALLED, ids[i])
+          if reap(ids[i], stalled_max) then
+            reaped = reaped + 1
+          end
+        end
+      end
+    end
+  end
+  return reaped
+end

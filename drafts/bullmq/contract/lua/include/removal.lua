@@ -1,0 +1,90 @@
+-- Takes jobs out of the queue for good, with what hangs on them: deduplication, parents, retention.
+
+local function delete_job(key)
+  call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
+    key .. ':unsuccessful')
+end
+
+local function forget_dedup(id, deid)
+  local de = PREFIX .. 'de:' .. deid
+  if call('GET', de) == id then
+    call('DEL', de, PREFIX .. 'dn:' .. deid)
+  end
+end
+
+-- The deduplication id is free again, unless it has a time to live of its own. A job that was turned
+-- away while this one ran, and asked to be kept, follows now.
+local function end_dedup(id, deid)
+  local de, dn = PREFIX .. 'de:' .. deid, PREFIX .. 'dn:' .. deid
+  if call('PTTL', de) == -1 and call('GET', de) == id then
+    call('DEL', de)
+  end
+  if call('EXISTS', dn) == 0 then
+    return
+  end
+  local v = call('HMGET', dn, 'name', 'data', 'opts', 'pk', 'pd', 'rjk', 'jid')
+  local number = call('INCR', ID)
+  local next_id = v[7] or text[number]
+  local ok, opts = pcall(cjson.decode, v[3])
+  local ttl = ok and opts.de and tonumber(opts.de.ttl)
+  if ttl and ttl > 0 then
+    call('SET', de, next_id, 'PX', text[ttl])
+  else
+    call('SET', de, next_id)
+  end
+  store_from_opts(next_id, v[1], v[2], v[3],
+    { deid = deid, parent_key = v[4] or nil, parent = v[5] or nil, rjk = v[6] or nil })
+  call('DEL', dn)
+end
+
+local function drop_finished(ids)
+  for _, id in ipairs(ids) do
+    local key = PREFIX .. id
+    local v = call('HMGET', key, 'parentKey', 'deid', 'parent', 'lh', 'name', 'ats')
+    if v[1] then
+      child_removed(key, v[1], v[3])
+    end
+    if v[2] then
+      forget_dedup(id, v[2])
+    end
+    local ver, state = read_lh(v[4])
+    if ver > 0 then
+      local fence = v[6] or '0'
+      note(id, 'remove', text[ver + 1], NOW_S, plain(v[5]), state, '', '0', fence, fence, '0', '0', '')
+    end
+    delete_job(key)
+  end
+end
+
+-- What the job's options keep of finished jobs: no older than an age, no more than a count.
+local function retain(set, count, age_s)
+  flush_kept()
+  if age_s then
+    local old = call('ZREVRANGEBYSCORE', set, text[NOW - age_s * 1000], '-inf', 'LIMIT', '0', '1000')
+    if #old > 0 then
+      drop_finished(old)
+      each_many('ZREM', set, old)
+    end
+  end
+  if count then
+    local old = call('ZREVRANGE', set, text[count], '-1')
+    if #old > 0 then
+      drop_finished(old)
+      call('ZREMRANGEBYRANK', set, '0', text[-(count + 1)])
+    end
+  end
+end
+
+-- What the options say of finished jobs, for scripts that end a job without its worker's help.
+local function keep_of(opts_json, name)
+  local ok, opts = pcall(cjson.decode, opts_json or '')
+  local keep = ok and type(opts) == 'table' and opts[name]
+  if keep == true then
+    return 0, nil
+  elseif type(keep) == 'number' then
+    return keep >= 0 and keep or nil, nil
+  elseif type(keep) == 'table' then
+    return tonumber(keep.count), tonumber(keep.age)
+  end
+  return nil, nil
+end

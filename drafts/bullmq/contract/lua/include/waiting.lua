@@ -1,0 +1,70 @@
+-- Puts a job where the next claim finds it: `wait`, `prioritized` by its priority, or `delayed` until
+-- it is due. Each returns the state the job is in then.
+
+-- Equal priorities keep their order by a counter in the lower half of the score.
+local function prioritize(id, priority)
+  local place = call('INCR', PC) % 4294967296
+  call('ZADD', PRIORITIZED, text[priority * 4294967296 + place], id)
+  wake()
+  return 'prioritized'
+end
+
+local function wait_at_end(id, priority)
+  if priority > 0 then
+    return prioritize(id, priority)
+  end
+  call('LPUSH', WAIT, id)
+  wake()
+  return 'waiting'
+end
+
+-- Before all others: handed back, or taken back from a worker that died.
+local function wait_at_front(id, priority)
+  if priority > 0 then
+    call('ZADD', PRIORITIZED, text[priority * 4294967296], id)
+    wake()
+    return 'prioritized'
+  end
+  call('RPUSH', WAIT, id)
+  wake()
+  return 'waiting'
+end
+
+-- The score of a due time: jobs due in the same millisecond keep their order.
+local function due_score(key, due)
+  local least = due * SLOTS
+  local most = least + SLOTS - 1
+  local last = call('ZREVRANGEBYSCORE', key, text[most], text[least], 'WITHSCORES', 'LIMIT', '0', '1')
+  if last[2] then
+    return text[math.min(tonumber(last[2]) + 1, most)]
+  end
+  return text[least]
+end
+
+local function delay(id, due)
+  call('ZADD', DELAYED, due_score(DELAYED, due), id)
+  emit('delayed', 'jobId', id, 'delay', text[due])
+  due_changed = true
+  return 'delayed'
+end
+
+-- Moves what has become due into the line, in the order of its due times.
+local function promote()
+  local due = call('ZRANGEBYSCORE', DELAYED, '0', text[(NOW + 1) * SLOTS - 1], 'LIMIT', '0', '1000')
+  if #due == 0 then
+    return 0
+  end
+  each_many('ZREM', DELAYED, due)
+  local promoted = 0
+  for _, id in ipairs(due) do
+    local key = PREFIX .. id
+    local priority = call('HGET', key, 'priority')
+    if priority or call('EXISTS', key) == 1 then
+      wait_at_end(id, tonumber(priority) or 0)
+      emit('waiting', 'jobId', id, 'prev', 'delayed')
+      call('HSET', key, 'delay', '0')
+      promoted = promoted + 1
+    end
+  end
+  return promoted
+end

@@ -1,0 +1,45 @@
+-- Publishes news of running jobs: progress goes into the hash and the queue's events, other news into
+-- the events only. Only the holder of the lock is heard.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
+-- ARGV[1] prefix  ARGV[2] worker id
+-- ARGV[3..] per report: id, fence, token, event, progress JSON ('' for none), step, data JSON, hash of
+--   the token
+-- Returns per report { 'ok' } or { 'lost', reason }
+-- Clauses B-18 B-30
+-- @include queue
+local WORKER = ARGV[2]
+local answers = {}
+
+local function report(at)
+  local id, fence, token, kind = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local progress, step, data = ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]
+  local key = PREFIX .. id
+  local lock = call('GET', key .. ':lock')
+  if lock ~= token .. ':' .. fence or call('EXISTS', key) == 0 then
+    local v = call('HMGET', key, 'name', 'lh')
+    local _, state = read_lh(v[2])
+    note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, '0', '0', '0', WORKER,
+      '0', '0', 'lease_lost', '', '', ARGV[at + 7], '0', 'report')
+    return { 'lost', lock and 'another worker holds the job' or 'the lock has run out' }
+  end
+  if progress ~= '' then
+    call('HSET', key, 'progress', progress)
+  end
+  -- B-30: BullMQ reads `data`, the contract's own readers `progress`; both are JSON.
+  local shown = progress ~= '' and progress or data
+  if kind == 'progress' then
+    emit('progress', 'jobId', id, 'data', shown, 'progress', shown, 'timestamp', NOW_S, 'step', step,
+      'info', data)
+  else
+    emit(kind, 'jobId', id, 'data', data, 'timestamp', NOW_S, 'step', step)
+  end
+  return { 'ok' }
+end
+
+for at = 3, #ARGV, 8 do
+  answers[#answers + 1] = report(at)
+end
+flush()
+return answers

@@ -1,0 +1,137 @@
+-- Schedulers: sets one up, takes one away, and makes the next job when the current one starts.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
+-- ARGV[1] prefix  ARGV[2] upsert, follow or remove  ARGV[3] scheduler id
+-- ARGV[4] upsert: the next time of a pattern, ms ('' when it repeats every so often); follow: the same
+-- ARGV[5] the repeat options of the next job, JSON
+-- ARGV[6] follow: the job that was picked up; upsert: the name of its jobs
+-- ARGV[7] upsert: data JSON  ARGV[8] the jobs' options, JSON  ARGV[9..] field, value of the scheduler
+-- Returns the next job's id, '' when there is none
+-- Clauses B-39 B-40
+-- @include queue
+-- @include waiting
+-- @include finish
+local M = more()
+local VERB, NAME = ARGV[2], ARGV[3]
+local REPEAT, SCHEDULER = PREFIX .. 'repeat', PREFIX .. 'repeat:' .. ARGV[3]
+
+-- The first time of the grid `every` + `offset` after this moment.
+local function on_grid(every, offset)
+  return math.floor((NOW - offset) / every) * every + every + offset
+end
+
+local function drop_pending(id)
+  local key = PREFIX .. id
+  if call('EXISTS', key) == 0 then
+    return
+  end
+  local out = call('ZREM', DELAYED, id) + call('ZREM', PRIORITIZED, id)
+  if out == 0 and not call('LPOS', ACTIVE, id) then
+    out = call('LREM', WAIT, '1', id)
+  end
+  if out > 0 then
+    M.drop_finished({ id })
+  end
+end
+
+local function make(next_ms, name, data, opts_json, repeat_json)
+  local id = 'repeat:' .. NAME .. ':' .. text[next_ms]
+  if call('EXISTS', PREFIX .. id) == 1 then
+    return ''
+  end
+  call('ZADD', REPEAT, text[next_ms], NAME)
+  call('INCR', ID)
+  local ok, opts = pcall(cjson.decode, opts_json or '')
+  opts = ok and type(opts) == 'table' and opts or {}
+  local wait_ms = math.max(0, next_ms - NOW)
+  opts['repeat'], opts.jobId, opts.repeatJobKey = cjson.decode(repeat_json), id, NAME
+  opts.timestamp, opts.delay = NOW, wait_ms
+  opts.attempts = opts.attempts or 0
+  if opts['repeat'].pattern then
+    opts.prevMillis = next_ms
+  end
+  M.store_job({
+    id = id, name = name, data = data, opts = cjson.encode(opts), delay = wait_ms, rjk = NAME,
+    priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
+    max_attempts = text[tonumber(opts.attempts) or 0],
+  })
+  return id
+end
+
+-- Only the current job leads to the next: a retry or a late starter adds none.
+local function follow()
+  local before = call('ZSCORE', REPEAT, NAME)
+  if not before or ARGV[6] ~= 'repeat:' .. NAME .. ':' .. text[tonumber(before)] then
+    return ''
+  end
+  local v = call('HMGET', SCHEDULER, 'name', 'data', 'every', 'offset', 'opts')
+  local next_ms = tonumber(ARGV[4])
+  local every = tonumber(v[3])
+  if every then
+    next_ms = tonumber(before) + every
+    if next_ms < NOW then
+      next_ms = on_grid(every, tonumber(v[4]) or 0)
+    end
+  end
+  if not next_ms or not v[1] then
+    return ''
+  end
+  local id = make(next_ms, v[1], v[2] or '{}', v[5], ARGV[5])
+  if id ~= '' then
+    call('HINCRBY', SCHEDULER, 'ic', '1')
+  end
+  return id
+end
+
+local function upsert()
+  local before = call('ZSCORE', REPEAT, NAME)
+  local ic = tonumber(call('HGET', SCHEDULER, 'ic')) or 0
+  if before then
+    drop_pending('repeat:' .. NAME .. ':' .. text[tonumber(before)])
+  end
+  call('DEL', SCHEDULER)
+  local fields = { 'name', ARGV[6] }
+  local every, offset, start
+  for i = 9, #ARGV, 2 do
+    fields[#fields + 1], fields[#fields + 2] = ARGV[i], ARGV[i + 1]
+    if ARGV[i] == 'every' then every = tonumber(ARGV[i + 1]) end
+    if ARGV[i] == 'offset' then offset = tonumber(ARGV[i + 1]) end
+    if ARGV[i] == 'startDate' then start = tonumber(ARGV[i + 1]) end
+  end
+  local next_ms = tonumber(ARGV[4])
+  if every then
+    next_ms = start and start > NOW and start or offset and on_grid(every, offset) or NOW
+    if not offset then
+      fields[#fields + 1], fields[#fields + 2] = 'offset', text[next_ms % every]
+    end
+  end
+  if ARGV[8] ~= '' and ARGV[8] ~= '{}' then
+    fields[#fields + 1], fields[#fields + 2] = 'opts', ARGV[8]
+  end
+  if ARGV[7] ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = 'data', ARGV[7]
+  end
+  fields[#fields + 1], fields[#fields + 2] = 'ic', text[ic + 1]
+  call('HSET', SCHEDULER, unpack(fields))
+  return make(next_ms, ARGV[6], ARGV[7] ~= '' and ARGV[7] or '{}', ARGV[8], ARGV[5])
+end
+
+local function remove()
+  local before = call('ZSCORE', REPEAT, NAME)
+  if not before then
+    return ''
+  end
+  local id = 'repeat:' .. NAME .. ':' .. text[tonumber(before)]
+  if call('ZREM', DELAYED, id) == 1 then
+    M.drop_finished({ id })
+    emit('removed', 'jobId', id, 'prev', 'delayed')
+  end
+  call('ZREM', REPEAT, NAME)
+  call('DEL', SCHEDULER)
+  return id
+end
+
+local answer = VERB == 'follow' and follow() or VERB == 'upsert' and upsert() or VERB == 'remove' and remove()
+flush()
+return answer

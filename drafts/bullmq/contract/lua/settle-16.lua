@@ -1,0 +1,239 @@
+-- Ends leases, each by its own outcome, in one step for the whole batch. An outcome sent again after a
+-- lost answer gets the verdict it got before. Plain completions go through
+-- complete-16.lua; this script does everything.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
+-- ARGV[1] prefix  ARGV[2] worker id  ARGV[3] minutes of metrics to keep (0: none)
+-- ARGV[4..] per outcome: id, fence, token, kind (complete, retry, bury, snooze, release, cancel, park),
+--   value (result JSON or the reason), stacktrace (JSON array, '' to leave it), hash of the result,
+--   error code, delay_ms, keep count, keep age_s, attempts, most attempts for the journal, hash of the
+--   token, what to do when children are pending (retry, bury), 1 for a job that goes to the front
+-- Returns per outcome { verdict, due_ms } or { 'lost', reason }; verdict is the kind, 'retry' for a snooze
+-- Clauses B-18 B-19 B-20 B-21 B-22 B-23 B-25 B-26 B-29
+-- @include queue
+local WORKER, METRICS = ARGV[2], tonumber(ARGV[3])
+local WIDTH, FIRST = 16, 4
+
+local verdicts, ids, freed, done = {}, {}, {}, {}
+local with_children = {}
+
+-- @include waiting
+-- @include finish
+METRICS_MAX = METRICS
+-- The verdict on an outcome that was accepted before; nil if this lease was not ended by us.
+local function replayed(id, key, fence, kind)
+  -- What an accepted outcome of each kind may have become, and the verdict that says so.
+  local BECAME = {
+    complete = { complete = 'complete', retry = 'retry', bury = 'bury' },
+    retry = { retry = 'retry', bury = 'bury', cancel = 'cancel' },
+    bury = { bury = 'bury' },
+    snooze = { snooze = 'retry', cancel = 'cancel' },
+    release = { release = 'release', cancel = 'cancel' },
+    cancel = { cancel = 'cancel' },
+    park = { park = 'retry' },
+  }
+  local lh = call('HGET', key, 'lh')
+  if not lh then
+    for became, verdict in pairs(BECAME[kind]) do
+      if call('ZSCORE', ENDED, id .. ' ' .. fence .. ' ' .. became) then
+        return { verdict, 0 }
+      end
+    end
+    return nil
+  end
+  local _, _, _, old_fence, became, due = read_lh(lh)
+  if old_fence ~= fence or became == '-' then
+    return nil
+  end
+  local verdict = BECAME[kind][became]
+  return verdict and { verdict, tonumber(due) } or { 'lost', 'the attempt was already settled: ' .. became }
+end
+
+local function reject(id, fence, why, token_h)
+  local v = call('HMGET', PREFIX .. id, 'name', 'ats', 'lh')
+  local _, state = read_lh(v[3])
+  note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, v[2] or '0', '0', '0',
+    WORKER, '0', '0', 'lease_lost', '', '', token_h, '0', 'settle')
+  return { 'lost', why }
+end
+
+local function ends(job, o, to)
+  o.to, o.prev, o.worker = to, 'active', WORKER
+  finish(job, o)
+  return { o.kind, 0 }
+end
+
+-- The outcomes that go back to the line, made when the first one comes.
+local function outcomes()
+  -- The job goes back: the hash remembers how the lease ended for an outcome that is sent again.
+  local function back(job, o, kind, to, due, counts, event)
+    local ver, fence = text[job.ver + 1], job.fence
+    local atm = job.atm + (counts and 1 or 0)
+    local fields = { 'lh', ver .. ' ' .. to .. ' 0 ' .. fence .. ' ' .. kind .. ' ' .. due }
+    if counts then
+      fields[#fields + 1], fields[#fields + 2] = 'atm', text[atm]
+      fields[#fields + 1], fields[#fields + 2] = 'failedReason', o.value
+      if o.stack ~= '' then
+        fields[#fields + 1], fields[#fields + 2] = 'stacktrace', o.stack
+      end
+    end
+    if to == 'delayed' then
+      fields[#fields + 1], fields[#fields + 2] = 'delay', text[o.delay_ms]
+    end
+    call('HSET', job.key, unpack(fields))
+    if event then
+      emit('waiting', 'jobId', job.id, 'prev', 'active')
+    end
+    note(job.id, kind == 'park' and 'snooze' or kind, ver, NOW_S, job.name, 'active', to,
+      text[atm + job.stc], fence, fence, '0',
+      job.lease, WORKER, o.max_attempts, due, o.code, '', '', o.token_h, job.priority)
+  end
+
+  local function cancelled(job, o)
+    o.to, o.kind, o.prev, o.worker = 'failed', 'cancel', 'active', WORKER
+    o.value = o.value ~= '' and o.value ~= 'null' and o.value or 'cancelled'
+    o.code, o.attempts = 'cancelled', '1000000'
+    finish(job, o)
+    return { 'cancel', 0 }
+  end
+
+  local function wait_again(job, o, kind, counts)
+    if job.cancel then -- it would only start again to be stopped
+      return cancelled(job, o)
+    end
+    if counts then -- what the contract's own words call it; BullMQ's readers ignore it
+      emit('retry', 'jobId', job.id, 'delay', text[o.delay_ms], 'timestamp', NOW_S)
+    end
+    if o.delay_ms > 0 then
+      local due = NOW + o.delay_ms
+      delay(job.id, due)
+      back(job, o, kind, 'delayed', text[due], counts, false)
+      return { 'retry', due }
+    end
+    local priority = tonumber(job.priority)
+    local to
+    if not counts or (o.lifo and priority == 0) then
+      to = wait_at_front(job.id, priority)
+    else
+      to = wait_at_end(job.id, priority)
+    end
+    back(job, o, kind, to, '0', counts, true)
+    return { kind == 'release' and 'release' or 'retry', 0 }
+  end
+
+  -- A parent that added children while it ran waits for them, and runs again when they are done.
+  local function park(job, o)
+    call('ZADD', CHILDREN, NOW_S, job.id)
+    emit('waiting-children', 'jobId', job.id, 'prev', 'active')
+    back(job, o, 'park', 'waiting-children', '0', false, false)
+    return { 'retry', 0 }
+  end
+
+  return {
+    bury = function(job, o) return ends(job, o, 'failed') end,
+    cancel = cancelled,
+    retry = function(job, o) return wait_again(job, o, 'retry', true) end,
+    snooze = function(job, o) return wait_again(job, o, 'snooze', false) end,
+    release = function(job, o) return wait_again(job, o, 'release', false) end,
+    park = park,
+  }
+end
+local rarer
+local function decide(job, o)
+  if o.kind == 'complete' then
+    return ends(job, o, 'completed')
+  end
+  rarer = rarer or outcomes()
+  return rarer[o.kind](job, o)
+end
+
+-- B-22: a parent cannot complete while children are pending or have failed it; that is a failure.
+local function refuse_children(key, o)
+  if o.kind ~= 'complete' or not with_children[key] then
+    return
+  end
+  local id = key:sub(#PREFIX + 1)
+  if call('SCARD', key .. ':dependencies') > 0 then
+    o.value = 'Job ' .. id .. ' has pending dependencies. moveToFinished'
+  elseif call('ZCARD', key .. ':unsuccessful') > 0 then
+    o.value = 'Cannot complete job ' .. id .. ' because it has at least one failed child. moveToFinished'
+  else
+    return
+  end
+  o.kind, o.code, o.result_h, o.keep_count, o.keep_age = o.otherwise, 'children', '', '', ''
+end
+
+local function settle(at, lock)
+  local id, fence, token = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local key = PREFIX .. id
+  local kind, token_h = ARGV[at + 3], ARGV[at + 13]
+  if done[id] or lock ~= token .. ':' .. fence then
+    local before = replayed(id, key, fence, kind)
+    if before then
+      return before
+    end
+    return reject(id, fence, lock and 'another worker holds the job' or 'the lock has run out', token_h)
+  end
+  local v = call('HMGET', key, 'name', 'atm', 'lh', 'parentKey', 'deid', 'stc', 'priority', 'cancel',
+    'defa', 'parent')
+  if not v[1] then
+    freed[#freed + 1] = key .. ':lock'
+    return reject(id, fence, 'the job was removed', token_h)
+  end
+  if call('LREM', ACTIVE, '-1', id) == 0 then
+    return reject(id, fence, 'the job is not active', token_h)
+  end
+  done[id] = true
+  freed[#freed + 1] = key .. ':lock'
+  ids[#ids + 1] = id
+  local ver, _, lease = read_lh(v[3])
+  local o = {
+    kind = kind, value = ARGV[at + 4], stack = ARGV[at + 5], result_h = ARGV[at + 6],
+    code = ARGV[at + 7], delay_ms = tonumber(ARGV[at + 8]), keep_count = ARGV[at + 9],
+    keep_age = ARGV[at + 10], attempts = ARGV[at + 11], max_attempts = ARGV[at + 12],
+    token_h = token_h, otherwise = ARGV[at + 14], lifo = ARGV[at + 15] == '1',
+  }
+  refuse_children(key, o)
+  return decide({
+    id = id, key = key, name = plain(v[1]), atm = tonumber(v[2]) or 0, stc = tonumber(v[6]) or 0,
+    fence = fence, ver = ver, state = 'active', lease = lease, parent_key = v[4], deid = v[5],
+    priority = v[7] or '0', cancel = v[8] == '1', defa = v[9], parent = v[10],
+  }, o)
+end
+-- One command tells who holds what, another whether any job of the batch has children at all.
+local locks, probes = {}, {}
+for at = FIRST, #ARGV, WIDTH do
+  local key = PREFIX .. ARGV[at]
+  locks[#locks + 1] = key .. ':lock'
+  if ARGV[at + 3] == 'complete' then
+    local n = #probes
+    probes[n + 1], probes[n + 2] = key .. ':dependencies', key .. ':unsuccessful'
+  end
+end
+if #locks == 0 then
+  return verdicts
+end
+locks = call('MGET', unpack(locks))
+if #probes > 0 and call('EXISTS', unpack(probes)) > 0 then
+  for i = 1, #probes, 2 do
+    with_children[probes[i]:sub(1, -#':dependencies' - 1)] = true
+  end
+end
+
+for at = FIRST, #ARGV, WIDTH do
+  local n = #verdicts + 1
+  verdicts[n] = settle(at, locks[n])
+end
+
+if #freed > 0 then
+  call('DEL', unpack(freed))
+end
+if #ids > 0 then
+  call('SREM', STALLED, unpack(ids))
+  if CONCURRENCY and call('LLEN', WAIT) + call('ZCARD', PRIORITIZED) > 0 then
+    wake() -- a slot of the whole queue is free again
+  end
+end
+flush()
+return verdicts

@@ -1,0 +1,46 @@
+-- Takes up to `limit` leases of an ordinary queue: not paused, not bounded, nothing due, no lock to look
+-- for. That is most claims, so it defines nothing it does not run; whatever is not ordinary is left
+-- untouched for claim-16.lua.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
+-- ARGV[1] prefix  ARGV[2] token  ARGV[3] worker id  ARGV[4] limit  ARGV[5] lease_ms  ARGV[6..8] as in claim
+-- ARGV[9] hash of the token
+-- Returns { 'ok', now_ms, next due_ms, 0, '', leases } as claim does, or 0 when the queue is not ordinary
+-- Clauses B-8 B-9 B-10 B-11
+-- @include head
+local settings = call('HMGET', META, 'paused', 'concurrency', 'max')
+local first = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
+local next_due = first[2] and math.floor(first[2] / SLOTS) or 0
+if settings[1] or settings[2] or settings[3] or (next_due > 0 and next_due <= NOW) then
+  return 0
+end
+-- @include lh
+-- @include start
+while leases_n < LIMIT do
+  local asked = LIMIT - leases_n
+  local ids = call('RPOP', WAIT, text[asked]) or {}
+  for i = 1, #ids do
+    start(ids[i], 'waiting')
+  end
+  if #ids < asked then
+    local popped = call('ZPOPMIN', PRIORITIZED, text[LIMIT - leases_n])
+    for i = 1, #popped, 2 do
+      start(popped[i], 'prioritized')
+    end
+    if #popped == 0 then
+      call('DEL', PC)
+      break
+    end
+  end
+end
+if leases_n > 0 then
+  call('LPUSH', ACTIVE, unpack(started))
+  if leases_n >= LIMIT then
+    call('ZADD', MARKER, '0', '0') -- there may be more, for another worker
+  end
+  for from = 1, lines_n, 200 do
+    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+  end
+end
+return { 'ok', NOW, next_due, 0, '', leases }

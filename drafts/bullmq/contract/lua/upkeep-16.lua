@@ -1,0 +1,35 @@
+-- Looks after the queue: promotes what is due, takes back what ran out by BullMQ's own two-phase check
+-- and by ours, forgets old settles, trims the journal. Safe from every worker at any time.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
+-- ARGV[1] prefix  ARGV[2] how often a lease may run out  ARGV[3] ms between two checks
+-- ARGV[4] journal length  ARGV[5] journal age_ms
+-- Returns { promoted, reclaimed, buried, expired, trimmed }
+-- Clauses B-12 B-27 B-28
+-- @include queue
+-- @include waiting
+-- @include reap
+local STALLED_MAX = tonumber(ARGV[2])
+local ENDED_AGE_MS = 600000
+
+local promoted = promote()
+
+local reclaimed = reap_lockless(STALLED_MAX)
+
+-- Phase one for the others: every job that runs now is marked; whoever lives takes its mark away.
+if call('SET', PREFIX .. 'stalled-check', NOW_S, 'PX', ARGV[3], 'NX') then
+  call('DEL', STALLED)
+  local running = call('LRANGE', ACTIVE, '0', '-1')
+  if #running > 0 then
+    each_many('SADD', STALLED, running)
+  end
+end
+
+call('ZREMRANGEBYSCORE', PREFIX .. 'leasehold:ended', '-inf', text[NOW - ENDED_AGE_MS])
+flush()
+if call('EXISTS', JOURNAL) == 1 then
+  call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
+  call('XTRIM', JOURNAL, 'MINID', '~', text[NOW - tonumber(ARGV[5])])
+end
+return { promoted, reclaimed, 0, 0, 0 }

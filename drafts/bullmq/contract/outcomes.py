@@ -1,0 +1,113 @@
+"""How an outcome is asked of the store, and what its answer means.
+
+BullMQ lets the worker decide whether a failed job runs again, by the job's own options; that
+decision is made here, where the options are, and the script carries it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leasehold.contracts.bullmq.claimed import Claimed
+from leasehold.contracts.bullmq.job_options import JobOptions, Keep, backoff_ms, stack_of
+from leasehold.contracts.bullmq.options import Options
+from leasehold.core.errors import LeaseLost
+from leasehold.core.idempotency import short_hash
+from leasehold.core.lease import Lease
+from leasehold.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
+from leasehold.store.redis import Arg
+
+_VERDICTS: dict[bytes, Verdict] = {
+    b"complete": COMPLETED,
+    b"bury": BURIED,
+    b"release": RELEASED,
+    b"cancel": CANCELLED,
+}
+_NO_OPTIONS = JobOptions()
+
+
+def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, ...]:
+    """The sixteen arguments of one outcome, in the order of settle-16.lua."""
+    lease = outcome.lease
+    claimed = lease.extra if isinstance(lease.extra, Claimed) else None
+    told = claimed.options if claimed else _NO_OPTIONS
+    attempts = told.attempts or options.max_attempts
+    last = lease.attempt >= (lease.max_attempts or 1)
+    otherwise = "bury" if last else "retry"
+    if outcome.kind == "complete":
+        count, age = _keep(told.keep_completed, options.keep_completed)
+        result = outcome.result
+        return (
+            lease.job_id, lease.fence, lease.token, "complete", result, "", short_hash(result), "",
+            0, count, age, attempts, lease.max_attempts, token_h, otherwise, "",
+        )  # fmt: skip
+    failure = outcome.failure
+    kind, wait_ms = _decide(outcome, told, last)
+    count, age = _keep(told.keep_failed, options.keep_failed)
+    reason = failure.message or failure.code if failure else ""
+    stack = b""
+    if failure and kind in ("retry", "bury"):
+        earlier = claimed.stacktrace if claimed else b""
+        stack = stack_of(earlier, _stack(failure, reason), told.stack_trace_limit)
+    return (
+        lease.job_id, lease.fence, lease.token, kind, reason, stack, "", _code(failure), wait_ms,
+        count, age, attempts, lease.max_attempts, token_h, otherwise, "1" if told.lifo else "",
+    )  # fmt: skip
+
+
+def _decide(outcome: Outcome, told: JobOptions, last: bool) -> tuple[str, int]:
+    lease, kind = outcome.lease, outcome.kind
+    if kind == "fail":
+        if last:
+            return "bury", 0
+        made = lease.attempt - _stalled(lease)
+        wait_ms = outcome.delay_ms or backoff_ms(told.backoff, made)
+        return "retry", wait_ms
+    if kind == "retry" and lease.max_attempts and last:
+        return "bury", 0
+    return kind, outcome.delay_ms
+
+
+def _stack(failure: Failure, reason: str) -> str:
+    """An entry as Node's readers show it: it names the error, wherever the stack came from."""
+    if failure.code in failure.stack:
+        return failure.stack
+    return f"{failure.code}: {reason}" + (f"\n{failure.stack}" if failure.stack else "")
+
+
+def _stalled(lease: Lease) -> int:
+    claimed = lease.extra if isinstance(lease.extra, Claimed) else None
+    return claimed.stalled if claimed else 0
+
+
+def verdict_of(lease: Lease, reply: list[Any]) -> Verdict:
+    """What the store decided."""
+    code = reply[0]
+    if code == b"lost":
+        return LeaseLost(lease.job_id, reply[1].decode())
+    if code == b"retry":
+        return Retried(reply[1])
+    return _VERDICTS[code]
+
+
+def _keep(told: Keep | None, otherwise: int) -> tuple[Arg, Arg]:
+    if told is None:
+        return (otherwise if otherwise >= 0 else ""), ""
+    return (
+        "" if told.count is None else told.count,
+        "" if told.age_s is None else told.age_s,
+    )
+
+
+def _code(failure: Failure | None) -> str:
+    """The error code as the journal takes it: one short word without separators."""
+    return "" if failure is None else "".join(failure.code.split())[:80]

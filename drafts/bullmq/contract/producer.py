@@ -1,0 +1,194 @@
+"""The producing side, as a BullMQ user knows it: add, add_bulk, flows, schedulers, rate limit.
+
+    producer = open_producer("bullmq+redis://localhost:6379/0?queue=mail")
+    job_id = await producer.add("welcome", {"to": "ada"}, attempts=3, backoff=1000)
+
+Options are BullMQ's, by their own names or in Python's spelling. An add whose answer is lost is
+sent again under the same request id, so that it is stored once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from leasehold.contracts.bullmq import job_options, submission
+from leasehold.contracts.bullmq.events import QueueEvents
+from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
+from leasehold.contracts.bullmq.queue import SCRIPTS
+from leasehold.contracts.bullmq.scheduling import Scheduler
+from leasehold.contracts.bullmq.schema import check as check_schema
+from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ReplyLost, ServerError
+from leasehold.core.opening import parse_url
+from leasehold.store.redis import Arg, Redis
+
+_BATCH_MAX = 500
+_TRIES_MAX = 5
+_FOREVER = 9_007_199_254_740_991
+_encode = msgspec.json.Encoder().encode
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and the children it waits for; each may be in another queue of the same server."""
+
+    name: str
+    data: Any = None
+    queue: str = ""
+    options: Mapping[str, Any] = {}
+    children: Sequence[Flow] = ()
+
+
+class Producer:
+    """Adds jobs to one queue, for one event loop. `schema` checks payloads before they are sent."""
+
+    def __init__(
+        self, redis: Redis, options: Options, *, schema: Mapping[str, Any] | None = None
+    ) -> None:
+        self._redis = redis
+        self._options = options
+        self._keys = keys(options.key_prefix)
+        self._schema = schema
+        self._scheduler = Scheduler(redis, options.key_prefix, self._keys)
+
+    async def add(self, name: str, data: Any = None, **options: Any) -> str:
+        """Store one job; returns its id, or the id of the job it duplicates."""
+        (job_id,) = await self.add_bulk([(name, data, options)])
+        return job_id
+
+    async def add_bulk(self, jobs: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[str]:
+        """Store many jobs; each batch of five hundred is stored whole or not at all."""
+        rows = [self._row(name, data, options) for name, data, options in jobs]
+        ids: list[str] = []
+        for start in range(0, len(rows), _BATCH_MAX):
+            args = [part for row in rows[start : start + _BATCH_MAX] for part in row]
+            ids += await self._send(args)
+        return ids
+
+    async def add_flow(self, flow: Flow) -> str:
+        """Store a tree of jobs in one transaction; the root runs when its children are done."""
+        commands: list[tuple[Arg, ...]] = []
+        root = self._flow(flow, None, commands)
+        script = SCRIPTS["add"]
+        await self._redis.call("SCRIPT", "LOAD", script.source)
+        replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
+        for reply in (*replies, *(replies[-1] or ())):
+            if isinstance(reply, ServerError):
+                raise reply
+        return root
+
+    async def upsert_scheduler(
+        self,
+        scheduler_id: str,
+        *,
+        every: int | None = None,
+        pattern: str | None = None,
+        name: str = "",
+        data: Any = None,
+        options: Mapping[str, Any] | None = None,
+        **repeat: Any,
+    ) -> str:
+        """Make jobs `every` so many ms or by a cron `pattern`; further words: tz, limit, offset,
+        startDate, endDate. Returns the id of the next job."""
+        given = job_options.spelled(options or {})
+        packed = {job_options.SHORT.get(word, word): value for word, value in given.items()}
+        return await self._scheduler.upsert(
+            scheduler_id,
+            {"every": every, "pattern": pattern, **repeat},
+            name=name or scheduler_id,
+            data=_encode(data) if data is not None else b"",
+            opts=_encode(packed),
+        )
+
+    async def remove_scheduler(self, scheduler_id: str) -> bool:
+        """Stop a scheduler; False when there is none."""
+        return await self._scheduler.remove(scheduler_id)
+
+    async def rate_limit(self, for_ms: int) -> None:
+        """Hand out no job of a rate limited queue for so long; a handler that was told to slow down
+        calls this and raises `Snooze(0)`."""
+        await self._redis.call("SET", self._keys[9], _FOREVER, "PX", for_ms)
+
+    async def limit(
+        self, *, concurrency: int | None = None, rate: tuple[int, int] | None = None
+    ) -> None:
+        """Bound all workers of the queue together; None takes a bound away. `rate`: (jobs, ms)."""
+        meta = self._keys[5]
+        commands: list[tuple[Arg, ...]] = [("HDEL", meta, "concurrency", "max", "duration")]
+        if concurrency is not None:
+            commands.append(("HSET", meta, "concurrency", concurrency))
+        if rate is not None:
+            commands.append(("HSET", meta, "max", rate[0], "duration", rate[1]))
+        await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+    def _row(self, name: str, data: Any, options: Mapping[str, Any]) -> tuple[Arg, ...]:
+        if not name:
+            raise InvalidJob("a job needs a name")
+        given = job_options.spelled(options)
+        if "jobId" in given:
+            submission.check_id(str(given["jobId"]))
+        if self._schema is not None:
+            check_schema(data, self._schema)
+        return submission.full_row(name, _encode({} if data is None else data), given)
+
+    async def _send(self, args: Sequence[Arg]) -> list[str]:
+        request = secrets.token_hex(12)
+        head = (self._options.key_prefix, request, self._options.max_depth, 0)
+        for attempt in range(_TRIES_MAX):
+            try:
+                replies = await self._redis.run(SCRIPTS["add"], self._keys, (*head, *args))
+                break
+            except ReplyLost:
+                if attempt == _TRIES_MAX - 1:
+                    raise
+        return [_accepted(status.decode(), job_id.decode()) for status, job_id in replies]
+
+    def _flow(
+        self, flow: Flow, parent: dict[str, str] | None, commands: list[tuple[Arg, ...]]
+    ) -> str:
+        given = job_options.spelled(flow.options)
+        job_id = str(given.setdefault("jobId", str(uuid4())))
+        submission.check_id(job_id)
+        if parent:
+            given["parent"] = parent
+        queue_key = f"{self._options.prefix}:{flow.queue or self._options.queue}"
+        row = submission.full_row(
+            flow.name,
+            _encode({} if flow.data is None else flow.data),
+            given,
+            waits_children=bool(flow.children),
+        )
+        script = SCRIPTS["add"]
+        prefix = f"{queue_key}:"
+        commands.append(("EVALSHA", script.sha, script.keys, *keys(prefix), prefix, "", 0, 0, *row))
+        for child in flow.children:
+            self._flow(child, {"id": job_id, "queue": queue_key}, commands)
+        return job_id
+
+
+def open_producer(url: str, *, schema: Mapping[str, Any] | None = None) -> Producer:
+    """A producer for the queue behind a URL; connects on first use."""
+    options, store = parse_url(url).read(Options)
+    return Producer(Redis(store, name="leasehold"), options, schema=schema)
+
+
+def open_events(url: str) -> QueueEvents:
+    """The events of the queue behind a URL; connects on first use."""
+    options, store = parse_url(url).read(Options)
+    return QueueEvents(Redis(store, name="leasehold"), options)
+
+
+def _accepted(status: str, job_id: str) -> str:
+    """BullMQ answers a duplicate with the job that is there, whatever it holds."""
+    if status == "full":
+        raise QueueFull("the queue is at its limit", contract=CONTRACT)
+    if status == "orphan":
+        raise Conflict(f"job {job_id}: the parent it names does not exist", contract=CONTRACT)
+    return job_id

@@ -1,0 +1,75 @@
+"""The peers of the bullmq contract: Node with BullMQ 5.61 and 6.7, on a private Redis."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Generator
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from leasehold.store.embedded import EmbeddedRedis
+from tests.interop.bullmq.peer import Node, install
+
+_unique = itertools.count(1)
+MAJORS = (5, 6)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages() -> None:
+    install()
+
+
+@pytest.fixture(scope="session")
+def server() -> Generator[str]:
+    server = EmbeddedRedis(appendfsync="no")
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def port(server: str) -> int:
+    port = urlsplit(server).port
+    assert port
+    return port
+
+
+@pytest.fixture(scope="session")
+def raw(port: int) -> Generator[redis.Redis]:
+    client = redis.Redis(port=port)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def nodes(port: int) -> Generator[Callable[[int, str], Node]]:
+    """A Node process by major version and key prefix; made when first asked for."""
+    made: dict[tuple[int, str], Node] = {}
+
+    def node(major: int, prefix: str = "bull") -> Node:
+        if (major, prefix) not in made:
+            made[major, prefix] = Node(major, port, prefix)
+        return made[major, prefix]
+
+    yield node
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture(params=MAJORS, ids=["bullmq5", "bullmq6"])
+def node(request: pytest.FixtureRequest, nodes: Callable[[int], Node]) -> Node:
+    return nodes(request.param)
+
+
+@pytest.fixture
+def name() -> str:
+    """A queue of one's own."""
+    return f"q{os.getpid()}-{next(_unique)}"
+
+
+@pytest.fixture
+def url(server: str, name: str) -> str:
+    return f"bullmq+{server}?queue={name}"

@@ -1,0 +1,60 @@
+"""Our worker beside Node: handlers that do what their job's data says, and a worker to run them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from leasehold import Fatal, Worker, task
+from leasehold.worker.config import Settings
+
+DEADLINE_S = 15.0
+
+
+@task("*")
+async def obey(job: Any) -> Any:
+    """What driver.cjs does, in Python."""
+    data = job.payload or {}
+    if "progress" in data:
+        await job.report(data["progress"])
+    if "ms" in data:
+        await asyncio.sleep(data["ms"] / 1000)
+    if data.get("do") == "fatal":
+        raise Fatal(data.get("why", "fatal"))
+    failing = data.get("do") == "fail" or (
+        data.get("do") == "flaky" and job.attempt <= data["times"]
+    )
+    if failing:
+        raise RuntimeError(data.get("why", "failed on purpose"))
+    return data.get("result", {"ok": job.id})
+
+
+@asynccontextmanager
+async def worker(*urls: str, concurrency: int = 10, name: str = "") -> AsyncGenerator[Worker]:
+    """A running worker; stopped, with everything settled, when the block ends."""
+    settings = Settings(worker_id=name, concurrency=concurrency)
+    running = Worker([obey], queues=list(urls), settings=settings)
+    serving = asyncio.create_task(running.serve())
+    try:
+        await asyncio.sleep(0)  # lets it begin: before that it has no health to tell of
+        await until(lambda: running.health().ready, "the worker is ready")
+        yield running
+    finally:
+        running.stop()
+        await asyncio.wait_for(serving, DEADLINE_S)
+
+
+async def until(holds: Callable[[], Any], what: str, *, deadline_s: float = DEADLINE_S) -> Any:
+    """The first true value of `holds`, which may be async; fails after the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = holds()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        await asyncio.sleep(0.01)  # between two looks

@@ -1,0 +1,115 @@
+"""bull-board, as an operator sees it in a browser: our worker, our failures, its buttons."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+import redis
+from playwright.async_api import Error, Page, async_playwright
+
+from leasehold.contracts.bullmq import open_producer
+from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.peer import HERE
+
+pytestmark = pytest.mark.clause("B-48")
+
+
+@pytest.fixture
+def board(port: int, name: str) -> Generator[str]:
+    process = subprocess.Popen(
+        ["node", "board.cjs", str(port), name], cwd=HERE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    yield f"http://127.0.0.1:{process.stdout.readline().strip()}/queue/{name}"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+async def page() -> AsyncGenerator[Page]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = await browser.new_page()
+        page.set_default_timeout(10_000)
+        yield page
+        await browser.close()
+
+
+async def press(page: Page, text: str) -> None:
+    """A button of the page, and the one that confirms it."""
+    await page.get_by_role("button", name=text).first.click()
+    confirm = page.get_by_role("button", name=re.compile("^(Confirm|Yes)", re.IGNORECASE))
+    try:
+        await confirm.first.click(timeout=1_500)
+    except Error:
+        return  # this button asks nothing
+
+
+async def choose(page: Page, text: str) -> None:
+    """An entry of the menu of the queue, which is behind a button that has only an icon."""
+    entry = page.get_by_role("menuitem", name=re.compile(text, re.IGNORECASE))
+    menus = page.locator("button[aria-haspopup=menu]")
+    await menus.first.wait_for()
+    for button in await menus.all():
+        await button.click()
+        if await entry.count():
+            await entry.first.click()
+            confirm = page.get_by_role("button", name=re.compile("^(Confirm|Yes)", re.IGNORECASE))
+            if await confirm.count():
+                await confirm.first.click()
+            return
+        await page.keyboard.press("Escape")
+    pytest.fail(f"no menu has an entry {text!r}")
+
+
+async def test_bull_board_shows_our_worker_and_the_traceback_of_its_failure(
+    board: str, page: Page, name: str, url: str, raw: redis.Redis
+) -> None:
+    producer = open_producer(url)
+    await producer.add("work", {"do": "fail", "why": "no ink left"})
+    async with worker(url, name="painter"):
+        await until(lambda: raw.zcard(f"bull:{name}:failed") == 1, "it failed")
+        await page.goto(f"{board}?status=failed")
+        await page.get_by_text("RuntimeError: no ink left").first.wait_for()
+        await page.get_by_text("by painter").first.wait_for()
+        assert await page.get_by_text("No workers").count() == 0
+    await page.reload()
+    await page.get_by_text("No workers").first.wait_for()
+    await producer.close()
+
+
+async def test_the_buttons_of_bull_board_act_on_our_queue(
+    board: str, page: Page, name: str, url: str, raw: redis.Redis
+) -> None:
+    producer = open_producer(url)
+    done, failed = f"bull:{name}:completed", f"bull:{name}:failed"
+    await producer.add("work", {"do": "flaky", "times": 1})
+    await producer.add("late", {}, delay=600_000)
+    async with worker(url, name="painter"):
+        await until(lambda: raw.zcard(failed) == 1, "it failed")
+        await page.goto(f"{board}?status=failed")
+        await press(page, "Retry all")
+        await until(lambda: raw.zcard(done) == 1, "Retry all ran it again")
+        await page.goto(f"{board}?status=delayed")
+        await press(page, "Promote all")
+        await until(lambda: raw.zcard(done) == 2, "Promote all ran it now")
+        for job_id in raw.zrange(done, 0, -1):  # it cleans what finished a while ago
+            raw.zincrby(done, -60_000, job_id)
+        await page.goto(f"{board}?status=completed")
+        await press(page, "Clean all")
+        await until(lambda: raw.zcard(done) == 0, "Clean all removed them")
+        await choose(page, "^Pause")
+        await until(lambda: raw.hget(f"bull:{name}:meta", "paused"), "the queue is paused")
+        await producer.add("work", {})
+        assert raw.llen(f"bull:{name}:wait") == 1
+        await page.goto(f"{board}?status=waiting")
+        await choose(page, "^Resume")
+        await until(lambda: raw.zcard(done) == 1, "what waited is done")
+    await producer.close()

@@ -1,0 +1,69 @@
+"""The lines that the documentation shows work together, as they stand there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.interop.bullmq.peer import HERE
+
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs" / "contracts" / "bullmq.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+def here(code: str, port: int) -> str:
+    """The same lines, on the test's own server, with the package under its alias."""
+    code = code.replace("localhost:6379", f"127.0.0.1:{port}").replace("'localhost'", "'127.0.0.1'")
+    return code.replace("port: 6379", f"port: {port}").replace("'bullmq'", "'bullmq6'")
+
+
+async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_path: Path) -> None:
+    (javascript,) = blocks("javascript")
+    program = tmp_path / "app.py"
+    program.write_text(here(blocks("python")[0], port))
+    lines = [line for line in javascript.splitlines() if line.strip()]
+    assert len(lines) == 6
+    worker = subprocess.Popen([sys.executable, str(program)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        head, tail = "\n".join(lines[:2]), "\n".join(lines[2:])
+        script = here(f"{head}\n(async () => {{\n{tail}\nprocess.exit(0);\n}})();", port)
+        node = await asyncio.create_subprocess_exec(
+            "node", "-e", script, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, errors = await asyncio.wait_for(node.communicate(), 30)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert out.decode().strip() == "{ frames: 72 }", errors.decode()
+
+
+async def test_the_lines_of_the_producer_run_as_they_stand(port: int, tmp_path: Path) -> None:
+    _, lines = blocks("python")
+    program = tmp_path / "feed.py"
+    body = "".join(f"    {line}\n" for line in here(lines, port).splitlines())
+    close = "    await producer.close(); await events.close()\n"
+    program.write_text(f"import asyncio\n\nasync def main():\n{body}{close}\nasyncio.run(main())\n")
+    app = tmp_path / "app.py"
+    url = f"bullmq+redis://127.0.0.1:{port}/0?queue=mail"
+    app.write_text(
+        "from leasehold import Worker, task\n"
+        "@task('*')\nasync def done(job):\n    return job.task\n"
+        f"Worker([done], queues=['{url}']).run()\n"
+    )
+    worker = subprocess.Popen([sys.executable, str(app)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        feed = await asyncio.create_subprocess_exec(
+            sys.executable, str(program), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, errors = await asyncio.wait_for(feed.communicate(), 30)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert out.decode().strip() == "welcome", errors.decode()
