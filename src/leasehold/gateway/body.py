@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from starlette.types import Receive
@@ -140,7 +140,7 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
         if raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX or b"\\u0000" in raw:
             _check_values(msgspec.json.decode(raw))
     except msgspec.ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -165,14 +165,26 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def invalid(error: msgspec.ValidationError) -> Problem:
-    """A 422 that names the field."""
+def invalid(error: msgspec.ValidationError, shape: Any) -> Problem:
+    """A 422 that names the field of `shape` and, where it takes only certain words, those."""
     text = str(error)
     where = _AT.search(text)
     named = _UNKNOWN.search(text) or _MISSING.search(text)
     parent = where.group(1) if where else "$"
     field = f"{parent}.{named.group(1)}" if named else parent
-    return Problem("invalid", text.replace("$.", ""), field=field.removeprefix("$.").strip("$"))
+    field = field.removeprefix("$.").strip("$")
+    words = _words(get_type_hints(shape).get(field)) if "enum value" in text else []
+    hint = f"; it is one of {', '.join(words)}" if words else ""
+    return Problem("invalid", text.replace("$.", "") + hint, field=field)
+
+
+def _words(kind: Any) -> list[str]:
+    """The texts that a type allows, however deep its Literal stands."""
+    return [
+        word
+        for part in get_args(kind)
+        for word in ([part] if isinstance(part, str) else _words(part))
+    ]
 
 
 def _check_values(value: Any) -> None:

@@ -125,7 +125,7 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
     try:
         return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, endpoint.asks) from None
 
 
 async def _answer(answer: Answer, send: Send) -> None:

@@ -220,3 +220,12 @@ async def test_a_request_id_is_kept_if_it_is_harmless_and_made_if_not(web: Web) 
     made = (await web.get("/livez", x_request_id="a b<script>")).headers["x-request-id"]
     assert made != "a b<script>"
     assert made
+
+
+@pytest.mark.clause("S-49")
+async def test_an_unknown_word_is_answered_with_the_words_there_are(web: Web) -> None:
+    reply = await post(web, b'{"task": "nope", "payload": {}}')
+    assert (reply.status, reply.json["field"]) == (422, "task")
+    assert reply.json["detail"].endswith("it is one of chat, plan, code, tool, rag, embed")
+    reply = await web.get("/v1/jobs?status=finished")
+    assert "it is one of queued, running, done, error, canceled" in reply.json["detail"]
