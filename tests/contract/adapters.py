@@ -258,5 +258,11 @@ class Servers:
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
     """An adapter for every contract folder, by its name."""
-    every: list[Adapter] = [MemoryAdapter(), StreamsAdapter(servers.redis)]
+    from tests.contract.bullmq.adapter import BullmqAdapter  # it needs this module's words
+
+    every: list[Adapter] = [
+        MemoryAdapter(),
+        StreamsAdapter(servers.redis),
+        BullmqAdapter(servers.redis),
+    ]
     return {adapter.name: adapter for adapter in every}
