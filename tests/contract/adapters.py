@@ -33,6 +33,7 @@ CAPABILITIES = {
     "retry_by_options": "without a policy, the job's own attempts decide whether it runs again",
     "reject_event": "a refused write leaves a `reject` event in the journal",
     "token_in_journal": "the journal carries a hash of the lease's token",
+    "lost_is_attempt": "a lease that ran out counts against the job's own attempts",
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
