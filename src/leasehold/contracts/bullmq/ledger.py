@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leasehold.contracts.bullmq.events import read_events
+from leasehold.contracts.bullmq.job_options import PRIORITY_MAX
 from leasehold.contracts.bullmq.options import CONTRACT, Options, client_name, keys
 from leasehold.contracts.bullmq.queue import SCRIPTS
 from leasehold.contracts.bullmq.records import number, record_of
@@ -22,6 +23,7 @@ STATES = (
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 _SCAN_MAX = 20_000
 _CHUNK = 500
+_SLOTS = 4096  # a due time's score is ms * 4096 + its place within the millisecond
 
 
 class BullmqLedger:
@@ -116,19 +118,51 @@ class BullmqLedger:
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send finished jobs back, attempts counted anew; per id "ok" or what forbids it."""
-        return await self._steer("retry", job_ids)
+        return await self._steer("steer", job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
-        return await self._steer("cancel", job_ids)
+        return await self._steer("steer", job_ids, "cancel")
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok", "missing", or "active"."""
-        return await self._steer("remove", job_ids)
+        return await self._steer("steer", job_ids, "remove")
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
         """Let delayed jobs run now; per id "ok", "missing", or the state it is in instead."""
-        return await self._steer("promote", job_ids)
+        return await self._steer("steer", job_ids, "promote")
+
+    async def change_delay(self, job_ids: Sequence[str], delay_ms: int) -> list[str]:
+        """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or the state it is in
+        instead."""
+        if delay_ms < 0:
+            raise UsageError(f"a delay cannot be negative: {delay_ms} ms", contract=CONTRACT)
+        return await self._steer("change", job_ids, "delay", delay_ms, 0)
+
+    async def change_priority(
+        self, job_ids: Sequence[str], priority: int, *, first: bool = False
+    ) -> list[str]:
+        """Give jobs another priority (0 comes before all), `first` among its equals if asked; per
+        id "ok", "missing", or the end it has come to."""
+        if not 0 <= priority <= PRIORITY_MAX:
+            raise UsageError(
+                f"priority {priority}: a whole number from 0 to {PRIORITY_MAX}", contract=CONTRACT
+            )
+        return await self._steer("change", job_ids, "priority", priority, int(first))
+
+    async def retry_all(self, state: str = "failed", *, before_ms: int | None = None) -> int:
+        """Send every failed (or completed) job back that ended by `before_ms`; how many.
+
+        As BullMQ's `retryJobs`: attempts go on counting, and priorities are not looked at.
+        """
+        if state not in ("failed", "completed"):
+            raise UsageError(f"state {state!r}: only failed or completed jobs can be sent back")
+        last = before_ms if before_ms is not None else await self._redis.server_time_ms()
+        return await self._bulk(state, last)
+
+    async def promote_all(self) -> int:
+        """Let every delayed job run now, as BullMQ's `promoteJobs`; how many."""
+        return await self._bulk("delayed", 0)
 
     async def drain(self, *, delayed: bool = False) -> int:
         """Remove every job that waits; with `delayed` also those that wait for their time."""
@@ -168,12 +202,20 @@ class BullmqLedger:
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.key_prefix, *args))
 
-    async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
+    async def _steer(self, script: str, job_ids: Sequence[str], *how: Arg) -> list[str]:
         answers: list[str] = []
         for start in range(0, len(job_ids), _CHUNK):  # one script stays short for the others
-            replies = await self._run("steer", verb, *job_ids[start : start + _CHUNK])
+            replies = await self._run(script, *how, *job_ids[start : start + _CHUNK])
             answers += [reply.decode() for reply in replies]
         return answers
+
+    async def _bulk(self, state: str, last_ms: int) -> int:
+        sent = 0
+        while moved := await self._run("bulk", state, _CHUNK, last_ms):
+            sent += moved
+            if moved < _CHUNK:
+                break
+        return sent
 
     async def _ids(self, states: Sequence[str]) -> list[str]:
         wait, active, prioritized, delayed, paused = self._keys[:5]
@@ -215,13 +257,16 @@ class BullmqLedger:
             names = [name for _, name in (*sets, *lists)]
             for at, job_id in enumerate(chunk):
                 flat, *places = replies[at * width : (at + 1) * width]
-                state = next(
-                    (name for name, place in zip(names, places, strict=True) if place is not None),
-                    "unknown",
+                state, place = next(
+                    ((n, p) for n, p in zip(names, places, strict=True) if p is not None),
+                    ("unknown", b""),
                 )
                 raw = dict(zip(flat[::2], flat[1::2], strict=True))
+                due_ms = int(float(place)) // _SLOTS if state == "delayed" else 0
                 found.append(
-                    record_of(job_id, self._options.queue, state, raw) if raw.get(b"name") else None
+                    record_of(job_id, self._options.queue, state, raw, due_ms=due_ms)
+                    if raw.get(b"name")
+                    else None
                 )
         return found
 

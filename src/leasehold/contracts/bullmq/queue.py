@@ -147,7 +147,8 @@ class BullmqQueue:
             for each in chunk:
                 lease = each.lease
                 args += (lease.job_id, lease.fence, lease.token, each.type, each.progress)
-                args += (each.step, each.data, token_h_of(lease))
+                line = log_line(each.data) if each.type == "log" else each.data
+                args += (each.step, line, token_h_of(lease), kept_logs(lease))
             replies = await self._run("report", self.worker_id, *args)
             answers += [
                 None if reply[0] == b"ok" else LeaseLost(each.lease.job_id, reply[1].decode())
@@ -355,6 +356,19 @@ def check_report(report: Report) -> None:
                 "anything else goes as an object",
                 contract=CONTRACT,
             )
+
+
+def log_line(data: bytes) -> bytes:
+    """What a report of the type "log" says: its `text`, or all of it where it has none."""
+    told = msgspec.json.decode(data)
+    text = told.get("text") if isinstance(told, dict) else told
+    return text.encode(errors="replace") if isinstance(text, str) else data
+
+
+def kept_logs(lease: Lease) -> Arg:
+    """How many lines of its log the job keeps; "" for all."""
+    keep = lease.extra.options.keep_logs if isinstance(lease.extra, Claimed) else None
+    return keep if keep and keep > 0 else ""
 
 
 def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:
