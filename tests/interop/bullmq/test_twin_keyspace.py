@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,12 +79,6 @@ STEPS = st.one_of(
         ),
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def runner() -> Generator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
 
 
 # In which sets a step looks for its job; every other step is about one that runs.

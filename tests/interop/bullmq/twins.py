@@ -33,10 +33,15 @@ def differences(raw: redis.Redis, queue: str) -> dict[str, Any]:
 class OfficialSide:
     """BullMQ itself, driven step by step."""
 
-    def __init__(self, node: Node, queue: str, raw: redis.Redis) -> None:
+    def __init__(
+        self, node: Node, queue: str, raw: redis.Redis, options: dict[str, Any] | None = None
+    ) -> None:
         self._node, self._queue, self._raw = node, queue, raw
         self.held: list[str] = []
         node.call(f"queue:{queue}", "count")  # BullMQ notes its settings when it opens a queue
+        if options:
+            asked = {"worker_options": options, "queue": queue}
+            node.call(f"worker:{queue}", "waitUntilReady", **asked)
 
     def do(self, verb: str, arg: Any) -> None:  # noqa: C901 - one arm a step
         call, queue = self._node.call, f"queue:{self._queue}"
@@ -46,7 +51,11 @@ class OfficialSide:
                 call(queue, "add", "work", {"n": 1}, arg)
             case "claim":
                 taken = call(f"worker:{self._queue}", "getNextJob", "token", {"block": False})
-                if taken:
+                decided = taken and taken.get("deferredFailure")
+                if decided:  # Node's worker fails it at once, as ours does
+                    call(f"job:{self._queue}:{taken['id']}", "fail", decided, "token", True)
+                    self.do(verb, arg)
+                elif taken:
                     self.held.append(taken["id"])
             case "complete":
                 call(job, "moveToCompleted", {"r": 1}, "token", False)
@@ -87,6 +96,11 @@ class OfficialSide:
                 call(queue, "promoteJobs", {})
             case "log":
                 call(job, "log", "a line")
+            case "park":
+                assert call(job, "moveToWaitingChildren", "token") is True
+            case "rest":
+                call(f"worker:{self._queue}", "rateLimit", 60_000)
+                call(job, "moveToWait", "token")
             case "stall":
                 start = f"official:{self._queue}:"
                 for _ in range(2):
@@ -97,8 +111,8 @@ class OfficialSide:
 class OurSide:
     """The same steps by our scripts."""
 
-    def __init__(self, url: str, queue: str, raw: redis.Redis) -> None:
-        options = Options(queue=queue, prefix="ours")
+    def __init__(self, url: str, queue: str, raw: redis.Redis, **settings: Any) -> None:
+        options = Options(queue=queue, prefix="ours", **settings)
         self._queue = BullmqQueue(Redis(url), options, worker_id="w")
         self._producer = Producer(Redis(url), options)
         self._ledger = BullmqLedger(Redis(url), options)
@@ -149,8 +163,12 @@ class OurSide:
             case "promote-all":
                 await self._ledger.promote_all()
             case "log":
-                report = Report(lease=self.held[arg], type="log", data=b'"a line"')
+                report = Report(lease=self.held[arg], type="log", data=b'{"text":"a line"}')
                 assert await self._queue.report([report]) == [None]
+            case "park":
+                await self._settle(arg, "snooze", until="children")
+            case "rest":
+                await self._settle(arg, "snooze", until="rest", delay_ms=60_000)
             case "stall":
                 self._raw.delete(f"{self._start}{arg}:lock", f"{self._start}stalled-check")
                 await self._queue.upkeep()
