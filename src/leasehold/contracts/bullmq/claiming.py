@@ -47,6 +47,8 @@ class Claims:
         self._worker_id = worker_id
         self._token, self._token_h = token
         self._held: dict[str, None] = {}
+        self._alone: Lease | None = None
+        self._alone_over = asyncio.Event()
         self._answer_lost = False
         self._search_at = 0.0
         self._asking = asyncio.Lock()
@@ -65,6 +67,9 @@ class Claims:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
+            if self._alone and not await self._has_ended(self._alone, deadline - loop.time()):
+                return []
+            self._alone = None
             async with self._asking:  # one at a time: a call under way is not a lost answer
                 state, now, due, limited_ms, last, rows = await self._ask(limit)
                 leases = [self._lease(row, now + self._options.lease_ms) for row in rows]
@@ -74,6 +79,7 @@ class Claims:
                     if not leases:
                         continue
                 await self._follow_schedules(rows)
+                self._alone = self._suspect(leases[0])
                 return leases
             remaining_ms = (deadline - loop.time()) * 1000
             if remaining_ms <= 0:
@@ -89,6 +95,8 @@ class Claims:
     def forget(self, job_id: str) -> None:
         """The lease has ended: a claim that looks for lost answers need not pass over it."""
         self._held.pop(job_id, None)
+        if self._alone is not None and self._alone.job_id == job_id:
+            self._alone_over.set()
 
     async def close(self) -> None:
         """Stop waiting, and close the connection that waits if it is its own."""
@@ -100,6 +108,22 @@ class Claims:
         """Open the connection that carries the worker's name: it is seen before it waits."""
         self._announced = True
         await self._waiting.block("PING", wait_ms=1_000)
+
+    def _suspect(self, lease: Lease) -> Lease | None:
+        """The lease if its job was lost so often that it may be what kills its workers (B-54)."""
+        self._alone_over.clear()
+        claimed = lease.extra
+        often = max(1, self._options.stalled_max - 1)  # as start.lua counts
+        return lease if isinstance(claimed, Claimed) and claimed.stalled >= often else None
+
+    async def _has_ended(self, suspect: Lease, within_s: float) -> bool:
+        """Whether the suspect has ended, or is no longer ours; waits for it so long (B-54)."""
+        try:
+            await asyncio.wait_for(self._alone_over.wait(), max(0.0, within_s))
+        except TimeoutError:
+            lock = await self._redis.call("GET", f"{self._options.key_prefix}{suspect.job_id}:lock")
+            return bool(lock != f"{suspect.token}:{suspect.fence}".encode())
+        return True
 
     async def _ask(self, limit: int) -> Any:
         recover = self._answer_lost
