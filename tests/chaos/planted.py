@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from leasehold.contracts.bullmq.queue import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
 from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from leasehold.store.scripts import Script
 

@@ -13,7 +13,17 @@ import msgspec
 
 from leasehold.core.errors import LeaseLost
 from leasehold.core.lease import Lease
-from leasehold.core.outcome import Cancel, Failure, Fatal, Outcome, OutcomeKind, Retry, Snooze
+from leasehold.core.outcome import (
+    Cancel,
+    Failure,
+    Fatal,
+    Outcome,
+    OutcomeKind,
+    Park,
+    RateLimit,
+    Retry,
+    Snooze,
+)
 
 Jitter = Literal["none", "equal", "full"]
 
@@ -116,6 +126,10 @@ def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance
             return Outcome(lease, "cancel", failure=_plain(error))
         case Snooze():
             return Outcome(lease, "snooze", delay_ms=error.after_ms)
+        case RateLimit():
+            return Outcome(lease, "snooze", delay_ms=error.after_ms, until="rest")
+        case Park():
+            return Outcome(lease, "snooze", until="children")
         case Fatal():
             return Outcome(lease, "bury", failure=_plain(error, retryable=False))
         case Retry():

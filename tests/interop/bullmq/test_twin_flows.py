@@ -12,7 +12,7 @@ import redis
 from leasehold.contracts.bullmq import Flow
 from tests.interop.bullmq.keyspace import keyspace
 from tests.interop.bullmq.peer import Node
-from tests.interop.bullmq.test_twin_keyspace import OfficialSide, OurSide
+from tests.interop.bullmq.twins import OfficialSide, OurSide, differences
 
 pytestmark = pytest.mark.clause("B-22", "B-23")
 _unique = itertools.count(1)
@@ -71,13 +71,7 @@ class Twins:
 
     def compare(self, what: str) -> None:
         for queue in self.queues:
-            expected = keyspace(self.raw, "official", queue)
-            found = keyspace(self.raw, "ours", queue)
-            different = {
-                key: {"ours": found.get(key), "official": expected.get(key)}
-                for key in expected.keys() | found.keys()
-                if found.get(key) != expected.get(key)
-            }
+            different = differences(self.raw, queue)
             assert not different, f"{queue} after {what}"
 
     async def close(self) -> None:

@@ -25,13 +25,7 @@ local function end_dedup(id, deid)
   local v = call('HMGET', dn, 'name', 'data', 'opts', 'pk', 'pd', 'rjk', 'jid')
   local number = call('INCR', ID)
   local next_id = v[7] or text[number]
-  local ok, opts = pcall(cjson.decode, v[3])
-  local ttl = ok and opts.de and tonumber(opts.de.ttl)
-  if ttl and ttl > 0 then
-    call('SET', de, next_id, 'PX', text[ttl])
-  else
-    call('SET', de, next_id)
-  end
+  call('SET', de, next_id) -- held as long as its job lives, so that another can follow that one
   store_from_opts(next_id, v[1], v[2], v[3],
     { deid = deid, parent_key = v[4] or nil, parent = v[5] or nil, rjk = v[6] or nil })
   call('DEL', dn)
