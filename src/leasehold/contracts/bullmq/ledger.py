@@ -120,9 +120,10 @@ class BullmqLedger:
         """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
         return await self._steer("steer", job_ids, "cancel")
 
-    async def remove(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok", "missing", or "active"."""
-        return await self._steer("steer", job_ids, "remove")
+    async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
+        """Remove jobs, and their children unless told otherwise; per id "ok", "missing", or
+        "active" when it or one of those children runs."""
+        return await self._steer("remove", job_ids, int(children))
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
         """Let delayed jobs run now; per id "ok", "missing", or the state it is in instead."""

@@ -144,7 +144,17 @@ class Producer:
 
     async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:
         commands: list[tuple[Arg, ...]] = []
-        roots = [self._flow(flow, parent, commands) for flow in flows]
+        # Level by level, as Node's flow producer adds them.
+        level = [(flow, parent) for flow in flows]
+        roots: list[str] = []
+        while level:
+            ids = [self._flow(flow, above, commands) for flow, above in level]
+            roots = roots or ids
+            level = [
+                (child, {"id": job_id, "queue": self._queue_key(flow)})
+                for (flow, _), job_id in zip(level, ids, strict=True)
+                for child in flow.children
+            ]
         script = SCRIPTS["add"]
         await self._redis.call("SCRIPT", "LOAD", script.source)
         replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
@@ -164,7 +174,6 @@ class Producer:
         submission.check_id(job_id)
         if parent:
             given["parent"] = parent
-        queue_key = f"{self._options.prefix}:{flow.queue or self._options.queue}"
         row = submission.full_row(
             flow.name,
             _encode({} if flow.data is None else flow.data),
@@ -172,11 +181,12 @@ class Producer:
             waits_children=bool(flow.children),
         )
         script = SCRIPTS["add"]
-        prefix = f"{queue_key}:"
+        prefix = f"{self._queue_key(flow)}:"
         commands.append(("EVALSHA", script.sha, script.keys, *keys(prefix), prefix, "", 0, 0, *row))
-        for child in flow.children:
-            self._flow(child, {"id": job_id, "queue": queue_key}, commands)
         return job_id
+
+    def _queue_key(self, flow: Flow) -> str:
+        return f"{self._options.prefix}:{flow.queue or self._options.queue}"
 
 
 def open_producer(url: str, *, schema: Mapping[str, Any] | None = None) -> Producer:

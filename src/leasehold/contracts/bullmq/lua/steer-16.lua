@@ -1,19 +1,16 @@
--- What an operator does to single jobs: send back, cancel, remove, promote.
+-- What an operator does to single jobs: send back, cancel, promote.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
--- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept), cancel, remove or promote  ARGV[3..] ids
+-- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept), cancel or promote  ARGV[3..] ids
 -- Returns per id 'ok', 'requested' (its worker is told), 'missing', or the state that forbids it
--- Clauses B-35 B-36 B-37 B-38
+-- Clauses B-35 B-36 B-38
 -- @include queue
 -- @include waiting
 -- @include finish
 -- @include place
 local M = more()
 local VERB = ARGV[2]
-
--- What BullMQ's own events call the place a job was removed from.
-local PLACE = { waiting = 'wait', unknown = 'unknown' }
 
 local function write_lh(job, to)
   call('HSET', job.key, 'lh', text[job.ver + 1] .. ' ' .. to .. ' 0 0 - 0')
@@ -63,34 +60,6 @@ local function cancel(job)
   return 'ok'
 end
 
-local function remove_tree(job)
-  if call('EXISTS', job.key .. ':lock') == 1 or job.state == 'active' then
-    return 'active'
-  end
-  for _, child_key in ipairs(call('SMEMBERS', job.key .. ':dependencies')) do
-    -- Children in this queue that have not run go with their parent; those elsewhere lose it.
-    local child = child_key:sub(1, #PREFIX) == PREFIX and read_job(child_key:sub(#PREFIX + 1))
-    if child then
-      remove_tree(child)
-    else
-      call('HDEL', child_key, 'parentKey', 'parent')
-    end
-  end
-  OUT[job.state](job.id)
-  if job.parent_key then
-    M.child_removed(job.key, job.parent_key, job.parent)
-  end
-  if job.deid then
-    M.forget_dedup(job.id, job.deid)
-  end
-  M.delete_job(job.key)
-  emit('removed', 'jobId', job.id, 'prev', PLACE[job.state] or job.state)
-  local from = job.journalled == 'delayed' and 'delayed' or job.state
-  note(job.id, 'remove', text[job.ver + 1], NOW_S, job.name, from, '', '0', job.fence, job.fence, '0',
-    '0', '')
-  return 'ok'
-end
-
 local function promote_one(job)
   if job.state ~= 'delayed' then
     return job.state
@@ -103,7 +72,7 @@ local function promote_one(job)
   return 'ok'
 end
 
-local DO = { retry = retry, again = retry, cancel = cancel, remove = remove_tree, promote = promote_one }
+local DO = { retry = retry, again = retry, cancel = cancel, promote = promote_one }
 local answers = {}
 for i = 3, #ARGV do
   local job = read_job(ARGV[i])

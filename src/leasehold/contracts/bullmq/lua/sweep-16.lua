@@ -24,7 +24,7 @@ local function empty_list(list)
     local into = is_scheduled(id) and stays or gone
     into[#into + 1] = id
   end
-  M.drop_finished(gone)
+  M.drop_finished(gone, true)
   call('DEL', list)
   each_many('RPUSH', list, stays)
   return gone
@@ -37,7 +37,7 @@ local function empty_set(set)
       gone[#gone + 1] = id
     end
   end
-  M.drop_finished(gone)
+  M.drop_finished(gone, true)
   each_many('ZREM', set, gone)
   return gone
 end
@@ -69,7 +69,11 @@ local function clean()
       gone[#gone + 1] = id
     end
   end
-  M.drop_finished(gone)
+  local in_order = {} -- as they stood: parents follow in the order of their children
+  for i = #gone, 1, -1 do
+    in_order[#in_order + 1] = gone[i]
+  end
+  M.drop_finished(in_order, true)
   if SETS[state] then
     each_many('ZREM', SETS[state], gone)
   else

@@ -1,14 +1,10 @@
 -- Takes jobs out of the queue for good, with what hangs on them: deduplication, parents, retention.
 
-local function delete_job(key)
-  call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
-    key .. ':unsuccessful')
-end
-
-local function forget_dedup(id, deid)
-  local de = PREFIX .. 'de:' .. deid
+local function forget_dedup(id, deid, prefix)
+  prefix = prefix or PREFIX
+  local de = prefix .. 'de:' .. deid
   if call('GET', de) == id then
-    call('DEL', de, PREFIX .. 'dn:' .. deid)
+    call('DEL', de, prefix .. 'dn:' .. deid)
   end
 end
 
@@ -31,12 +27,13 @@ local function end_dedup(id, deid)
   call('DEL', dn)
 end
 
-local function drop_finished(ids)
+-- `sweeping` says that the whole line is swept: a parent that waits for nothing else goes with its child.
+local function drop_finished(ids, sweeping)
   for _, id in ipairs(ids) do
     local key = PREFIX .. id
     local v = call('HMGET', key, 'parentKey', 'deid', 'parent', 'lh', 'name', 'ats')
     if v[1] then
-      child_removed(key, v[1], v[3])
+      child_removed(key, v[1], v[3], sweeping)
     end
     if v[2] then
       forget_dedup(id, v[2])
