@@ -7,8 +7,9 @@
 -- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
 -- ARGV[7] which instance of the worker asks  ARGV[8] the number of this claim, rising within it
 -- ARGV[9..] after a lost answer: the entries this worker knows it holds
--- Returns { state, now_ms, last stream id, last wake id, next due_ms, leases }; state is 'ok',
---   'paused' or 'late' (a later claim came first); a lease is { msg_id, job_id, task,
+-- Returns { state, now_ms, where to listen on the stream ('': claim again at once), where to listen for
+--   calls ('' with leases: as before), next due_ms (0: none), leases }; state is 'ok', 'paused' or
+--   'late' (a later claim came first); a lease is { msg_id, job_id, task,
 --   payload, attempt, max_attempts, fence, created_ts, trace, lease words, ttl_s }
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include job
@@ -136,17 +137,18 @@ local function take_idle(msg_id)
   return true
 end
 
+local more_idle = false -- the search stopped before its end
+
 local function take_back()
   if NOW < (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
     return
   end
   ensure_group()
-  local full = false
   each_idle(ARGV[4], function(msg_id)
-    full = #leases >= LIMIT or not take_idle(msg_id)
-    return not full
+    more_idle = #leases >= LIMIT or not take_idle(msg_id)
+    return not more_idle
   end)
-  call('HSET', UPKEEP, 'search_at', full and '0' or text[NOW + SEARCH_EVERY_MS])
+  call('HSET', UPKEEP, 'search_at', more_idle and '0' or text[NOW + SEARCH_EVERY_MS])
 end
 
 -- S-28: the answer to an earlier claim was lost; what it took is handed out again.
@@ -163,6 +165,14 @@ local function recover()
   end
 end
 
+-- (XINFO, which also tells it, costs three times as much.)
+local function last_of(stream)
+  local last = redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', '1')[1]
+  return last and last[1] or '0-0'
+end
+
+local dry = '' -- the last entry of the stream, once there is nothing new behind it
+
 local function read_new()
   while #leases < LIMIT do
     local wanted = LIMIT - #leases
@@ -172,26 +182,15 @@ local function read_new()
       ensure_group()
       reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', text[wanted], 'STREAMS', STREAM, '>')
     end
-    if not reply then
-      return
-    end
-    local entries = reply[1][2]
+    local entries = reply and reply[1][2] or {}
     for _, entry in ipairs(entries) do
       take(entry[1], entry[2], false)
     end
     if #entries < wanted then
+      dry = entries[1] and entries[#entries][1] or last_of(STREAM)
       return
     end
   end
-end
-
--- Where a waiting worker listens from: nothing that is added after this moment is missed. Whatever is
--- in the stream now has been handed out, so its last entry will do (XINFO costs three times as much).
-local function ends()
-  local last = redis.pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
-  local woken = call('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
-  local due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
-  return last and last[1] or '0-0', woken and woken[1] or '0-0', tonumber(due[2]) or 0
 end
 
 -- What the workers' table says of this one: its latest claim, and the job it was given alone. False
@@ -209,20 +208,24 @@ local function register()
   return true
 end
 
+-- Where a waiting worker listens from, so that nothing that is added after this moment is missed. Not
+-- told while there may be more to take at once. What was called out before is not told with leases:
+-- a worker that hears it twice only looks twice.
 local function answer(state)
   call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
+  local woken = ''
   if #leases > 0 then
     counted['started'] = #leases
-    flush()
-    return { state, NOW, '', '', 0, leases }
+    dry = more_idle and '' or dry
+  else
+    dry, woken = dry ~= '' and dry or last_of(STREAM), last_of(WAKE)
   end
   flush()
-  local last, woken, due = ends()
-  return { state, NOW, last, woken, due, leases }
+  return { state, NOW, dry, woken, next_due(), leases }
 end
 
 if not register() then
-  return { 'late', NOW, '0-0', '0-0', 0, {} }
+  return { 'late', NOW, '', '', 0, {} }
 end
 if call('EXISTS', PAUSED) == 1 then
   return answer('paused')

@@ -9,6 +9,11 @@ local function enqueue(id, task, payload, due)
   return call('XADD', STREAM, '*', 'job_id', id, 'task', task, 'payload', payload)
 end
 
+-- When the first delayed job is due, in ms; 0 when there is none.
+local function next_due()
+  return tonumber(call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2]) or 0
+end
+
 -- Moves what has become due into the stream; `limit` bounds one script's time.
 local function promote(limit)
   local due = call('ZRANGEBYSCORE', DELAYED, '-inf', NOW_S, 'LIMIT', '0', limit)
