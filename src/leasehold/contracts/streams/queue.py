@@ -17,8 +17,8 @@ from uuid import uuid4
 
 import msgspec
 
-from leasehold.contracts.streams.journal import NOTHING_GIVEN, completion
-from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, keys
+from leasehold.contracts.streams.given import leases_of, settle_rows
+from leasehold.contracts.streams.options import CONTRACT, GROUP, Options, keys
 from leasehold.core.errors import InvalidJob, LeaseLost, UsageError
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
 from leasehold.core.job import NewJob, Submitted
@@ -28,12 +28,11 @@ from leasehold.core.outcome import (
     CANCELLED,
     COMPLETED,
     RELEASED,
-    Failure,
     Outcome,
     Retried,
     Verdict,
 )
-from leasehold.core.retry import delay_ms, exponential
+from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.scripts import load_scripts
@@ -171,10 +170,7 @@ class StreamsQueue:
         verdicts: list[Verdict] = []
         for start in range(0, len(outcomes), _BATCH_MAX):
             chunk = outcomes[start : start + _BATCH_MAX]
-            args: list[Arg] = []
-            for outcome in chunk:
-                args += self._settle_args(outcome)
-            replies = await self._run("settle", *args)
+            replies = await self._run("settle", *settle_rows(chunk, self._backoff))
             for outcome, reply in zip(chunk, replies, strict=True):
                 self._held.pop(outcome.lease.handle, None)
                 verdicts.append(_verdict(outcome.lease, reply))
@@ -269,11 +265,11 @@ class StreamsQueue:
         else:
             reply = await self._listen(dry, listen_ms, args)
         self._answer_lost = False
-        state, now, last, woken, due, entries = reply
+        state, now, last, woken, due, rows = reply
         self._woken = woken or self._woken
         if last:
             self._dry = self._dried(state, last, due - now if due else _NEVER_MS)
-        return [self._lease(entry, now) for entry in entries]
+        return self._leases(rows, now)
 
     async def _listen(self, dry: _Dry, wait_ms: int, args: Sequence[Arg]) -> Any:
         """Claim when something is added to the stream, somebody calls, or the time is up."""
@@ -293,41 +289,14 @@ class StreamsQueue:
             return _Dry((wake, self._woken), due_s + _NEVER_MS)
         return _Dry((stream, wake, last, self._woken), due_s)
 
-    def _lease(self, entry: list[Any], now: int) -> Lease:
-        handle = entry[0].decode()
-        self._held[handle] = None
-        if len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
-            del self._held[next(iter(self._held))]
-        lease_ms = self._options.lease_ms
-        return Lease(
-            job_id=entry[1].decode(),
-            queue=QUEUE,
-            task=entry[2].decode(),
-            payload=entry[3],
-            attempt=entry[4],
-            max_attempts=entry[5],
-            fence=entry[6],
-            token=self.worker_id,
-            lease_until_ms=now + lease_ms,
-            lease_ms=lease_ms,
-            created_ms=int(entry[7]),
-            handle=handle,
-            trace="" if entry[8] == b"-" else entry[8].decode(),
-            extra=(entry[9].decode(), entry[10]),
-        )
-
-    def _settle_args(self, outcome: Outcome) -> tuple[Arg, ...]:
-        lease, kind, wait_ms = outcome.lease, outcome.kind, outcome.delay_ms
-        if kind == "complete":
-            result_h = short_hash(outcome.result)
-            given = completion(lease, result_h)
-            return (*_proof(lease), kind, lease.task, outcome.result, result_h, "", 0, *given)
-        failure = outcome.failure
-        if kind == "fail":  # the job's own attempts decide; the delay is the contract's default
-            wait_ms = delay_ms(self._backoff, lease.attempt, secrets.randbelow(1000) / 1000)
-        body = msgspec.json.encode(failure) if failure else b""
-        code = _code(failure)
-        return (*_proof(lease), kind, lease.task, body, "", code, wait_ms, *NOTHING_GIVEN)
+    def _leases(self, rows: list[Any], now: int) -> list[Lease]:
+        held = self._held
+        leases = leases_of(rows, token=self.worker_id, now=now, lease_ms=self._options.lease_ms)
+        for lease in leases:
+            held[lease.handle] = None
+        while len(held) > _HELD_MAX:  # only leases that were lost unsettled stay here
+            del held[next(iter(held))]
+        return leases
 
 
 def _check(job: NewJob, job_id: str) -> None:
@@ -356,11 +325,6 @@ def _proof(lease: Lease) -> tuple[Arg, ...]:
     return (lease.job_id, lease.handle, lease.fence, lease.token)
 
 
-def _code(failure: Failure | None) -> str:
-    """The error code as the journal takes it: one short word without separators."""
-    return "" if failure is None else "".join(failure.code.split())[:80]
-
-
 def _lost(lease: Lease, reason: bytes) -> LeaseLost:
     return LeaseLost(lease.job_id, reason.decode())
 
@@ -373,7 +337,9 @@ def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:
     )
 
 
-def _verdict(lease: Lease, reply: list[Any]) -> Verdict:
+def _verdict(lease: Lease, reply: Any) -> Verdict:
+    if reply == b"complete":
+        return COMPLETED
     code = reply[0]
     if code == b"lost":
         return _lost(lease, reply[1])
