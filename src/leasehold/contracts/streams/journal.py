@@ -7,13 +7,12 @@ The position of an event, `seq`, is the entry's id and the number of its line: `
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from leasehold.contracts.streams.options import CONTRACT, QUEUE, Options, keys
 from leasehold.core.event import JournalEvent
-from leasehold.core.lease import Lease
 from leasehold.store.redis import Redis
 
 _FIELDS = (
@@ -38,7 +37,6 @@ _FIELDS = (
     "data",
 )
 _LINES_MAX = 100
-NOTHING_GIVEN: tuple[str | bytes, ...] = ("",) * 6
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -89,34 +87,6 @@ def decode(entry: list[Any]) -> list[JournalEvent]:
         _event(f"{entry_id}.{number}", line.decode(errors="replace"))
         for number, line in enumerate(entry[1][1::2])
     ]
-
-
-def completion(lease: Lease, result_h: str) -> tuple[str | bytes, ...]:
-    """What the settle script needs to end a job that is still as its holder was given it.
-
-    The lease words it should have and shall have, its ttl_s and the end of its lease, and the
-    journal line before and after the time. Nothing of that for a lease that contradicts its words:
-    the script shall look closer.
-    """
-    if lease.extra is None:
-        return NOTHING_GIVEN
-    words, ttl_s = cast("tuple[str, bytes]", lease.extra)
-    fence, ver, attempt, max_attempts, lost, until, worker, msg_id, rest = words.split(" ", 8)
-    if (int(fence), worker, msg_id) != (lease.fence, lease.token, lease.handle):
-        return NOTHING_GIVEN
-    ver = str(int(ver) + 1)
-    after = (
-        f"\t{lease.task}\trunning\tdone\t{attempt}\t{fence}\t{fence}\t0\t{until}\t{worker}"
-        f"\t{max_attempts}\t{result_h}"
-    )
-    return (
-        words,
-        f"{fence} {ver} {attempt} {max_attempts} {lost} 0 {worker} {msg_id} {rest}",
-        ttl_s,
-        until,
-        f"{lease.job_id}\tcomplete\t{ver}\t",
-        after,
-    )
 
 
 def _event(seq: str, line: str) -> JournalEvent:
