@@ -166,7 +166,10 @@ class BullmqLedger:
         return len(await self._scripts.run("sweep", "drain", 1 if delayed else 0, 0, 0))
 
     async def clean(self, state: str, *, older_ms: int = 0, limit: int = 1_000) -> list[str]:
-        """Remove jobs of a state that are older than `older_ms`; returns their ids."""
+        """Remove jobs of a state that are older than `older_ms`; returns their ids.
+
+        `limit` (0: none) bounds how many are looked at, those first whose turn is next.
+        """
         word = {"waiting": "wait", "wait": "wait", "paused": "wait"}.get(state, state)
         if word not in ("wait", *STATES):
             raise UsageError(f"no such state: {state}; there are {', '.join(STATES)}")
