@@ -28,7 +28,7 @@ _STREAMS: dict[str, Edits] = {
     "no-fence": (("settle", "local why = why_lost(job, msg_id, fence, token)", "local why = nil"),),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n  take_back()\n", "\n"),
+        ("claim", "\n    uncommon().take_back()\n", "\n"),
         ("upkeep", "\neach_idle(ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.

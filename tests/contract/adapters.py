@@ -18,10 +18,12 @@ from leasehold.contracts.memory.options import MemoryOptions
 from leasehold.contracts.memory.queue import MemoryQueue
 from leasehold.contracts.memory.sharing import SharedStore, forget, share
 from leasehold.contracts.memory.store import MemoryStore
+from leasehold.contracts.streams.queue import SCRIPTS
 from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
 
 T = TypeVar("T")
@@ -187,6 +189,7 @@ class StreamsStage:
         return self._opened(self.url, worker_id)
 
     async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        await _load_scripts(self.server_url)
         proxy = await LossyProxy(self.server_url).start()
         queue = self._opened(f"streams+{proxy.url}?{self.query}", worker_id)
         self._closing.append(proxy.stop)  # after the queue: it is listed later
@@ -204,6 +207,13 @@ class StreamsStage:
         queue = open_queue(url, worker_id=worker_id)
         self._closing.append(queue.close)
         return queue
+
+
+async def _load_scripts(server_url: str) -> None:
+    """So that what is lost is the answer of a script, not that the server lacks it."""
+    client = Redis(server_url)
+    await client.pipeline([("SCRIPT", "LOAD", script.source) for script in SCRIPTS.values()])
+    await client.close()
 
 
 def _runs_a_script(command: Any) -> bool:

@@ -268,7 +268,7 @@ class StreamsQueue:
         state, now, last, woken, due, rows = reply
         self._woken = woken or self._woken
         if last:
-            self._dry = self._dried(state, last, due - now if due else _NEVER_MS)
+            self._dry = self._dried(state, last, int(due) - now if due != b"0" else _NEVER_MS)
         return self._leases(rows, now)
 
     async def _listen(self, dry: _Dry, wait_ms: int, args: Sequence[Arg]) -> Any:

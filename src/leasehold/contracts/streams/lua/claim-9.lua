@@ -15,18 +15,22 @@
 -- @include step
 local WORKER = ARGV[2]
 local LIMIT = tonumber(ARGV[3])
-local LEASE_UNTIL = format('%.0f', NOW + ARGV[4])
+local LEASE_UNTIL = format('%d', NOW + ARGV[4])
 
-local leases = {}
+local leases
 local leases_n = 0
 local alone = '-'
 local more_idle = false -- the search for what ran out stopped before its end
 
 local function hand_out(id, task, payload, before, msg_id, after, ttl_s)
   local at = leases_n * 7
-  leases[at + 1], leases[at + 2], leases[at + 3] = id, task, payload
-  leases[at + 4], leases[at + 5], leases[at + 6] = before, msg_id, after
-  leases[at + 7] = ttl_s or ''
+  if leases then
+    leases[at + 1], leases[at + 2], leases[at + 3] = id, task, payload
+    leases[at + 4], leases[at + 5], leases[at + 6] = before, msg_id, after
+    leases[at + 7] = ttl_s or ''
+  else
+    leases = { id, task, payload, before, msg_id, after, ttl_s or '' }
+  end
   leases_n = leases_n + 1
 end
 
@@ -132,7 +136,8 @@ local function uncommon()
     return true
   end
 
-  local function search()
+  -- What ran out, whoever held it.
+  local function take_back()
     ensure_group()
     each_idle(ARGV[4], function(msg_id)
       more_idle = leases_n >= LIMIT or not take_idle(msg_id)
@@ -155,9 +160,14 @@ local function uncommon()
     end
   end
 
+  local function still_runs(id)
+    local job = read_job(id)
+    return job and job.status == 'running' and job.worker == WORKER and tonumber(job.lease_until) > NOW
+  end
+
   rest = {
-    take = take, search = search, recover = recover, promote = promote, ensure_group = ensure_group,
-    read_job = read_job,
+    take = take, take_back = take_back, recover = recover, promote = promote,
+    ensure_group = ensure_group, still_runs = still_runs,
   }
   return rest
 end
@@ -196,94 +206,62 @@ local function take_new(msg_id, flat)
   hand_out(id, task, flat[6], before, msg_id, after, v[3])
 end
 
--- (XINFO, which also tells it, costs three times as much.)
-local function last_of(stream)
-  local last = redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', '1')[1]
-  return last and last[1] or '0-0'
+-- What the workers' table says of this one: its latest claim, and the job it was given alone. When a
+-- later claim came first, nobody would know of what this one takes (S-28).
+local instance, number, lone = match(call('HGET', WORKERS, WORKER) or '', '^%d+ (%S+) (%d+) (%S+)$')
+if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
+  return { 'late', NOW, '', '', '0', {} }
+end
+if lone and lone ~= '-' and uncommon().still_runs(lone) then
+  alone = lone
 end
 
+local state = call('EXISTS', PAUSED) == 1 and 'paused' or 'ok'
 local dry = '' -- the last entry of the stream, once there is nothing new behind it
+local due = '0' -- when the first delayed job is due; 0 when there is none
 
-local function read_new()
-  while leases_n < LIMIT do
-    local wanted = LIMIT - leases_n
-    local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS',
-      STREAM, '>')
-    if reply and reply.err then
-      uncommon().ensure_group()
-      reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
-    end
-    local entries = reply and reply[1][2] or {}
-    for _, entry in ipairs(entries) do
-      take_new(entry[1], entry[2])
-    end
-    if #entries < wanted then
-      dry = entries[1] and entries[#entries][1] or last_of(STREAM)
-      return
-    end
+if state == 'ok' then
+  due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
+  if due ~= '0' and tonumber(due) <= NOW then
+    uncommon().promote('1000')
+    due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
+  end
+  if ARGV[6] == '1' then
+    uncommon().recover()
+  end
+  if alone == '-' and NOW >= (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
+    uncommon().take_back()
   end
 end
 
-local function take_back()
-  if NOW >= (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
-    uncommon().search()
+while state == 'ok' and alone == '-' and dry == '' and leases_n < LIMIT do
+  local wanted = LIMIT - leases_n
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  if reply and reply.err then
+    uncommon().ensure_group()
+    reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  end
+  local entries = reply and reply[1][2] or {}
+  for i = 1, #entries do
+    take_new(entries[i][1], entries[i][2])
+  end
+  if #entries < wanted then
+    dry = entries[1] and entries[#entries][1] or '0-0'
   end
 end
 
--- When the first delayed job is due, in ms; 0 when there is none.
-local function next_due()
-  return tonumber(call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2]) or 0
-end
-
--- What the workers' table says of this one: its latest claim, and the job it was given alone. False
--- when a later claim came first: whatever this one took, nobody would know of (S-28).
-local function register()
-  local seen = call('HGET', WORKERS, WORKER)
-  local instance, number, job_id = match(seen or '', '^%d+ (%S+) (%d+) (%S+)$')
-  if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
-    return false
-  end
-  local job = job_id and job_id ~= '-' and uncommon().read_job(job_id)
-  if job and job.status == 'running' and job.worker == WORKER and tonumber(job.lease_until) > NOW then
-    alone = job_id
-  end
-  return true
-end
-
+call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
 -- Where a waiting worker listens from, so that nothing that is added after this moment is missed. Not
 -- told while there may be more to take at once. What was called out before is not told with leases:
 -- a worker that hears it twice only looks twice.
-local function answer(state, due)
-  call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
-  local woken = ''
-  if leases_n > 0 then
-    counted['started'] = leases_n
-    dry = more_idle and '' or dry
-  else
-    dry, woken = dry ~= '' and dry or last_of(STREAM), last_of(WAKE)
-  end
-  flush()
-  return { state, NOW, dry, woken, due, leases }
+local woken = ''
+if leases_n > 0 then
+  call('HINCRBY', STATS, 'started', format('%d', leases_n))
+  dry = not more_idle and dry or ''
+else -- (XINFO, which also tells it, costs three times as much)
+  local last = redis.pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
+  local called = call('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
+  dry, woken = last and last[1] or '0-0', called and called[1] or '0-0'
 end
-
-if not register() then
-  return { 'late', NOW, '', '', 0, {} }
-end
-if call('EXISTS', PAUSED) == 1 then
-  return answer('paused', 0)
-end
-local due = next_due()
-if due > 0 and due <= NOW then
-  uncommon().promote('1000')
-  due = next_due()
-end
-if ARGV[6] == '1' then
-  uncommon().recover()
-end
-if alone == '-' then
-  take_back()
-end
-if alone == '-' then
-  read_new()
-end
-return answer('ok', due)
+flush()
+return { state, NOW, dry, woken, due, leases or {} }

@@ -174,7 +174,7 @@ local function alike(at)
   local ver, attempt, max_attempts, lost
   fence, ver, attempt, max_attempts, lost, until_ms, token =
     match(before, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) $')
-  ver = format('%.0f', ver + 1)
+  ver = format('%d', ver + 1)
   done_before = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 '
     .. token .. ' '
   line = '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\trunning\tdone\t' .. attempt
@@ -226,7 +226,7 @@ while ARGV[at] do
   end
 end
 if as_given > 0 then
-  counted['done'] = (counted['done'] or 0) + as_given
+  call('HINCRBY', STATS, 'done', format('%d', as_given))
 end
 for from = 1, #acked, 1000 do -- unpack has a limit
   local last = math.min(from + 999, #acked)

@@ -9,7 +9,7 @@ end
 -- Returns the entry's id, "-" while there is none.
 local function enqueue(id, task, payload, due)
   if due > NOW then
-    call('ZADD', DELAYED, format('%.0f', due), id)
+    call('ZADD', DELAYED, format('%d', due), id)
     wake()
     return '-'
   end

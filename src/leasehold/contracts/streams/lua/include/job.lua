@@ -9,7 +9,7 @@ local FINAL = { done = true, error = true, canceled = true }
 
 local text = setmetatable({}, {
   __index = function(cache, number)
-    local made = string.format('%.0f', number)
+    local made = format('%d', number)
     cache[number] = made
     return made
   end,

@@ -25,13 +25,16 @@ end
 
 -- The journal. Events gather while a script runs and leave as one entry at its end, so that history
 -- costs a text and not a command. `lines` alternates field name and event; journal.py reads it.
-local lines = {}
+local lines
 local lines_n = 0
 
 local function add_line(line)
-  lines[lines_n + 1] = 'e'
+  if lines then
+    lines[lines_n + 1], lines[lines_n + 2] = 'e', line
+  else -- a table that is made with its first contents need not grow to take them
+    lines = { 'e', line }
+  end
   lines_n = lines_n + 2
-  lines[lines_n] = line
 end
 
 local counted = {}
