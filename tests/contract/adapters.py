@@ -33,6 +33,7 @@ CAPABILITIES = {
     "retry_by_options": "without a policy, the job's own attempts decide whether it runs again",
     "reject_event": "a refused write leaves a `reject` event in the journal",
     "token_in_journal": "the journal carries a hash of the lease's token",
+    "lost_is_attempt": "a lease that ran out counts against the job's own attempts",
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
@@ -258,5 +259,11 @@ class Servers:
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
     """An adapter for every contract folder, by its name."""
-    every: list[Adapter] = [MemoryAdapter(), StreamsAdapter(servers.redis)]
+    from tests.contract.bullmq.adapter import BullmqAdapter  # it needs this module's words
+
+    every: list[Adapter] = [
+        MemoryAdapter(),
+        StreamsAdapter(servers.redis),
+        BullmqAdapter(servers.redis),
+    ]
     return {adapter.name: adapter for adapter in every}

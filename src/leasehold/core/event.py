@@ -11,6 +11,7 @@ import msgspec
 
 EVENT_TYPES = (
     "submit",  # the job is stored and waits
+    "promote",  # its time came, or an operator brought it forward: it waits for a worker now
     "claim",  # a lease was taken; attempt and fence rose
     "extend",  # the holder kept its lease
     "report",  # news from the holder

@@ -79,9 +79,9 @@ BULLMQ = Machine(
     running=("active",),
     final=("completed", "failed"),
     steps={
-        "waiting": ("active", "delayed", "prioritized"),
-        "prioritized": ("active", "delayed", "waiting"),
-        "delayed": ("waiting", "prioritized", "active"),
+        "waiting": ("active", "delayed", "prioritized", "failed"),
+        "prioritized": ("active", "delayed", "waiting", "failed"),
+        "delayed": ("waiting", "prioritized", "active", "failed"),
         "waiting-children": ("waiting", "prioritized", "delayed", "failed"),
         "active": (
             "completed",

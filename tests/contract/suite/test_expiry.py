@@ -63,6 +63,7 @@ async def test_an_extend_that_comes_early_writes_nothing(stage: Stage) -> None:
     )
 
 
+@pytest.mark.needs("lost_is_attempt")
 @pytest.mark.clause("M-13")
 async def test_a_job_that_kills_its_workers_is_buried_with_a_reason(stage: Stage) -> None:
     queue = stage.queue("victim")

@@ -31,13 +31,24 @@ async def test_upkeep_of_a_healthy_queue_does_nothing(stage: Stage) -> None:
 @pytest.mark.clause("M-13")
 async def test_upkeep_takes_back_what_ran_out_without_a_claim(stage: Stage) -> None:
     queue = stage.queue("w1")
-    again, spent = await submit(queue, job(max_attempts=3), job(max_attempts=1))
+    ids = await submit(queue, job(max_attempts=3), job(max_attempts=3))
     await claim(queue, 2)
     await run_out(stage)
     done = await queue.upkeep()
-    assert (done.reclaimed, done.buried) == (2, 1)
-    assert await state(stage, again) == stage.words.waiting
-    assert await state(stage, spent) == stage.words.failed
+    assert (done.reclaimed, done.buried) == (2, 0)
+    assert [await state(stage, job_id) for job_id in ids] == [stage.words.waiting] * 2
+
+
+@pytest.mark.needs("lost_is_attempt")
+@pytest.mark.clause("M-13")
+async def test_upkeep_buries_what_ran_out_at_its_last_attempt(stage: Stage) -> None:
+    queue = stage.queue("w1")
+    (job_id,) = await submit(queue, job(max_attempts=1))
+    await claim_one(queue)
+    await run_out(stage)
+    done = await queue.upkeep()
+    assert (done.reclaimed, done.buried) == (1, 1)
+    assert await state(stage, job_id) == stage.words.failed
 
 
 async def test_upkeep_from_many_workers_at_once_does_no_more(stage: Stage) -> None:

@@ -136,6 +136,7 @@ class BullmqAdapter:
     name = "bullmq"
     cannot: Mapping[str, str] = {
         "ttl_before_start": "BullMQ jobs have no time to live before they start",
+        "lost_is_attempt": "lost locks have a budget of their own, maxStalledCount, of the worker",
         "retention": "finished jobs go by count and age when another one finishes, not by upkeep",
     }
 
