@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from leasehold.contracts.omniq.client import Client, Paused, Reserved
+from leasehold.contracts.omniq.consuming import JobContext
+from leasehold.contracts.omniq.errors import NotActive, Refused, TokenMismatch
 from leasehold.contracts.omniq.journal import OmniqJournal
 from leasehold.contracts.omniq.ledger import OmniqLedger
 from leasehold.contracts.omniq.options import Options
@@ -10,7 +13,18 @@ from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
 from leasehold.store.redis import Redis
 
-__all__ = ["OmniqJournal", "OmniqLedger", "OmniqQueue"]
+__all__ = [
+    "Client",
+    "JobContext",
+    "NotActive",
+    "OmniqJournal",
+    "OmniqLedger",
+    "OmniqQueue",
+    "Paused",
+    "Refused",
+    "Reserved",
+    "TokenMismatch",
+]
 
 
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> OmniqQueue:

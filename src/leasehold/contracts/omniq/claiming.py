@@ -12,7 +12,6 @@ from typing import Any
 
 from leasehold.contracts.omniq.calls import Calls
 from leasehold.contracts.omniq.options import Options, queue_base
-
 from leasehold.store.redis import Redis
 
 BATCH_MAX = 500
@@ -126,6 +125,3 @@ class Bell:
 def chance() -> float:
     """A random number for a script's jitter: a script has none of its own."""
     return secrets.randbelow(1_000_000) / 1_000_000
-
-
-

@@ -1,13 +1,13 @@
 """OmniQ's own errors, as types of the one tree.
 
-    LeaseLost
-    ├── NotActive          NOT_ACTIVE: the job is leased to nobody
-    └── TokenMismatch      TOKEN_MISMATCH: it is leased, or was ended, under another token
-    InvalidJob
-    ├── PayloadType        the payload is no JSON object or array (a TypeError, too)
-    └── PayloadValue       it cannot be written as JSON (a ValueError, too)
-    Conflict
-    └── Refused            an administrator's call that the job's state forbids; `word` is OmniQ's
+LeaseLost
+├── NotActive          NOT_ACTIVE: the job is leased to nobody
+└── TokenMismatch      TOKEN_MISMATCH: it is leased, or was ended, under another token
+InvalidJob
+├── PayloadType        the payload is no JSON object or array (a TypeError, too)
+└── PayloadValue       it cannot be written as JSON (a ValueError, too)
+Conflict
+└── Refused            an administrator's call that the job's state forbids; `word` is OmniQ's
 """
 
 from __future__ import annotations

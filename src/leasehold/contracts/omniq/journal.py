@@ -55,7 +55,7 @@ class OmniqJournal:
         self._entry_ended = ""
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
-        """Events after a position, oldest first. A whole entry is never cut: a few more may come."""
+        """Events after a position, oldest first; an entry is never cut, so a few more may come."""
         entry_id, _, line = after.partition(".")
         start = entry_id if line else f"({entry_id}" if entry_id else "-"
         count = max(1, limit // _LINES_MAX) + (1 if line else 0)

@@ -46,7 +46,7 @@ class OmniqLedger:
         return self._record(job_id, flat) if flat else None
 
     async def find(self, query: Query) -> Page:
-        """Jobs by when they last changed state, newest first. `after` is `ms:job_id` of the last."""
+        """Jobs by when they last changed state, newest first; `after` is `ms:job_id`."""
         states = query.states or STATES
         self._check(query, states)
         found: list[JobRecord] = []
@@ -119,11 +119,11 @@ class OmniqLedger:
 
     async def pause(self) -> None:
         """Hand out no more leases."""
-        await self._calls.run("pause", 0, "pause")
+        await self._calls.run("pause")
 
     async def resume(self) -> None:
         """Hand out leases again."""
-        await self._calls.run("pause", 0, "resume")
+        await self._calls.run("resume")
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send failed jobs back; per id "ok", "missing" or "not_failed"."""

@@ -69,7 +69,7 @@ class OmniqQueue:
             )
             chunk = accepted[start : start + BATCH_MAX]
             for position, reply in zip(chunk, replies, strict=True):
-                answers[position] = submitted(*reply, self._options)
+                answers[position] = submitted(reply, self._options)
         return [answer for answer in answers if answer is not None]
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:

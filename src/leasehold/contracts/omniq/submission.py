@@ -92,7 +92,7 @@ def publication(
     if backoff not in ("fixed", "exponential"):
         raise OptionValue(f"backoff is 'fixed' or 'exponential', not {backoff!r}")
     chosen = new_ulid() if job_id is None else job_id
-    if not isinstance(chosen, str) or not chosen or len(chosen) > 512 or _CONTROL.search(chosen):
+    if not chosen or len(chosen) > 512 or _CONTROL.search(chosen):
         raise OptionValue(f"job_id {chosen!r:.60}: 1 to 512 characters, no control characters")
     return Publication(
         job_id=chosen,
@@ -193,8 +193,9 @@ def check_number(name: str, value: Any, least: int) -> None:
         raise OptionValue(f"{name} is a whole number of at least {least}, not {value!r}")
 
 
-def submitted(status: bytes, raw_id: bytes, created_ms: int, options: Options) -> Submitted:
+def submitted(reply: tuple[bytes, bytes, int], options: Options) -> Submitted:
     """The seam's answer for the script's."""
+    status, raw_id, created_ms = reply
     job_id = raw_id.decode()
     match status:
         case b"created":

@@ -9,31 +9,11 @@ local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include job
 -- @include guard
-local LAZY = ARGV[3] == '1'
+-- @include keeping
 local answers = {}
 for at = 4, #ARGV, 3 do
-  local id, token, fence = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local job = read_job(id)
-  local lock = call('ZSCORE', ACTIVE, id)
-  local why = refusal(job, token, fence, lock)
-  if why then
-    reject(id, job, fence, ARGV[2], 'extend')
-    answers[#answers + 1] = { 'lost', why }
-  else
-    local lease_ms = job.timeout_ms > 0 and job.timeout_ms or 60000
-    local held = tonumber(lock)
-    local new = math.max(held, NOW + lease_ms)
-    if new > held and not (LAZY and held - NOW > lease_ms * 0.6) then
-      first_sight(job)
-      record(job, 'extend', 'active', job.attempt, text[new], job.worker)
-      call('HSET', job.key, 'lock_until_ms', text[new], 'updated_ms', NOW_S, 'lh',
-        words(job, 'active', text[new], job.worker))
-      active_on[#active_on + 1], active_on[#active_on + 2] = text[new], id
-    else
-      new = held
-    end
-    answers[#answers + 1] = { new, job.cancel and 1 or 0, lease_ms }
-  end
+  local lock, why, job, lease_ms = keep(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[2], ARGV[3] == '1')
+  answers[#answers + 1] = why and { 'lost', why } or { lock, job.cancel and 1 or 0, lease_ms }
 end
 flush()
 return answers
