@@ -30,6 +30,7 @@ from leasehold.contracts.omniq.ledger import steer
 from leasehold.contracts.omniq.monitor import Monitor
 from leasehold.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
 from leasehold.contracts.omniq.queue import OmniqQueue
+from leasehold.contracts.omniq.repairing import repair
 from leasehold.contracts.omniq.submission import (
     BACKOFF_MS_MAX,
     Backoff,
@@ -329,6 +330,10 @@ class Client:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
         words = await steer(self._line(queue).calls, "remove", job_ids, lane=lane)
         return [_item(*pair) for pair in zip(job_ids, words, strict=True)]
+
+    async def repair(self, queue: str) -> int:
+        """Put counters and mirror tables right, as upkeep does; how many entries were wrong."""
+        return await repair(self._line(queue).calls, names.queue_base(queue)[1:-1])
 
     async def childs_init(self, key: str, expected: int) -> None:
         """Begin to count `expected` children of the parent `key`."""

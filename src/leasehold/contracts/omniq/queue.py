@@ -20,6 +20,7 @@ from leasehold.contracts.omniq.claiming import BATCH_MAX, Claimer, chance
 from leasehold.contracts.omniq.errors import lost
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.outcomes import settle_args, verdict_of
+from leasehold.contracts.omniq.repairing import repair
 from leasehold.contracts.omniq.submission import from_new_job, submitted
 from leasehold.core.errors import LeaseLost, UsageError
 from leasehold.core.job import NewJob, Submitted
@@ -148,7 +149,9 @@ class OmniqQueue:
             options.keep_completed,
             options.keep_failed,
         )
-        return Upkeep(*reply)
+        if reply[5]:
+            await repair(self._calls, options.queue)
+        return Upkeep(*reply[:5])
 
     async def close(self) -> None:
         """Close the connections."""

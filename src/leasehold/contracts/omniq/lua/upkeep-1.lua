@@ -4,8 +4,8 @@
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id, seen to be alive by this  ARGV[3] chance for jitter
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
 -- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep
--- Returns { promoted, reclaimed, buried, expired, trimmed }
--- Clauses O-21 O-22 O-39
+-- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended }
+-- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include groups
@@ -25,12 +25,36 @@ local function forget(key, at_of)
   end
 end
 
+-- Whether a client that keeps no mirror tables has been at work: cheap signs of it.
+local function strayed()
+  if call('HDEL', UPKEEP, 'recount') == 1 then
+    return true
+  end
+  local sizes = { wait = call('LLEN', WAIT) + (tonumber(call('HGET', STATS, 'group_waiting')) or 0),
+    active = call('ZCARD', ACTIVE), delayed = call('ZCARD', DELAYED), failed = call('LLEN', FAILED),
+    completed = call('LLEN', COMPLETED) }
+  for state, size in pairs(sizes) do
+    if call('ZCARD', IDX .. state) ~= size then
+      return true
+    end
+  end
+  local newest = { wait = call('LINDEX', WAIT, '-1'), completed = call('LINDEX', COMPLETED, '0'),
+    failed = call('LINDEX', FAILED, '0'), active = call('ZRANGE', ACTIVE, '-1', '-1')[1] or false }
+  for state, id in pairs(newest) do
+    if id and not call('ZSCORE', IDX .. state, id) then
+      return true
+    end
+  end
+  return false
+end
+
 call('HSET', WORKERS, ARGV[2], NOW_S)
 local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)
 local promoted = promote(BATCH)
 flush_groups()
 local trimmed = 0
-if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
+local tidies = NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0)
+if tidies then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
   trimmed = call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
     + call('XTRIM', JOURNAL, 'MINID', '~', text[math.max(0, NOW - tonumber(ARGV[5]))])
@@ -38,4 +62,5 @@ if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
   forget(CLAIMS, function(value) return cmsgpack.unpack(value).at end)
 end
 flush()
-return { promoted, reclaimed, buried, 0, trimmed }
+local mend = (tidies or call('HEXISTS', UPKEEP, 'recount') == 1) and strayed()
+return { promoted, reclaimed, buried, 0, trimmed, mend and 1 or 0 }
