@@ -39,9 +39,11 @@ def _of_states(raw: redis.Redis, queue: str, stand: dict[str, list[str]]) -> lis
         mirrored = _zset(raw, f"{base}:idx:{state}")
         if sorted(ids) != sorted(mirrored):
             found.append(f"{state}: {sorted(ids)[:9]} in the lane, {sorted(mirrored)[:9]} in idx")
+        pipeline = raw.pipeline(transaction=False)
         for job_id in ids:
-            says = (raw.hget(f"{base}:job:{job_id}", "state") or b"none").decode()
-            if says != state:
+            pipeline.hget(f"{base}:job:{job_id}", "state")
+        for job_id, says in zip(ids, pipeline.execute(), strict=True):
+            if (says or b"none").decode() != state:
                 found.append(f"{job_id} stands in {state} and says {says}")
     return found
 

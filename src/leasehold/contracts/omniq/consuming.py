@@ -35,7 +35,8 @@ log = structlog.get_logger("leasehold.omniq")
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0
 _BEAT_S_MIN = 0.05
-_BEAT_S_MAX = 10.0
+# How long leases are taken to be while there is none; also bounds how late a cancel is heard.
+_LEASE_MS_IDLE = 3_000
 _BACKLOG_FACTOR = 8
 _LEAVE_S = 1.0
 
@@ -109,6 +110,8 @@ class Consumer:
         self._finished = asyncio.Event()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._shortest_ms = _LEASE_MS_IDLE
+        self._shorter = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, drain: bool) -> None:
         """Serve until `stop`, then end as told."""
@@ -185,6 +188,9 @@ class Consumer:
         running = _Running(lease, context, sent + lease.lease_ms / 1000)
         self._running[lease.token] = running
         running.task = self._loop.create_task(self._attempt(running))
+        if lease.lease_ms < self._shortest_ms:
+            self._shortest_ms = lease.lease_ms
+            self._shorter.set()
 
     async def _attempt(self, running: _Running) -> None:
         lease = running.lease
@@ -249,7 +255,7 @@ class Consumer:
             await self._finished.wait()
 
     def _hand_back(self) -> None:
-        for running in list(self._running.values()):
+        for running in reversed(list(self._running.values())):  # each goes in front of the last
             running.context.lost.set()
             if running.task is not None:
                 running.task.cancel()
@@ -260,14 +266,19 @@ class Consumer:
     # -- keep and tend ----------------------------------------------------------------------------
 
     def _pause_s(self) -> float:
+        leases = (running.lease.lease_ms for running in self._running.values())
+        self._shortest_ms = min(leases, default=_LEASE_MS_IDLE)
         if self._beat_s is not None:
             return self._beat_s
-        shortest_ms = min((r.lease.lease_ms for r in self._running.values()), default=1_000)
-        return min(_BEAT_S_MAX, max(_BEAT_S_MIN, shortest_ms / 3000))
+        return max(_BEAT_S_MIN, self._shortest_ms / 3000)
 
     async def _keep_all(self) -> None:
         while True:
-            await asyncio.sleep(min(self._pause_s(), 1.0))
+            self._shorter.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s()):
+                    await self._shorter.wait()
+                    continue  # a shorter lease began: the beat is faster now
             held = list(self._running.values())
             sent = self._loop.time()
             answers: Sequence[Lease | LeaseLost | None]
