@@ -60,7 +60,7 @@ local function fail(job, o, kind)
   move(job.id, from, 'failed')
   finished.failed[#finished.failed + 1] = job.id
   tell(job.id, 'failed', o.error_json and o.error_json ~= '' and '{"error":' .. o.error_json .. '}' or '{}')
-  times.last_finish_ms = true
+  times.last_finish_ms = kind ~= 'reap' or times.last_finish_ms
   count(kind == 'cancel' and 'cancelled' or 'failed')
 end
 
@@ -80,6 +80,7 @@ local function back(job, o, kind, attempt, due, in_front)
   end
   move(job.id, 'active', to)
   tell(job.id, kind, '{"attempt":' .. text[job.attempt] .. ',"due_ms":' .. text[due] .. '}')
+  times.last_finish_ms = kind == 'retry' or times.last_finish_ms
   count(kind)
 end
 

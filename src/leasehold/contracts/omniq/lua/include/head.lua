@@ -153,8 +153,10 @@ local function flush_stats()
   if dirty.groups then
     put('groups_ready', text[call('ZCARD', READY)])
   end
-  for name in pairs(times) do
-    put(name, NOW_S)
+  for name, is_new in pairs(times) do
+    if is_new then
+      put(name, NOW_S)
+    end
   end
   if n > 0 then
     put('last_activity_ms', NOW_S)

@@ -31,7 +31,7 @@ function steps.retry(job)
   record(job, 'reopen', 'wait', 0, '0', '-')
   job.settled_token, job.settled_kind, job.settled_due = '-', '-', '0'
   call('HSET', job.key, 'state', 'wait', 'attempt', '0', 'due_ms', '', 'failed_ms', '', 'lease_token', '',
-    'lock_until_ms', '', 'queued_ms', NOW_S, 'updated_ms', NOW_S, 'error', '', 'cancel', '0', 'lh',
+    'lock_until_ms', '', 'updated_ms', NOW_S, 'error', '', 'cancel', '0', 'lh',
     words(job, 'wait', '0', '-'))
   join_lane(job.id, job.gid, false)
   move(job.id, 'failed', 'wait')

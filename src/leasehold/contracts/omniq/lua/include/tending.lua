@@ -11,7 +11,7 @@ local function promote(most)
     local key = JOB .. id
     local v = call('HMGET', key, 'state', 'gid')
     if v[1] == 'delayed' then
-      call('HSET', key, 'state', 'wait', 'queued_ms', NOW_S, 'due_ms', '', 'updated_ms', NOW_S)
+      call('HSET', key, 'state', 'wait', 'updated_ms', NOW_S)
       join_lane(id, v[2], false)
       move(id, 'delayed', 'wait')
     else -- the job is gone, or stands elsewhere: the entry was left over
