@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from tests.chaos.planted import PLANTED
+from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
 from tests.chaos.stage import Setup
 from tests.chaos.subject import SUBJECTS
@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lease-ms", type=int, default=1_500)
     parser.add_argument("--fsync", choices=("everysec", "always"), default="everysec")
     parser.add_argument("--patience-s", type=float, default=600.0)
-    parser.add_argument("--planted", choices=sorted(PLANTED), default="")
+    parser.add_argument("--planted", choices=sorted({fault for _, fault in EVERY}), default="")
     parser.add_argument("--out", type=Path, help="where the logs go (a new temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser.parse_args()

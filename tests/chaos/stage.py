@@ -56,6 +56,11 @@ class Setup:
     planted: str = ""
     repeat: str = ""
 
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Contract and planted fault, for the command lines of the herd."""
+        return (self.contract, self.planted) if self.planted else ()
+
 
 class Stage:
     """The parts of one run, put up and taken down together."""
@@ -103,7 +108,7 @@ class Stage:
         """Real workers, started."""
         setup = self.setup
         argv = worker_argv(
-            url or self.subject.url(), concurrency=setup.concurrency, planted=setup.planted
+            url or self.subject.url(), concurrency=setup.concurrency, planted=setup.broken
         )
         first = len(self.herd.workers()) + 1
         return [
@@ -114,7 +119,7 @@ class Stage:
     def add_stubborn(self, count: int, *, slots: int, work_ms: int) -> list[Member]:
         """Holders that know no deadline."""
         argv = stubborn_argv(
-            self.subject.url(), slots=slots, work_ms=work_ms, planted=self.setup.planted
+            self.subject.url(), slots=slots, work_ms=work_ms, planted=self.setup.broken
         )
         return [self.herd.add(f"stubborn{n + 1}", argv, slots=slots) for n in range(count)]
 

@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.scenario import poison
 from tests.chaos.stage import Setup
+from tests.chaos.subject import SUBJECTS
 
 
+@pytest.mark.parametrize("contract", SUBJECTS)
 async def test_poison_ends_as_lease_lost_at_its_limit_and_healthy_jobs_finish(
-    tmp_path: Path,
+    tmp_path: Path, contract: str
 ) -> None:
-    setup = Setup(folder=tmp_path, seed=6, jobs=200, concurrency=4, lease_ms=1_000)
+    setup = Setup(
+        folder=tmp_path, contract=contract, seed=6, jobs=200, concurrency=4, lease_ms=1_000
+    )
     report = await poison(setup, poisons=2, lost_max=3)
     assert report.ok, str(report)
 

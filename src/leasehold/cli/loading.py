@@ -21,7 +21,12 @@ def load_tasks(target: str, config: Config, *, samples: bool = False) -> list[Ta
         from leasehold.cli.task_settings import task_settings
         from leasehold.tasks import handlers
 
-        return handlers(task_settings(config), samples=samples)
+        made = handlers(task_settings(config), samples=samples)
+        if not samples:
+            return made
+        from leasehold.cli.samples import sample_tasks
+
+        return [*made, *sample_tasks()]
     if samples:
         raise UsageError(f"--samples goes with {BUILT_IN} only")
     module = _file(Path(target)) if _is_path(target) else _module(target)

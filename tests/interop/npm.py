@@ -9,18 +9,22 @@ from pathlib import Path
 
 from leasehold.store.embedded import locate_node
 
+# The pinned packages alone, without native extras. Not `ci`, which wants every platform's extras in
+# the lock file.
+WORDS = ("install", "--no-save", "--omit=optional", "--ignore-scripts", "--no-audit", "--no-fund")
+
 
 def installed(folder: Path) -> Path:
-    """`npm ci` unless node_modules is newer than the lock file; returns the program `node`."""
+    """npm unless node_modules was made from this lock file; returns the program `node`."""
     node = locate_node()
     stamp = folder / "node_modules" / ".installed"
     lock = folder / "package-lock.json"
     with (folder / "package.json").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != lock.read_text():
-            command = [*npm(node), "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+            command = [*npm(node), *WORDS]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-            assert done.returncode == 0, f"npm ci failed:\n{done.stdout}{done.stderr}"
+            assert done.returncode == 0, f"npm failed:\n{done.stdout}{done.stderr}"
             stamp.write_text(lock.read_text())
     return node
 
