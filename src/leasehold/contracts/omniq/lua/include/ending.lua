@@ -48,8 +48,9 @@ local function set_error(job, o)
   end
 end
 
--- Failed for good; `kind` is bury, cancel or reap. A job that waits has left its line before.
-local function fail(job, o, kind)
+-- Failed for good; `kind` is bury or cancel. A job that waits has left its line before. `by_time`: nobody
+-- finished it, its lease ran out.
+local function fail(job, o, kind, by_time)
   local from = job.state
   settled(job, kind == 'cancel' and 'cancel' or 'bury', 0)
   record(job, kind, 'failed', job.attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t0')
@@ -60,7 +61,7 @@ local function fail(job, o, kind)
   move(job.id, from, 'failed')
   finished.failed[#finished.failed + 1] = job.id
   tell(job.id, 'failed', o.error_json and o.error_json ~= '' and '{"error":' .. o.error_json .. '}' or '{}')
-  times.last_finish_ms = kind ~= 'reap' or times.last_finish_ms
+  times.last_finish_ms = not by_time or times.last_finish_ms
   count(kind == 'cancel' and 'cancelled' or 'failed')
 end
 

@@ -31,7 +31,7 @@ end
 -- What our journal left, where the job has only been promoted since; else what the hash says, because
 -- another client has made a step that we have not seen.
 local function state_left(job)
-  if job.state == job.was or (job.state == 'wait' and job.was == 'delayed') then
+  if job.state == job.was or (job.state == 'wait' and job.was == 'delayed') or job.taken_back then
     return job.was
   end
   return job.state

@@ -23,18 +23,28 @@ end
 
 local LEASE_LOST = '{"code":"lease_lost","message":"the lease ran out and no attempt is left","retryable":false}'
 
+-- The lease is over, and its holder proves nothing any more: what follows is not the holder's doing.
+local function taken_back(job)
+  record(job, 'reap', 'wait', job.attempt, '0', job.worker, '\t\tlease_lost')
+  job.was, job.lease, job.token, job.taken_back = 'wait', '0', '', true
+  count('lost')
+end
+
 -- Takes one lease back. `in_front`: a job without a delay goes to the front of its lane at once.
 local function take_back(job, chance, in_front)
   first_sight(job)
   if job.cancel then
+    taken_back(job)
     return fail(job, { error = 'cancelled', error_json = '{"code":"cancelled","message":"cancelled"}',
       error_code = 'cancelled', worker = '-' }, 'cancel')
   end
   if job.attempt >= job.max_attempts then
+    taken_back(job)
     return fail(job, { error = 'the lease ran out and no attempt is left', error_json = LEASE_LOST,
-      error_code = 'lease_lost', worker = job.worker }, 'reap')
+      error_code = 'lease_lost', worker = '-' }, 'bury', true)
   end
   local due = backoff_due(job, chance)
+  job.token = ''
   back(job, { error_code = 'lease_lost' }, 'reap', job.attempt, in_front and due <= NOW and 0 or due, true)
 end
 
