@@ -25,7 +25,7 @@ async def _until(condition: Any) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # the store tells nobody
 
 
 async def _consume(bench: Bench, handler: Any, until: Any, **settings: Any) -> None:
@@ -98,7 +98,7 @@ async def test_a_job_longer_than_its_lease_is_kept_and_runs_once(bench: Bench) -
     async def handler(ctx: JobContext) -> None:
         nonlocal starts
         starts += 1
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.6)  # the handler's work: four leases
 
     await _consume(bench, handler, lambda: bench.ids("completed") == ["long"])
     assert starts == 1
@@ -160,7 +160,7 @@ async def test_draining_finishes_what_runs(bench: Bench) -> None:
 
     async def handler(ctx: JobContext) -> None:
         begun.set()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # the handler's work
 
     await _consume(bench, handler, begun.is_set, concurrency=1)
     assert bench.ids("completed") == ids[:1]

@@ -201,7 +201,7 @@ async def test_an_idle_worker_hears_of_our_publish_at_once(bench: Bench) -> None
     for _ in range(5):
         waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
         while not bench.raw.client_list(_type="normal") or not _blocked(bench):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # until it blocks; the server tells nobody
         began = time.monotonic()
         await bench.publish({})
         (lease,) = await waiting
@@ -217,7 +217,7 @@ def _blocked(bench: Bench) -> bool:
 async def test_a_job_that_nobody_rang_for_is_seen_by_looking(bench: Bench) -> None:
     queue = bench.queue()
     waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # it waits: that nothing happens has no event
     assert not waiting.done()
     bench.raw.hset(bench.key("job:x"), mapping=_foreign("x"))
     bench.raw.rpush(bench.key("wait"), "x")

@@ -53,7 +53,7 @@ async def test_a_groups_slot_is_given_back_however_the_lease_ends(bench: Bench, 
     queue = bench.queue()
     (lease,) = await queue.claim(5, wait_ms=0)
     if end == "reap":
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # the lease runs out
         assert (await queue.upkeep()).reclaimed == 1
     else:
         failure = Failure(code="x", message="y")
@@ -82,7 +82,7 @@ async def test_a_slot_whose_job_was_deleted_by_hand_is_found_again(bench: Bench)
     queue = bench.queue()
     await queue.claim(1, wait_ms=0)
     bench.raw.delete(bench.key(f"job:{first}"))
-    await asyncio.sleep(0.06)
+    await asyncio.sleep(0.06)  # the lease runs out
     await queue.upkeep()
     (lease,) = await queue.claim(1, wait_ms=0)
     assert lease.job_id == second
@@ -107,7 +107,7 @@ async def test_the_journal_is_trimmed_by_length_and_age(bench: Bench) -> None:
     assert (await queue.upkeep()).trimmed > 0
     assert bench.raw.xlen(bench.key("journal")) < 300
     bench.raw.delete(bench.key("upkeep"))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # all entries are older than that then
     assert (await bench.queue(journal_days=0.0000001).upkeep()).trimmed >= 0
     assert bench.raw.xlen(bench.key("journal")) <= 100
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -189,7 +188,7 @@ async def test_the_official_consumer_and_ours_share_the_work_and_each_job_runs_o
 
     async def handler(ctx: JobContext) -> None:
         mine.append(ctx.job_id)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # so that the rival gets its share
 
     try:
         await _until(lambda: effects.read_text().count("\n") >= 5)
@@ -217,14 +216,12 @@ async def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # another program's files tell nobody
 
 
 @pytest.mark.clause("O-43")
 def test_the_scripts_are_written_by_a_command(tmp_path: Path) -> None:
-    code = "import leasehold.contracts.omniq.sdk"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    command = [sys.executable, "-m", "leasehold.contracts.omniq.sdk", str(tmp_path / "lua")]
+    command = [sys.executable, "-m", "leasehold.contracts.omniq", str(tmp_path / "lua")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     written = sorted(path.name for path in (tmp_path / "lua").iterdir())
@@ -232,4 +229,4 @@ def test_the_scripts_are_written_by_a_command(tmp_path: Path) -> None:
     assert "ack_fail.lua" in written
     text = (tmp_path / "lua" / "reserve.lua").read_text()
     assert "@include" not in text
-    assert textwrap.dedent(text)
+    assert "ZPOPMIN" in text

@@ -1,6 +1,6 @@
 """Our scripts for the official SDKs, which take a folder of Lua files by fifteen fixed names.
 
-    python -m leasehold.contracts.omniq.sdk FOLDER
+    python -m leasehold.contracts.omniq FOLDER
 
 A client that is pointed at the folder (in Python `OmniqClient(scripts_dir=FOLDER)`) works as
 before, without stacked leases, leaked slots and duplicate ids, and its steps are in the journal.
@@ -8,7 +8,6 @@ before, without stacked leases, leaked slots and duplicate ids, and its steps ar
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from leasehold.contracts.omniq.calls import SCRIPTS
@@ -41,9 +40,3 @@ def write_scripts(folder: Path) -> list[Path]:
         path.write_text(SCRIPTS[name].source, encoding="utf-8")
         written.append(path)
     return written
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m leasehold.contracts.omniq.sdk FOLDER")
-    write_scripts(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
 -- One child is done: each counts once. The last answer, 0, can be had again for a day, so that a child that
 -- died between hearing it and acting on it does not lose the join.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {cc:parent}:meta, the anchor of the counter, never written
+-- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
 -- ARGV[1] the child's id
 -- Returns { 'OK', how many are left } or { 'ERR', CHILD_REQUIRED | NO_COUNTER }
 -- Clauses O-27 O-43

@@ -1,6 +1,6 @@
 -- Begins to count the children of a parent.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {cc:parent}:meta, the anchor of the counter, never written
+-- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
 -- ARGV[1] how many are expected
 -- Returns { 'OK' } or { 'ERR', NO_EXPECTED | BAD_EXPECTED | ALREADY_INIT }
 -- Clauses O-27 O-43

@@ -1,6 +1,6 @@
 -- Takes up to `limit` leases in one step. A tending claim first takes back what ran out and promotes what
 -- is due; after a lost answer the claim before is undone, so that nothing it took waits for its lease.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] limit  ARGV[4] instance of the claimer
 -- ARGV[5] the number of this claim, rising within the instance  ARGV[6] seed of the tokens
 -- ARGV[7] how many due jobs and lost leases to tend to first (0: none)  ARGV[8] chance for jitter

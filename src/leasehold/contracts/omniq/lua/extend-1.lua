@@ -1,6 +1,6 @@
 -- Keeps leases: each lasts the job's whole timeout from now, never shorter than it was. A call that comes
 -- while most of the lease is left may ask for nothing to be written.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] 1 to write only when it is time
 -- ARGV[4..] per lease: id, token, fence ('' for any)
 -- Returns per lease { lock_until_ms, 1 if somebody asked to cancel it, timeout_ms } or { 'lost', OmniQ's word }

@@ -1,6 +1,6 @@
 -- Keeps one lease: for the job's whole timeout from now, and not stacked on what is left.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] id  ARGV[2] now_ms  ARGV[3] token
 -- Returns { 'OK', lock_until_ms } or { 'ERR', why }
 -- Clauses O-43

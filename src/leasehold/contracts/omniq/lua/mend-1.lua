@@ -1,6 +1,6 @@
 -- Puts right what clients without counters (OmniQ 1.x) or a deleted job have left wrong in the tables that
 -- monitors read and in the counts of groups; a bounded piece at a time.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] idx | lane | groups  ARGV[3] the state, for idx and lane
 -- ARGV[4..] idx: ids that the mirror table of the state has; lane: ids that stand in its lane; groups: all gids
 -- Returns how many entries were wrong

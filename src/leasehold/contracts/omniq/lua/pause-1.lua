@@ -1,6 +1,6 @@
 -- No more leases: a flag, and nothing moves.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- Returns 'OK'
 -- Clauses O-23 O-43
 local GIVEN_NOW = '0'

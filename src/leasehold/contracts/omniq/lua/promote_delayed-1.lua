@@ -1,6 +1,6 @@
 -- Due jobs join their lanes.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms  ARGV[2] at most so many
 -- Returns { 'OK', how many }
 -- Clauses O-21 O-43

@@ -1,6 +1,6 @@
 -- Stores jobs, each once: an id that is known answers with the job that is there, or as a conflict when it
 -- means another one. Due jobs join their lane, later ones wait in `delayed`.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] instance of the publisher
 -- ARGV[3] 1 while an earlier call of the instance may be unanswered  ARGV[4] most unfinished jobs (0: no bound)
 -- ARGV[5] how long an idempotency key holds, in ms

@@ -1,6 +1,6 @@
 -- Removes one job that nobody runs from the lane where it must stand.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] id  ARGV[2] lane
 -- Returns { 'OK' } or { 'ERR', NO_JOB | ACTIVE | LANE_MISMATCH | NOT_IN_LANE | BAD_LANE }
 -- Clauses O-26 O-43

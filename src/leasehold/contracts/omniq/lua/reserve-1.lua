@@ -1,6 +1,6 @@
 -- Takes one lease.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms
 -- Returns { 'EMPTY' }, { 'PAUSED' } or { 'JOB', id, payload, lock_until_ms, attempt, max_attempts, gid, token }
 -- Clauses O-43

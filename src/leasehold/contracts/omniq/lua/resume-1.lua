@@ -1,6 +1,6 @@
 -- Leases again.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- Returns how many flags were taken away: 1, or 0 when the queue was not paused
 -- Clauses O-24 O-43
 local GIVEN_NOW = '0'

@@ -1,6 +1,6 @@
 -- Sends one failed job back, with all its attempts.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] id  ARGV[2] now_ms
 -- Returns { 'OK' } or { 'ERR', NO_JOB | NOT_FAILED }
 -- Clauses O-25 O-43

@@ -1,6 +1,6 @@
 -- Ends leases, each by its own outcome, in one step for the whole batch. An outcome sent again after a lost
 -- answer gets the verdict it got before.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] instance of the caller
 -- ARGV[4] 1 while an earlier call of the instance may be unanswered  ARGV[5] completed jobs to keep
 -- ARGV[6] failed jobs to keep  ARGV[7] chance for jitter

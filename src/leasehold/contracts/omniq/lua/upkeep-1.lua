@@ -1,6 +1,6 @@
 -- Promotes what is due, takes back leases that ran out, trims the journal, forgets workers that are long
 -- gone. Every worker may call it; each part is bounded.
--- KEYS[1] {queue}:meta, the anchor: every other key is named after it and shares its slot
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id, seen to be alive by this  ARGV[3] chance for jitter
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
 -- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep
