@@ -6,7 +6,7 @@ from importlib import import_module
 
 from harness.scenario import Scenario
 
-NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "bullmq")
+NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "bullmq", "omniq")
 
 
 def load(name: str) -> Scenario:
