@@ -16,11 +16,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
 from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from leasehold.store.scripts import Script
 
 Edits = tuple[tuple[str, str, str], ...]
-SCRIPTS: dict[str, dict[str, Script]] = {"streams": STREAMS_SCRIPTS, "bullmq": BULLMQ_SCRIPTS}
+SCRIPTS: dict[str, dict[str, Script]] = {
+    "streams": STREAMS_SCRIPTS,
+    "bullmq": BULLMQ_SCRIPTS,
+    "omniq": OMNIQ_SCRIPTS,
+}
 
 # Fault: script, what stands there, what shall stand there instead.
 _STREAMS: dict[str, Edits] = {
@@ -56,7 +61,25 @@ _BULLMQ: dict[str, Edits] = {
         ("upkeep", "  call('LREM', ACTIVE, '1', id)\n", ""),
     ),
 }
-PLANTED: dict[str, dict[str, Edits]] = {"streams": _STREAMS, "bullmq": _BULLMQ}
+_OMNIQ: dict[str, Edits] = {
+    "no-fence": (
+        (
+            "settle",
+            "local why = refusal(job, token, fence, is_active and not done[id])",
+            "local why = nil",
+        ),
+    ),
+    "no-reclaim": (
+        ("claim", "  reap(TEND, CHANCE, true)\n", ""),
+        (
+            "upkeep",
+            "local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)",
+            "local reclaimed, buried = 0, 0",
+        ),
+    ),
+    "forgetful-submit": (("publish", "local answer = known(p)", "local answer = nil"),),
+}
+PLANTED: dict[str, dict[str, Edits]] = {"streams": _STREAMS, "bullmq": _BULLMQ, "omniq": _OMNIQ}
 EVERY = [(contract, fault) for contract, faults in PLANTED.items() for fault in faults]
 
 

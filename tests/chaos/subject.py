@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from leasehold.contracts.bullmq import options as bullmq
 from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
 from leasehold.contracts.streams import options as streams
 from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from leasehold.store.embedded import EmbeddedRedis
@@ -197,6 +198,40 @@ def _bullmq_query(options: dict[str, int]) -> dict[str, object]:
     return {"stalled_max": given.pop("lost_max") - 1, "stalled_ms": 1_000, **given}
 
 
+_OMNIQ_QUEUE = "chaos"
+
+
+async def _omniq_residue(redis: Redis) -> dict[str, int]:
+    """Lanes of jobs that have not ended, and the slots of groups."""
+    base = f"{{{_OMNIQ_QUEUE}}}"
+    left = {
+        "waiting": await redis.call("LLEN", f"{base}:wait"),
+        "active": await redis.call("ZCARD", f"{base}:active"),
+        "delayed": await redis.call("ZCARD", f"{base}:delayed"),
+        "groups": len(await redis.call("KEYS", f"{base}:g:*:*t")),  # their lists and counts
+    }
+    for state in ("wait", "active", "delayed"):
+        left[f"idx:{state}"] = await redis.call("ZCARD", f"{base}:idx:{state}")
+    told = await redis.call(
+        "HMGET", f"{base}:stats", "waiting_total", "active", "delayed", "groups_ready"
+    )
+    return {**left, "stats": sum(int(value or 0) for value in told)}
+
+
+def _omniq_query(options: dict[str, int]) -> dict[str, object]:
+    """A lost lease is an attempt; all finished jobs are kept for the judge."""
+    given = dict(options)
+    return {
+        "queue": _OMNIQ_QUEUE,
+        "timeout_ms": given.pop("lease_ms"),
+        "max_attempts": given.pop("lost_max"),
+        "backoff_ms": 100,
+        "keep_completed": 1_000_000,
+        "keep_failed": 0,
+        **given,
+    }
+
+
 STREAMS = Profile(
     name="streams",
     scripts=STREAMS_SCRIPTS,
@@ -212,6 +247,13 @@ BULLMQ = Profile(
     verbs={"add": "submit", "take": "claim", "complete": "settle"},
     more_claims=1,  # the pickup that fails a job which was lost too often is a start as well
 )
+OMNIQ = Profile(
+    name="omniq",
+    scripts=OMNIQ_SCRIPTS,
+    residue=_omniq_residue,
+    query=_omniq_query,
+    verbs={"publish": "submit"},
+)
 SUBJECTS: dict[str, Callable[..., Subject]] = {
-    profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ)
+    profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ, OMNIQ)
 }

@@ -39,6 +39,7 @@ async def test_without_a_fence_the_stops_end_in_stale_accepts(
     [
         ("streams", "no-reclaim", ("I1",)),
         ("bullmq", "no-reclaim", ("I1",)),
+        ("omniq", "no-reclaim", ("I1",)),
         ("bullmq", "half-reclaim", ("I4", "I5", "I7")),
     ],
 )

@@ -270,10 +270,12 @@ class Servers:
 def adapters(servers: Servers) -> dict[str, Adapter]:
     """An adapter for every contract folder, by its name."""
     from tests.contract.bullmq.adapter import BullmqAdapter  # it needs this module's words
+    from tests.contract.omniq.adapter import OmniqAdapter
 
     every: list[Adapter] = [
         MemoryAdapter(),
         StreamsAdapter(servers.redis),
         BullmqAdapter(servers.redis),
+        OmniqAdapter(servers.redis),
     ]
     return {adapter.name: adapter for adapter in every}

@@ -101,8 +101,8 @@ OMNIQ = Machine(
     running=("active",),
     final=("completed", "failed"),
     steps={
-        "wait": ("active",),
-        "delayed": ("wait",),
+        "wait": ("active", "failed"),
+        "delayed": ("wait", "active", "failed"),
         "active": ("completed", "failed", "delayed", "wait"),
     },
     reopen={"failed": ("wait",)},

@@ -98,10 +98,21 @@ def test_jobs_of_all_six_tasks_flow_within_a_minute_and_ctrl_c_drains(up: Up) ->
 
 def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(up: Up) -> None:
     up.program.heard("(--no-node): the jobs of 'video-generation' come from our own producer")
-    assert [queue["workers"] for queue in up.call("queues")] == [1, 1]
+    assert [queue["workers"] for queue in up.call("queues")] == [1, 1, 1]
     wait_until(lambda: len(up.videos()) >= 2)
     assert set(up.videos()) == {"sample-python"}
     assert not (up.folder / ".leasehold" / "samples").exists()
+
+
+def test_an_omniq_queue_with_groups_is_fed_and_worked_by_the_same_worker(up: Up) -> None:
+    url = up.call("queues")[2]["queue"]
+    assert url.startswith("omniq+")
+
+    def letters() -> list[Any]:
+        return up.call("ls", "--queue", url, "--state", "completed", "--limit", "500")
+
+    wait_until(lambda: len(letters()) >= 2)
+    assert all(job["result"]["tenant"] == job["gid"] for job in letters())
 
 
 def test_node_s_own_bullmq_takes_over_when_npm_has_brought_it(

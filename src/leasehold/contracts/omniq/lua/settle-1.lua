@@ -1,0 +1,94 @@
+-- Ends leases, each by its own outcome, in one step for the whole batch. An outcome sent again after a lost
+-- answer gets the verdict it got before.
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] instance of the caller
+-- ARGV[4] 1 while an earlier call of the instance may be unanswered  ARGV[5] completed jobs to keep
+-- ARGV[6] failed jobs to keep  ARGV[7] chance for jitter
+-- ARGV[8..] per outcome: id, token, fence ('' for any), kind (complete, fail, retry, bury, snooze, release,
+--   cancel), delay_ms, result, hash of the result, error for people, error as JSON, error code
+-- Returns per outcome 1 (completed), { kind, due_ms } or { 'lost', OmniQ's word }
+-- Clauses O-15 O-16 O-17 O-18 O-19 O-20 O-32 O-34 O-35 O-36
+local GIVEN_NOW = ARGV[1]
+-- @include head
+-- @include groups
+-- @include job
+-- @include ending
+-- @include recent
+-- @include guard
+local WORKER, INSTANCE, CHANCE = ARGV[2], ARGV[3], tonumber(ARGV[7])
+KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[5]), tonumber(ARGV[6])
+local WIDTH, FIRST = 10, 8
+local memory, memory_n = {}, 0
+local recent = nil
+
+-- What an accepted outcome of each kind may have become, and the verdict that says so.
+local BECAME = {
+  complete = { complete = 'complete' },
+  fail = { retry = 'retry', bury = 'bury', cancel = 'cancel' },
+  retry = { retry = 'retry', bury = 'bury', cancel = 'cancel' },
+  bury = { bury = 'bury' },
+  snooze = { snooze = 'retry', cancel = 'cancel' },
+  release = { release = 'release', cancel = 'cancel' },
+  cancel = { cancel = 'cancel' },
+}
+
+-- The verdict on an outcome that was accepted before; nil if this lease was not ended by its holder.
+local function replayed(job, token, kind)
+  local became, due
+  if job and job.settled_token == token then
+    became, due = job.settled_kind, job.settled_due
+  elseif not job then
+    recent = recent or recent_of(INSTANCE)
+    local _, stop = find(recent, 's\t' .. token .. '\t', 1, true)
+    if stop then
+      became, due = match(recent, '^(%a+)\t(%d+)\n', stop + 1)
+    end
+  end
+  local verdict = became and BECAME[kind][became]
+  if verdict == 'complete' then
+    return 1
+  end
+  return verdict and { verdict, tonumber(due) } or nil
+end
+
+local decide = {}
+-- @include deciding
+local done = {}
+
+local function settle(at, is_active)
+  local id, token, fence, kind = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local job = read_job(id)
+  local why = refusal(job, token, fence, is_active and not done[id])
+  if why then
+    local before = token ~= '' and replayed(job, token, kind)
+    if before and (fence == '' or not job or job.fence >= tonumber(fence)) then
+      return before
+    end
+    reject(id, job, fence, WORKER, 'settle')
+    return { 'lost', why }
+  end
+  done[id] = true
+  first_sight(job)
+  local verdict = decide[kind](job, { delay_ms = tonumber(ARGV[at + 4]), result = ARGV[at + 5],
+    result_h = ARGV[at + 6], error = ARGV[at + 7], error_json = ARGV[at + 8], error_code = ARGV[at + 9] })
+  memory_n = memory_n + 1
+  memory[memory_n] = 's\t' .. token .. '\t' .. job.settled_kind .. '\t' .. job.settled_due .. '\n'
+  return verdict
+end
+
+local ids, verdicts = {}, {}
+for at = FIRST, #ARGV, WIDTH do
+  ids[#ids + 1] = ARGV[at]
+end
+if #ids == 0 then
+  return verdicts
+end
+local scores = call('ZMSCORE', ACTIVE, unpack(ids))
+for i = 1, #ids do
+  verdicts[i] = settle(FIRST + (i - 1) * WIDTH, scores[i])
+end
+remember(INSTANCE, table.concat(memory), ARGV[4] == '1')
+flush_groups()
+flush_finished()
+flush()
+return verdicts
