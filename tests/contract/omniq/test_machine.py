@@ -277,14 +277,15 @@ class Machine(RuleBasedStateMachine):
         assert untrue(self.raw, self.queue) == []
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.clause("O-9", "O-10", "O-38", "O-34")
 def test_a_queue_with_groups_lives_as_its_model_does(servers: Servers) -> None:
     Machine.url = servers.redis()
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=40,
+            max_examples=25,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

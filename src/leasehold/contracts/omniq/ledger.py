@@ -26,7 +26,8 @@ _STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer task is found page by page.
 _SCAN_MAX = 5_000
 _WORKER_ALIVE_MS = 15_000
-_STEER_MAX = 100
+# One script passes once over a long list, whatever it removes: a few at a time keep it short.
+_STEER_MAX = 25
 _WORDS = {"OK": "ok", "REQUESTED": "requested", "NO_JOB": "missing", "ACTIVE": "active"}
 
 

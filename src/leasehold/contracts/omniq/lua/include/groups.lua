@@ -29,43 +29,66 @@ local function free_slot(gid)
   end
 end
 
+local ready, ready_n = {}, 0
+
+local function make_ready(gid)
+  ready[ready_n + 1], ready[ready_n + 2] = NOW_S, gid
+  ready_n = ready_n + 2
+end
+
 -- A group that nobody waits for and nobody runs leaves nothing behind but its limit, and that not for ever.
-local function give_slots(gid, n)
-  local key = GROUP .. gid .. ':inflight'
-  local left = call('DECRBY', key, text[n])
-  looked_at[gid] = true
-  if left > 0 then
+local function forget_group(gid)
+  call('DEL', GROUP .. gid .. ':inflight')
+  call('PEXPIRE', GROUP .. gid .. ':limit', GROUP_IDLE_MS)
+end
+
+-- Slots that leases gave back: all counts are read at once and written at once.
+local function flush_freed()
+  local gids, keys = {}, {}
+  for gid in pairs(freed) do
+    gids[#gids + 1] = gid
+    keys[#keys + 1] = GROUP .. gid .. ':inflight'
+  end
+  if #gids == 0 then
     return
   end
-  if call('EXISTS', lane_of(gid)) == 1 then
-    call('SET', key, '0')
-  else
-    call('DEL', key)
-    call('PEXPIRE', GROUP .. gid .. ':limit', GROUP_IDLE_MS)
-    looked_at[gid] = nil
+  local counts, set, n = call('MGET', unpack(keys)), {}, 0
+  for i, gid in ipairs(gids) do
+    local left = (tonumber(counts[i]) or 0) - freed[gid]
+    if left > 0 then
+      set[n + 1], set[n + 2], n = keys[i], text[left], n + 2
+      looked_at[gid] = true
+    elseif call('EXISTS', lane_of(gid)) == 0 then
+      forget_group(gid)
+      looked_at[gid] = nil
+    else
+      set[n + 1], set[n + 2], n = keys[i], '0', n + 2
+      make_ready(gid) -- nobody runs it, and no limit is below one
+      looked_at[gid] = nil
+    end
   end
+  if n > 0 then
+    call('MSET', unpack(set))
+  end
+  freed = {}
 end
 
 -- Groups that got work or a slot become ready, unless they are.
 local function flush_groups()
-  for gid, n in pairs(freed) do
-    give_slots(gid, n)
-  end
-  freed = {}
-  local ready, n = {}, 0
+  flush_freed()
   for gid in pairs(looked_at) do
     local limit, inflight = slots_of(gid)
     if inflight < limit and call('EXISTS', lane_of(gid)) == 1 then
-      ready[n + 1], ready[n + 2] = NOW_S, gid
-      n = n + 2
+      make_ready(gid)
     end
   end
   looked_at = {}
-  if n > 0 then
+  if ready_n > 0 then
     dirty.groups = true
     wake_wanted = true
-    for from = 1, n, MANY do
-      call('ZADD', READY, 'NX', unpack(ready, from, math.min(from + MANY - 1, n)))
+    for from = 1, ready_n, MANY do
+      call('ZADD', READY, 'NX', unpack(ready, from, math.min(from + MANY - 1, ready_n)))
     end
+    ready, ready_n = {}, 0
   end
 end

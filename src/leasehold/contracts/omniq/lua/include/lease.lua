@@ -84,22 +84,44 @@ local function take_ungrouped(wanted)
   return taken
 end
 
--- One job of one group; returns whether one was granted, and whether the group can give another.
-local function take_of_group(gid, wanted)
-  local limit, inflight = slots_of(gid)
-  local list = lane_of(gid)
-  while inflight < limit do
-    local id = call('LPOP', list)
-    if not id then
-      return false, false
-    end
+-- One job of a group's list that can be leased; false when there is none.
+local function take_first(list, wanted)
+  local id = call('LPOP', list)
+  while id do
     group_waiting = group_waiting - 1
     if grant(id, wanted) then
-      call('INCR', GROUP .. gid .. ':inflight')
-      return true, inflight + 1 < limit and call('EXISTS', list) == 1
+      return true
+    end
+    id = call('LPOP', list)
+  end
+  return false
+end
+
+-- One job of each group that stands in `popped`; returns how many were granted. Counts and limits are read
+-- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
+local function take_round(popped, wanted)
+  local keys, set, again, taken = {}, {}, {}, 0
+  for i = 1, #popped, 2 do
+    keys[i], keys[i + 1] = GROUP .. popped[i] .. ':limit', GROUP .. popped[i] .. ':inflight'
+  end
+  local counts = call('MGET', unpack(keys))
+  for i = 1, #popped, 2 do
+    local limit, inflight = tonumber(counts[i]) or 1, math.max(0, tonumber(counts[i + 1]) or 0)
+    limit = limit > 0 and limit or 1
+    local list = GROUP .. popped[i] .. ':wait'
+    if inflight < limit and take_first(list, wanted) then
+      taken = taken + 1
+      set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight + 1]
+      if inflight + 1 < limit and call('EXISTS', list) == 1 then
+        again[#again + 1], again[#again + 2] = NOW_S, popped[i]
+      end
     end
   end
-  return false, false -- at its limit: it becomes ready again when a slot is given back
+  if #set > 0 then
+    call('MSET', unpack(set))
+  end
+  each_many('ZADD', READY, again)
+  return taken
 end
 
 -- Up to `wanted` from the groups, one of each in turn: a long group waits behind the short ones.
@@ -111,17 +133,7 @@ local function take_grouped(wanted)
       break
     end
     dirty.groups = true
-    local again = {}
-    for i = 1, #popped, 2 do
-      local got, more = take_of_group(popped[i], wanted)
-      if got then
-        taken = taken + 1
-      end
-      if more then
-        again[#again + 1], again[#again + 2] = NOW_S, popped[i]
-      end
-    end
-    each_many('ZADD', READY, again)
+    taken = taken + take_round(popped, wanted)
   end
   return taken
 end

@@ -33,8 +33,15 @@ local function halve(list, length, idx, score, newest_first)
   return low
 end
 
+local last_place = {}
+
 -- Where the id stands in the list; nil when it is not there, false when finding out would block.
 local function locate(list, id, idx, newest_first)
+  local last = last_place[list] -- whoever names many often names neighbours
+  local beside = last and scan(list, last - 1, last + 1, id)
+  if beside then
+    return beside
+  end
   local length = call('LLEN', list)
   if length <= 4 * WINDOW then
     return scan(list, 0, length, id)
@@ -42,7 +49,7 @@ local function locate(list, id, idx, newest_first)
   local score = tonumber(call('ZSCORE', idx, id))
   if score then
     local rank = call(newest_first and 'ZREVRANK' or 'ZRANK', idx, id)
-    local place = scan(list, rank - WINDOW, rank + WINDOW, id)
+    local place = scan(list, rank - 2, rank + 2, id) or scan(list, rank - WINDOW, rank + WINDOW, id)
     if not place then
       local near = halve(list, length, idx, score, newest_first)
       for from = near, near + 1023, 256 do -- jobs of one millisecond stand in any order
@@ -68,6 +75,7 @@ local function mark(list, id, idx, newest_first)
     return place
   end
   call('LSET', list, text[place], MARK)
+  last_place[list] = place
   local m = marked[list] or { n = 0, places = 0 }
   m.n, m.places = m.n + 1, m.places + place
   marked[list] = m
@@ -107,7 +115,7 @@ local function tidy_groups()
       dirty.groups = true
       call('ZREM', READY, gid)
       if (tonumber(call('GET', GROUP .. gid .. ':inflight')) or 0) <= 0 then
-        give_slots(gid, 0)
+        forget_group(gid)
       end
     end
   end
