@@ -21,8 +21,10 @@ from leasehold.contracts.memory.store import MemoryStore
 from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
-from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
+from tests.contract.inbox_stage import PostgresInboxAdapter
+from tests.contract.words import Words
 
 T = TypeVar("T")
 _unique = itertools.count(1)
@@ -36,21 +38,6 @@ CAPABILITIES = {
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """The contract's own state names."""
-
-    waiting: str
-    running: str
-    done: str
-    failed: str
-    cancelled: str
-
-    def of(self, *names: str) -> tuple[str, ...]:
-        """The contract's words for ours."""
-        return tuple(getattr(self, name) for name in names)
 
 
 class Stage(Protocol):
@@ -240,6 +227,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._redis: EmbeddedRedis | None = None
+        self._postgres: EmbeddedPostgres | None = None
 
     def redis(self) -> str:
         """The URL of a private Redis; `LEASEHOLD_REDIS_URL` names another one."""
@@ -251,12 +239,27 @@ class Servers:
             self._redis.start()
         return self._redis.url
 
+    def postgres(self) -> str:
+        """The URL of a private PostgreSQL; `LEASEHOLD_POSTGRES_URL` names another one."""
+        given = os.environ.get("LEASEHOLD_POSTGRES_URL")
+        if given:
+            return given
+        if self._postgres is None:
+            self._postgres = EmbeddedPostgres()
+            self._postgres.start()
+        return self._postgres.url
+
     def stop(self) -> None:
-        if self._redis is not None:
-            self._redis.stop()
+        for server in (self._redis, self._postgres):
+            if server is not None:
+                server.stop()
 
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
     """An adapter for every contract folder, by its name."""
-    every: list[Adapter] = [MemoryAdapter(), StreamsAdapter(servers.redis)]
+    every: list[Adapter] = [
+        MemoryAdapter(),
+        StreamsAdapter(servers.redis),
+        PostgresInboxAdapter(servers.postgres),
+    ]
     return {adapter.name: adapter for adapter in every}

@@ -1,5 +1,7 @@
 """Ledger: find, count, send back, remove."""
 
+from collections import Counter
+
 import pytest
 
 from leasehold.core.seam import Query
@@ -26,8 +28,9 @@ async def test_counts_say_how_many_jobs_are_in_which_state(stage: Stage) -> None
     await settle(queue, leases[2], "cancel")
     counts = await stage.ledger.counts()
     words = stage.words
-    expected = {words.waiting: 3, words.running: 1}
-    expected |= {words.done: 1, words.failed: 1, words.cancelled: 1}
+    # A contract may have one word for two ends, so they are counted and not listed.
+    expected = Counter({words.waiting: 3, words.running: 1})
+    expected.update([words.done, words.failed, words.cancelled])
     assert {name: counts.states[name] for name in expected} == expected
     assert counts.workers == 1
     assert not counts.paused
