@@ -23,7 +23,7 @@ from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
-from tests.contract.inbox_stage import PostgresInboxAdapter
+from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
 from tests.contract.words import Words
 
 T = TypeVar("T")
@@ -260,6 +260,7 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
     every: list[Adapter] = [
         MemoryAdapter(),
         StreamsAdapter(servers.redis),
+        SqliteInboxAdapter(),
         PostgresInboxAdapter(servers.postgres),
     ]
     return {adapter.name: adapter for adapter in every}

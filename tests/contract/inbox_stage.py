@@ -9,15 +9,16 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
+from leasehold.contracts.inbox import parts
 from leasehold.contracts.inbox.queue import InboxQueue
 from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.ledger.migrating import PostgresMigrations, migrate
 from leasehold.ledger.postgres_engine import PostgresEngine
+from leasehold.ledger.sqlite_engine import SqliteEngine
 from tests.contract.postgres_proxy import PostgresProxy
 from tests.contract.words import Words
 
@@ -33,6 +34,7 @@ class InboxStage:
     lease_ms: int
     cannot: Mapping[str, str]
     lossy: Callable[[str], Awaitable[tuple[Queue, Callable[[], None], Any]]]
+    clean: Callable[[], Awaitable[None]] | None = None
     words: Words = WORDS
     ledger: Ledger = field(init=False)
     journal: Journal = field(init=False)
@@ -60,10 +62,63 @@ class InboxStage:
     async def close(self) -> None:
         for close in self._closing:
             await close()
+        if self.clean is not None:
+            await self.clean()
 
 
 def _query(options: Mapping[str, object]) -> str:
     return "&".join(f"{name}={value}" for name, value in options.items())
+
+
+class LosingEngine:
+    """Runs every operation, and loses the answer of the next one when told."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+        self._loses = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def lose(self) -> None:
+        self._loses = True
+
+    async def run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+    ) -> Any:
+        answer = await self._engine.run(table, operation, batch, **takes)
+        if self._loses:
+            self._loses = False
+            raise ReplyLost(f"the answer to {operation} was lost")
+        return answer
+
+
+class SqliteInboxAdapter:
+    """Every stage is a file of its own."""
+
+    name = "inbox"
+    cannot: Mapping[str, str] = {}
+
+    async def open(self, **options: int) -> InboxStage:
+        folder = tempfile.TemporaryDirectory(prefix="leasehold-inbox-")
+        lease_ms = options.setdefault("lease_ms", 300)
+        query = _query({**options, "synchronous": "normal"})
+        url = f"inbox+sqlite:///{folder.name}/jobs.db?{query}"
+
+        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Any]:
+            engine, read = parts(parse_url(url))
+            losing = LosingEngine(engine)  # type: ignore[arg-type]
+            queue = InboxQueue(losing, read, worker_id=worker_id)
+            return queue, losing.lose, _nothing
+
+        async def clean() -> None:
+            folder.cleanup()
+
+        return InboxStage(url, lease_ms, self.cannot, lossy, clean)
+
+
+async def _nothing() -> None:
+    pass
 
 
 class PostgresInboxAdapter:
