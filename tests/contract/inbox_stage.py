@@ -136,7 +136,7 @@ class PostgresInboxAdapter:
         if server not in self._migrated:
             await migrated(server, schema)
             self._migrated.add(server)
-        lease_ms = options.setdefault("lease_ms", 300)
+        lease_ms = options.setdefault("lease_ms", 500)
         own = {"schema": schema, "synchronous": "normal", "queue": f"stage-{next(_unique)}"}
         query = _query({**options, **own})
 

@@ -42,7 +42,7 @@ class BoxLedger:
         return [dict(row) for row in rows]
 
     async def find(self, query: Query) -> Page:
-        """Jobs by turn, newest first. `after` is the turn of the last one seen."""
+        """Jobs by their submits, newest first; `after` is the position of the last one seen."""
         unknown = set(query.states) - set(self._machine.states)
         if unknown:
             raise UsageError(
@@ -66,8 +66,8 @@ class BoxLedger:
                 count=_PAGE_STEP,
             )
             for row in rows:
-                before, scanned = row["seq"], scanned + 1
-                if _matches(row, query):
+                before, scanned = row["position"], scanned + 1
+                if row["job_id"] is not None and _matches(row, query):
                     found.append(self._record(row))
                     if len(found) >= query.limit:
                         return Page(found, str(before))
@@ -114,9 +114,7 @@ class BoxLedger:
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Begin ended jobs anew; per id "ok", "missing" or the state that forbids it."""
         said = await self._steer("reopen", job_ids, channel=self._engine.channel)
-        return [
-            "ok" if state in self._machine.final else state or "missing" for state in said
-        ]
+        return ["ok" if state in self._machine.final else state or "missing" for state in said]
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""

@@ -116,9 +116,7 @@ async def refuse(
     """Tell holders that they lost their leases, and note it."""
     if not leases:
         return []
-    batch = [
-        (lease.job_id, lease.fence, short_hash(lease.token.encode()), "") for lease in leases
-    ]
+    batch = [(lease.job_id, lease.fence, short_hash(lease.token.encode()), "") for lease in leases]
     rows = await engine.run(
         settings.table, "refuse", batch, queue=settings.queue, operation=operation
     )

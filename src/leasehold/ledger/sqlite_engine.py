@@ -135,9 +135,7 @@ def applied(connection: sqlite3.Connection) -> Applied:
     return {row[0]: row[1] for row in rows}
 
 
-def apply(
-    connection: sqlite3.Connection, number: int, name: str, checksum: str, text: str
-) -> None:
+def apply(connection: sqlite3.Connection, number: int, name: str, checksum: str, text: str) -> None:
     """Apply one migration and note it, both or neither."""
     connection.execute("BEGIN IMMEDIATE")
     try:

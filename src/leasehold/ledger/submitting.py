@@ -79,9 +79,10 @@ class Submitting:
             key_ttl_ms=settings.idempotency_ms,
             channel=self._engine.channel,
         )
+        positions = {row[0]: position for position, row in fresh}
         for row in stored:
-            position, new = fresh[row["n"] - 1]
-            answers[position] = Submitted(new[0], "created", created_ms=row["created_ms"])
+            job_id = row["job_id"]
+            answers[positions[job_id]] = Submitted(job_id, "created", created_ms=row["created_ms"])
         rest = [(position, new) for position, new in fresh if answers[position] is None]
         if rest:
             await self._look_up(rest, answers)

@@ -9,10 +9,8 @@ from leasehold.ledger.engine import OUTBOX, Engine
 from leasehold.ledger.settings import BoxSettings
 
 _COUNT = 1_000
-_PRUNE_ROWS = 1_000
-_PRUNE_WINDOWS = 5
+_WINDOWS = 10
 _TRIM_EVERY_S = 10.0
-_TRIM_ROWS = 10_000
 TOMBSTONE_MS = 30 * 86_400_000
 
 
@@ -25,6 +23,7 @@ class Upkeeping:
         self._worker_id = worker_id
         self._trimmed_at = float("-inf")
         self._pruned_to = 0
+        self._trimmed_to = 0
 
     async def upkeep(self) -> Upkeep:
         """One round."""
@@ -52,22 +51,12 @@ class Upkeeping:
         return promoted[0]["promoted"], len(reaped), buried, expired[0]["expired"]
 
     async def _prune(self) -> int:
-        if not self._settings.keep_ms:
+        keep_ms = self._settings.keep_ms
+        if not keep_ms:
             return 0
-        pruned = 0
-        for _ in range(_PRUNE_WINDOWS):
-            rows = await self._engine.run(
-                self._settings.table,
-                "prune",
-                queue=self._settings.queue,
-                keep_ms=self._settings.keep_ms,
-                after=self._pruned_to,
-                count=_PRUNE_ROWS,
-            )
-            pruned += rows[0]["pruned"]
-            self._pruned_to = rows[0]["last"]
-            if not self._pruned_to:
-                break
+        pruned, self._pruned_to = await self._sweep(
+            "prune", "pruned", self._pruned_to, keep_ms=keep_ms
+        )
         return pruned
 
     async def _trim(self) -> int:
@@ -75,12 +64,28 @@ class Upkeeping:
         if now - self._trimmed_at < _TRIM_EVERY_S:
             return 0
         self._trimmed_at = now
-        rows = await self._engine.run(
-            self._settings.table,
-            "trim",
-            queue=self._settings.queue,
-            journal_ms=self._settings.journal_ms,
-            tombstone_ms=TOMBSTONE_MS,
-            count=_TRIM_ROWS,
+        table, queue = self._settings.table, self._settings.queue
+        await self._engine.run(table, "trim", queue=queue, tombstone_ms=TOMBSTONE_MS)
+        journal_ms = self._settings.journal_ms
+        trimmed, self._trimmed_to = await self._sweep(
+            "trim_journal", "trimmed", self._trimmed_to, journal_ms=journal_ms
         )
-        return int(rows[0]["trimmed"])
+        return trimmed
+
+    async def _sweep(self, operation: str, count: str, after: int, **age: int) -> tuple[int, int]:
+        """A few windows of rows from where the last sweep ended; 0 begins again at the oldest."""
+        gone = 0
+        for _ in range(_WINDOWS):
+            rows = await self._engine.run(
+                self._settings.table,
+                operation,
+                queue=self._settings.queue,
+                after=after,
+                count=_COUNT,
+                **age,
+            )
+            gone += rows[0][count]
+            after = rows[0]["last"]
+            if not after:
+                break
+        return gone, after

@@ -43,9 +43,7 @@ _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryC
 class Postgres:
     """Connections to one database and schema, for one event loop; opened when first needed."""
 
-    def __init__(
-        self, url: str, *, schema: str, durable: bool = True, pinned: bool = True
-    ) -> None:
+    def __init__(self, url: str, *, schema: str, durable: bool = True, pinned: bool = True) -> None:
         self._url = url
         self.schema = schema
         self._settings = {

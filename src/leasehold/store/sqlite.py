@@ -73,9 +73,7 @@ class SqliteFile:
 
     def __init__(self, path: Path, synchronous: str, prepare: Step) -> None:
         if sqlite3.sqlite_version_info < VERSION_MIN:
-            raise UsageError(
-                f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed"
-            )
+            raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         self.path = path
         self._synchronous = synchronous
         self._prepare = prepare

@@ -28,7 +28,10 @@ class Turnstile:
             fcntl.flock(self._next, fcntl.LOCK_UN)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 

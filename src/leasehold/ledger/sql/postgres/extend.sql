@@ -32,9 +32,10 @@ noted AS (
     max_attempts
   FROM kept
 )
-SELECT a.n, coalesce(k.lease_expires_at, j.lease_expires_at) AS lease_expires_at, c.now_ms,
-  j.cancel_requested
+SELECT a.n, c.now_ms, j.cancel_requested,
+  CASE WHEN a.job_id IN (SELECT job_id FROM kept)
+    THEN greatest(c.now_ms + :lease_ms, j.lease_expires_at) ELSE j.lease_expires_at
+    END AS lease_expires_at
 FROM clock c, asked a
 JOIN {jobs} j ON j.job_id = a.job_id
-LEFT JOIN kept k ON k.job_id = a.job_id
 WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN {running}) IS TRUE

@@ -1,12 +1,12 @@
 -- Removes jobs that ended long ago with all that belongs to them; a tombstone answers for each.
 -- Takes: queue text, keep_ms bigint, after bigint, count integer
--- Returns: how many went, and the last turn that was looked at (0 when all later jobs are young)
+-- Returns: how many went, and the last position that was looked at (0 when all later jobs are young)
 -- Clauses: I-23 I-34
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 window_ AS MATERIALIZED (
-  SELECT j.job_id, j.seq, j.status, j.updated_ms, j.created_ms FROM {jobs} j
-  WHERE j.queue = :queue AND j.seq > :after
-  ORDER BY j.seq LIMIT :count
+  SELECT job_id, seq, ts_ms AS created_ms FROM job_journal
+  WHERE queue = :queue AND type = 'submit' AND seq > :after
+  ORDER BY seq LIMIT :count
 ),
 old AS MATERIALIZED (
   SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id, clock c

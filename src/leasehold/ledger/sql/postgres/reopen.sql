@@ -20,11 +20,11 @@ gone AS (
 fresh AS (
   INSERT INTO {jobs} (job_id, queue, task, priority, max_attempts, ver, claim_version, event_count,
     created_ms, updated_ms, gid, requester_id, request_hash, trace, status_webhook_url, refresh_url,
-    payload, credential_version, storage_creds_encrypted, storage_creds_dek_wrapped,
+    payload, payload_h, credential_version, storage_creds_encrypted, storage_creds_dek_wrapped,
     storage_creds_kek_id, storage_creds_encryption_version)
   SELECT g.job_id, g.queue, g.task, g.priority, g.max_attempts, g.ver + 1, g.claim_version,
     g.event_count, g.created_ms, c.now_ms, g.gid, g.requester_id, g.request_hash, g.trace,
-    g.status_webhook_url, g.refresh_url, g.payload, g.credential_version, g.storage_creds_encrypted,
+    g.status_webhook_url, g.refresh_url, g.payload, g.payload_h, g.credential_version, g.storage_creds_encrypted,
     g.storage_creds_dek_wrapped, g.storage_creds_kek_id, g.storage_creds_encryption_version
   FROM gone g, clock c
   RETURNING job_id, ver, claim_version, updated_ms

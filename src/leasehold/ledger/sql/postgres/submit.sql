@@ -6,7 +6,7 @@
 -- Batch: storage_creds_dek_wrapped bytea, storage_creds_kek_id text
 -- Batch: storage_creds_encryption_version integer
 -- Takes: queue text, depth_max bigint, key_ttl_ms bigint, channel text
--- Returns: for each job that was stored its number and the time
+-- Returns: for each job that was stored its id and the time
 -- Clauses: I-1 I-2 I-3 I-4
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT given.* FROM clock, {batch}),
@@ -40,32 +40,30 @@ named AS (
   RETURNING job_id
 ),
 stored AS (
-  INSERT INTO {jobs} (job_id, queue, task, payload, priority, ready, due_ms, max_attempts,
+  INSERT INTO {jobs} (job_id, queue, task, payload, payload_h, priority, ready, due_ms, max_attempts,
     expires_ms, gid, requester_id, request_hash, trace, created_ms, updated_ms, status_webhook_url,
     refresh_url, credential_version, storage_creds_encrypted, storage_creds_dek_wrapped,
     storage_creds_kek_id, storage_creds_encryption_version)
-  SELECT f.job_id, :queue, f.task, f.payload, f.priority, f.delay_ms = 0,
+  SELECT f.job_id, :queue, f.task, f.payload, f.payload_h, f.priority, f.delay_ms = 0,
     CASE WHEN f.delay_ms > 0 THEN c.now_ms + f.delay_ms ELSE 0 END, f.max_attempts,
     CASE WHEN f.ttl_ms > 0 THEN c.now_ms + f.ttl_ms ELSE 0 END, f.gid, f.requester_id,
     f.request_hash, f.trace, c.now_ms, c.now_ms, f.status_webhook_url, f.refresh_url,
     f.credential_version, f.storage_creds_encrypted, f.storage_creds_dek_wrapped,
     f.storage_creds_kek_id, f.storage_creds_encryption_version
-  FROM fitting f LEFT JOIN named k ON k.job_id = f.job_id, clock c
-  WHERE f.idempotency_key = '' OR k.job_id IS NOT NULL
+  FROM fitting f, clock c
+  WHERE f.idempotency_key = '' OR f.job_id IN (SELECT job_id FROM named)
   ORDER BY f.n
   ON CONFLICT (job_id) DO NOTHING
-  RETURNING job_id, seq, due_ms, created_ms
+  RETURNING job_id, due_ms, created_ms, task, gid, priority, max_attempts, payload_h
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state, gid, priority, due_ms,
     max_attempts, payload_h)
-  SELECT :queue, s.job_id, 1, 'submit', s.created_ms, f.task, 'queued', f.gid, f.priority, s.due_ms,
-    f.max_attempts, f.payload_h
-  FROM stored s JOIN fitting f ON f.job_id = s.job_id
-  ORDER BY s.seq
+  SELECT :queue, job_id, 1, 'submit', created_ms, task, 'queued', gid, priority, due_ms,
+    max_attempts, payload_h
+  FROM stored
 ),
 told AS MATERIALIZED (
   SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM stored LIMIT 1) one
 )
-SELECT f.n, s.created_ms
-FROM stored s JOIN fitting f ON f.job_id = s.job_id LEFT JOIN told ON true
+SELECT s.job_id, s.created_ms FROM stored s LEFT JOIN told ON true

@@ -6,7 +6,7 @@
 -- Batch: storage_creds_dek_wrapped bytea, storage_creds_kek_id text
 -- Batch: storage_creds_encryption_version integer
 -- Takes: queue text, depth_max bigint, key_ttl_ms bigint, channel text
--- Returns: for each job that was stored its number and the time
+-- Returns: for each job that was stored its id and the time
 -- Clauses: I-1 I-2 I-3 I-4
 DELETE FROM temp.entering;
 INSERT INTO temp.entering
@@ -27,11 +27,11 @@ INSERT INTO idempotency_keys (queue, requester_id, idempotency_key, request_hash
   expires_ms)
 SELECT :queue, requester_id, idempotency_key, request_hash, job_id, :now_ms, :now_ms + :key_ttl_ms
 FROM temp.entering WHERE idempotency_key <> '';
-INSERT INTO {jobs} (job_id, queue, task, payload, priority, ready, due_ms, max_attempts, expires_ms,
+INSERT INTO {jobs} (job_id, queue, task, payload, payload_h, priority, ready, due_ms, max_attempts, expires_ms,
   gid, requester_id, request_hash, trace, created_ms, updated_ms, status_webhook_url, refresh_url,
   credential_version, storage_creds_encrypted, storage_creds_dek_wrapped, storage_creds_kek_id,
   storage_creds_encryption_version)
-SELECT job_id, :queue, task, payload, priority, delay_ms = 0,
+SELECT job_id, :queue, task, payload, payload_h, priority, delay_ms = 0,
   CASE WHEN delay_ms > 0 THEN :now_ms + delay_ms ELSE 0 END, max_attempts,
   CASE WHEN ttl_ms > 0 THEN :now_ms + ttl_ms ELSE 0 END, gid, requester_id, request_hash, trace,
   :now_ms, :now_ms, status_webhook_url, refresh_url, credential_version, storage_creds_encrypted,
@@ -42,4 +42,4 @@ INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state, gid, p
 SELECT :queue, job_id, 1, 'submit', :now_ms, task, 'queued', gid, priority,
   CASE WHEN delay_ms > 0 THEN :now_ms + delay_ms ELSE 0 END, max_attempts, payload_h
 FROM temp.entering ORDER BY n;
-SELECT n, :now_ms AS created_ms FROM temp.entering;
+SELECT job_id, :now_ms AS created_ms FROM temp.entering;

@@ -1,7 +1,7 @@
 -- Forgets what only time kept: expired idempotency keys of ended jobs, old tombstones, tickets, workers
--- that went, and the oldest journal rows.
--- Takes: queue text, journal_ms bigint, tombstone_ms bigint, count integer
--- Returns: how many journal rows
+-- that went.
+-- Takes: queue text, tombstone_ms bigint
+-- Returns: nothing
 -- Clauses: I-3 I-24
 DELETE FROM idempotency_keys
 WHERE queue = :queue AND expires_ms <= :now_ms AND NOT EXISTS (SELECT 1 FROM {jobs} j
@@ -9,7 +9,3 @@ WHERE queue = :queue AND expires_ms <= :now_ms AND NOT EXISTS (SELECT 1 FROM {jo
 DELETE FROM pruned_jobs WHERE pruned_ms < :now_ms - :tombstone_ms;
 DELETE FROM api_tickets WHERE expires_ms < :now_ms;
 DELETE FROM job_workers WHERE queue = :queue AND seen_ms < :now_ms - 3600000;
-DELETE FROM job_journal
-WHERE queue = :queue AND ts_ms < :now_ms - :journal_ms
-  AND seq < (SELECT min(seq) + :count FROM job_journal WHERE queue = :queue);
-SELECT changes() AS trimmed;

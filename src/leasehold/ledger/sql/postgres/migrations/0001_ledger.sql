@@ -58,6 +58,7 @@ CREATE TABLE {box} (
   status_webhook_url text,
   refresh_url text,
   payload text NOT NULL,
+  payload_h text NOT NULL DEFAULT '',
   result text NOT NULL DEFAULT '',
   error text NOT NULL DEFAULT '',
   progress text NOT NULL DEFAULT '',
@@ -78,7 +79,6 @@ CREATE INDEX {box}_leased ON {box} (queue, lease_expires_at)
   WHERE status IN ('claimed', 'fetching', 'processing', 'uploading');
 CREATE INDEX {box}_mortal ON {box} (queue, expires_ms) WHERE status = 'queued' AND expires_ms > 0;
 CREATE INDEX {box}_resting ON {box} (queue) WHERE status = 'failed';
-CREATE INDEX {box}_newest ON {box} (queue, seq);
 
 -- The transition table of the contract, hop by hop. What `passed` names must be a walk of the table.
 CREATE FUNCTION {box}_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -151,6 +151,8 @@ CREATE TABLE job_journal (
   PRIMARY KEY (queue, seq)
 );
 CREATE INDEX job_journal_of_job ON job_journal (job_id, ver);
+-- Lists jobs by age. An index of the box itself would be written with every step of every job.
+CREATE INDEX job_journal_submits ON job_journal (queue, seq) WHERE type = 'submit';
 
 -- One row an attempt, written when it ends; while it runs, the job's own row is the attempt. With it
 -- a settle that is sent again finds the verdict it was given.

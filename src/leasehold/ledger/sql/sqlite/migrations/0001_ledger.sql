@@ -43,6 +43,7 @@ CREATE TABLE {box} (
   status_webhook_url TEXT,
   refresh_url TEXT,
   payload TEXT NOT NULL,
+  payload_h TEXT NOT NULL DEFAULT '',
   result TEXT NOT NULL DEFAULT '',
   error TEXT NOT NULL DEFAULT '',
   progress TEXT NOT NULL DEFAULT '',
@@ -61,7 +62,6 @@ CREATE INDEX {box}_not_due ON {box} (queue, due_ms) WHERE due_ms > 0;
 CREATE INDEX {box}_leased ON {box} (queue, lease_expires_at) WHERE lease_expires_at > 0;
 CREATE INDEX {box}_mortal ON {box} (queue, expires_ms) WHERE expires_ms > 0;
 CREATE INDEX {box}_resting ON {box} (queue) WHERE status = 'failed';
-CREATE INDEX {box}_newest ON {box} (queue, seq);
 
 CREATE TRIGGER {box}_begin BEFORE INSERT ON {box}
 WHEN NEW.status <> 'queued'
@@ -123,6 +123,8 @@ CREATE TABLE job_journal (
 ) STRICT;
 CREATE INDEX job_journal_of_queue ON job_journal (queue, seq);
 CREATE INDEX job_journal_of_job ON job_journal (job_id, ver);
+-- Lists jobs by age. An index of the box itself would be written with every step of every job.
+CREATE INDEX job_journal_submits ON job_journal (queue, seq) WHERE type = 'submit';
 
 CREATE TABLE job_attempts (
   job_id TEXT NOT NULL,

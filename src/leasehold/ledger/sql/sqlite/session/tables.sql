@@ -13,3 +13,4 @@ CREATE TEMP TABLE ending (n INTEGER, job_id TEXT PRIMARY KEY, fence, token_h, ve
 CREATE TEMP TABLE lapsed (job_id TEXT PRIMARY KEY, was, lease_was, holder, claimed_ms, fence,
   cancelled, ends) WITHOUT ROWID;
 CREATE TEMP TABLE old (job_id TEXT PRIMARY KEY, seq, created_ms, goes) WITHOUT ROWID;
+CREATE TEMP TABLE window_ (seq INTEGER PRIMARY KEY, ts_ms, goes);
