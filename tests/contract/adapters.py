@@ -23,8 +23,6 @@ from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
-from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
-from tests.contract.words import Words
 
 T = TypeVar("T")
 _unique = itertools.count(1)
@@ -38,6 +36,21 @@ CAPABILITIES = {
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The contract's own state names."""
+
+    waiting: str
+    running: str
+    done: str
+    failed: str
+    cancelled: str
+
+    def of(self, *names: str) -> tuple[str, ...]:
+        """The contract's words for ours."""
+        return tuple(getattr(self, name) for name in names)
 
 
 class Stage(Protocol):
@@ -256,7 +269,9 @@ class Servers:
 
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
-    """An adapter for every contract folder, by its name."""
+    """An adapter for every contract folder, by its name; more where it has several stores."""
+    from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
+
     every: list[Adapter] = [
         MemoryAdapter(),
         StreamsAdapter(servers.redis),

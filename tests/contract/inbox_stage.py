@@ -17,10 +17,10 @@ from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.ledger.migrating import PostgresMigrations, migrate
-from leasehold.ledger.postgres_engine import PostgresEngine
 from leasehold.ledger.sqlite_engine import SqliteEngine
+from leasehold.store.postgres import Postgres
+from tests.contract.adapters import Words
 from tests.contract.postgres_proxy import PostgresProxy
-from tests.contract.words import Words
 
 WORDS = Words("queued", "claimed", "succeeded", "dead_letter", "dead_letter")
 _unique = itertools.count(1)
@@ -150,6 +150,6 @@ class PostgresInboxAdapter:
 
 async def migrated(server: str, schema: str) -> None:
     """Make a schema with the ledger's tables."""
-    engine = PostgresEngine(server, schema=schema)
-    await migrate(PostgresMigrations(engine), "postgres")
-    await engine.close()
+    database = Postgres(server, schema=schema)
+    await migrate(PostgresMigrations(database), "postgres")
+    await database.close()

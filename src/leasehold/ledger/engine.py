@@ -1,4 +1,4 @@
-"""What the ledger needs of a database: run an operation, ring when something changed, tell an order.
+"""What the ledger needs of a database: run an operation, ring when something changed, keep order.
 
 The operations are the files of `sql/<dialect>`, with the same names and parameters in both, so that
 everything above this line is written once.
@@ -6,10 +6,8 @@ everything above this line is written once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
-
-from leasehold.core.errors import UsageError
 
 PACKAGE = "leasehold.ledger"
 INBOX = "inbox_jobs"
@@ -62,7 +60,7 @@ def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
     in_turn = "true"
     if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
         in_turn = (
-            f"NOT EXISTS (SELECT 1 FROM {table} earlier WHERE earlier.gid = j.gid"
+            f"NOT EXISTS (SELECT 1 FROM {table} earlier WHERE earlier.gid = j.gid"  # noqa: S608
             " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter'))"
         )
     return {
@@ -72,19 +70,3 @@ def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
         "in_turn": in_turn,
         "after_settle": after_settle,
     }
-
-
-def open_engine(url: str, settings: Mapping[str, Any]) -> Engine:
-    """The engine behind a store URL, `sqlite:///file` or `postgresql://...`; connects when used."""
-    scheme = url.partition("://")[0]
-    if scheme in ("postgresql", "postgres"):
-        from leasehold.ledger.postgres_engine import PostgresEngine
-
-        return PostgresEngine(url, **settings)
-    if scheme in ("sqlite", "libsql"):
-        from leasehold.ledger.sqlite_engine import SqliteEngine
-
-        return SqliteEngine(url, **settings)
-    raise UsageError(
-        f"{scheme}:// is no SQL store; write sqlite:///jobs.db or postgresql://user@host/database"
-    )

@@ -14,7 +14,7 @@ from leasehold.core.errors import Conflict, ServerError, UsageError
 from leasehold.store.statements import Dialect, load_migrations
 
 if TYPE_CHECKING:
-    from leasehold.ledger.postgres_engine import PostgresEngine
+    from leasehold.store.postgres import Postgres
 
 PACKAGE = "leasehold.ledger"
 Applied = dict[int, str]
@@ -71,9 +71,9 @@ def _refuse_strangers(has: Applied, dialect: Dialect) -> None:
 class PostgresMigrations:
     """Migrations of one schema; two programs at once are one after the other."""
 
-    def __init__(self, engine: PostgresEngine) -> None:
-        self._database = engine.database
-        self._schema = engine.database.schema
+    def __init__(self, database: Postgres) -> None:
+        self._database = database
+        self._schema = database.schema
 
     async def applied(self) -> Applied:
         there = "SELECT to_regclass($1) IS NOT NULL AS there"
@@ -103,12 +103,12 @@ _OWN_TABLE = (
 )
 
 
-async def check_version(engine: PostgresEngine) -> None:
+async def check_version(database: Postgres) -> None:
     """Raise unless the schema is the one this version needs."""
-    lacks = missing(await PostgresMigrations(engine).applied(), "postgres")
+    lacks = missing(await PostgresMigrations(database).applied(), "postgres")
     if lacks:
         raise UsageError(
-            f"schema {engine.database.schema!r} lacks {', '.join(lacks)}; "
+            f"schema {database.schema!r} lacks {', '.join(lacks)}; "
             "run `leasehold db migrate --queue URL` first",
             contract="inbox",
         )

@@ -57,7 +57,7 @@ class PostgresEngine:
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
         if not self._checked:
-            await check_version(self)
+            await check_version(self.database)
             self._checked = True
         found = self.operation(table, operation)
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]

@@ -1,4 +1,4 @@
-"""The ledger on SQLite: an operation is a few statements in one transaction of the file's writer."""
+"""The ledger on SQLite: an operation is a few statements in one transaction."""
 
 from __future__ import annotations
 

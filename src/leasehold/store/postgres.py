@@ -60,7 +60,10 @@ class Postgres:
         """Run one prepared statement and return its rows."""
         async with self.connection() as connection:
             try:
-                return await connection.fetch(statement, *arguments, timeout=CALL_TIMEOUT_S)
+                rows: list[asyncpg.Record] = await connection.fetch(
+                    statement, *arguments, timeout=CALL_TIMEOUT_S
+                )
+                return rows
             except _FAULTS as error:
                 raise self._told(error, connection) from error
 

@@ -128,7 +128,7 @@ def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
     names = [name for name, _ in columns]
     if dialect == "sqlite":
         parts = [f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(names)]
-        return f"(SELECT key + 1 AS n, {', '.join(parts)} FROM json_each(:batch))"
+        return f"(SELECT key + 1 AS n, {', '.join(parts)} FROM json_each(:batch))"  # noqa: S608
     arrays = ", ".join(f"${at}::{kind}[]" for at, (_, kind) in enumerate(columns, 1))
     return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
 

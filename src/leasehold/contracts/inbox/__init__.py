@@ -12,8 +12,9 @@ from leasehold.contracts.inbox.options import Options
 from leasehold.contracts.inbox.queue import InboxQueue, OutboxQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
-from leasehold.ledger.engine import Engine, open_engine
+from leasehold.ledger.engine import Engine
 from leasehold.ledger.history import BoxJournal
+from leasehold.ledger.opening import open_engine
 from leasehold.ledger.reading import BoxLedger
 
 __all__ = ["InboxQueue", "OutboxQueue", "open_journal", "open_ledger", "open_queue"]

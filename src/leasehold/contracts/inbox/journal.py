@@ -1,4 +1,4 @@
-"""The history of an inbox or an outbox: the rows of `job_journal`, in the order of their numbers."""
+"""The history of an inbox or an outbox: the rows of `job_journal`, in their order."""
 
 from __future__ import annotations
 

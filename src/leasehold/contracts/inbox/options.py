@@ -21,10 +21,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Options of the queue URL; the defaults are for work that must not be lost.
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
-    several inboxes of a database, `schema` one of several ledgers of a PostgreSQL database. `keep_ms`
-    is how long ended jobs are kept (0: for ever). `lost_max` is the claim budget: how often the
-    lease of one job may run out. `synchronous=full` survives a power cut; `normal` may lose the last
-    commits then (SQLite's `synchronous`, PostgreSQL's `synchronous_commit`), and nothing else.
+    several inboxes of a database, `schema` one of several ledgers of a PostgreSQL database.
+    `keep_ms` is how long ended jobs are kept (0: for ever). `lost_max` is the claim budget: how
+    often the lease of one job may run out. `synchronous=full` survives a power cut; `normal` may
+    lose the last commits then, and nothing else (SQLite's `synchronous`, PostgreSQL's
+    `synchronous_commit`).
     """
 
     queue: str = "inbox"

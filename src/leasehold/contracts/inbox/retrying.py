@@ -4,8 +4,8 @@ A code that is, or ends in, an HTTP status (`503`, `http_503`) falls into that s
 
     busy        423, 500, 502, 503, 504     exponential with jitter
     throttled   429                         the same from a larger first step: at once slower
-    refused     401, 403                    credentials: refreshed by the worker, which counts apart;
-                                            here they are tried again like `busy`
+    refused     401, 403                    credentials: the worker refreshes them and counts it
+                                            apart; here they are tried again like `busy`
     hopeless    every other 4xx             trying again changes nothing: dead letter
 
 Any other failure says itself whether it may be tried again.
