@@ -25,6 +25,9 @@ _KNOWN = adapters(Servers())
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(capability): runs only on contracts that can do this")
     config.addinivalue_line("markers", "options(**options): options of the queue URL")
+    config.addinivalue_line(
+        "markers", "raw_writes: writes past the queue, so that its history is not the whole story"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
