@@ -30,13 +30,13 @@ class RawSql(Protocol):
 
 
 @pytest.fixture(params=ENGINES)
-async def inbox(
-    request: pytest.FixtureRequest, servers: Servers
-) -> AsyncGenerator[InboxStage]:
+async def inbox(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenerator[InboxStage]:
     marks = list(request.node.iter_markers("options"))[::-1]
     options = {name: value for mark in marks for name, value in mark.kwargs.items()}
     adapter = (
-        SqliteInboxAdapter() if request.param == "sqlite" else PostgresInboxAdapter(servers.postgres)
+        SqliteInboxAdapter()
+        if request.param == "sqlite"
+        else PostgresInboxAdapter(servers.postgres)
     )
     stage = await adapter.open(**options)
     try:

@@ -184,7 +184,12 @@ async def test_there_are_no_other_stages_and_no_reported_ends(inbox: InboxStage)
 @pytest.mark.parametrize("at", ["", "fetching", "processing", "uploading"])
 @pytest.mark.parametrize(
     ("kind", "end"),
-    [("complete", "succeeded"), ("bury", "dead_letter"), ("retry", "queued"), ("release", "queued")],
+    [
+        ("complete", "succeeded"),
+        ("bury", "dead_letter"),
+        ("retry", "queued"),
+        ("release", "queued"),
+    ],
 )
 async def test_every_outcome_is_a_walk_of_the_table_from_every_stage(
     inbox: InboxStage, sql: RawSql, at: str, kind: str, end: str
