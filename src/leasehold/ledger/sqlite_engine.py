@@ -137,8 +137,5 @@ class SqliteBell:
 
 
 def _json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=_plain).decode()
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes | bytearray) else value
+    """A list as one text; bytes in it become base64."""
+    return msgspec.json.encode(value).decode()

@@ -4,8 +4,8 @@
 -- Returns: how many
 -- Clauses: I-42
 UPDATE {jobs} AS j
-SET storage_creds_kek_id = a.new_kek_id, storage_creds_dek_wrapped = from_hex(a.new_dek_wrapped)
+SET storage_creds_kek_id = a.new_kek_id, storage_creds_dek_wrapped = from_base64(a.new_dek_wrapped)
 FROM {batch} a
 WHERE j.job_id = a.job_id AND j.credential_version = a.credential_version
-  AND j.storage_creds_kek_id = a.kek_id AND j.storage_creds_dek_wrapped = from_hex(a.dek_wrapped);
+  AND j.storage_creds_kek_id = a.kek_id AND j.storage_creds_dek_wrapped = from_base64(a.dek_wrapped);
 SELECT changes() AS changed;
