@@ -87,7 +87,7 @@ class Herd:
         environment = {
             FOLDER_VARIABLE: str(self._folder),
             "POD_NAME": member.worker,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
         }
         member.process = spawn(
             _with(environment, member.argv),

@@ -18,7 +18,6 @@ from typing import Self
 import msgspec
 
 from leasehold.core.opening import open_ledger
-from leasehold.core.state import MACHINES
 from tests.chaos import report as judging
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Faults, Injected
@@ -34,7 +33,7 @@ from tests.chaos.history import leases_of, read_journal, read_settles, recovery_
 from tests.chaos.load import HttpChannel, LibraryChannel, Load
 from tests.chaos.report import Check, Report
 from tests.chaos.subject import SUBJECTS, Fsync
-from tests.chaos.verdict import check
+from tests.chaos.verdict import check, machine_of
 
 LOOK_EVERY_S = 0.05
 AHEAD_MAX = 400
@@ -170,7 +169,7 @@ class Stage:
 
     async def quiesce(self) -> bool:
         """Wait until every acknowledged job has ended; False when patience did."""
-        final = MACHINES[self.setup.contract].final
+        final = machine_of(self.setup.contract).final
         deadline = time.monotonic() + self.setup.patience_s
         ledger = open_ledger(self.subject.url())
         try:
@@ -208,7 +207,7 @@ class Stage:
             observations=[*self.load.observations, *read_settles(self.folder)],
             faults=[fault.as_fault() for fault in injected],
             snapshot=snapshot,
-            machine=MACHINES[self.setup.contract],
+            machine=machine_of(self.setup.contract),
         )
         recovery = recovery_ms(events, injected, self.load.http_ok_ms)
         died = self.faults.by_kind.get("death", 0)

@@ -454,6 +454,11 @@ def _position(event_id: str) -> tuple[int, ...]:
     return tuple(int(part) for part in event_id.split("-"))
 
 
+def machine_of(subject: str) -> Machine:
+    """The machine of a contract; one that is tried on several stores is `contract_store`."""
+    return MACHINES[subject.partition("_")[0]]
+
+
 def check(
     events: Sequence[JournalEvent],
     *,

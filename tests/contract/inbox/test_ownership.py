@@ -65,7 +65,7 @@ async def test_a_job_that_kills_its_workers_ends_though_attempts_are_left(
     assert await nothing_to_claim(queue)
     stored = await record(inbox, job_id)
     assert (stored.state, stored.attempt) == ("dead_letter", 2)
-    assert b"lease_expired" in stored.error
+    assert b"lease_lost" in stored.error
     attempts = await inbox.ledger.attempts(job_id)  # type: ignore[attr-defined]
     assert [attempt["verdict"] for attempt in attempts] == ["lost", "lost"]
 

@@ -21,7 +21,7 @@ reaped AS (
     ver = j.ver + CASE WHEN l.ends THEN 2 ELSE 1 END, updated_ms = c.now_ms,
     error = CASE WHEN l.cancelled THEN '{"code":"cancelled","message":"cancelled on request; the '
         || 'worker let its lease run out","retryable":false}'
-      WHEN l.ends THEN '{"code":"lease_expired","message":"the lease ran out ' || j.lost_count + 1
+      WHEN l.ends THEN '{"code":"lease_lost","message":"the lease ran out ' || j.lost_count + 1
         || ' time(s) without an outcome, at start ' || j.attempt_count || ' of ' || j.max_attempts
         || ': each worker that took the job died, hung or was cut off","retryable":false}'
       ELSE j.error END
@@ -38,7 +38,7 @@ noted AS (
     CASE WHEN s.type <> 'reap' THEN 'dead_letter' WHEN r.ends THEN 'failed' ELSE 'queued' END,
     r.attempt_count, r.fence, r.fence, CASE WHEN s.type = 'reap' THEN r.holder ELSE '' END,
     CASE WHEN s.type = 'reap' THEN r.lease_was ELSE 0 END, r.gid, r.priority, r.max_attempts,
-    CASE WHEN s.type = 'bury' THEN 'lease_expired' ELSE '' END
+    CASE WHEN s.type = 'bury' THEN 'lease_lost' ELSE '' END
   FROM reaped r, LATERAL (
     SELECT 'reap' AS type, CASE WHEN r.ends THEN -1 ELSE 0 END AS nth
     UNION ALL SELECT CASE WHEN r.cancelled THEN 'cancel' ELSE 'bury' END, 0 WHERE r.ends
@@ -49,7 +49,7 @@ kept AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h, error_code)
   SELECT job_id, fence, :queue, attempt_count, holder, claimed_ms, updated_ms, 'lost', '',
-    'lease_expired'
+    'lease_lost'
   FROM reaped
 )
 SELECT job_id, ends AND NOT cancelled AS buried FROM reaped

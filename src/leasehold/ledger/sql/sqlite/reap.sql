@@ -17,7 +17,7 @@ SET status = CASE WHEN l.ends THEN 'dead_letter' ELSE 'queued' END,
   ver = j.ver + 1 + l.ends, updated_ms = :now_ms,
   error = CASE WHEN l.cancelled THEN '{"code":"cancelled","message":"cancelled on request; the '
       || 'worker let its lease run out","retryable":false}'
-    WHEN l.ends THEN '{"code":"lease_expired","message":"the lease ran out ' || (j.lost_count + 1)
+    WHEN l.ends THEN '{"code":"lease_lost","message":"the lease ran out ' || (j.lost_count + 1)
       || ' time(s) without an outcome, at start ' || j.attempt_count || ' of ' || j.max_attempts
       || ': each worker that took the job died, hung or was cut off","retryable":false}'
     ELSE j.error END
@@ -33,11 +33,11 @@ INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_s
   prev_fence, gid, priority, max_attempts, error_code)
 SELECT :queue, l.job_id, j.ver, CASE WHEN l.cancelled THEN 'cancel' ELSE 'bury' END, :now_ms, j.task,
   'failed', 'dead_letter', j.attempt_count, l.fence, l.fence, j.gid, j.priority, j.max_attempts,
-  CASE WHEN l.cancelled THEN '' ELSE 'lease_expired' END
+  CASE WHEN l.cancelled THEN '' ELSE 'lease_lost' END
 FROM temp.lapsed l JOIN {jobs} j ON j.job_id = l.job_id WHERE l.ends;
 INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
   verdict, outcome_h, error_code)
 SELECT l.job_id, l.fence, :queue, j.attempt_count, l.holder, l.claimed_ms, :now_ms, 'lost', '',
-  'lease_expired'
+  'lease_lost'
 FROM temp.lapsed l JOIN {jobs} j ON j.job_id = l.job_id;
 SELECT job_id, ends AND NOT cancelled AS buried FROM temp.lapsed;
