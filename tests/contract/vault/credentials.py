@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from leasehold.core.errors import LeaseLost
 from leasehold.core.lease import Lease
-from leasehold.vault import Binding, Sealed, Secret, Vault
+from leasehold.vault import Binding, Sealed, Secret, Vault, WrappedKey
 from leasehold.vault.credentials import StoredCredentials
 
 SCHEMA = """
@@ -28,7 +29,7 @@ FENCE = "job_id = ? and claim_version = ?"
 
 
 class Credentials:
-    """Satisfies `leasehold.vault.credentials.CredentialStore`."""
+    """Satisfies `CredentialStore`, and `WrappedKeys` for rotations."""
 
     def __init__(self, path: Path | str) -> None:
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
@@ -98,6 +99,35 @@ class Credentials:
         if row is None:
             raise LeaseLost(lease.job_id)
         return int(row[0])
+
+    async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[WrappedKey]:
+        rows = self._db.execute(
+            "select job_id, requester_id, credential_version, kek_id, dek_wrapped,"
+            " encryption_version from jobs where kek_id != ? and job_id > ?"
+            " order by job_id limit ?",
+            (not_under, after, limit),
+        )
+        return [WrappedKey(Binding(*row[:3]), *row[3:]) for row in rows]
+
+    async def swap(self, pairs: Sequence[tuple[WrappedKey, WrappedKey]]) -> int:
+        return sum(
+            self._db.execute(
+                "update jobs set dek_wrapped = ?, kek_id = ? where job_id = ?"
+                " and credential_version = ? and kek_id = ? and dek_wrapped = ?",
+                (
+                    new.dek_wrapped,
+                    new.kek_id,
+                    old.binding.job_id,
+                    old.binding.credential_version,
+                    old.kek_id,
+                    old.dek_wrapped,
+                ),
+            ).rowcount
+            for old, new in pairs
+        )
+
+    async def counts(self) -> Mapping[str, int]:
+        return dict(self._db.execute("select kek_id, count(*) from jobs group by 1").fetchall())
 
     def _put(self, sealed: Sealed, where: str, values: tuple[Any, ...]) -> int:
         return self._db.execute(
