@@ -1,9 +1,9 @@
 """One transcode attempt: fetching, processing, uploading, and always a clean folder afterwards.
 
-Each stage is reported as `job.report(percent, stage)`; the contract turns the stage into the job's
-state, under the fence. A report that answers `LeaseLost` ends the attempt: ffmpeg is killed and
-nothing is published. The result names the outputs by keys that hold this claim's version, and the
-fenced settlement that stores it is what publishes them.
+Each stage begins with a report of type `stage`, which the contract makes the job's state, under
+the fence; progress within it is `job.report(percent, stage)`. A report that answers `LeaseLost`
+ends the attempt: ffmpeg is killed and nothing is published. The result names the outputs by keys
+that hold this claim's version, and the fenced settlement that stores it is what publishes them.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Attempt:
         }
 
     async def _fetch(self) -> int:
-        await self.job.report(0, "fetching")
+        await self.job.report(0, "fetching", type="stage")
         file = self.folder / ffmpeg.INPUT
 
         async def fetch(given: Credentials) -> int:
@@ -141,12 +141,15 @@ class _Attempt:
     def _check_room(self, size: int) -> None:
         needed = self.shared.settings.disk_needed_bytes(size, len(self.request.outputs))
         if needed > self.shared.workspace.total_bytes():
-            raise Fatal(f"this job needs {needed} bytes of disk, more than the worker has in all")
+            raise Fatal(
+                f"this job needs {needed} bytes of disk, more than the worker has in all",
+                code="source_too_large",
+            )
         if needed > self.shared.workspace.free_bytes():
             raise Snooze(_DISK_WAIT_S, f"{needed} bytes of disk are not free at the moment")
 
     async def _process(self, size: int) -> ffmpeg.Probe:
-        await self.job.report(0, "processing")
+        await self.job.report(0, "processing", type="stage")
         give_to_cage(self.folder)
         (self.folder / ffmpeg.INPUT).chmod(0o444)
         probe = await self._probe(size)
@@ -158,12 +161,15 @@ class _Attempt:
         ended = await self._run(ffmpeg.probe_command(self.shared.program), size)
         probe = ffmpeg.read_probe(ended.said)
         if probe is None:
-            raise Fatal(f"the source is no media file that may be read: {_short(ended.said)}")
+            raise Fatal(
+                f"the source is no media file that may be read: {_short(ended.said)}",
+                code="not_media",
+            )
         return probe
 
     async def _convert(self, output: Output, probe: ffmpeg.Probe, size: int, number: int) -> None:
         if ffmpeg.wants_video(output) and not probe.has_video:
-            raise Fatal(f"{output.name}: the source has no pictures")
+            raise Fatal(f"{output.name}: the source has no pictures", code="not_media")
         count = len(self.request.outputs)
 
         async def line(text: str) -> None:
@@ -192,7 +198,9 @@ class _Attempt:
         try:
             return await self.shared.cage.run(command, folder=self.folder, limits=limits, line=line)
         except TimeoutError:
-            raise Fatal(f"ffmpeg took longer than {chosen.wall_s_max:g} s") from None
+            raise Fatal(
+                f"ffmpeg took longer than {chosen.wall_s_max:g} s", code="ffmpeg_timeout"
+            ) from None
 
     def _judge(self, output: Output, ended: Ended, size: int) -> None:
         file = self.folder / output.name
@@ -200,16 +208,17 @@ class _Attempt:
         cap = self.shared.settings.output_cap_bytes(size)
         if ended.hit_file_limit or made > cap:
             rule = "200 % of its source" if cap == 2 * size else f"{cap} bytes"
-            raise Fatal(f"{output.name}: the output would exceed {rule}")
+            raise Fatal(f"{output.name}: the output would exceed {rule}", code="output_too_large")
         if ended.code != 0:
             if "No space left" in ended.said:
-                raise Retry(_DISK_WAIT_S, f"{output.name}: the disk is full")
-            raise Fatal(f"{output.name}: ffmpeg ended with {ended.code}: {_short(ended.said)}")
+                raise Retry(_DISK_WAIT_S, f"{output.name}: the disk is full", code="disk_full")
+            words = f"{output.name}: ffmpeg ended with {ended.code}: {_short(ended.said)}"
+            raise Fatal(words, code="ffmpeg_failed")
         if not made:
-            raise Fatal(f"{output.name}: ffmpeg made nothing of this source")
+            raise Fatal(f"{output.name}: ffmpeg made nothing of it", code="ffmpeg_failed")
 
     async def _upload(self) -> list[dict[str, Any]]:
-        await self.job.report(0, "uploading")
+        await self.job.report(0, "uploading", type="stage")
         place, lease = self.request.destination, self.job.lease
         if lease.fence > 1:
             await self.access.use(

@@ -120,9 +120,9 @@ class Mover:
                 self._check(size, room)
                 return await self._write(file, answer.pieces, size, told)
         except (Refused, TooLarge) as error:
-            raise Fatal(f"source: {error}") from None
+            raise Fatal(f"source: {error}", code=error.code) from None
         except EgressError as error:
-            raise Retry(None, f"source: {error}") from None
+            raise Retry(None, f"source: {error}", code=error.code) from None
 
     async def _put_url(self, url: str, file: Path, kind: str) -> None:
         body = Body(await asyncio.to_thread(_size, file), _pieces(file))
@@ -134,14 +134,15 @@ class Mover:
             ) as ok:
                 _judge(ok.status, "destination")
         except Refused as error:
-            raise Fatal(f"destination: {error}") from None
+            raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
-            raise Retry(None, f"destination: {error}") from None
+            raise Retry(None, f"destination: {error}", code=error.code) from None
 
     def _check(self, size: int, room: Room) -> None:
         if size > self.settings.source_bytes_max:
             raise Fatal(
-                f"the source has {size} bytes; this worker takes {self.settings.source_bytes_max}"
+                f"the source has {size} bytes; this worker takes {self.settings.source_bytes_max}",
+                code="source_too_large",
             )
         room(size)
 
@@ -151,11 +152,15 @@ class Mover:
             async for piece in pieces:
                 written += len(piece)
                 if written > self.settings.source_bytes_max:
-                    raise Fatal(f"the source goes on after {self.settings.source_bytes_max} bytes")
+                    raise Fatal(
+                        f"the source goes on after {self.settings.source_bytes_max} bytes",
+                        code="source_too_large",
+                    )
                 await _write_piece(out, memoryview(piece))
                 await told(written, size)
         if size and written != size:
-            raise Retry(None, f"the source ended after {written} of {size} bytes")
+            words = f"the source ended after {written} of {size} bytes"
+            raise Retry(None, words, code="disconnected")
         return written
 
 
@@ -176,8 +181,8 @@ def _judge(status: int, what: str) -> None:
     if status in (401, 403):
         raise AccessDenied(f"{what}: the signed URL is refused ({status})")
     if status in (408, 423, 425, 429) or status >= 500:
-        raise Retry(None, f"{what}: the server answered {status}")
-    raise Fatal(f"{what}: the server answered {status}")
+        raise Retry(None, f"{what}: the server answered {status}", code=f"http_{status}")
+    raise Fatal(f"{what}: the server answered {status}", code=f"http_{status}")
 
 
 async def _write_piece(out: IO[bytes], piece: memoryview) -> None:
@@ -185,7 +190,7 @@ async def _write_piece(out: IO[bytes], piece: memoryview) -> None:
         await asyncio.to_thread(out.write, piece)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise Retry(60.0, "the disk of this worker is full") from None
+            raise Retry(60.0, "this worker's disk is full", code="disk_full") from None
         raise
 
 

@@ -54,10 +54,12 @@ def signal_of(
     if status in _PASSING or status >= _SERVER:
         return _again(pace.ordinary, str(status), headers, attempt, chance, now_s)
     if status == _GONE:
-        return Fatal("the receiver answered 410: it wants no more of these")
+        return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
     if _REDIRECT <= status < 400:
-        return Fatal(f"the receiver answered {status}; redirects are not followed, fix the URL")
-    return Fatal(f"the receiver answered {status}, which will not pass by itself")
+        words = "redirects are not followed, fix the URL"
+    else:
+        words = "which will not pass by itself"
+    return Fatal(f"the receiver answered {status}: {words}", code=f"http_{status}")
 
 
 def retry_after_ms(value: str, now_s: float) -> int:
@@ -91,4 +93,4 @@ def _again(
     wait_ms = max(
         delay_ms(policy, attempt, chance), retry_after_ms(headers.get("retry-after", ""), now_s)
     )
-    return Retry(wait_ms / 1000, f"the receiver answered {status}")
+    return Retry(wait_ms / 1000, f"the receiver answered {status}", code=f"http_{status}")

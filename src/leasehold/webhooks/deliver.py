@@ -3,8 +3,9 @@
     deliver = delivery_handler(Client(Guard(policy)), secrets)
     Worker([task("*", retry=RETRY, timeout_s=TIMEOUT_S)(deliver)], queues=[outbox])
 
-The job's payload is a `Delivery`. Its `body` goes out byte for byte as it was stored, so that every
-attempt carries the same event under the same `event_id`; timestamp and nonce are new each time.
+In the outbox the event is the job: its id is the event's, its payload is the body, which goes out
+byte for byte as it was stored. Every attempt carries the same event under the same id; timestamp
+and nonce are new each time.
 Nothing of the receiver's answer but its status is kept: it is a stranger's text.
 """
 
@@ -13,9 +14,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
-
-import msgspec
 
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Fatal, Retry, Snooze
@@ -35,13 +35,22 @@ _PUT_OFF_MS_MAX = 86_400_000
 __all__ = ["RETRY", "TIMEOUT_S", "Delivery", "EndpointSecrets", "Running", "delivery_handler"]
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What an outbox job carries. `body` is the event, a JSON object that holds `event_id` too."""
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What goes out. `body` is the event, a JSON object that holds `event_id` too."""
 
     event_id: str
     url: str
     requester_id: str
-    body: msgspec.Raw
+    body: bytes
+
+
+def outbox_delivery(lease: Lease) -> Delivery:
+    """The delivery that an outbox lease stands for; its `extra` begins with requester and URL."""
+    extra = lease.extra
+    if not (isinstance(extra, tuple | list) and len(extra) > 1 and extra[1]):
+        raise Fatal(f"event {lease.job_id} does not say where to deliver it", code="no_url")
+    return Delivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
 
 
 class EndpointSecrets(Protocol):
@@ -60,13 +69,14 @@ class Running(Protocol):
 
     @property
     def lease(self) -> Lease:
-        """The lease, for the payload as it was stored."""
+        """The lease, for the event as it was stored."""
 
 
 def delivery_handler(
     client: Client,
     secrets: EndpointSecrets,
     *,
+    address: Callable[[Lease], Delivery] = outbox_delivery,
     standard: bool = False,
     pace: Pace = PACE,
     breaker: Breaker | None = None,
@@ -74,7 +84,9 @@ def delivery_handler(
     chance: Callable[[], float] = random.random,
 ) -> Callable[[Running], Awaitable[dict[str, Any]]]:
     """The handler. `standard` adds the Standard Webhooks headers to the contract's four."""
-    courier = _Courier(client, secrets, standard, pace, breaker or Breaker(), clock, chance)
+    courier = _Courier(
+        client, secrets, address, standard, pace, breaker or Breaker(), clock, chance
+    )
 
     async def deliver(job: Running) -> dict[str, Any]:
         return await courier.deliver(job)
@@ -82,37 +94,30 @@ def delivery_handler(
     return deliver
 
 
+@dataclass(frozen=True, slots=True)
 class _Courier:
-    def __init__(
-        self,
-        client: Client,
-        secrets: EndpointSecrets,
-        standard: bool,
-        pace: Pace,
-        breaker: Breaker,
-        clock: Callable[[], float],
-        chance: Callable[[], float],
-    ) -> None:
-        self._client = client
-        self._secrets = secrets
-        self._standard = standard
-        self._pace = pace
-        self._clock = clock
-        self._chance = chance
-        self._breaker = breaker
+    _client: Client
+    _secrets: EndpointSecrets
+    _address: Callable[[Lease], Delivery]
+    _standard: bool
+    _pace: Pace
+    _breaker: Breaker
+    _clock: Callable[[], float]
+    _chance: Callable[[], float]
 
     async def deliver(self, job: Running) -> dict[str, Any]:
-        delivery = _read(job.lease.payload)
+        delivery = self._address(job.lease)
         origin = self._may_try(job, delivery)
         started_s = self._clock()
         try:
             answer = await self._sent(delivery)
         except Refused as error:
-            raise Fatal(f"not delivered: {error}") from None
+            raise Fatal(f"not delivered: {error}", code=error.code) from None
         except EgressError as error:
             self._breaker.failed(origin, self._clock())
             wait_ms = delay_ms(self._pace.ordinary, job.attempt, self._chance())
-            raise Retry(wait_ms / 1000, f"not delivered: {error}") from None
+            words = f"not delivered: {error}"
+            raise Retry(wait_ms / 1000, words, code=error.code) from None
         now_s = self._clock()
         if answer.status >= 500:
             self._breaker.failed(origin, now_s)
@@ -134,7 +139,7 @@ class _Courier:
         try:
             origin = read_target(delivery.url).origin
         except Refused as error:
-            raise Fatal(f"not delivered: {error}") from None
+            raise Fatal(f"not delivered: {error}", code=error.code) from None
         now_s = self._clock()
         wait_s = self._breaker.wait_s(origin, now_s)
         old = now_s * 1000 - job.lease.created_ms > _PUT_OFF_MS_MAX
@@ -153,8 +158,8 @@ class _Courier:
     async def _attempt(self, delivery: Delivery) -> Response:
         live = [one.reveal() for one in await self._secrets.live(delivery.requester_id)]
         if not live:
-            raise Fatal(f"requester {delivery.requester_id} has no webhook secret")
-        body = bytes(delivery.body)
+            raise Fatal("the requester has no webhook secret", code="no_secret")
+        body = delivery.body
         headers = signed_headers(
             live[:SECRETS_MAX],
             event_id=delivery.event_id,
@@ -167,13 +172,3 @@ class _Courier:
         return await self._client.send(
             "POST", delivery.url, headers=headers, body=body, limits=LIMITS
         )
-
-
-_decode = msgspec.json.Decoder(Delivery).decode
-
-
-def _read(payload: bytes) -> Delivery:
-    try:
-        return _decode(payload)
-    except msgspec.MsgspecError as error:
-        raise Fatal(f"this is no delivery: {error}") from None

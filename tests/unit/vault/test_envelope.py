@@ -125,7 +125,9 @@ def test_a_ring_is_read_from_lines_with_comments_and_the_first_key_is_active() -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "k1", "k1=canary!", "k1=Y2FuYXJ5", f"{new_kek('a')}\n{new_kek('a')}"]
+    "text",
+    ["", "k1", "k1=canary!", "k1=Y2FuYXJ5", f"{new_kek('a')}\n{new_kek('a')}"],
+    ids=["empty", "no key", "no base64", "too short", "twice"],
 )
 def test_a_bad_ring_is_refused_without_showing_its_keys(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -111,7 +111,7 @@ async def test_nonces_of_two_processes_are_one_memory(tmp_path: Path) -> None:
     two.close()
 
 
-@pytest.mark.parametrize("signed_with", [SECRET, OTHER])
+@pytest.mark.parametrize("signed_with", [SECRET, OTHER], ids=["one", "other"])
 def test_during_a_rotation_either_live_secret_verifies(signed_with: str) -> None:
     assert check(BODY, headers(signed_with), [SECRET, OTHER], now_s=NOW).event_id == "e1"
 
