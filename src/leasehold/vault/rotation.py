@@ -40,6 +40,9 @@ class WrappedKeys(Protocol):
     async def counts(self) -> Mapping[str, int]:
         """Rows by key id."""
 
+    async def close(self) -> None:
+        """Let go of the store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:

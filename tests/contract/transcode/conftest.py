@@ -164,4 +164,4 @@ async def studio(tmp_path: Path) -> AsyncIterator[Studio]:
         shared.close()
     for client in made.clients:
         await client.close()
-    store.close()
+    await store.close()

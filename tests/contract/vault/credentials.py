@@ -36,7 +36,7 @@ class Credentials:
         self._db.execute(SCHEMA)
         self.reads = 0
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._db.close()
 
     async def add(

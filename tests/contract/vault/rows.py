@@ -35,7 +35,7 @@ class Rows:
         self._db.execute("pragma synchronous = off")
         self._db.execute(SCHEMA)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._db.close()
 
     def put(self, binding: Binding, sealed: Sealed) -> None:

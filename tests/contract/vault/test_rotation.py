@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rows(path: Path) -> Iterator[Rows]:
+async def rows(path: Path) -> AsyncIterator[Rows]:
     made = Rows(path)
     yield made
-    made.close()
+    await made.close()
 
 
 async def fill(rows: Rows, vault: Vault, count: int) -> None:
@@ -72,7 +72,7 @@ async def test_readers_never_meet_a_row_that_does_not_open(rows: Rows, path: Pat
         await rotate(Breathing(rows), Vault(read_ring(line)), batch=10)
     rotating.set()
     await reader
-    reading.close()
+    await reading.close()
     assert reads > 100
     assert dict(await rows.counts()) == {"new": 400}
 
@@ -83,6 +83,7 @@ class Breathing:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.counts = rows.counts
+        self.close = rows.close
 
     async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[WrappedKey]:
         await asyncio.sleep(0)
@@ -133,7 +134,7 @@ async def test_two_rotations_beside_each_other_do_no_harm(rows: Rows, path: Path
         rotate(Breathing(rows), Vault(ring), batch=20),
         rotate(Breathing(other), Vault(ring), batch=20),
     )
-    other.close()
+    await other.close()
     assert one.rewrapped + two.rewrapped == 300
     assert dict(await rows.counts()) == {"new": 300}
 

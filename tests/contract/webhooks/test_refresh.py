@@ -45,7 +45,7 @@ def vault() -> Vault:
 async def store(tmp_path: Path) -> AsyncIterator[Credentials]:
     made = Credentials(tmp_path / "jobs.db")
     yield made
-    made.close()
+    await made.close()
 
 
 def lease(fence: int = 1) -> Lease:

@@ -27,7 +27,9 @@ from leasehold.core.errors import UsageError
 )
 @click.option("--parent", type=int, default=0, hidden=True)
 def command(target: str, queue_urls: tuple[str, ...], parent: int, **flags: Any) -> int:
-    """Run the @task functions of a file (app.py) or module (`leasehold.tasks`: the built-in ones).
+    """Run the @task functions of a file (app.py) or module.
+
+    `leasehold.tasks` are the built-in ones, `leasehold.transcode` those of an inbox.
 
     The first SIGTERM or Ctrl-C lets running jobs finish, the second hands them back at once.
     """
@@ -59,7 +61,7 @@ def _one(target: str, urls: list[str], config: Config, flags: dict[str, Any]) ->
     from leasehold.worker.logs import add_job
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
-    tasks = load_tasks(target, config, samples=flags["samples"])
+    tasks = load_tasks(target, config, samples=flags["samples"], urls=urls)
     socket, watchdog_ms = notify_address()
     settings = Settings(
         worker_id=identity(process_environment()),
