@@ -11,11 +11,12 @@ from leasehold.core.errors import UsageError
 from leasehold.core.outcome import Fatal
 from leasehold.egress import Policy
 from leasehold.transcode import cage as cage_module
-from leasehold.transcode.cage import Limits, find_cage
+from leasehold.transcode.cage import Cage, Limits, find_cage
+from leasehold.transcode.ffmpeg import locate_ffmpeg
 from tests.contract.egress.canary import canary
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, keys
-from tests.contract.transcode.test_limits import run_python
+from tests.contract.transcode.test_limits import run_tool
 
 LIMITS = Limits(memory_bytes=2**30, file_bytes=2**20, cpu_s=10, wall_s=30)
 
@@ -49,30 +50,32 @@ async def test_a_playlist_dressed_as_a_clip_is_refused_and_fetches_nothing(
 
 
 async def test_what_runs_in_the_cage_has_no_network(tmp_path: Path) -> None:
+    """ffmpeg itself is asked to fetch; outside the cage it would."""
     cage = await find_cage()
     assert cage.network == "none", f"this machine keeps the network: {cage.why}"
     async with canary() as bird:
-        code = (
-            "import socket\n"
-            f"try: socket.create_connection(('127.0.0.1', {bird.port}), 2); print('through')\n"
-            "except OSError as error: print('refused', error.errno)"
-        )
-        ended, lines = await run_python(cage, tmp_path, LIMITS, code)
-    assert (ended.code, bird.hits) == (0, 0)
-    assert lines[0].startswith("refused")
+        command = [str(locate_ffmpeg()), "-nostdin", "-i", f"http://127.0.0.1:{bird.port}/a.mp4"]
+        caged = await cage.run(command, folder=tmp_path, limits=LIMITS)
+        assert (caged.code != 0, bird.hits) == (True, 0)
+        loose = await Cage("shared").run(command, folder=tmp_path, limits=LIMITS)
+        assert (loose.code != 0, bird.hits) == (True, 1)
 
 
 async def test_what_runs_in_the_cage_is_nobody_and_sees_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_CANARY", "canary-in-the-environment")
-    code = "import os; print(os.geteuid(), os.getgroups(), sorted(os.environ))"
-    _, lines = await run_python(await find_cage(), tmp_path, LIMITS, code)
-    user = 65_534 if os.geteuid() == 0 else os.geteuid()
-    assert lines[0].startswith(f"{user} [")
-    assert "CANARY" not in lines[0]
+    cage = await find_cage()
+    _, lines = await run_tool(cage, tmp_path, LIMITS, "cat", "/proc/self/status")
+    status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    user = "65534" if os.geteuid() == 0 else str(os.geteuid())
+    assert set(status["Uid"]) <= {user, "65534"}, "an unmapped user is shown as nobody"
+    assert status["NoNewPrivs"] == ["1"]
     if os.geteuid() == 0:
-        assert "[]" in lines[0]
+        assert status["Groups"] == []
+        assert int(status["CapEff"][0], 16) == 0
+    _, shown = await run_tool(cage, tmp_path, LIMITS, "env")
+    assert sorted(line.partition("=")[0] for line in shown) == ["LANG", "PATH"]
 
 
 async def test_where_the_network_must_go_and_cannot_a_worker_does_not_start(

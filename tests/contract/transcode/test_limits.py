@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 from leasehold.core.outcome import Fatal, Snooze
-from leasehold.transcode.cage import Limits, find_cage
+from leasehold.transcode.cage import Cage, Ended, Limits, find_cage
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, make_clip
@@ -136,26 +136,28 @@ async def test_ffmpeg_that_takes_too_long_is_ended(s3: S3Server, studio: Studio)
 async def test_memory_and_cpu_limits_hold_for_what_runs_in_the_cage(tmp_path: Path) -> None:
     cage = await find_cage()
     limits = Limits(memory_bytes=2**28, file_bytes=1_000, cpu_s=1, wall_s=30)
-    shown = await run_python(
-        cage,
-        tmp_path,
-        limits,
-        "import resource as r; print([r.getrlimit(n)[0] for n in"
-        " (r.RLIMIT_AS, r.RLIMIT_FSIZE, r.RLIMIT_CPU, r.RLIMIT_CORE)])",
-    )
-    assert shown[1] == [str([2**28, 1_000, 1, 0])]
-    eats, _ = await run_python(cage, tmp_path, limits, "b = bytearray(2**30)")
+    _, lines = await run_tool(cage, tmp_path, limits, "cat", "/proc/self/limits")
+    soft = {line[:26].strip(): line[26:].split()[0] for line in lines}
+    assert soft["Max address space"] == str(2**28)
+    assert soft["Max file size"] == "1000"
+    assert (soft["Max cpu time"], soft["Max core file size"]) == ("1", "0")
+    eats, _ = await run_tool(cage, tmp_path, limits, "tail", "/dev/zero")
     assert eats.code != 0
-    assert "MemoryError" in eats.said
-    spins, _ = await run_python(cage, tmp_path, limits, "while True: pass")
+    assert "memory" in eats.said
+    spins, _ = await run_tool(cage, tmp_path, limits, "sh", "-c", "while :; do :; done")
     assert spins.code < 0
 
 
-async def run_python(cage, folder, limits, code):
+async def run_tool(
+    cage: Cage, folder: Path, limits: Limits, *command: str
+) -> tuple[Ended, list[str]]:
+    """Run a program of the system in the cage; how it ended, and its lines."""
     lines: list[str] = []
 
     async def take(line: str) -> None:
         lines.append(line)
 
-    command = [os.path.realpath(sys.executable), "-I", "-S", "-c", code]
-    return await cage.run(command, folder=folder, limits=limits, line=take), lines
+    program = shutil.which(command[0])
+    assert program, f"this machine has no {command[0]}"
+    argv = [program, *command[1:]]
+    return await cage.run(argv, folder=folder, limits=limits, line=take), lines
