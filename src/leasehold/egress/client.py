@@ -213,7 +213,8 @@ async def _send_pieces(connection: Connection, body: Body) -> None:
         sent += len(piece)
         if sent > body.length:
             break
-        await connection.write(piece)
+        if not await connection.write(piece):
+            return
     if sent != body.length:
         connection.close()
         raise TooLarge(f"the request body has not the {body.length} bytes that were announced")

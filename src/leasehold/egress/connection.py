@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._heard = self._headed = self._complete = self._paused = False
-        self._kept_open = self._unasked = False
+        self._kept_open = self._unasked = self._cut_short = False
         self._error: Exception | None = None
         self._news: asyncio.Future[None] | None = None
 
@@ -61,12 +61,20 @@ class Connection(asyncio.Protocol):
             self._fail()
         self._transport.write(head)
 
-    async def write(self, piece: bytes) -> None:
-        """Send a piece of the body; waits while the peer is slow."""
+    async def write(self, piece: bytes) -> bool:
+        """Send a piece of the body; waits while the peer is slow.
+
+        False when the peer has answered already: it wants no more of the body.
+        """
+        if self._headed:
+            # What is missing of the body would be read as the next request.
+            self._cut_short, self._kept_open = True, False
+            return False
         if self._closed:
             self._fail()
         self._transport.write(piece)
         await self._writable.wait()
+        return True
 
     async def answered(self) -> int:
         """Wait for status and headers."""
@@ -191,6 +199,6 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.status > _INFORMATIONAL_MAX:
             self._complete = True
-            self._kept_open = self._parser.should_keep_alive()
+            self._kept_open = self._parser.should_keep_alive() and not self._cut_short
         else:
             self.headers.clear()  # 100 or 103 came first; the answer is still to come

@@ -60,7 +60,8 @@ def main(asked: dict[str, object], argv: list[str]) -> None:
         sys.stdout.write(cut_network())
         return
     parent = os.getppid()
-    program = os.open(argv[0], os.O_RDONLY | os.O_CLOEXEC)
+    program = os.open(argv[0], os.O_RDONLY)
+    os.set_inheritable(program, True)  # the interpreter of a script has to open it again
     if asked["network"] == "none":
         problem = cut_network()
         if problem:

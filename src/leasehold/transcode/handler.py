@@ -134,12 +134,10 @@ class _Attempt:
                 told=partial(self._tell_share, "fetching"),
             )
 
-        size = await self.access.use(fetch)
-        self._check_room(size)  # once more: not everybody says a size beforehand
-        return size
+        return await self.access.use(fetch)
 
-    def _check_room(self, size: int) -> None:
-        needed = self.shared.settings.disk_needed_bytes(size, len(self.request.outputs))
+    def _check_room(self, size: int, here: int) -> None:
+        needed = self.shared.settings.disk_needed_bytes(size, len(self.request.outputs)) - here
         if needed > self.shared.workspace.total_bytes():
             raise Fatal(
                 f"this job needs {needed} bytes of disk, more than the worker has in all",

@@ -28,8 +28,8 @@ _PIECE_BYTES = 4 * 1024 * 1024
 
 Told = Callable[[int, int], Awaitable[None]]
 """Bytes so far, and of how many (0: unknown)."""
-Room = Callable[[int], None]
-"""Raises when a source of this size cannot be taken now."""
+Room = Callable[[int, int], None]
+"""Raises when a source of this size, of which so much is here, cannot be taken now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Mover:
             size = int(answer.meta["size"])
             self._check(size, room)
             stream = answer.stream(min_chunk_size=_PIECE_BYTES)
-            return await self._write(file, stream, size, told)
+            return await self._write(file, stream, size, room, told)
         except STORAGE_ERRORS as error:
             raise failure_of(error, "source", self.proxy.refusals) from None
 
@@ -118,7 +118,7 @@ class Mover:
                 said = answer.headers.get("content-length", "")
                 size = int(said) if said.isdigit() else 0
                 self._check(size, room)
-                return await self._write(file, answer.pieces, size, told)
+                return await self._write(file, answer.pieces, size, room, told)
         except (Refused, TooLarge) as error:
             raise Fatal(f"source: {error}", code=error.code) from None
         except EgressError as error:
@@ -144,9 +144,11 @@ class Mover:
                 f"the source has {size} bytes; this worker takes {self.settings.source_bytes_max}",
                 code="source_too_large",
             )
-        room(size)
+        room(size, 0)
 
-    async def _write(self, file: Path, pieces: AsyncIterable[Any], size: int, told: Told) -> int:
+    async def _write(
+        self, file: Path, pieces: AsyncIterable[Any], size: int, room: Room, told: Told
+    ) -> int:
         written = 0
         with file.open("wb") as out:
             async for piece in pieces:
@@ -156,6 +158,8 @@ class Mover:
                         f"the source goes on after {self.settings.source_bytes_max} bytes",
                         code="source_too_large",
                     )
+                if not size:
+                    room(written, written)  # nobody said how much will come
                 await _write_piece(out, memoryview(piece))
                 await told(written, size)
         if size and written != size:

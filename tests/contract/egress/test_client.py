@@ -191,6 +191,31 @@ async def test_bodies_of_any_size_go_out_and_come_in_by_pieces(client: Client) -
     assert size == len(piece) * count
 
 
+async def test_a_peer_that_answers_before_it_has_read_the_body_is_heard(client: Client) -> None:
+    """413 to a large upload: that is an answer, and the connection is not used again."""
+    connections = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 -\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"z" * 65_536
+            await asyncio.sleep(0)
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    at = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    for _ in range(2):
+        async with client.open("PUT", at, body=Body(2**40, pieces())) as answer:
+            assert answer.status == 413
+    assert connections == 2
+    server.close()
+
+
 async def test_the_certificate_is_held_against_the_name_and_not_the_address() -> None:
     ca = trustme.CA()
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -79,6 +79,30 @@ async def test_without_room_on_the_disk_the_job_waits_and_spends_no_attempt(
     assert studio.leftovers() == []
 
 
+async def test_what_is_fetched_already_is_not_asked_of_the_disk_again(
+    studio: Studio, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No size is announced; there is room for the copy and one output of twice its size."""
+    body = clip.read_bytes()
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    async with scripted(lambda _head, _body: answer) as server:
+        given = {"destination": {"signed_urls": {"a.jpg": f"http://127.0.0.1:{server.port}/put"}}}
+        await studio.store.add(studio.vault, "job-1", "acme", given)
+        payload = {
+            "source": {"url": f"http://127.0.0.1:{server.port}/clip"},
+            "outputs": [{"name": "a.jpg", "format": "jpg"}],
+        }
+        handler = await studio.handler()
+        space = studio.made[0].workspace
+        monkeypatch.setattr(space, "free_bytes", lambda: 2 * len(body))
+        assert (await handler(Job(payload)))["outputs"]
+        monkeypatch.setattr(space, "free_bytes", lambda: 2 * len(body) - 1)
+        with pytest.raises(Snooze):
+            await handler(Job(payload))
+    assert studio.leftovers() == []
+
+
 async def test_a_job_that_no_disk_of_this_worker_can_hold_is_refused(
     s3: S3Server, studio: Studio
 ) -> None:

@@ -48,9 +48,9 @@ async def store(tmp_path: Path) -> AsyncIterator[Credentials]:
     await made.close()
 
 
-def lease(fence: int = 1) -> Lease:
+def lease(fence: int = 1, job_id: str = "j1") -> Lease:
     return Lease(
-        job_id="j1",
+        job_id=job_id,
         queue="inbox",
         task="transcode",
         payload=b"{}",
@@ -200,3 +200,25 @@ async def test_a_job_without_a_refresh_url_says_so(
     await store.add(vault, "j1", "acme", {"old": 1})
     with pytest.raises(Fatal, match="names no refresh_url"):
         await refresher(client, store, vault).refresh(lease(), 1)
+
+
+async def test_a_storm_of_refreshes_raises_each_version_once(
+    client: Client, store: Credentials, vault: Vault
+) -> None:
+    """100 jobs at once, each with its worker and two stale ones that want credentials too."""
+    async with scripted(lambda head, body: answered(200, b'{"credentials": {"new": 1}}')) as server:
+        asking = []
+        for number in range(100):
+            name = f"j{number}"
+            await store.add(vault, name, "acme", {"old": 1}, at(server))
+            store.reclaim(name)
+            store.reclaim(name)
+            here = refresher(client, store, vault)
+            asking += [here.refresh(lease(fence, name), 1) for fence in (1, 2, 3)]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+    stale = [one for one in answers if isinstance(one, LeaseLost)]
+    fresh = [one for one in answers if not isinstance(one, BaseException)]
+    assert (len(stale), len(fresh)) == (200, 100)
+    assert {one.version for one in fresh} == {2}
+    assert all(store.row(f"j{number}")[3:5] == (2, 1) for number in range(100))
+    assert len(server.heads) == 100
