@@ -11,7 +11,7 @@ from leasehold.core.outcome import Fatal
 
 OUTPUTS_MAX = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_JOB_ID = re.compile(r"[A-Za-z0-9_@:-][A-Za-z0-9_.@:-]{0,127}")
 
 FormatName = Literal["mp4", "webm", "m4a", "mp3", "ogg", "wav", "jpg"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +17,13 @@ from leasehold.cli.loading import load_tasks
 from leasehold.core import opening
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease
-from leasehold.vault import Secret, Vault, new_kek, read_ring
-from leasehold.webhooks import new_secret, read_secret
+from leasehold.vault import Vault, new_kek, read_ring
+from leasehold.webhooks import new_secret
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Studio, ask, both
 from tests.contract.webhooks.receiver import receiver
 
 RING, SECRET = new_kek("k1"), new_secret()
-
-
-class OneSecret:
-    async def live(self, requester_id: str) -> Sequence[Secret]:
-        return [Secret(read_secret(SECRET))]
 
 
 class Addressed:
@@ -51,9 +45,7 @@ class Addressed:
 def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract that has what the inbox has, found as `sealed://`."""
     known = opening._contract
-    made = SimpleNamespace(
-        open_credentials=lambda url: studio.store, open_endpoint_secrets=lambda url: OneSecret()
-    )
+    made = SimpleNamespace(open_credentials=lambda url: studio.store)
     monkeypatch.setattr(
         opening, "_contract", lambda url: made if url.contract == "sealed" else known(url)
     )
@@ -65,6 +57,7 @@ def config(tmp_path: Path, **more: str) -> Config:
         "LEASEHOLD_EGRESS_ALLOW": "127.0.0.1/32",
         "LEASEHOLD_TRANSCODE_FOLDER": str(tmp_path / "here"),
         "LEASEHOLD_WEBHOOKS_HEADERS": "standard",
+        "LEASEHOLD_WEBHOOKS_SECRETS": f"acme = {new_secret()} {SECRET}",
     }
     return Config(environment | more, tmp_path)
 

@@ -1,0 +1,45 @@
+"""The operator's file of signing secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasehold.core.errors import UsageError
+from leasehold.webhooks import new_secret, read_secret
+from leasehold.webhooks.secrets import read_secrets
+
+NEW, OLD, REST = new_secret(), new_secret(), new_secret()
+
+
+async def test_a_requester_has_its_own_secrets_and_others_those_of_everybody() -> None:
+    known = read_secrets(f"# ours\nacme = {NEW} {OLD}  # rotating\n\n* = {REST}\n")
+    assert [one.reveal() for one in await known.live("acme")] == [
+        read_secret(NEW),
+        read_secret(OLD),
+    ]
+    assert [one.reveal() for one in await known.live("other")] == [read_secret(REST)]
+
+
+async def test_without_a_line_for_everybody_a_stranger_has_none() -> None:
+    assert await read_secrets(f"acme = {NEW}").live("other") == []
+    assert await read_secrets("").live("acme") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acme",
+        "acme =",
+        f"= {NEW}",
+        f"acme = {NEW} {OLD} {REST}",
+        f"acme = {NEW}\nacme = {OLD}",
+        "acme = canary-short",
+        "acme = whsec_canary!",
+    ],
+    ids=["bare", "empty", "nobody", "three", "twice", "short", "garbled"],
+)
+def test_a_bad_line_is_named_by_its_number_and_not_shown(text: str) -> None:
+    with pytest.raises(UsageError, match=r"line [12]:") as caught:
+        read_secrets(text)
+    assert "canary" not in str(caught.value)
+    assert NEW not in str(caught.value)
