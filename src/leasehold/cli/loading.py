@@ -43,6 +43,14 @@ def load_tasks(
     return found
 
 
+def usual(target: str) -> int | None:
+    """How many attempts at once suit these tasks; None: as many as a worker takes by itself.
+
+    An inbox's worker delivers five webhooks at once (section 12) and transcodes by its cores.
+    """
+    return 5 if target == INBOX else None
+
+
 def _is_path(target: str) -> bool:
     return target.endswith(".py") or "/" in target
 

@@ -74,12 +74,14 @@ class Transcoder:
     program: Path = field(init=False)
     cage: Cage = field(init=False)
     workspace: Workspace = field(init=False)
+    turns: asyncio.Semaphore = field(init=False)
 
     async def start(self) -> Transcoder:
         """Find ffmpeg and its cage, and sweep what dead workers left."""
         self.program = ffmpeg.locate_ffmpeg(self.settings.ffmpeg)
         self.cage = await find_cage(network_required=self.settings.network_required)
         self.workspace = Workspace(self.settings.work_folder).open()
+        self.turns = asyncio.Semaphore(self.settings.parallel)
         return self
 
     def close(self) -> None:
@@ -194,7 +196,10 @@ class _Attempt:
             wall_s=chosen.wall_s_max,
         )
         try:
-            return await self.shared.cage.run(command, folder=self.folder, limits=limits, line=line)
+            async with self.shared.turns:
+                return await self.shared.cage.run(
+                    command, folder=self.folder, limits=limits, line=line
+                )
         except TimeoutError:
             raise Fatal(
                 f"ffmpeg took longer than {chosen.wall_s_max:g} s", code="ffmpeg_timeout"

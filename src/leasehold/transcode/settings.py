@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ class TranscodeSettings:
     A source over `doubling_from_bytes` may at most double: the 200 % rule of section 11. Below it
     an output may have `output_bytes_max`. `local_root` is the one folder from which `file://`
     sources may be read and to which outputs may be written; None means nowhere.
+    At most `parallel` ffmpegs run at once, however many attempts a worker holds.
     `network_required` off lets ffmpeg run where the kernel gives no empty network to it.
     """
 
@@ -28,6 +30,7 @@ class TranscodeSettings:
     cpu_s_max: int = 4 * 3600
     wall_s_max: float = 4 * 3600.0
     threads: int = 2
+    parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
     transfer_s_max: float = 3600.0
     report_every_s: float = 1.0
     local_root: Path | None = None

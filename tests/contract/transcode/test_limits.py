@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,32 @@ async def test_ffmpeg_that_takes_too_long_is_ended(s3: S3Server, studio: Studio)
     with pytest.raises(Fatal, match=r"took longer than 0\.001 s"):
         await (await studio.handler(wall_s_max=0.001))(Job(ask(s3)))
     assert processes_in(studio.folder) == []
+
+
+async def test_no_more_ffmpegs_run_at_once_than_permitted(
+    s3: S3Server, studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = 0, 0
+    real = Cage.run
+
+    async def counted(*args: Any, **kwargs: Any) -> Ended:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await real(*args, **kwargs)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(Cage, "run", counted)
+    handler = await studio.handler(parallel=2)
+    picture = {"name": "a.jpg", "format": "jpg"}
+    jobs = [Job(ask(s3, picture), id=f"job-{number}") for number in range(6)]
+    for job in jobs:
+        await studio.store.add(studio.vault, job.id, "acme", both(KEY))
+    await asyncio.gather(*(handler(job) for job in jobs))
+    assert most == 2
+    assert len(s3.objects("out")) == 6
 
 
 async def test_memory_and_cpu_limits_hold_for_what_runs_in_the_cage(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from leasehold import NewJob, Worker, open_ledger, open_queue
 from leasehold.cli.config import Config
 from leasehold.cli.inbox_tasks import transcode_settings
-from leasehold.cli.loading import load_tasks
+from leasehold.cli.loading import load_tasks, usual
 from leasehold.core import opening
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease
@@ -97,6 +97,10 @@ async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> 
         load_tasks("leasehold.transcode", Config({}, tmp_path), urls=["sealed://x"])
     with pytest.raises(UsageError, match="name the inbox"):
         load_tasks("leasehold.transcode", config(tmp_path))
+
+
+def test_an_inbox_worker_holds_five_attempts_at_once_unless_told() -> None:
+    assert (usual("leasehold.transcode"), usual("app.py")) == (5, None)
 
 
 def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:

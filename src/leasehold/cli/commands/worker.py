@@ -55,7 +55,7 @@ def with_lease(url: str, lease_ms: int) -> str:
 
 
 def _one(target: str, urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from leasehold.cli.loading import load_tasks
+    from leasehold.cli.loading import load_tasks, usual
     from leasehold.cli.logs import set_up_logs
     from leasehold.worker import Settings, Worker, identity
     from leasehold.worker.logs import add_job
@@ -65,7 +65,7 @@ def _one(target: str, urls: list[str], config: Config, flags: dict[str, Any]) ->
     socket, watchdog_ms = notify_address()
     settings = Settings(
         worker_id=identity(process_environment()),
-        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or None,
+        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or usual(target),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         burst=flags["burst"],
         debug=level == "debug",
