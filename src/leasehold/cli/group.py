@@ -29,6 +29,7 @@ COMMANDS = {
     "resume": "Hand out jobs again.",
     "queues": "Show how many jobs are in which state.",
     "keys": "Create, list and revoke API keys.",
+    "receiver": "Receive webhooks and show them on a page.",
     "doctor": "Look for what will hurt, and say what helps.",
     "bench": "Measure this machine on a private store.",
     "config": "Show settings and where they come from.",
