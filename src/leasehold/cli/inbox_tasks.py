@@ -23,7 +23,7 @@ from leasehold.transcode import Transcoder, TranscodeSettings, transcode_handler
 from leasehold.vault import Vault
 from leasehold.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
 from leasehold.webhooks.refresh import Refresher
-from leasehold.webhooks.secrets import StaticSecrets, read_secrets
+from leasehold.webhooks.secrets import EndpointSecrets, Together, read_secrets
 from leasehold.worker.task import Task, task
 
 Handler = Callable[[Any], Awaitable[Any]]
@@ -37,8 +37,7 @@ def inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
         raise UsageError("name the inbox: --from inbox+sqlite:///jobs.db")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
-    secrets = read_secrets(config.text("webhooks.secrets"))
-    parts = _Parts(config, urls[0], guard, vault, secrets)
+    parts = _Parts(config, urls[0], guard, vault)
     return [
         task("transcode", retry=_RETRY)(_late(parts.transcoding)),
         task("webhook", retry=RETRY, timeout_s=TIMEOUT_S)(_late(parts.delivering)),
@@ -48,23 +47,25 @@ def inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
 class _Parts:
     """Makes the handlers when they are first needed."""
 
-    def __init__(
-        self, config: Config, url: str, guard: Guard, vault: Vault, secrets: StaticSecrets
-    ) -> None:
+    def __init__(self, config: Config, url: str, guard: Guard, vault: Vault) -> None:
         self._config = config
         self._url = url
         self._guard = guard
         self._vault = vault
-        self._secrets = secrets
+        self._file = read_secrets(config.text("webhooks.secrets"))
+
+    def _secrets(self) -> EndpointSecrets:
+        """What requesters made for themselves, else what stands in the operator's file."""
+        return Together(open_part(self._url, "endpoint_secrets"), self._file)
 
     async def delivering(self) -> Handler:
         standard = self._config.text("webhooks.headers") == "standard"
-        return delivery_handler(Client(self._guard), self._secrets, standard=standard)
+        return delivery_handler(Client(self._guard), self._secrets(), standard=standard)
 
     async def transcoding(self) -> Handler:
         store = open_part(self._url, "credentials")
         client = Client(self._guard)
-        refresher = Refresher(client, self._secrets, store, self._vault)
+        refresher = Refresher(client, self._secrets(), store, self._vault)
         shared = Transcoder(
             store=store,
             vault=self._vault,

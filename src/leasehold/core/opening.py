@@ -106,7 +106,7 @@ def open_journal(url: str) -> Journal:
 
 
 def open_part(url: str, part: str) -> Any:
-    """What only some contracts have, such as `credentials`."""
+    """What only some contracts have: `credentials`, `endpoint_secrets`."""
     parsed = parse_url(url)
     opener = getattr(_contract(parsed), f"open_{part}", None)
     if opener is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,10 +22,10 @@ from leasehold.core.outcome import Fatal, Retry, Snooze
 from leasehold.core.retry import delay_ms
 from leasehold.egress import Client, Disconnected, EgressError, Limits, Refused, Response
 from leasehold.egress.target import read_target
-from leasehold.vault.secret import Secret
 from leasehold.webhooks.answers import PACE, RETRY, Pace, signal_of
 from leasehold.webhooks.breaker import Breaker
-from leasehold.webhooks.signing import SECRETS_MAX, new_nonce, signed_headers
+from leasehold.webhooks.secrets import EndpointSecrets, live_keys
+from leasehold.webhooks.signing import new_nonce, signed_headers
 
 LIMITS = Limits(connect_ms=5_000, total_ms=15_000, body_bytes_max=16_384)
 TIMEOUT_S = 25.0
@@ -51,13 +51,6 @@ def outbox_delivery(lease: Lease) -> Delivery:
     if not (isinstance(extra, tuple | list) and len(extra) > 1 and extra[1]):
         raise Fatal(f"event {lease.job_id} does not say where to deliver it", code="no_url")
     return Delivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
-
-
-class EndpointSecrets(Protocol):
-    """Where signing secrets are kept."""
-
-    async def live(self, requester_id: str) -> Sequence[Secret]:
-        """The requester's live secrets, the newest first: one, or two during a rotation."""
 
 
 class Running(Protocol):
@@ -156,12 +149,12 @@ class _Courier:
         return await self._attempt(delivery)  # signed anew: the old nonce may have been taken
 
     async def _attempt(self, delivery: Delivery) -> Response:
-        live = [one.reveal() for one in await self._secrets.live(delivery.requester_id)]
+        live = await live_keys(self._secrets, delivery.requester_id)
         if not live:
             raise Fatal("the requester has no webhook secret", code="no_secret")
         body = delivery.body
         headers = signed_headers(
-            live[:SECRETS_MAX],
+            live,
             event_id=delivery.event_id,
             body=body,
             now_s=int(self._clock()),

@@ -26,8 +26,8 @@ from leasehold.vault.credentials import CredentialStore, StoredCredentials
 from leasehold.vault.envelope import Binding, Vault
 from leasehold.vault.secret import Secret
 from leasehold.webhooks.answers import signal_of
-from leasehold.webhooks.deliver import EndpointSecrets
-from leasehold.webhooks.signing import SECRETS_MAX, new_nonce, signed_headers
+from leasehold.webhooks.secrets import EndpointSecrets, live_keys
+from leasehold.webhooks.signing import new_nonce, signed_headers
 
 LIMITS = Limits(connect_ms=5_000, total_ms=20_000, body_bytes_max=65_536)
 
@@ -87,7 +87,7 @@ class Refresher:
 
     async def _ask(self, stored: StoredCredentials) -> Response:
         bound = stored.binding
-        live = [one.reveal() for one in await self._secrets.live(bound.requester_id)]
+        live = await live_keys(self._secrets, bound.requester_id)
         if not live:
             raise Fatal("the requester has no secret to sign a refresh with", code="no_secret")
         event_id = str(uuid.uuid4())
@@ -100,7 +100,7 @@ class Refresher:
             }
         )
         headers = signed_headers(
-            live[:SECRETS_MAX],
+            live,
             event_id=event_id,
             body=body,
             now_s=int(self._clock()),

@@ -1,18 +1,52 @@
-"""Signing secrets by requester, from the operator's own file.
+"""Signing secrets by requester: where they come from, and the operator's own file of them.
 
-A line is `requester = secret`, or `requester = newer older` while one replaces the other; the line
-of `*` is for every requester that has none. `#` begins a comment.
+A line of that file is `requester = secret`, or `requester = newer older` while one replaces the
+other; the line of `*` is for every requester that has none. `#` begins a comment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from leasehold.core.errors import UsageError
 from leasehold.vault.secret import Secret
 from leasehold.webhooks.signing import SECRETS_MAX, read_secret
 
 _EVERYBODY = "*"
+
+
+class EndpointSecrets(Protocol):
+    """Where signing secrets are kept; the ledger of an inbox is such a place."""
+
+    async def live(self, requester_id: str) -> Sequence[Secret]:
+        """The requester's live secrets, the newest first: one, or two during a rotation.
+
+        As they were given to the requester (`whsec_...`), or as bare bytes.
+        """
+
+
+async def live_keys(secrets: EndpointSecrets, requester_id: str) -> list[bytes]:
+    """The keys to sign with, at most two of them."""
+    found = [one.reveal() for one in await secrets.live(requester_id)]
+    return [
+        read_secret(raw.decode()) if raw.startswith(b"whsec_") else raw
+        for raw in found[:SECRETS_MAX]
+    ]
+
+
+class Together:
+    """Asks one place after the other: the first that knows the requester counts."""
+
+    def __init__(self, *places: EndpointSecrets) -> None:
+        self._places = places
+
+    async def live(self, requester_id: str) -> Sequence[Secret]:
+        """The secrets of the first place that has any."""
+        for place in self._places:
+            if found := await place.live(requester_id):
+                return found
+        return []
 
 
 class StaticSecrets:

@@ -89,9 +89,15 @@ def read_secret(text: str) -> bytes:
     """
     try:
         coded = text.startswith(_SECRET_PREFIX)
-        raw = base64.b64decode(text[6:], validate=True) if coded else text.encode()
+        raw = _decoded(text[6:]) if coded else text.encode()
     except (binascii.Error, ValueError):
         raise ValueError(f"what follows {_SECRET_PREFIX} in a secret is base64") from None
     if len(raw) < _SECRET_BYTES_MIN:
         raise ValueError(f"a webhook secret has at least {_SECRET_BYTES_MIN} bytes")
     return raw
+
+
+def _decoded(coded: str) -> bytes:
+    """Base64 in either alphabet, with or without its padding: both are about."""
+    plain = coded.rstrip("=").replace("-", "+").replace("_", "/")
+    return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)

@@ -19,6 +19,7 @@ from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease
 from leasehold.vault import Vault, new_kek, read_ring
 from leasehold.webhooks import new_secret
+from leasehold.webhooks.secrets import read_secrets
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Studio, ask, both
 from tests.contract.webhooks.receiver import receiver
@@ -45,7 +46,10 @@ class Addressed:
 def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract that has what the inbox has, found as `sealed://`."""
     known = opening._contract
-    made = SimpleNamespace(open_credentials=lambda url: studio.store)
+    made = SimpleNamespace(
+        open_credentials=lambda url: studio.store,
+        open_endpoint_secrets=lambda url: read_secrets(f"other = {new_secret()}"),
+    )
     monkeypatch.setattr(
         opening, "_contract", lambda url: made if url.contract == "sealed" else known(url)
     )

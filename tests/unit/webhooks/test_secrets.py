@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable
+
 import pytest
 
 from leasehold.core.errors import UsageError
+from leasehold.vault import Secret
 from leasehold.webhooks import new_secret, read_secret
-from leasehold.webhooks.secrets import read_secrets
+from leasehold.webhooks.secrets import Together, live_keys, read_secrets
 
 NEW, OLD, REST = new_secret(), new_secret(), new_secret()
 
@@ -18,6 +22,30 @@ async def test_a_requester_has_its_own_secrets_and_others_those_of_everybody() -
         read_secret(OLD),
     ]
     assert [one.reveal() for one in await known.live("other")] == [read_secret(REST)]
+
+
+async def test_the_first_place_that_knows_a_requester_counts() -> None:
+    both = Together(read_secrets(f"acme = {NEW}"), read_secrets(f"acme = {OLD}\n* = {REST}"))
+    assert await live_keys(both, "acme") == [read_secret(NEW)]
+    assert await live_keys(both, "other") == [read_secret(REST)]
+    assert await live_keys(Together(), "acme") == []
+
+
+async def test_secrets_are_taken_as_they_were_given_to_the_requester() -> None:
+    class Kept:
+        async def live(self, requester_id: str) -> list[Secret]:
+            return [Secret(NEW), Secret(b"\xff" * 32), Secret(OLD)]
+
+    assert await live_keys(Kept(), "acme") == [read_secret(NEW), b"\xff" * 32]
+
+
+@pytest.mark.parametrize("form", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_secret_may_be_written_in_either_alphabet_and_without_padding(
+    form: Callable[[bytes], bytes],
+) -> None:
+    raw = b"\xfb\xff\xfe" * 10 + b"ab"
+    text = "whsec_" + form(raw).decode()
+    assert read_secret(text) == read_secret(text.rstrip("=")) == raw
 
 
 async def test_without_a_line_for_everybody_a_stranger_has_none() -> None:
