@@ -35,8 +35,8 @@ class Scripted:
                     return
                 writer.write(answer)
                 await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the peer, or the test, is done
         finally:
             writer.close()
 

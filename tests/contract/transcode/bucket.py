@@ -49,11 +49,12 @@ class S3Server:
             self._process = None
 
     def objects(self, bucket: str) -> dict[str, int]:
+        """What lies in a bucket; without what a server that was killed left half-written."""
         top = self.folder / bucket
         return {
             str(path.relative_to(top)): path.stat().st_size
             for path in sorted(top.rglob("*"))
-            if path.is_file()
+            if path.is_file() and not path.name.startswith(".rclone_temp")
         }
 
     def _answers(self) -> bool:
