@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from leasehold.cli.config import Config
 from leasehold.core.errors import UsageError
@@ -25,6 +26,30 @@ def open_ring(config: Config) -> KekRing:
     from leasehold.vault import read_ring
 
     return read_ring(keys)
+
+
+Seal = Callable[[bytes, str, str, int], Awaitable[Mapping[str, Any]]]
+"""Credentials, and the job, requester and version they are for, to the job's four columns."""
+
+
+def open_seal(config: Config) -> Seal | None:
+    """What a gateway seals credentials with; None where no key ring is set."""
+    if not config.is_set("vault.kms") and not config.is_set("vault.keys"):
+        return None
+    from leasehold.vault import Binding, Secret, Vault
+
+    vault = Vault(open_ring(config))
+
+    async def seal(plain: bytes, job_id: str, requester: str, version: int) -> Mapping[str, Any]:
+        sealed = await vault.seal(Secret(plain), Binding(job_id, requester, version))
+        return {
+            "storage_creds_encrypted": sealed.encrypted,
+            "storage_creds_dek_wrapped": sealed.dek_wrapped,
+            "storage_creds_kek_id": sealed.kek_id,
+            "storage_creds_encryption_version": sealed.encryption_version,
+        }
+
+    return seal
 
 
 def _hooked(hook: str) -> KekRing:
