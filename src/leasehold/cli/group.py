@@ -31,6 +31,7 @@ COMMANDS = {
     "outbox": "List events to be delivered, and send them again.",
     "keys": "Create, list and revoke API keys.",
     "db": "Bring a database to the schema of this version.",
+    "receiver": "Receive webhooks and show them on a page.",
     "doctor": "Look for what will hurt, and say what helps.",
     "bench": "Measure this machine on a private store.",
     "config": "Show settings and where they come from.",

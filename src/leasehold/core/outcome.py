@@ -81,19 +81,31 @@ CANCELLED = Cancelled()
 
 
 class Signal(Exception):
-    """Root of what a handler raises to choose how its attempt ends."""
+    """Root of what a handler raises to choose how its attempt ends.
+
+    `code` is the word under which the failure is kept and grouped; empty means the signal's name.
+    """
+
+    code = ""
 
 
 class Retry(Signal):
     """Run the job again, after `after` seconds (or a timedelta) or by the task's policy if None."""
 
-    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+    def __init__(
+        self, after: float | timedelta | None = None, reason: str = "", *, code: str = ""
+    ) -> None:
         super().__init__(reason or "the handler asked for a retry")
         self.after_ms = _ms(after)
+        self.code = code
 
 
 class Fatal(Signal):
     """Trying again is useless: bury the job now."""
+
+    def __init__(self, reason: str = "", *, code: str = "") -> None:
+        super().__init__(reason or "the handler gave the job up")
+        self.code = code
 
 
 class Snooze(Signal):

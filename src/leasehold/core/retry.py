@@ -22,6 +22,7 @@ from leasehold.core.outcome import (
     Park,
     RateLimit,
     Retry,
+    Signal,
     Snooze,
 )
 
@@ -138,16 +139,16 @@ def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance
             return _by_policy(lease, error, policy, chance)
 
 
-def _plain(signal: BaseException, *, retryable: bool = True) -> Failure:
+def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
     """A signal is a decision, not an accident: keep its words and its cause, not its stack."""
     if signal.__cause__ is not None:
         return failure_of(signal.__cause__, retryable=retryable)
-    name = type(signal).__name__
+    name = signal.code or type(signal).__name__
     return Failure(code=name, message=str(signal)[:_MESSAGE_CHARS_MAX], retryable=retryable)
 
 
 def _retry(
-    lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float, after: int | None
+    lease: Lease, error: Retry, policy: RetryPolicy | None, chance: float, after: int | None
 ) -> Outcome:
     wait_ms = (
         after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, chance)
