@@ -5,6 +5,7 @@ The vault is a package with dependencies of its own, so it is loaded when it is 
 
 from __future__ import annotations
 
+import base64
 import importlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,8 @@ class WebhookSecrets:
 
     async def renew(self, requester_id: str) -> str:
         """A new secret, shown this once; the one before stays live for a day."""
-        text = SECRET_PREFIX + secrets.token_urlsafe(32)
+        # Plain base64, as the libraries for Standard Webhooks read it.
+        text = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
         await self._engine.run(
             INBOX, "secret_add", requester_id=requester_id, secret=text, overlap_ms=OVERLAP_MS
         )

@@ -31,6 +31,7 @@ from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply
 from leasehold.core.errors import (
     Conflict,
     InvalidJob,
+    LeaseholdError,
     NotFound,
     QueueFull,
     StoreError,
@@ -87,7 +88,11 @@ class Renews(Protocol):
 
 
 class InboxRoutes:
-    """The endpoints of one inbox. Without `seal` it takes no credentials."""
+    """The endpoints of one inbox. Without `seal` it takes no credentials.
+
+    `check_url` raises for an address that no worker would be let to call, so that the requester
+    hears of it now; it is checked again, with its name resolved, when it is called.
+    """
 
     def __init__(
         self,
@@ -97,12 +102,14 @@ class InboxRoutes:
         seal: Seal | None = None,
         credentials: Replaces | None = None,
         secrets: Renews | None = None,
+        check_url: Callable[[str], object] | None = None,
     ) -> None:
         self._queue = queue
         self._ledger = ledger
         self._seal = seal
         self._credentials = credentials
         self._secrets = secrets
+        self._check_url = check_url
 
     async def create(self, call: Call) -> Answer:
         """Store a job and nothing more; the id is chosen here, so that a lost answer can be asked
@@ -177,8 +184,8 @@ class InboxRoutes:
         asked: CreateTranscode = call.body
         job_id, requester = uuid7(), call.caller.requester
         options: dict[str, Any] = {
-            "status_webhook_url": check_url("status_webhook_url", asked.status_webhook_url),
-            "refresh_url": check_url("refresh_url", asked.refresh_url),
+            "status_webhook_url": self._checked("status_webhook_url", asked.status_webhook_url),
+            "refresh_url": self._checked("refresh_url", asked.refresh_url),
             "request_hash": request_hash(requester, same_request(asked)),
         }
         if asked.credentials is not None:
@@ -202,6 +209,15 @@ class InboxRoutes:
             priority=asked.priority,
             options=options,
         )
+
+    def _checked(self, name: str, url: str | None) -> str | None:
+        check_url(name, url)
+        if url is not None and self._check_url is not None:
+            try:
+                self._check_url(url)
+            except LeaseholdError as refused:
+                raise InvalidJob(f"{name}: {refused}") from None
+        return url
 
     def endpoints(self) -> list[Endpoint]:
         """What the gateway shall serve."""
@@ -315,8 +331,8 @@ def _idempotency_key(headers: Mapping[str, str]) -> str:
 def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:
     """The endpoints of a queue of this contract; an outbox has none.
 
-    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` may bring `seal`, without
-    which no credentials are taken.
+    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` may bring `seal` and
+    `check_url`.
     """
     if ledger.is_outbox:
         return []
