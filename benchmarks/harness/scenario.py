@@ -14,7 +14,7 @@ from harness.server import PrivateRedis
 Figures = Mapping[str, float | None]
 """One run of one contender; None says that this contender has no such figure."""
 
-OURS = ("leasehold", "bare_pipelines")
+OURS = ("leasehold", "leasehold_bullmq", "bare_pipelines")
 """Contenders that are not peers: ratios are to the best of the others."""
 
 QUEUES = ("leasehold", "taskiq", "saq", "arq", "streaq", "dramatiq", "huey", "celery", "rq")

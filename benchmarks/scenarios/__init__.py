@@ -6,7 +6,7 @@ from importlib import import_module
 
 from harness.scenario import Scenario
 
-NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "bullmq", "omniq")
+NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "bullmq", "depth", "omniq")
 
 
 def load(name: str) -> Scenario:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
+from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.stage import Setup
 from tests.chaos.subject import SUBJECTS
 
@@ -19,7 +20,9 @@ from tests.chaos.subject import SUBJECTS
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("scenario", choices=sorted(SCENARIOS))
-    parser.add_argument("--contract", choices=sorted(SUBJECTS), default="streams")
+    parser.add_argument(
+        "--contract", choices=sorted({**SUBJECTS, **SQL_SUBJECTS}), default="streams"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--workers", type=int, default=3)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from leasehold.contracts.bullmq.queue import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
 from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
 from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from leasehold.store.scripts import Script
@@ -33,7 +33,7 @@ _STREAMS: dict[str, Edits] = {
     "no-fence": (("settle", "local why = why_lost(job, msg_id, fence, token)", "local why = nil"),),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n  take_back()\n", "\n"),
+        ("claim", "\n    uncommon().take_back()\n", "\n"),
         ("upkeep", "\neach_idle(ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.

@@ -12,13 +12,13 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from leasehold.core.state import MACHINES
 from tests.chaos.faults import plan
 from tests.chaos.history import read_journal, read_settles
 from tests.chaos.load import Wanted, key_of
 from tests.chaos.proxy import LossyProxy
 from tests.chaos.report import Check, Report
 from tests.chaos.stage import Setup, Stage
+from tests.chaos.verdict import machine_of
 
 HTTP_LANES = 6
 LIBRARY_LANES = 2
@@ -54,9 +54,10 @@ async def kills(setup: Setup, **counts: int) -> Report:
         "kill store": counts.get("store", max(1, setup.jobs // 1_600)),
         "stop worker": counts.get("stop", max(1, setup.jobs // 2_500)),
     }
+    wanted = {kind: count for kind, count in wanted.items() if count}
     async with Stage(setup) as stage:
         if not stage.subject.jobs_path:
-            del wanted["kill gateway"]
+            wanted.pop("kill gateway", None)
         stage.add_workers()
         stage.add_stubborn(1, slots=4, work_ms=setup.lease_ms // 3)
         feeding = asyncio.gather(*_feeds(stage))
@@ -100,7 +101,7 @@ def _killed_while_posting(stage: Stage, planned: int) -> Check:
 
 
 def _all_done(stage: Stage, *, failed: int = 0) -> dict[str, int]:
-    done, buried, *_ = MACHINES[stage.setup.contract].final
+    done, buried, *_ = machine_of(stage.setup.contract).final
     return {done: len(stage.load.wanted) - failed, buried: failed}
 
 

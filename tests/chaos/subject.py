@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from leasehold.contracts.bullmq import options as bullmq
-from leasehold.contracts.bullmq.queue import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
 from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
 from leasehold.contracts.streams import options as streams
 from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS

@@ -105,6 +105,19 @@ def open_journal(url: str) -> Journal:
     return cast("Journal", _contract(parsed).open_journal(parsed))
 
 
+def open_part(url: str, part: str) -> Any:
+    """What only some contracts have: `credentials`, `endpoint_secrets`."""
+    parsed = parse_url(url)
+    opener = getattr(_contract(parsed), f"open_{part}", None)
+    if opener is None:
+        raise UsageError(
+            f"queue URL {parsed.safe}: the contract {parsed.contract!r} keeps no "
+            f"{part.replace('_', ' ')}",
+            contract=parsed.contract,
+        )
+    return opener(parsed)
+
+
 def _contract(url: QueueUrl) -> Any:
     name = url.contract
     if name.isidentifier() and importlib.util.find_spec(f"{_GROUP}.{name}") is not None:

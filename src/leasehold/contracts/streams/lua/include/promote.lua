@@ -1,15 +1,7 @@
--- Puts a job where the next claim finds it: into the stream, or into the delayed set until it is due.
--- Returns the entry's id, "-" while there is none.
-local function enqueue(id, task, payload, due)
-  if due > NOW then
-    call('ZADD', DELAYED, text[due], id)
-    wake()
-    return '-'
-  end
-  return call('XADD', STREAM, '*', 'job_id', id, 'task', task, 'payload', payload)
-end
+-- Moves what has become due into the stream.
+-- @include job
 
--- Moves what has become due into the stream; `limit` bounds one script's time.
+-- `limit` bounds one script's time.
 local function promote(limit)
   local due = call('ZRANGEBYSCORE', DELAYED, '-inf', NOW_S, 'LIMIT', '0', limit)
   for _, id in ipairs(due) do
