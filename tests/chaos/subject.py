@@ -219,13 +219,14 @@ async def _omniq_residue(redis: Redis) -> dict[str, int]:
 
 
 def _omniq_query(options: dict[str, int]) -> dict[str, object]:
-    """A lost lease is an attempt; all finished jobs are kept for the judge."""
+    """A lost lease is an attempt; a job without a backoff is claimed again before what came later;
+    all finished jobs are kept for the judge."""
     given = dict(options)
     return {
         "queue": _OMNIQ_QUEUE,
         "timeout_ms": given.pop("lease_ms"),
         "max_attempts": given.pop("lost_max"),
-        "backoff_ms": 100,
+        "backoff_ms": 0,
         "keep_completed": 1_000_000,
         "keep_failed": 0,
         **given,

@@ -16,6 +16,7 @@ from leasehold.cli.exits import Exit
 from leasehold.cli.group import COMMANDS
 from leasehold.cli.settings import SETTINGS
 from leasehold.contracts.bullmq.options import Options as BullmqOptions
+from leasehold.contracts.omniq.options import Options as OmniqOptions
 from leasehold.contracts.streams.options import Options, keys
 from leasehold.core.opening import contract_names
 from leasehold.tasks.toolbox import load_tools
@@ -79,10 +80,11 @@ def test_the_page_of_streams_lists_every_key() -> None:
     [
         ("streams", "Options of the URL", Options()),
         ("bullmq", "Options of the queue URL", BullmqOptions()),
+        ("omniq", "Options of the queue URL", OmniqOptions(queue="letters")),
     ],
 )
 def test_the_page_of_a_contract_lists_every_option_with_its_default(
-    name: str, heading: str, options: Options | BullmqOptions
+    name: str, heading: str, options: Options | BullmqOptions | OmniqOptions
 ) -> None:
     listed: dict[str, str] = {}
     for row in rows(page(f"docs/contracts/{name}.md"), heading):

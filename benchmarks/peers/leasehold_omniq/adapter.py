@@ -16,7 +16,7 @@ from leasehold.core.opening import open_queue
 from leasehold.core.outcome import Failure, Outcome
 from leasehold.store.redis import Redis
 
-BEST = 100
+BEST = 1_000
 CONSUME = 0
 QUEUE = "bench"
 GROUPS = 1_000

@@ -53,6 +53,24 @@ async def test_the_last_hundred_completed_jobs_are_kept_newest_first(bench: Benc
     assert bench.hash(ids[50])["state"] == "completed"
 
 
+@pytest.mark.clause("O-19", "O-38")
+async def test_a_batch_of_more_than_is_kept_leaves_its_last_hundred(bench: Bench) -> None:
+    ids = await bench.client.publish_many(bench.name, [({}, {"gid": "g"}) for _ in range(3)])
+    ids += await bench.client.publish_many(bench.name, [({}, {}) for _ in range(247)])
+    queue = bench.queue()
+    leases = await queue.claim(250, wait_ms=0)
+    verdicts = await queue.settle([Outcome(lease, "complete", b'"r"') for lease in leases])
+    assert verdicts == [COMPLETED] * len(leases) == [COMPLETED] * 248
+    order = [lease.job_id for lease in leases]
+    assert bench.ids("completed") == order[:-101:-1]
+    assert bench.hash(order[0]) == {}
+    assert bench.hash(order[-1])["result"] == '"r"'
+    assert await queue.settle([Outcome(leases[0], "complete", b'"r"')]) == [COMPLETED]
+    events = [event for event in await bench.history() if event.type == "complete"]
+    assert len(events) == 248
+    assert sorted(order) == sorted([ids[0], *ids[3:]])
+
+
 @pytest.mark.clause("O-19", "O-30")
 async def test_an_old_entry_of_an_id_never_takes_its_new_job_away(bench: Bench) -> None:
     """Another client may publish an id again while it stands in completed."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.core.opening import open_queue
+from leasehold.core.opening import open_ledger, open_queue
+from leasehold.core.outcome import Failure, Outcome
 from tests.contract.omniq.tables import lanes, untrue
 from tests.interop.omniq.peer import VERSIONS, Official, Ours, Party, PeerError
 
@@ -209,3 +210,29 @@ async def test_the_official_client_works_on_our_scripts(
         if number % 10 == 0:
             assert untrue(raw, name) == [], f"after step {number} of seed {seed}"
     assert untrue(raw, name) == []
+
+
+@pytest.mark.clause("O-20")
+async def test_the_last_error_is_whoevers_it_was(
+    server: str, name: str, ours: Ours, official: Callable[..., Official]
+) -> None:
+    """Our ledger shows our own error with its code, and another client's in its words."""
+    url = f"omniq+{server}?queue={name}"
+    queue, ledger = open_queue(url), open_ledger(url)
+    try:
+        await ours.ask("publish", queue=name, payload={}, job_id="j", backoff_ms=0)
+        (lease,) = await queue.claim(1, wait_ms=0)
+        failure = Failure(code="Mine", message="own words")
+        await queue.settle([Outcome(lease, "retry", failure=failure)])
+        found = await ledger.get("j")
+        assert found is not None
+        assert b'"Mine"' in found.error
+        job = await official("4.0.0").ask("reserve", queue=name)
+        token = {"job_id": "j", "lease_token": job["lease_token"]}
+        await official("4.0.0").ask("ack_fail", queue=name, **token, error="their words")
+        found = await ledger.get("j")
+        assert found is not None
+        assert found.error == b'{"code":"error","message":"their words"}'
+    finally:
+        await queue.close()
+        await ledger.close()

@@ -21,7 +21,7 @@ from tests.contract.omniq.tables import untrue
 from tests.interop.omniq.peer import HERE, Official, Ours, Party, interpreter
 
 OURS_ALONE = ("journal", "wake", "workers", "claims", "counters", "upkeep", "recent", "events")
-FIELDS_OF_OURS = {"lh", "error", "cancel", "result", "task"}
+FIELDS_OF_OURS = {"lh", "error", "error_ms", "cancel", "result", "task"}
 DEADLINE_S = 60.0
 
 

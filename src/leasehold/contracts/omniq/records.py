@@ -69,17 +69,13 @@ def _result(fields: dict[str, bytes], state: str) -> bytes:
 
 
 def _error(fields: dict[str, bytes]) -> bytes:
-    """Our own JSON of the last error, or, where another client failed the job, its words."""
-    said, ours = fields.get("last_error", b""), fields.get("error", b"")
+    """Our own JSON of the last error, or, where another client failed the job since, its words."""
+    said = fields.get("last_error", b"")
     if not said:
         return b""
-    if ours:
-        told = msgspec.json.decode(ours)
-        words = f"{told.get('code')}: {told.get('message')}"
-        if words.startswith(said.decode(errors="replace")[:200]) or said == told.get("message"):
-            return ours
-        if said.decode(errors="replace") in words:
-            return ours
+    ours = fields.get("error", b"")
+    if ours and fields.get("error_ms") == fields.get("last_error_ms"):
+        return ours
     return msgspec.json.encode({"code": "error", "message": said.decode(errors="replace")})
 
 

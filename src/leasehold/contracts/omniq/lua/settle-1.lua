@@ -53,11 +53,19 @@ end
 
 local decide = {}
 -- @include deciding
-local done, plainly = {}, {}
+local done, plainly, kept, gone = {}, {}, {}, {}
+
+local function each_many_keys(keys)
+  for from = 1, #keys, MANY do
+    call('DEL', unpack(keys, from, math.min(from + MANY - 1, #keys)))
+  end
+end
+
 
 -- The common end: the lease is the caller's by token and fence, as our own claim left it, and the job is
--- done. Nothing needs to be taken apart. False when a closer look is needed.
-local function complete_plainly(at)
+-- done. Nothing needs to be taken apart. False when a closer look is needed. `doomed`: so many of the same
+-- batch come after it that it would be trimmed at once, so it is not written first.
+local function complete_plainly(at, doomed)
   local id, token = ARGV[at], ARGV[at + 1]
   local key = JOB .. id
   local v = call('HMGET', key, 'lease_token', 'lh', 'attempt', 'max_attempts', 'gid', 'task')
@@ -71,7 +79,9 @@ local function complete_plainly(at)
   ver = text[ver + 1]
   local gid, result = v[5], ARGV[at + 5]
   local lh = ver .. ' ' .. fence .. ' completed 0 ' .. worker .. ' ' .. token .. ' complete 0'
-  if result ~= '' and result ~= 'null' then
+  if doomed then
+    gone[#gone + 1] = key
+  elseif result ~= '' and result ~= 'null' then
     call('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'lh', lh, 'result', result)
   else
@@ -86,6 +96,7 @@ local function complete_plainly(at)
   end
   done[id] = true
   plainly[#plainly + 1] = id
+  kept[#plainly] = not doomed
   memory_n = memory_n + 1
   memory[memory_n] = 's\t' .. token .. '\tcomplete\t0\n'
   return true
@@ -102,13 +113,17 @@ local function flush_plainly()
     local id = plainly[i]
     active_off[#active_off + 1] = id
     off[#off + 1] = id
-    on[#on + 1] = NOW_S
-    on[#on + 1] = id
-    list[#list + 1] = id
+    if kept[i] then
+      on[#on + 1] = NOW_S
+      on[#on + 1] = id
+      list[#list + 1] = id
+    end
   end
+  each_many_keys(gone)
+  gone = {}
   dirty.active, dirty.completed, times.last_finish_ms = true, true, true
   count('completed', n)
-  plainly = {}
+  plainly, kept = {}, {}
 end
 
 local function settle(at, is_active)
@@ -140,10 +155,18 @@ if #ids == 0 then
   return verdicts
 end
 local scores = call('ZMSCORE', ACTIVE, unpack(ids))
+local completing = 0
+for i = 1, #ids do
+  if scores[i] and ARGV[FIRST + (i - 1) * WIDTH + 3] == 'complete' then
+    completing = completing + 1
+  end
+end
 for i = 1, #ids do
   local at = FIRST + (i - 1) * WIDTH
-  if ARGV[at + 3] == 'complete' and scores[i] and not done[ids[i]] and complete_plainly(at) then
+  local common = scores[i] and ARGV[at + 3] == 'complete' and not done[ids[i]]
+  if common and complete_plainly(at, completing > KEEP_COMPLETED) then
     verdicts[i] = 1
+    completing = completing - 1
   else
     flush_plainly() -- in the order of the batch
     verdicts[i] = settle(at, scores[i])

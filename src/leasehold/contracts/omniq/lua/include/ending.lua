@@ -44,7 +44,7 @@ end
 local function set_error(job, o)
   if o.error and o.error ~= '' then
     call('HSET', job.key, 'last_error', string.sub(o.error, 1, 4096), 'last_error_ms', NOW_S, 'error',
-      o.error_json or '')
+      o.error_json or '', 'error_ms', NOW_S)
   end
 end
 
