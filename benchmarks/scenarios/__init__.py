@@ -6,7 +6,7 @@ from importlib import import_module
 
 from harness.scenario import Scenario
 
-NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill")
+NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "inbox")
 
 
 def load(name: str) -> Scenario:
