@@ -41,7 +41,7 @@ class Producer:
             await self.client.enqueue_many_copy(jobs[start : start + CHUNK], kind=task)
 
     async def unfinished(self) -> int:
-        """Its own counts are rolled up later and dear to ask for: in its favour, nothing is left."""
+        """Its counts are rolled up later and dear to ask for: in its favour, nothing is left."""
         return 0
 
 

@@ -13,7 +13,7 @@ from leasehold import NewJob, Worker, open_ledger, open_queue, task
 from leasehold.ledger.migrating import PostgresMigrations, migrate
 from leasehold.store.postgres import Postgres
 
-BEST = 1_000
+BEST = 400
 """Slots of one worker for jobs that do nothing: one claim takes as many as are free."""
 
 CHUNK = 2_000
