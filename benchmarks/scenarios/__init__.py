@@ -6,7 +6,10 @@ from importlib import import_module
 
 from harness.scenario import Scenario
 
-NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "bullmq", "depth", "omniq")
+NAMES = (
+    *("noop", "enqueue", "latency", "rss", "sse", "kill"),
+    *("bullmq", "depth", "omniq", "inbox"),
+)
 
 
 def load(name: str) -> Scenario:

@@ -11,7 +11,15 @@ from tests.chaos.stage import Setup
 @pytest.mark.timeout(300)
 @pytest.mark.clause("I-40", "I-7", "I-14")
 async def test_four_processes_on_one_file_survive_kills_and_stops(tmp_path: Path) -> None:
-    setup = Setup(folder=tmp_path, contract="inbox", seed=3, jobs=1_200, workers=3, patience_s=120)
+    setup = Setup(
+        folder=tmp_path,
+        contract="inbox",
+        lease_ms=2_500,
+        seed=3,
+        jobs=800,
+        workers=3,
+        patience_s=120,
+    )
     report = await kills(setup, gateway=0, store=0)
     assert report.ok, str(report)
 
@@ -25,10 +33,10 @@ async def test_eight_processes_on_postgres_survive_kills_of_worker_and_server(
         folder=tmp_path,
         contract="inbox_postgres",
         seed=3,
-        jobs=1_600,
+        jobs=1_000,
         workers=7,
         concurrency=4,
-        lease_ms=2_500,
+        lease_ms=6_000,
         fsync="always",
         patience_s=180,
     )

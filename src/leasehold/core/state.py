@@ -27,7 +27,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     walks: tuple[tuple[str, ...], ...] = ()
     """Several steps of the table that one write may make at once, each from first to last state."""
     overtake_ms: int = 0
-    """By how much claims that run at the same time may overtake each other; 0: they never do."""
+    """By how much claims that run at the same time may overtake each other; 0: they never do.
+
+    One that dies under way, with its worker or its server, gives back what it had locked."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ INBOX = Machine(
         "failed": ("queued", "dead_letter"),
     },
     reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
-    overtake_ms=1_000,
+    overtake_ms=10_000,
     walks=(
         ("claimed", "fetching", "processing"),
         ("claimed", "fetching", "processing", "uploading"),

@@ -24,6 +24,7 @@ from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
 _BATCH_MAX = 1_000
+_TRIES = 3
 _MESSAGE_CHARS_MAX = 4_000
 _VERDICTS: dict[str, Verdict] = {
     "complete": COMPLETED,
@@ -55,7 +56,7 @@ class Settling:
             first: dict[str, int] = {}
             for position in left:
                 first.setdefault(outcomes[position].lease.job_id, position)
-            chosen = list(first.values())[:_BATCH_MAX]
+            chosen = sorted(first.values(), key=lambda at: outcomes[at].lease.job_id)[:_BATCH_MAX]
             await self._settle(outcomes, chosen, verdicts)
             left = [position for position in left if verdicts[position] is None]
         return [verdict for verdict in verdicts if verdict is not None]
@@ -63,23 +64,32 @@ class Settling:
     async def _settle(
         self, outcomes: Sequence[Outcome], chosen: list[int], verdicts: list[Verdict | None]
     ) -> None:
+        rows = [self._row(outcomes[position]) for position in chosen]
+        left = list(range(len(chosen)))
+        # A row that changed between reading and writing is left out, not lost: it is asked for
+        # again, until what is left is answered from the past or really belongs to somebody else.
+        for _ in range(_TRIES):
+            for at, verdict in await self._ended([rows[at] for at in left]):
+                verdicts[chosen[left[at]]] = verdict
+            left = [at for at in left if verdicts[chosen[at]] is None]
+            if not left:
+                return
+            for at, verdict in await self._again([rows[at] for at in left]):
+                verdicts[chosen[left[at]]] = verdict
+            left = [at for at in left if verdicts[chosen[at]] is None]
+            if not left:
+                return
+        leases = [outcomes[chosen[at]].lease for at in left]
+        answers = await refuse(self._engine, self._settings, "settle", leases)
+        for at, answer in zip(left, answers, strict=True):
+            verdicts[chosen[at]] = answer
+
+    async def _ended(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
         settings = self._settings
-        batch = [self._row(outcomes[position]) for position in chosen]
         rows = await self._engine.run(settings.table, "settle", batch, queue=settings.queue)
-        for row in rows:
-            verdicts[chosen[row["n"] - 1]] = _verdict(row)
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
-        if len(rows) < len(chosen):
-            lost = [at for at, position in enumerate(chosen) if verdicts[position] is None]
-            for at, verdict in await self._again([batch[at] for at in lost]):
-                verdicts[chosen[lost[at]]] = verdict
-            refused = [position for position in chosen if verdicts[position] is None]
-            answers = await refuse(
-                self._engine, settings, "settle", [outcomes[at].lease for at in refused]
-            )
-            for position, answer in zip(refused, answers, strict=True):
-                verdicts[position] = answer
+        return [(row["n"] - 1, _verdict(row)) for row in rows]
 
     async def _again(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
         asked = [(row[0], row[1], row[-1]) for row in batch]

@@ -138,7 +138,8 @@ class Postgres:
         if isinstance(error, TimeoutError):
             connection.terminate()
             return ReplyLost(f"PostgreSQL at {place} did not answer in {CALL_TIMEOUT_S:.0f} s")
-        if isinstance(error, asyncpg.PostgresError) and not connection.is_closed():
+        refused = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
+        if refused and not connection.is_closed():
             return ServerError(f"PostgreSQL at {place} refused: {error}", reply=error)
         return ReplyLost(f"the connection to PostgreSQL at {place} broke: {error}")
 

@@ -1,4 +1,6 @@
--- Ends leases: the job's row, the attempt's row and the journal in one step.
+-- Ends leases: the job's row, the attempt's row and the journal in one step. What is read is written
+-- only where nothing changed since: a row that was, by an extend or a cancel, is left for another try.
+-- Whoever calls sorts the batch by job id, so that two batches never wait for each other.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
@@ -8,14 +10,13 @@ WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT * FROM {batch}),
 held AS MATERIALIZED (
   SELECT a.*, j.status AS was, j.lease_expires_at AS lease_was, j.worker_id AS holder, j.claimed_ms,
+    j.ver AS ver_was, j.cancel_requested AS cancel_was,
     CASE WHEN j.cancel_requested AND a.kind IN ('fail', 'retry', 'snooze', 'release') THEN 'cancel'
       WHEN a.kind = 'fail' AND NOT a.retryable THEN 'bury'
       WHEN a.kind IN ('fail', 'retry') AND j.attempt_count >= j.max_attempts THEN 'bury'
       WHEN a.kind = 'fail' THEN 'retry' ELSE a.kind END AS verdict
   FROM asked a JOIN {jobs} j ON j.job_id = a.job_id
   WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN {running}) IS TRUE
-  ORDER BY j.job_id
-  FOR UPDATE OF j
 ),
 ended AS (
   UPDATE {jobs} j
@@ -36,7 +37,8 @@ ended AS (
     result = CASE WHEN h.verdict = 'complete' THEN h.result ELSE j.result END,
     error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END
   FROM held h, clock c
-  WHERE j.job_id = h.job_id AND j.claim_version = h.fence
+  WHERE j.job_id = h.job_id AND j.claim_version = h.fence AND j.ver = h.ver_was
+    AND j.cancel_requested = h.cancel_was
   RETURNING h.n, h.job_id, h.fence, h.verdict, h.was, h.lease_was, h.token_h, h.holder, h.claimed_ms,
     h.result_h, h.attempt_error, h.error_code, h.outcome_h, j.due_ms, j.ver, j.status,
     j.attempt_count, j.max_attempts, j.task, j.gid, j.priority, j.updated_ms
