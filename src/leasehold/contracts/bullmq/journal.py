@@ -13,6 +13,7 @@ import msgspec
 
 from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
 from leasehold.core.event import JournalEvent
+from leasehold.core.tape import StreamTape
 from leasehold.store.redis import Redis
 
 _FIELDS = (
@@ -77,6 +78,19 @@ class BullmqJournal:
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for readers in bulk; it is trimmed only behind what they captured."""
+    key = keys(options.key_prefix)[15]
+    return StreamTape(
+        store=store,
+        key=key,
+        contract=CONTRACT,
+        queue=options.queue,
+        fields=_FIELDS,
+        captured=(keys(options.key_prefix)[5], "leasehold.captured"),
+    )
 
 
 def decode(entry: list[Any], queue: str) -> list[JournalEvent]:

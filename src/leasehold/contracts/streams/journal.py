@@ -14,6 +14,7 @@ import msgspec
 from leasehold.contracts.streams.options import CONTRACT, QUEUE, Options, keys
 from leasehold.core.event import JournalEvent
 from leasehold.core.lease import Lease
+from leasehold.core.tape import StreamTape
 from leasehold.store.redis import Redis
 
 _FIELDS = (
@@ -80,6 +81,19 @@ class StreamsJournal:
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for readers in bulk; it is trimmed only behind what they captured."""
+    all_keys = keys(options.namespace)
+    return StreamTape(
+        store=store,
+        key=all_keys[1],
+        contract=CONTRACT,
+        queue=QUEUE,
+        fields=_FIELDS,
+        captured=(all_keys[4], "captured"),
+    )
 
 
 def decode(entry: list[Any]) -> list[JournalEvent]:

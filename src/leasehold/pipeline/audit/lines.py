@@ -1,0 +1,89 @@
+"""Promises that concern several jobs: who is first in line, and that a pause holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from leasehold.pipeline.audit.invariants import IN_LINE
+from leasehold.pipeline.audit.proof import CONTRACTS, KEYS, LATE_CLOCK, job_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def overtaken(proofs: DataFrame) -> DataFrame:
+    """I22: jobs first claimed before one of their line that was submitted earlier.
+
+    From the rows of the proof, one a job: only they are sorted, not the events.
+    """
+    promised = [code for code, name in enumerate(CONTRACTS) if name in IN_LINE]
+    in_line = Window.partitionBy("line_h", "priority").orderBy("submit_pos")
+    before = in_line.rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        proofs.where(F.col("submit_pos").isNotNull() & F.col("claim_pos").isNotNull())
+        .where(F.col("code").isin(promised))
+        .withColumn("latest", F.max("claim_pos").over(before))
+        .where(F.col("latest") > F.col("claim_pos"))
+        .select(*KEYS, "latest")
+    )
+
+
+def explain_overtaken(events: DataFrame, found: DataFrame) -> DataFrame:
+    """The first claims of such jobs, in words, with the event."""
+    keys = job_keys()
+    claims = events.where((F.col("type") == "claim") & (F.col("fence") == 1))
+    for name, column in keys.items():
+        claims = claims.withColumn(name, column)
+    text = F.lit("claimed before a job of the same line that was submitted earlier")
+    return _violations(claims.join(F.broadcast(found), list(KEYS)), "I22", text)
+
+
+def claimed_while_paused(events: DataFrame) -> DataFrame:
+    """I24: claims between a pause and the next resume of the same queue."""
+    signs = events.where(F.col("type").isin("pause", "resume")).select(
+        "journal", "contract", "queue", "type", F.col("pos").alias("from_pos")
+    )
+    following = Window.partitionBy("journal", "contract", "queue").orderBy("from_pos")
+    # A pause that repeats another ends nothing: the first resume after it does.
+    resumes = F.min(F.when(F.col("type") == "resume", F.col("from_pos"))).over(
+        following.rowsBetween(1, Window.unboundedFollowing)
+    )
+    pauses = (
+        signs.withColumn("upto_pos", F.coalesce(resumes, F.lit(2**63 - 1)))
+        .where(F.col("type") == "pause")
+        .drop("type")
+        .groupBy("journal", "contract", "queue", "upto_pos")
+        .agg(F.min("from_pos").alias("from_pos"))
+    )
+    claims = events.where((F.col("type") == "claim") & (F.col("ver") > 0))
+    inside = (F.col("pos") > F.col("from_pos")) & (F.col("pos") < F.col("upto_pos"))
+    joined = claims.join(F.broadcast(pauses), ["journal", "contract", "queue"]).where(inside)
+    return _violations(joined, "I24", F.lit("claimed while the queue was paused"))
+
+
+def late_clock(events: DataFrame) -> DataFrame:
+    """I35: events whose time lies well before the place that the store gave them."""
+    behind = (F.shiftright("pos", 22) - F.col("ts_ms")).cast("string")
+    text = F.concat(F.lit("the store's clock was "), behind, F.lit(" ms behind its own history"))
+    return _violations(events, "I35", text)
+
+
+def is_late(flags: Column) -> Column:
+    """Whether the proof saw such an event."""
+    return flags.bitwiseAND(F.lit(LATE_CLOCK)) != 0
+
+
+def _violations(rows: DataFrame, number: str, text: Column) -> DataFrame:
+    event = F.struct("seq", "type", "ver", "from_state", "to_state", "fence", "ts_ms", "worker_id")
+    return rows.select(
+        F.lit(number).alias("invariant"),
+        "journal",
+        "contract",
+        "queue",
+        "job_id",
+        text.alias("text"),
+        F.to_json(F.array(event)).alias("evidence"),
+    )
