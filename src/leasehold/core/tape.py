@@ -30,23 +30,22 @@ class StreamTape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of an SQL store, one event a row.
+    """A table of PostgreSQL or SQLite, one event a row, its columns named as the journal's fields.
 
-    `columns` maps the journal's field names to SQL expressions; a field that is not named has its
-    default. `seq` is the table's rising number. Where transactions run side by side, `xid` is the
-    column with the writer's transaction id (`xid8 default pg_current_xact_id()`): rows are then
-    read behind the oldest open transaction, in the order (xid, seq), so that none is passed over.
-    `where` narrows the table to one queue.
+    `store` is the database's URL, `seq` the column that rises with every row, `where` an SQL
+    condition that narrows the table to one queue. PostgreSQL gives numbers out before their
+    transactions commit; so it is read only up to a number that no open transaction can still fill:
+    `sequence` names what gives the numbers.
     """
 
     store: str
     table: str
     contract: str
     queue: str
-    columns: dict[str, str]
+    fields: tuple[str, ...]
     seq: str = "seq"
-    xid: str = ""
-    where: str = ""
+    where: str = "true"
+    sequence: str = ""
 
 
 Tape: TypeAlias = StreamTape | SqlTape

@@ -70,13 +70,27 @@ def capture(
     finally:
         if query.isActive:
             query.stop()
-    for progress in all_progress(files):
-        if once and progress.url in urls and progress.upto:
-            tell_store(progress.url, progress.upto)
+    if once:
+        _announce(files, urls)
     compact(files)
     total = sum(each.rows for each in all_progress(files))
     new = [gap for gap in gaps(files) if str(gap) not in known]
     return Captured(events=total - before, total=total, gaps=new)
+
+
+def release(urls: Sequence[str]) -> None:
+    """Nobody captures these any more: their stores trim them by age and length alone."""
+    for url in urls:
+        tell_store(url, "")
+
+
+def _announce(files: LakeFiles, urls: Sequence[str]) -> None:
+    """After the last batch nothing is repeated any more: all of it may be trimmed."""
+    newest = {each.journal: each for each in all_progress(files)}
+    for url in urls:
+        progress = newest.get(journal_name(url))
+        if progress is not None and progress.upto:
+            tell_store(url, progress.upto)
 
 
 def _start(

@@ -6,7 +6,7 @@ costs its children nothing; else each of them would spend a second on it.
 
 from __future__ import annotations
 
-import numpy
+import numpy as np
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
@@ -17,7 +17,7 @@ import leasehold.pipeline.lake.sink
 import leasehold.pipeline.source.journal
 import leasehold.pipeline.source.stream_reel
 
-PRELOADED = (numpy, pyarrow, leasehold)
+PRELOADED = (np, pyarrow, leasehold)
 
 if __name__ == "__main__":
     manager()

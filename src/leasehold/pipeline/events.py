@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
 
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.state import MACHINES
@@ -28,12 +27,10 @@ def lake_events(
 ) -> DataFrame:
     """The events of some files of the lake, or of all of them, with their `day`."""
     chosen = event_files(lake) if files is None else files
-    schema = StructType.fromDDL(DDL)
     if not chosen:
-        empty = spark.createDataFrame([], schema)
-        return empty.withColumn("day", F.lit("").cast("string"))
+        return spark.createDataFrame([], f"{DDL}, day string")
     paths = [lake.uri(file.path) for file in chosen]
-    rows = spark.read.schema(schema).option("basePath", lake.uri("events")).parquet(*paths)
+    rows = spark.read.schema(DDL).option("basePath", lake.uri("events")).parquet(*paths)
     return filled(rows).withColumn("day", day_of(F.col("ts_ms")))
 
 
@@ -48,7 +45,7 @@ def file_events(spark: SparkSession, path: str) -> DataFrame:
     if "://" not in path and not Path(path).exists():
         raise NotFound(f"there is no history {path}")
     if suffix in (".jsonl", ".json", ".ndjson"):
-        return spark.read.schema(StructType.fromDDL(DDL)).json(path)
+        return spark.read.schema(DDL).json(path)
     if suffix == ".parquet" or Path(path).is_dir():
         return conformed(spark.read.parquet(path))
     raise UsageError(f"{path}: a history is a .parquet file or folder, or .jsonl, one event a line")

@@ -67,11 +67,8 @@ def open_session(
         from pyspark.sql import SparkSession
     except ImportError:
         raise UsageError(NOT_INSTALLED) from None
-    if settings.remote:
-        spark = _remote(settings)
-    else:
-        spark = _classic(SparkSession, settings, environment)
-    return prepare(spark, ship=settings.ship)
+    opened = _remote(settings) if settings.remote else _classic(SparkSession, settings, environment)
+    return prepare(opened, ship=settings.ship)
 
 
 def prepare(spark: SparkSession, *, ship: bool = False) -> SparkSession:
@@ -96,7 +93,7 @@ def _remote(settings: SparkSettings) -> SparkSession:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:
         raise UsageError(
-            f"Spark Connect needs more of PySpark ({error}); install: pip install 'pyspark[connect]'"
+            f"Spark Connect needs more of PySpark ({error}); pip install 'pyspark[connect]'"
         ) from None
     builder = ConnectSession.builder.remote(settings.remote)
     for name, value in settings.conf.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.contracts.bullmq.journal import decode as decode_bullmq
@@ -60,6 +60,7 @@ def pages(draw: st.DrawFn) -> tuple[str, list[Any]]:
 
 
 @given(pages())
+@settings(deadline=None)
 def test_columns_say_what_the_contracts_own_reader_says(drawn: tuple[str, list[Any]]) -> None:
     contract, page = drawn
     fast = LineParser(tape_of(contract), "j").batch(page)

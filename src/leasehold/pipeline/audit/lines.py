@@ -8,7 +8,14 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from leasehold.pipeline.audit.invariants import IN_LINE
-from leasehold.pipeline.audit.proof import CONTRACTS, KEYS, LATE_CLOCK, job_keys
+from leasehold.pipeline.audit.proof import (
+    CLOCK_SLACK_MS,
+    CONTRACTS,
+    KEYS,
+    LATE_CLOCK,
+    PLACE_BITS,
+    job_keys,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -66,9 +73,14 @@ def claimed_while_paused(events: DataFrame) -> DataFrame:
 
 def late_clock(events: DataFrame) -> DataFrame:
     """I35: events whose time lies well before the place that the store gave them."""
-    behind = (F.shiftright("pos", 22) - F.col("ts_ms")).cast("string")
+    behind = (F.shiftright("pos", PLACE_BITS) - F.col("ts_ms")).cast("string")
     text = F.concat(F.lit("the store's clock was "), behind, F.lit(" ms behind its own history"))
     return _violations(events, "I35", text)
+
+
+def is_behind() -> Column:
+    """Whether an event is such a one."""
+    return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
 
 
 def is_late(flags: Column) -> Column:

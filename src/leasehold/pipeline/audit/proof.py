@@ -28,7 +28,7 @@ KEYS = ("line_h", "job_h", "job_h2")
 BAD, LATE_CLOCK = 1, 2
 WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
 CLOCK_SLACK_MS = 1_000
-_PLACE_BITS = 22
+PLACE_BITS = 22
 
 Step = tuple[str, str, str, str]
 
@@ -151,23 +151,21 @@ def _contract_code() -> Column:
 
 def _allowed_steps() -> Iterable[Step]:
     for machine in MACHINES.values():
-        name = machine.contract
-        for state in machine.initial:
-            yield name, "submit", "", state
-        for state in machine.running:
-            yield name, "extend", state, state
-            yield name, "report", state, state
-        for state in machine.states:
-            if state not in machine.running:
-                for gone in ("", "removed", state):
-                    yield name, "remove", state, gone
-        for here, targets in machine.steps.items():
-            for there in targets:
-                for kind in _TYPES:
-                    yield name, kind, here, there
-        for here, targets in machine.reopen.items():
-            for there in targets:
-                yield name, "reopen", here, there
+        for kind, here, there in _steps_of(machine):
+            yield machine.contract, kind, here, there
+
+
+def _steps_of(machine: Machine) -> Iterable[tuple[str, str, str]]:
+    yield from (("submit", "", state) for state in machine.initial)
+    for state in machine.states:
+        if state in machine.running:
+            yield from ((kind, state, state) for kind in ("extend", "report"))
+        else:
+            yield from (("remove", state, gone) for gone in ("", "removed", state))
+    for here, targets in machine.steps.items():
+        yield from ((kind, here, there) for there in targets for kind in _TYPES)
+    for here, targets in machine.reopen.items():
+        yield from (("reopen", here, there) for there in targets)
 
 
 _TYPES = (
@@ -231,7 +229,7 @@ def _flags(steps: Steps) -> Column:
         | ((kind == "extend") & (F.col("lease_until_ms") < F.col("prev_lease_until_ms")))
         | ((F.col("max_attempts") > 0) & (F.col("attempt") > F.col("max_attempts")))
     )
-    behind = F.shiftright("pos", _PLACE_BITS) - F.col("ts_ms")
+    behind = F.shiftright("pos", PLACE_BITS) - F.col("ts_ms")
     is_late = F.col("contract").isin(*TIMED) & (kind != "submit") & (behind > CLOCK_SLACK_MS)
     bad = F.when((F.col("ver") > 0) & F.coalesce(is_bad, F.lit(True)), F.lit(BAD)).otherwise(0)
     return bad + F.when(F.coalesce(is_late, F.lit(False)), F.lit(LATE_CLOCK)).otherwise(0)

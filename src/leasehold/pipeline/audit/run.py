@@ -26,7 +26,7 @@ from leasehold.pipeline.audit.proof import (
 from leasehold.pipeline.schema import NAMES
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _DERIVED = {"ver", "from_state", "prev_fence", "prev_lease_until_ms"}
 
@@ -146,7 +146,7 @@ class Audit:
     def _sees(self, invariant: Invariant) -> bool:
         return not self._history.unseen & set(invariant.needs)
 
-    def _count(self) -> list[DataFrameRow]:
+    def _count(self) -> list[Row]:
         late = (F.col("min_ver") > 1) & (F.col("cut") == 1)
         counted = (
             self.proofs.where(F.col("n") > 0)
@@ -168,7 +168,7 @@ class Audit:
         found = found.unionByName(lines.claimed_while_paused(history.all))
         found = found.unionByName(self._overtaken())
         late = self._events_of(self.proofs.where(lines.is_late(F.col("flags"))))
-        found = found.unionByName(lines.late_clock(late.where(_is_behind())))
+        found = found.unionByName(lines.late_clock(late.where(lines.is_behind())))
         shown = [i.number for i in INVARIANTS if self._sees(i)]
         return found.where(F.col("invariant").isin(*shown, UNOBSERVED))
 
@@ -182,13 +182,6 @@ class Audit:
             events = events.withColumn(name, column)
         some = jobs.select(*KEYS, (F.col("cut") == 0).alias("whole"))
         return events.join(some, list(KEYS)).select(*NAMES, "whole")
-
-
-DataFrameRow = object
-
-
-def _is_behind() -> object:
-    return F.shiftright("pos", 22) - F.col("ts_ms") > 1_000
 
 
 def completed(rows: DataFrame) -> tuple[DataFrame, frozenset[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -76,8 +76,8 @@ class RangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Runs in a task: one row."""
-        assert isinstance(partition, Span)
-        yield tuple(getattr(partition.piece, name) for name in _FIELDS)
+        piece = cast("Span", partition).piece
+        yield tuple(getattr(piece, name) for name in _FIELDS)
 
     def stop(self) -> None:
         """Close connections."""

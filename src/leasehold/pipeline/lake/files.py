@@ -1,4 +1,4 @@
-"""Files of the lake, on a disk or in a bucket (`s3://...`): small steps that are whole or not at all.
+"""Files of the lake, on a disk or in a bucket (`s3://...`), in steps that are whole or not at all.
 
 A file appears under its name only when it is complete: on a disk by renaming, in a bucket because
 an object appears with its last byte.
@@ -6,7 +6,6 @@ an object appears with its last byte.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,7 +66,8 @@ class LakeFiles:
         """Refuse what is no lake."""
         if self.read_json(_LABEL) is None:
             raise NotFound(
-                f"{self.lake} is no lake; `leasehold pipeline capture --lake {self.lake} URL` makes one"
+                f"{self.lake} is no lake; "
+                f"`leasehold pipeline capture --lake {self.lake} URL` makes one"
             )
 
     def names(self, folder: str) -> list[str]:
@@ -150,7 +150,7 @@ class LakeFiles:
         draft = f"{folder}/{_HIDDEN}{uuid.uuid4().hex[:12]}-{name}"
         try:
             yield draft
-            os.replace(draft, full)
+            Path(draft).replace(full)
         finally:
             Path(draft).unlink(missing_ok=True)
 

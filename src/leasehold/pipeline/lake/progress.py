@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from leasehold.core.opening import parse_url
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.schema import place
 from leasehold.pipeline.source.offsets import Gap, Mark, epoch_name
@@ -59,7 +60,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         after, upto = ordered[0].after, ordered[-1].upto
         return msgspec.structs.replace(
             self,
-            url=ordered[0].url,
+            url=parse_url(ordered[0].url).safe,
             base=ordered[0].base if not after else self.base,
             after=after,
             upto=upto,

@@ -83,7 +83,7 @@ class LakeWriter(DataSourceStreamArrowWriter):
             write_progress(lake, now)
             # A batch may be repeated until the next one began: what it needs must not be trimmed.
             if now.after:
-                tell_store(now.url, now.after)
+                tell_store(ranges[0].url, now.after)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
         """Nothing: whatever was written has the names of its range and is written again."""
@@ -100,7 +100,8 @@ def tell_store(url: str, upto: str) -> None:
 
 def write_piece(lake: LakeFiles, piece: Piece) -> Written:
     """One range into files; a range that was committed before is not read again."""
-    seen, files = Read(), []
+    seen = Read()
+    files: list[str] = []
     before = read_progress(lake, piece.name)
     if before is not None and place(piece.upto) <= place(before.upto):
         return _written(piece, seen, files, repeated=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import cast
 
 import msgspec
 import pyarrow as pa
@@ -54,11 +55,11 @@ class JobsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        assert isinstance(partition, Store)
+        store = cast("Store", partition)
         with asyncio.Runner() as runner:
-            pages = aiter(_pages(partition))
+            pages = aiter(_pages(store))
             while (page := runner.run(_next(pages))) is not None:
-                yield _rows(page, journal_name(partition.url))
+                yield _rows(page, journal_name(store.url))
 
 
 async def _pages(store: Store) -> AsyncIterator[list[JobRecord]]:

@@ -1,4 +1,4 @@
-"""The data source `leasehold`: any queue URL for `spark.read`, `readStream`, `write`, `writeStream`.
+"""The data source `leasehold`: any queue URL for `read`, `readStream`, `write`, `writeStream`.
 
     spark.read.format("leasehold").option("url", URL).load()                      the journal
     spark.read.format("leasehold").option("url", URL).option("table", "jobs")     the jobs
@@ -14,7 +14,7 @@ a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -128,8 +128,7 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        assert isinstance(partition, Span)
-        yield from read_piece(partition.piece, self._columns)
+        yield from read_piece(cast("Span", partition).piece, self._columns)
 
 
 class PushingReader(JournalReader):
@@ -141,9 +140,13 @@ class PushingReader(JournalReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Takes note of a least `ts_ms`; Spark still applies every filter."""
         for each in filters:
-            is_least = isinstance(each, GreaterThan | GreaterThanOrEqual | EqualTo)
-            if is_least and each.attribute == ("ts_ms",) and isinstance(each.value, int):
-                self._since_ms = max(self._since_ms, each.value)
+            match each:
+                case (
+                    GreaterThan(attribute=("ts_ms",), value=int(least))
+                    | GreaterThanOrEqual(attribute=("ts_ms",), value=int(least))
+                    | EqualTo(attribute=("ts_ms",), value=int(least))
+                ):
+                    self._since_ms = max(self._since_ms, least)
             yield each
 
 
@@ -180,8 +183,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        assert isinstance(partition, Span)
-        yield from read_piece(partition.piece, self._columns)
+        yield from read_piece(cast("Span", partition).piece, self._columns)
 
     def stop(self) -> None:
         """Close connections."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from leasehold.core.opening import parse_url
 from leasehold.pipeline.schema import place
 from leasehold.pipeline.source.reel import Head, Reel, journal_name, open_reel
 
@@ -232,7 +233,7 @@ def missing(mark: Mark, head: Head, so_far: int) -> int:
 def _gap(name: str, url: str, mark: Mark, head: Head, reason: Reason, lost: int) -> Gap:
     return Gap(
         journal=epoch_name(name, mark.epoch),
-        url=url,
+        url=parse_url(url).safe,
         reason=reason,
         after=mark.upto,
         until=head.first,

@@ -7,6 +7,7 @@ entries before it is interpolated, and a range is cut into spans of equal time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -68,7 +69,7 @@ class StreamReel:
         begin, end = _ms(first[0][0].decode()), _ms(upto)
         cuts = sorted({begin + (end - begin) * n // parts for n in range(1, parts)} - {end})
         edges = [after, *(f"{cut}-{2**64 - 1}" for cut in cuts if cut >= begin), upto]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(pairwise(edges))
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
         """Page by page; the server works on the next while this one is converted."""

@@ -16,7 +16,7 @@ from leasehold.pipeline.events import day_of, in_states
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-KEYS = ("contract", "queue", "job_id", "fence")
+KEYS = ("journal", "contract", "queue", "job_id", "fence")
 GREATEST = (
     "task",
     "worker_id",
@@ -54,22 +54,18 @@ def attempts_of(events: DataFrame) -> DataFrame:
     claims, ends = F.col("mine") & (F.col("type") == "claim"), F.col("mine") & F.col("ends")
     begins = ~F.col("mine") & F.col("waits")
     ready = F.greatest(F.col("ts_ms"), F.col("due_ms"))
-    return (
-        rows.groupBy("contract", "queue", "job_id", F.col("row").alias("fence"))
-        .agg(
-            F.max("task").alias("task"),
-            _where(claims, "worker_id"),
-            _where(claims, "attempt"),
-            F.max(F.when(begins, ready)).alias("ready_ms"),
-            _where(claims, "ts_ms", "claimed_ms"),
-            _where(ends, "ts_ms", "ended_ms"),
-            _where(ends, "type", "outcome"),
-            _where(ends, "error_code"),
-            F.max(F.when(ends & F.col("waits"), ready)).alias("next_due_ms"),
-            _count(F.col("mine") & (F.col("type") == "extend"), "extends"),
-            _count(F.col("mine") & (F.col("type") == "report"), "reports"),
-        )
-        .where(F.col("ready_ms").isNotNull() | F.col("claimed_ms").isNotNull())
+    return rows.groupBy(*KEYS[:-1], F.col("row").alias("fence")).agg(
+        F.max("task").alias("task"),
+        _where(claims, "worker_id"),
+        _where(claims, "attempt"),
+        F.max(F.when(begins, ready)).alias("ready_ms"),
+        _where(claims, "ts_ms", "claimed_ms"),
+        _where(ends, "ts_ms", "ended_ms"),
+        _where(ends, "type", "outcome"),
+        _where(ends, "error_code"),
+        F.max(F.when(ends & F.col("waits"), ready)).alias("next_due_ms"),
+        _count(F.col("mine") & (F.col("type") == "extend"), "extends"),
+        _count(F.col("mine") & (F.col("type") == "report"), "reports"),
     )
 
 
@@ -82,7 +78,9 @@ def merged(parts: DataFrame) -> DataFrame:
 
 def shown(attempts: DataFrame) -> DataFrame:
     """With the durations, and the day on which the attempt ended ("open" while it has not)."""
-    return attempts.select(
+    # An event after the end of an attempt (its job is sent back, or removed) makes no row of it.
+    begun = attempts.where(F.col("ready_ms").isNotNull() | F.col("claimed_ms").isNotNull())
+    return begun.select(
         *COLUMNS,
         (F.col("claimed_ms") - F.col("ready_ms")).alias("wait_ms"),
         (F.col("ended_ms") - F.col("claimed_ms")).alias("run_ms"),

@@ -15,7 +15,7 @@ from leasehold.pipeline.events import day_of, in_states
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-KEYS = ("contract", "queue", "job_id")
+KEYS = ("journal", "contract", "queue", "job_id")
 LEAST = ("first_ver", "submitted_ms", "first_claimed_ms")
 GREATEST = ("task", "due_ms", "priority", "gid", "max_attempts", "last")
 SUMS = ("starts", "completions", "retries", "lost", "releases", "epochs")

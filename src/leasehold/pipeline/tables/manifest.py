@@ -1,7 +1,7 @@
 """Which files make up the tables: one list, replaced as a whole.
 
-A run writes its files beside the old ones and then replaces the list; whoever reads through the list
-sees either the tables before or those after. Files that no list names are left from a run that was
+A run writes its files beside the old ones and then replaces the list; whoever reads through it sees
+either the tables before or those after. Files that no list names are left from a run that was
 killed, and go with the next.
 """
 

@@ -191,6 +191,6 @@ class _Run:
         if paths:
             return manifest.read(self._spark, self._lake, name, paths)
         empty = lake_events(self._spark, self._lake, [])
-        make = attempts if name == "attempts" else jobs
-        of = attempts.attempts_of if name == "attempts" else jobs.jobs_of
-        return make.shown(of(empty))
+        if name == "attempts":
+            return attempts.shown(attempts.attempts_of(empty))
+        return jobs.shown(jobs.jobs_of(empty))
