@@ -31,7 +31,7 @@ async def captured_more(lake: str, than: int) -> int:
     """Wait until the lake holds more events than that; how many it holds."""
     async with asyncio.timeout(PATIENCE_S):
         while (rows := sum(each.rows for each in all_progress(LakeFiles(lake)))) <= than:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # another process writes it
     return rows
 
 
@@ -49,7 +49,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
             for url in urls:
                 await work(url, 20, prefix=f"r{number}-", fail_every=7)
             number += 1
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the pace of a producer
 
     producing = asyncio.create_task(produce())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -44,7 +45,7 @@ def event(at_ms: int, kind: str, ver: int, here: str, there: str, **more: object
     )  # fmt: skip
 
 
-# Submitted at 0, due at 100, claimed at 150; fails at 250 with a retry due at 1250; claimed at 1300,
+# Submitted at 0, due at 100, claimed at 150; fails at 250, due again at 1250; claimed at 1300,
 # lost at 2300; claimed at 2400 and done at 2500.
 HISTORY = [
     event(0, "submit", 1, "", "waiting", due_ms=MONDAY_MS + 100),
@@ -164,7 +165,7 @@ def test_bit_by_bit_gives_the_same_tables_and_the_same_audit_as_all_at_once(
         LakeFiles(name).begin()
     events = spread(3)
     cuts = [0, len(events) // 3, len(events) // 2, len(events)]
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, end in pairwise(cuts):
         put(LakeFiles(slowly), events[begin:end], "j", begin)
         update_tables(spark, slowly)
         bit_by_bit = audit_lake(spark, slowly)

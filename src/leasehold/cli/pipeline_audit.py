@@ -51,7 +51,7 @@ def _of_events(
     from leasehold.pipeline.audit.run import Audit, History, completed
     from leasehold.pipeline.events import file_events, journal_events
     from leasehold.pipeline.source.offsets import first_mark
-    from leasehold.pipeline.source.reel import journal_name, open_reel
+    from leasehold.pipeline.source.opening import journal_name, open_reel
 
     unseen: frozenset[str] = frozenset()
     cut: list[str] = []

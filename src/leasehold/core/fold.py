@@ -1,7 +1,21 @@
 """The history of each job, event by event: what it says about the promises.
 
-The fold behind `core.verdict`, and behind the audit of the pipeline, which sends it only what its
-aggregation could not prove sound. The numbers are those of `core.verdict`.
+The fold behind the verdict on the chaos tests, and behind the audit of the pipeline, which sends it
+only what its aggregation could not prove sound. Both know the invariants by the same numbers:
+
+    I1   no loss: at the end every job has ended
+    I3   one place: a job holds a lease exactly while it runs
+    I4   chain: ver 1, 2, 3 ..., each event begins where the last one ended, by the contract's table
+    I5   an end is an end: nothing but a reopen changes a finished job
+    I6   fence: +1 with every claim, unchanged by anything else
+    I7   exclusion: no claim while another lease is held
+    I8   no stale accept: every accepted write carries the current fence and its token
+    I10  only what ran out is taken back
+    I11  only the owner extends, and never to an earlier time
+    I12  one end per epoch
+    I13  budget: each start counts one, none beyond the limit
+    I22  order: what was submitted first is first claimed first
+    I24  pause: no claim between pause and resume
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from leasehold.pipeline.lake.progress import CHECKPOINT, all_progress, gaps
 from leasehold.pipeline.lake.sink import LakeSink, tell_store
 from leasehold.pipeline.plainly import one_line
 from leasehold.pipeline.source.offsets import Gap
-from leasehold.pipeline.source.reel import journal_name
+from leasehold.pipeline.source.opening import journal_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,7 +26,7 @@ from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.progress import all_progress
 from leasehold.pipeline.plainly import one_line
 from leasehold.pipeline.source.offsets import epoch_name
-from leasehold.pipeline.source.reel import journal_name
+from leasehold.pipeline.source.opening import journal_name
 from leasehold.pipeline.source.submitting import submit_all
 from leasehold.pipeline.tables import jobs, manifest
 

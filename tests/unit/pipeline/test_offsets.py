@@ -7,7 +7,8 @@ import pytest
 from leasehold.pipeline.lake.layout import EventFile, _counting
 from leasehold.pipeline.plainly import plain
 from leasehold.pipeline.source.offsets import Mark, began_anew, first_mark, missing
-from leasehold.pipeline.source.reel import Head, journal_name
+from leasehold.pipeline.source.opening import journal_name
+from leasehold.pipeline.source.reel import Head
 
 
 def head(first: str, last: str, added: int, length: int) -> Head:

@@ -1,4 +1,4 @@
-"""The invariants that a journal alone can show, by the numbers of `core.verdict`.
+"""The invariants that a journal alone can show, by the numbers of `core.fold`.
 
 Each names the columns it needs. A history that lacks one of them (another system's, or a step that
 a foreign client made) is not judged by that invariant: it is counted as not observable.

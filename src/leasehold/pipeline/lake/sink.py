@@ -30,7 +30,8 @@ from leasehold.pipeline.lake.layout import DAY_MS, event_file, event_files
 from leasehold.pipeline.lake.progress import Progress, Written, read_progress, write_progress
 from leasehold.pipeline.schema import ARROW, place
 from leasehold.pipeline.source.offsets import Piece, epoch_name
-from leasehold.pipeline.source.reel import Read, open_reel
+from leasehold.pipeline.source.opening import open_reel
+from leasehold.pipeline.source.reel import Read
 
 _ROWS_AT_ONCE = 50_000
 

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from leasehold.core.job import JobRecord
 from leasehold.core.opening import open_ledger
 from leasehold.core.seam import Query
-from leasehold.pipeline.source.reel import journal_name
+from leasehold.pipeline.source.opening import journal_name
 
 _PAGE = 1_000
 _SKIPPED = ("extra", "requester")

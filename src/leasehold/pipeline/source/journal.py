@@ -39,7 +39,8 @@ from leasehold.core.errors import StoreError, UsageError
 from leasehold.pipeline.schema import NAMES, ddl_of, place
 from leasehold.pipeline.source.jobs import JOBS_DDL, JobsReader
 from leasehold.pipeline.source.offsets import Follower, Gap, Mark, Offset, Piece
-from leasehold.pipeline.source.reel import Read, journal_name, open_reel
+from leasehold.pipeline.source.opening import journal_name, open_reel
+from leasehold.pipeline.source.reel import Read
 
 PARTS = 8
 _TABLES = ("journal", "jobs")

@@ -14,7 +14,8 @@ import msgspec
 
 from leasehold.core.opening import parse_url
 from leasehold.pipeline.schema import place
-from leasehold.pipeline.source.reel import Head, Reel, journal_name, open_reel
+from leasehold.pipeline.source.opening import journal_name, open_reel
+from leasehold.pipeline.source.reel import Head, Reel
 
 Reason = Literal["trimmed", "restarted"]
 

@@ -1,4 +1,4 @@
-"""What others saw of a history: clients their answers, a scan the store. See `core.verdict`."""
+"""What others saw of a history: clients their answers, a scan the store. See `verdict`."""
 
 from __future__ import annotations
 
