@@ -79,6 +79,11 @@ class BulkRedis:
             if is_last:
                 return
 
+    def send_all(self, packed: list[bytes]) -> list[Any]:
+        """Encoded commands in one write; their replies, of which the first error is raised."""
+        self._send(b"".join(packed))
+        return [self._reply() for _ in packed]
+
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
