@@ -24,8 +24,9 @@ from leasehold.pipeline.lake.progress import Progress, write_progress
 from leasehold.pipeline.lake.sink import day_name
 from leasehold.pipeline.schema import ARROW, rows_of
 from leasehold.pipeline.tables import attempts, jobs
-from leasehold.pipeline.tables.manifest import NAMES, read_manifest, table
+from leasehold.pipeline.tables.manifest import NAMES, read_manifest
 from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
+from leasehold.pipeline.tables.reading import table
 from leasehold.pipeline.tables.update import update_tables
 from tests.chaos.sim.test_verdict import sound
 

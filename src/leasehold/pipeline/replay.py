@@ -28,7 +28,8 @@ from leasehold.pipeline.plainly import one_line
 from leasehold.pipeline.source.offsets import epoch_name
 from leasehold.pipeline.source.opening import journal_name
 from leasehold.pipeline.source.submitting import submit_all
-from leasehold.pipeline.tables import jobs, manifest
+from leasehold.pipeline.tables import jobs
+from leasehold.pipeline.tables.reading import table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +52,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 def chosen(spark: SparkSession, lake: LakeFiles, where: str) -> DataFrame:
     """Ended jobs by a condition in SQL on the columns of the table `jobs`."""
     try:
-        rows = manifest.table(spark, lake, "jobs")
+        rows = table(spark, lake, "jobs")
     except NotFound:
         rows = jobs.shown(jobs.jobs_of(lake_events(spark, lake)))
     with one_line():

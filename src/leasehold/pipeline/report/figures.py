@@ -13,7 +13,7 @@ from leasehold.pipeline.audit.run import Audited
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.progress import all_progress, gaps
 from leasehold.pipeline.source.offsets import Gap
-from leasehold.pipeline.tables.manifest import table
+from leasehold.pipeline.tables.reading import table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

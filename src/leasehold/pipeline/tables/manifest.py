@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from leasehold.core.errors import NotFound
 from leasehold.pipeline.lake.files import LakeFiles
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 TABLES = "tables"
 NAMES = ("attempts", "jobs", "metrics_hourly", "latency_hourly", "slo")
@@ -90,35 +89,3 @@ def store(
                 lake.move(f"{draft}/{folder}/{name}", path)
                 found.setdefault(day, []).append(path)
     return found
-
-
-def table(spark: SparkSession, lake: LakeFiles, name: str) -> DataFrame:
-    """A table by its name, for everything that reads; `events` needs no run."""
-    if name == "events":
-        from leasehold.pipeline.events import lake_events
-
-        return lake_events(spark, lake)
-    paths = read_manifest(lake).of(name)
-    if not paths:
-        raise NotFound(
-            f"there is no table {name!r} in {lake.lake}; "
-            f"`leasehold pipeline tables --lake {lake.lake}` makes them"
-        )
-    return read(spark, lake, name, paths)
-
-
-def read(spark: SparkSession, lake: LakeFiles, name: str, paths: list[str]) -> DataFrame:
-    """Some files of a table, with their `day`."""
-    rows = spark.read.option("basePath", lake.uri(f"{TABLES}/{name}"))
-    # Else Spark makes dates of the days, and of "open" nothing at all.
-    return (
-        rows.option("recursiveFileLookup", "false")
-        .schema(_schema(spark, lake, paths))
-        .parquet(*(lake.uri(path) for path in paths))
-    )
-
-
-def _schema(spark: SparkSession, lake: LakeFiles, paths: list[str]) -> str:
-    fields = spark.read.parquet(lake.uri(paths[0])).schema.fields
-    columns = [f"`{f.name}` {f.dataType.simpleString()}" for f in fields if f.name != "day"]
-    return ", ".join([*columns, "day string"])

@@ -22,6 +22,7 @@ from leasehold.pipeline.source.offsets import epoch_name
 from leasehold.pipeline.tables import attempts, jobs, manifest
 from leasehold.pipeline.tables.manifest import Manifest, read_manifest
 from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
+from leasehold.pipeline.tables.reading import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,9 +189,4 @@ class _Run:
         return kept | manifest.store(self._lake, self._number, name, rows)
 
     def _read(self, name: str, paths: list[str]) -> DataFrame:
-        if paths:
-            return manifest.read(self._spark, self._lake, name, paths)
-        empty = lake_events(self._spark, self._lake, [])
-        if name == "attempts":
-            return attempts.shown(attempts.attempts_of(empty))
-        return jobs.shown(jobs.jobs_of(empty))
+        return read(self._spark, self._lake, name, paths)
