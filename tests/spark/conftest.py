@@ -43,6 +43,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             conf={
                 "spark.sql.shuffle.partitions": "2",
                 "spark.sql.adaptive.enabled": "false",
+                # A few rows are done before Java code for them would be written and compiled.
+                "spark.sql.codegen.wholeStage": "false",
+                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
                 "spark.local.dir": str(work),
             },
         )

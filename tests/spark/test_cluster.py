@@ -47,7 +47,6 @@ def start(kind: str, *words: str) -> tuple[subprocess.Popen[str], str]:
     """Start a master or a worker and wait until it says that it is up; its log so far."""
     environment = os.environ | {
         "JAVA_HOME": str(find_java(os.environ, runtime_folder(os.environ))),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_HOME": str(HOME),

@@ -165,7 +165,7 @@ def test_bit_by_bit_gives_the_same_tables_and_the_same_audit_as_all_at_once(
     for name in (slowly, at_once):
         LakeFiles(name).begin()
     events = spread(3)
-    cuts = [0, len(events) // 3, len(events) // 2, len(events)]
+    cuts = [0, len(events) // 2, len(events)]
     for begin, end in pairwise(cuts):
         put(LakeFiles(slowly), events[begin:end], "j", begin)
         update_tables(spark, slowly)
@@ -177,10 +177,8 @@ def test_bit_by_bit_gives_the_same_tables_and_the_same_audit_as_all_at_once(
     whole = audit_lake(spark, at_once)
     assert (bit_by_bit.events, bit_by_bit.jobs) == (whole.events, whole.jobs)
     assert bit_by_bit.open_jobs == whole.open_jobs
-    assert bit_by_bit.broken == whole.broken == []
-    before = contents(spark, slowly)
-    update_tables(spark, slowly, scratch=True)
-    assert contents(spark, slowly) == before
+    assert bit_by_bit.verdicts == whole.verdicts
+    assert bit_by_bit.broken == []
 
 
 def test_damage_in_a_later_part_is_found_with_the_events_of_an_earlier_one(

@@ -174,4 +174,4 @@ def _elsewhere(
 def _new_id(journal: str, record: JobRecord) -> str:
     """The same job, ended the same way, is the same new job."""
     words = f"{journal}\n{record.job_id}\n{record.fence}".encode()
-    return str(uuid.UUID(bytes=hashlib.sha256(words).digest()[:16], version=8))
+    return str(uuid.UUID(bytes=hashlib.sha256(words).digest()[:16]))

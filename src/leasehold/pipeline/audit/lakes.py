@@ -31,7 +31,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     run: int = 0
     places: dict[str, int] = {}
     runs: list[int] = []
-    ended: int = 0
+    ended: dict[str, int] = {}
+    carried_events: int = 0
     total: Audited | None = None
 
 
@@ -57,17 +58,15 @@ def audit_lake(
         cut=cut_journals(lake),
         quiesced=quiesced,
     )
+    run = before.run + 1
     audit = Audit(spark, history)
     try:
-        run = before.run + 1
         folder = f"{AUDIT}/{run:06d}"
         audit.violations.write.mode("overwrite").parquet(lake.uri(f"{folder}/violations"))
         audit.carry().write.mode("overwrite").parquet(lake.uri(f"{folder}/carried"))
-        total = _together(known, audit.result())
+        state, total = _after(known, audit, run, now)
     finally:
         audit.close()
-    ended = total.jobs - total.open_jobs
-    state = State(run=run, places=now, runs=[*known.runs, run], ended=ended, total=total)
     lake.write_json(_STATE, state)
     _tidy(lake, state)
     return total
@@ -101,30 +100,47 @@ def _carried(spark: SparkSession, lake: LakeFiles, known: State) -> DataFrame | 
     return spark.read.parquet(lake.uri(f"{AUDIT}/{known.run:06d}/carried"))
 
 
-def _together(known: State, found: Audited) -> Audited:
-    """Earlier runs and this one. Jobs that were carried are in `found` already."""
-    if known.total is None:
-        return found
-    old = {each.invariant: each for each in known.total.verdicts}
-    carried = known.total.jobs - known.ended
-
-    def added(new: Verdict) -> Verdict:
-        before = old[new.invariant]
-        return msgspec.structs.replace(
-            new,
-            jobs=max(before.jobs, before.jobs + new.jobs - carried),
-            violations=before.violations + new.violations,
-            unobserved=before.unobserved + new.unobserved,
-        )
-
-    return Audited(
-        events=known.total.events + found.events,
-        jobs=known.ended + found.jobs,
+def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tuple[State, Audited]:
+    """Earlier runs and this one. What was carried is in this one's figures once more."""
+    counts, found = audit.counts(), audit.result()
+    jobs = dict(known.ended)
+    ended = dict(known.ended)
+    for contract, row in counts.items():
+        new = row.jobs - (row.again if known.runs else 0)
+        jobs[contract] = jobs.get(contract, 0) + new
+        ended[contract] = jobs[contract] - row.open_jobs
+    before = known.total
+    total = Audited(
+        events=found.events + (before.events - known.carried_events if before else 0),
+        jobs=sum(jobs.values()),
         open_jobs=found.open_jobs,
-        begins_late=known.total.begins_late + found.begins_late,
-        looked_at=known.total.looked_at + found.looked_at,
-        verdicts=[added(each) for each in found.verdicts],
+        begins_late=found.begins_late + (before.begins_late if before else 0),
+        looked_at=found.looked_at + (before.looked_at if before else 0),
+        verdicts=_added(before, audit.verdicts(jobs)),
     )
+    state = State(
+        run=run,
+        places=places,
+        runs=[*known.runs, run],
+        ended=ended,
+        carried_events=sum(row.open_events for row in counts.values()),
+        total=total,
+    )
+    return state, total
+
+
+def _added(before: Audited | None, verdicts: list[Verdict]) -> list[Verdict]:
+    old = {each.invariant: each for each in before.verdicts} if before else {}
+    return [
+        msgspec.structs.replace(
+            each,
+            violations=each.violations + old[each.invariant].violations,
+            unobserved=each.unobserved + old[each.invariant].unobserved,
+        )
+        if each.invariant in old
+        else each
+        for each in verdicts
+    ]
 
 
 def _tidy(lake: LakeFiles, state: State) -> None:

@@ -12,30 +12,50 @@ from leasehold.pipeline.audit.proof import (
     CLOCK_SLACK_MS,
     CONTRACTS,
     KEYS,
-    LATE_CLOCK,
     PLACE_BITS,
     job_keys,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
+
+SLICES = 1_000
 
 
-def overtaken(proofs: DataFrame) -> DataFrame:
+def overtaken(proofs: DataFrame, first_pos: int, last_pos: int) -> DataFrame:
     """I22: jobs first claimed before one of their line that was submitted earlier.
 
-    From the rows of the proof, one a job: only they are sorted, not the events.
+    From the rows of the proof, one a job: only they are sorted, not the events; and each slice of
+    the line by itself, for of all earlier slices only the latest claim matters.
     """
     promised = [code for code, name in enumerate(CONTRACTS) if name in IN_LINE]
-    in_line = Window.partitionBy("line_h", "priority").orderBy("submit_pos")
-    before = in_line.rowsBetween(Window.unboundedPreceding, -1)
-    return (
+    width = max(1, (last_pos - first_pos) // SLICES)
+    in_line = (
         proofs.where(F.col("submit_pos").isNotNull() & F.col("claim_pos").isNotNull())
         .where(F.col("code").isin(promised))
-        .withColumn("latest", F.max("claim_pos").over(before))
-        .where(F.col("latest") > F.col("claim_pos"))
-        .select(*KEYS, "latest")
+        .select(*KEYS, "priority", "submit_pos", "claim_pos")
+        .withColumn("slice", F.floor((F.col("submit_pos") - F.lit(first_pos)) / F.lit(width)))
     )
+    line = ("line_h", "priority")
+    slices = Window.partitionBy(*line).orderBy("slice")
+    earlier = (
+        in_line.groupBy(*line, "slice")
+        .agg(F.max("claim_pos").alias("latest"))
+        .withColumn("before", F.max("latest").over(_all_before(slices)))
+        .select(*line, "slice", "before")
+    )
+    within = Window.partitionBy(*line, "slice").orderBy("submit_pos")
+    return (
+        in_line.withColumn("latest", F.max("claim_pos").over(_all_before(within)))
+        .join(F.broadcast(earlier), [*line, "slice"])
+        .where(F.greatest("latest", "before") > F.col("claim_pos"))
+        .select(*KEYS)
+    )
+
+
+def _all_before(order: WindowSpec) -> WindowSpec:
+    return order.rowsBetween(Window.unboundedPreceding, -1)
 
 
 def explain_overtaken(events: DataFrame, found: DataFrame) -> DataFrame:
@@ -83,9 +103,9 @@ def is_behind() -> Column:
     return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
 
 
-def is_late(flags: Column) -> Column:
-    """Whether the proof saw such an event."""
-    return flags.bitwiseAND(F.lit(LATE_CLOCK)) != 0
+def has(flag: int) -> Column:
+    """Whether the proof saw such an event of the job."""
+    return F.col("flags").bitwiseAND(F.lit(flag)) != 0
 
 
 def _violations(rows: DataFrame, number: str, text: Column) -> DataFrame:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONTRACTS = tuple(MACHINES)
 KEYS = ("line_h", "job_h", "job_h2")
-BAD, LATE_CLOCK = 1, 2
+BAD, LATE_CLOCK, PAUSES = 1, 2, 4
 WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
 CLOCK_SLACK_MS = 1_000
 PLACE_BITS = 22
@@ -128,7 +128,7 @@ def unproven(*, quiesced: bool) -> Column:
     is_broken = (
         (F.col("n") != F.col("max_ver") - F.col("min_ver") + F.lit(1))
         | (F.col("x") != F.col("last").bitwiseXOR(F.col("first")))
-        | (F.col("flags") != 0)
+        | (F.col("flags").bitwiseAND(F.lit(BAD)) != 0)
         | (F.col("last_pos") != F.col("max_pos"))
         | ((F.col("cut") == 0) & (F.col("min_ver") > 1))
     )
@@ -232,7 +232,8 @@ def _flags(steps: Steps) -> Column:
     behind = F.shiftright("pos", PLACE_BITS) - F.col("ts_ms")
     is_late = F.col("contract").isin(*TIMED) & (kind != "submit") & (behind > CLOCK_SLACK_MS)
     bad = F.when((F.col("ver") > 0) & F.coalesce(is_bad, F.lit(True)), F.lit(BAD)).otherwise(0)
-    return bad + F.when(F.coalesce(is_late, F.lit(False)), F.lit(LATE_CLOCK)).otherwise(0)
+    late = F.when(F.coalesce(is_late, F.lit(False)), F.lit(LATE_CLOCK)).otherwise(0)
+    return bad + late + F.when(kind == "pause", F.lit(PAUSES)).otherwise(0)
 
 
 def _kind(steps: Steps) -> Column:

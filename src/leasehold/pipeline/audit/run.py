@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,11 +12,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
 from leasehold.pipeline.audit import lines
-from leasehold.pipeline.audit.explain import UNOBSERVED, explain
+from leasehold.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
 from leasehold.pipeline.audit.invariants import INVARIANTS, Invariant, applies_to
 from leasehold.pipeline.audit.proof import (
     CONTRACTS,
     KEYS,
+    LATE_CLOCK,
+    PAUSES,
     Steps,
     has_ended,
     job_keys,
@@ -50,7 +53,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit found. `events` counts what was read for it, `open_jobs` what has not ended."""
+    """What an audit found. `open_jobs` have not ended, `looked_at` the proof alone did not settle.
+
+    `begins_late` are jobs whose first events are missing because their journal is cut.
+    """
 
     events: int
     jobs: int
@@ -89,11 +95,12 @@ class Audit:
 
     def __init__(self, spark: SparkSession, history: History) -> None:
         self._history = history
+        self._nothing = spark.createDataFrame([], VIOLATIONS_DDL)
         parts = proof(history.new, Steps(spark), cut=history.cut)
         if history.carried is not None:
             parts = merged(parts.select(*history.carried.columns).unionByName(history.carried))
         self.proofs = parts.withColumn("open_question", unproven(quiesced=history.quiesced))
-        self.proofs = self.proofs.persist(StorageLevel.DISK_ONLY)
+        self.proofs = self.proofs.persist(StorageLevel.MEMORY_AND_DISK)
         self._counts = self._count()
         self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
 
@@ -107,28 +114,39 @@ class Audit:
         going_on = ~has_ended() & (F.col("n") > 0)
         return self.proofs.where(going_on).drop("open_question")
 
+    def counts(self) -> dict[str, Row]:
+        """By contract: `jobs`, `events`, and of these `open_jobs`, `open_events`, `again`.
+
+        `again` are jobs without their first events in a journal that is whole: an earlier audit
+        saw them end.
+        """
+        return {CONTRACTS[row.code]: row for row in self._counts if row.code >= 0}
+
     def result(self) -> Audited:
-        """The summary."""
-        found = {
-            (row.invariant, row.contract): row["count"]
-            for row in self.violations.groupBy("invariant", "contract").count().collect()
-        }
-        jobs = {CONTRACTS[row.code]: row.jobs for row in self._counts if row.code >= 0}
-        strange = {contract: n for (number, contract), n in found.items() if number == UNOBSERVED}
-        verdicts = [self._verdict(each, jobs, found, strange) for each in INVARIANTS]
+        """The summary of this audit alone."""
+        jobs = {name: row.jobs for name, row in self.counts().items()}
         return Audited(
             events=sum(row.events for row in self._counts),
             jobs=sum(row.jobs for row in self._counts),
             open_jobs=sum(row.open_jobs for row in self._counts),
             begins_late=sum(row.begins_late for row in self._counts),
             looked_at=sum(row.looked_at for row in self._counts),
-            verdicts=verdicts,
+            verdicts=self.verdicts(jobs),
         )
+
+    def verdicts(self, jobs: Mapping[str, int]) -> list[Verdict]:
+        """What came of each invariant, asked of so many jobs of each contract."""
+        found = {
+            (row.invariant, row.contract): row["count"]
+            for row in self.violations.groupBy("invariant", "contract").count().collect()
+        }
+        strange = {contract: n for (number, contract), n in found.items() if number == UNOBSERVED}
+        return [self._verdict(each, jobs, found, strange) for each in INVARIANTS]
 
     def _verdict(
         self,
         invariant: Invariant,
-        jobs: dict[str, int],
+        jobs: Mapping[str, int],
         found: dict[tuple[str, str], int],
         strange: dict[str, int],
     ) -> Verdict:
@@ -148,32 +166,47 @@ class Audit:
 
     def _count(self) -> list[Row]:
         late = (F.col("min_ver") > 1) & (F.col("cut") == 1)
-        counted = (
-            self.proofs.where(F.col("n") > 0)
-            .groupBy("code")
-            .agg(
-                F.count("*").alias("jobs"),
-                F.sum("n").alias("events"),
-                F.count(F.when(~has_ended(), 1)).alias("open_jobs"),
-                F.count(F.when(late, 1)).alias("begins_late"),
-                F.count(F.when(F.col("open_question"), 1)).alias("looked_at"),
-            )
+        counted = self.proofs.groupBy("code").agg(
+            F.count(F.when(F.col("n") > 0, 1)).alias("jobs"),
+            F.sum("n").alias("events"),
+            F.count(F.when((F.col("n") > 0) & ~has_ended(), 1)).alias("open_jobs"),
+            F.sum(F.when(~has_ended(), F.col("n")).otherwise(F.lit(0))).alias("open_events"),
+            F.count(F.when((F.col("min_ver") > 1) & (F.col("cut") == 0), 1)).alias("again"),
+            F.count(F.when(late, 1)).alias("begins_late"),
+            F.count(F.when(F.col("open_question"), 1)).alias("looked_at"),
+            F.count(F.when(lines.has(LATE_CLOCK), 1)).alias("late"),
+            F.count(F.when(lines.has(PAUSES), 1)).alias("pauses"),
+            F.min("submit_pos").alias("first_pos"),
+            F.max("submit_pos").alias("last_pos"),
         )
         return counted.collect()
 
     def _find(self) -> DataFrame:
+        """Only what the proof leaves open is looked for in the events once more."""
         history = self._history
-        suspects = self.proofs.where(F.col("open_question"))
-        found = explain(self._events_of(suspects), quiesced=history.quiesced)
-        found = found.unionByName(lines.claimed_while_paused(history.all))
-        found = found.unionByName(self._overtaken())
-        late = self._events_of(self.proofs.where(lines.is_late(F.col("flags"))))
-        found = found.unionByName(lines.late_clock(late.where(lines.is_behind())))
+        found = [self._nothing]
+        if any(row.looked_at for row in self._counts):
+            suspects = self.proofs.where(F.col("open_question"))
+            found.append(explain(self._events_of(suspects), quiesced=history.quiesced))
+        if any(row.late for row in self._counts):
+            late = self._events_of(self.proofs.where(lines.has(LATE_CLOCK)))
+            found.append(lines.late_clock(late.where(lines.is_behind())))
+        if any(row.pauses for row in self._counts):
+            found.append(lines.claimed_while_paused(history.all))
+        found += self._overtaken()
         shown = [i.number for i in INVARIANTS if self._sees(i)]
-        return found.where(F.col("invariant").isin(*shown, UNOBSERVED))
+        every = reduce(lambda one, other: one.unionByName(other), found)
+        return every.where(F.col("invariant").isin(*shown, UNOBSERVED))
 
-    def _overtaken(self) -> DataFrame:
-        return lines.explain_overtaken(self._history.all, lines.overtaken(self.proofs))
+    def _overtaken(self) -> list[DataFrame]:
+        places = [(row.first_pos, row.last_pos) for row in self._counts if row.last_pos is not None]
+        if not places:
+            return []
+        first, last = min(p[0] for p in places), max(p[1] for p in places)
+        jobs = lines.overtaken(self.proofs, first, last)
+        if jobs.isEmpty():
+            return []
+        return [lines.explain_overtaken(self._history.all, jobs)]
 
     def _events_of(self, jobs: DataFrame) -> DataFrame:
         """All events of some jobs, with whether their journal is whole."""

@@ -71,7 +71,7 @@ class SqlReel:
         named = ", ".join(_column(name, tape) for name, _ in COLUMNS if _is_read(name, tape))
         query = (
             f"SELECT {named} FROM {tape.table} WHERE {tape.where} AND {tape.seq} > "  # noqa: S608
-            f"{int(after or 0)} AND {tape.seq} <= {int(upto)} ORDER BY {tape.seq}"
+            f"{int(after or 0)} AND {tape.seq} <= {int(upto)} ORDER BY pos"
         )
         for batch in self._database.batches(query):
             rows = self._conformed(batch)

@@ -91,7 +91,7 @@ class RowsToJobs:
 
     def _id(self, row: dict[str, Any]) -> str:
         key = msgspec.json.encode([self._run, *(row[name] for name in self._keys)], order="sorted")
-        return str(uuid.UUID(bytes=hashlib.sha256(key).digest()[:16], version=8))
+        return str(uuid.UUID(bytes=hashlib.sha256(key).digest()[:16]))
 
 
 class JobWriter(DataSourceArrowWriter):

@@ -13,6 +13,9 @@ from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, sl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_SCHEMAS: dict[str, StructType] = {}
 
 
 def table(spark: SparkSession, lake: LakeFiles, name: str) -> DataFrame:
@@ -30,18 +33,20 @@ def table(spark: SparkSession, lake: LakeFiles, name: str) -> DataFrame:
 
 def read(spark: SparkSession, lake: LakeFiles, name: str, paths: list[str]) -> DataFrame:
     """Some files of a table with their `day`, or none: then an empty table."""
-    empty = _empty(spark, lake, name)
+    if name not in _SCHEMAS:
+        _SCHEMAS[name] = _empty(spark, lake, name).schema
     if not paths:
-        return empty
+        return spark.createDataFrame([], _SCHEMAS[name])
     # Told the columns, Spark does not look into files for them, nor makes dates of the days.
     return (
-        spark.read.schema(empty.schema)
+        spark.read.schema(_SCHEMAS[name])
         .option("basePath", lake.uri(f"{TABLES}/{name}"))
         .parquet(*(lake.uri(path) for path in paths))
     )
 
 
 def _empty(spark: SparkSession, lake: LakeFiles, name: str) -> DataFrame:
+    """The table of no events: what makes the tables also says their columns."""
     events = lake_events(spark, lake, [])
     done = attempts.shown(attempts.attempts_of(events))
     ended = jobs.shown(jobs.jobs_of(events))
