@@ -31,14 +31,14 @@ def test_a_java_home_without_java_is_refused_with_the_remedy(tmp_path: Path) -> 
         find_java({"JAVA_HOME": str(tmp_path)}, tmp_path)
 
 
-def test_spark_runs_on_the_java_of_the_wheel() -> None:
-    clean = {k: v for k, v in os.environ.items() if k != "JAVA_HOME"}
+@pytest.mark.alone
+def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ON_THE_WHEEL],
-        env=clean | {"PATH": os.defpath.replace("/usr/bin", "").replace(":", "") or "/nonexistent"},
+        env=os.environ | {"JAVA_HOME": str(find_java({"PATH": ""}, tmp_path))},
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     total, version = done.stdout.split()[-2:]
     assert (total, version.partition(".")[0]) == ("10", "25")
-    assert done.stderr == ""
+    assert done.stderr == "", "Spark starts without a word"

@@ -49,7 +49,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
             for url in urls:
                 await work(url, 20, prefix=f"r{number}-", fail_every=7)
             number += 1
-            await asyncio.sleep(0.05)  # the pace of a producer
+            await asyncio.sleep(0.5)  # the pace of a producer
 
     producing = asyncio.create_task(produce())
     try:
