@@ -10,6 +10,8 @@ NAMES = (
     *("noop", "enqueue", "latency", "rss", "sse", "kill"),
     *("bullmq", "depth", "omniq", "inbox"),
 )
+PIPELINE = ("pipeline_capture", "pipeline_audit", "pipeline_enqueue")
+"""Need Spark, so `all` leaves them out."""
 
 
 def load(name: str) -> Scenario:

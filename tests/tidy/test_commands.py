@@ -135,6 +135,20 @@ def test_the_environment_is_made_once_and_again_when_the_lock_changes(copy: Copy
     assert len(copy.syncs()) == 2
 
 
+def test_spark_comes_with_the_tests_and_stays(copy: Copy) -> None:
+    """It is heavy: who only starts the system is spared it, and who has it does not lose it."""
+    assert copy.run("bin/up").returncode == 0
+    assert "--extra spark" not in copy.syncs()[-1]
+    copy.run("bin/test", "unit")
+    assert copy.syncs()[-1].startswith("sync --quiet --frozen --extra all --extra spark")
+    assert copy.run("bin/up").returncode == 0
+    assert len(copy.syncs()) == 2
+    with (copy.root / "uv.lock").open("a") as lock:
+        lock.write("# changed\n")
+    assert copy.run("bin/up").returncode == 0
+    assert "--extra spark" in copy.syncs()[-1]
+
+
 def test_an_environment_that_was_moved_here_is_made_anew(copy: Copy) -> None:
     copy.run("bin/up")
     moved = copy.root.with_name("elsewhere")

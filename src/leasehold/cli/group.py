@@ -32,6 +32,7 @@ COMMANDS = {
     "keys": "Create, list and revoke API keys.",
     "db": "Bring a database to the schema of this version.",
     "receiver": "Receive webhooks and show them on a page.",
+    "pipeline": "Keep, count and audit the history of queues, on Spark.",
     "doctor": "Look for what will hurt, and say what helps.",
     "bench": "Measure this machine on a private store.",
     "config": "Show settings and where they come from.",
@@ -74,7 +75,7 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Settings: flags over LEASEHOLD_* variables over leasehold.toml over defaults "
     "(`leasehold config show --origin`). Exit codes: 0 ok, 1 error, 2 usage, 3 not found, "
-    "4 conflict, 5 store unreachable, 6 job failed, 7 timeout, 8 doctor found problems.",
+    "4 conflict, 5 store unreachable, 6 job failed, 7 timeout, 8 doctor or audit found problems.",
 )
 def group() -> None:
     """Leasehold: a job system in which work is never owned, only leased."""

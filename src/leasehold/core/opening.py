@@ -18,6 +18,7 @@ import msgspec
 
 from leasehold.core.errors import UnknownContract, UsageError
 from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.core.tape import Tape
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -116,6 +117,13 @@ def open_part(url: str, part: str) -> Any:
             contract=parsed.contract,
         )
     return opener(parsed)
+
+
+def journal_tape(url: str) -> Tape | None:
+    """How the journal behind a URL is written, for readers in bulk; None where it is not said."""
+    parsed = parse_url(url)
+    declare = getattr(_contract(parsed), "journal_tape", None)
+    return cast("Tape", declare(parsed)) if declare else None
 
 
 def _contract(url: QueueUrl) -> Any:

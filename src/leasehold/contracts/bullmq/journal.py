@@ -7,6 +7,7 @@ the end.
 from __future__ import annotations
 
 from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
+from leasehold.core.tape import StreamTape
 from leasehold.store.journal import Lines, StreamJournal
 from leasehold.store.redis import Redis
 
@@ -41,3 +42,16 @@ class BullmqJournal(StreamJournal):
     def __init__(self, redis: Redis, options: Options) -> None:
         lines = Lines(_FIELDS, contract=CONTRACT, queue=options.queue)
         super().__init__(redis, keys(options.key_prefix)[15], lines)
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for readers in bulk; it is trimmed only behind what they captured."""
+    key = keys(options.key_prefix)[15]
+    return StreamTape(
+        store=store,
+        key=key,
+        contract=CONTRACT,
+        queue=options.queue,
+        fields=_FIELDS,
+        captured=(keys(options.key_prefix)[5], "leasehold.captured"),
+    )

@@ -7,6 +7,7 @@ applies.
 from __future__ import annotations
 
 from leasehold.contracts.streams.options import CONTRACT, QUEUE, Options, keys
+from leasehold.core.tape import StreamTape
 from leasehold.store.journal import Lines, StreamJournal
 from leasehold.store.redis import Redis
 
@@ -39,3 +40,16 @@ class StreamsJournal(StreamJournal):
 
     def __init__(self, redis: Redis, options: Options) -> None:
         super().__init__(redis, keys(options.namespace)[1], _LINES)
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for readers in bulk; it is trimmed only behind what they captured."""
+    all_keys = keys(options.namespace)
+    return StreamTape(
+        store=store,
+        key=all_keys[1],
+        contract=CONTRACT,
+        queue=QUEUE,
+        fields=_FIELDS,
+        captured=(all_keys[4], "captured"),
+    )
