@@ -14,7 +14,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """`queues` are the URLs served; the first one's store also holds the keys.
 
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
-    `anonymous` False asks for a key even on loopback.
+    `anonymous` False asks for a key even on loopback. `redact` names payload keys whose values the
+    pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`.
     """
 
     queues: tuple[str, ...]
@@ -33,6 +34,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float = 0.0
     rate_burst: int = 0
     drain_ms: int = 10_000
+    redact: tuple[str, ...] = ()
+    trace_url: str = ""
 
     @property
     def on_loopback(self) -> bool:

@@ -74,6 +74,10 @@ class BullmqJournal:
         )  # fmt: skip
         return _after(reply[0][1], "", self._queue) if reply else []
 
+    def since(self, ts_ms: int) -> str:
+        """The position after which everything that happened since then lies."""
+        return f"{ts_ms}-0"
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()
