@@ -166,8 +166,7 @@ class Observer:
             _remember(self._ready_ms, event.job_id, max(event.ts_ms, event.due_ms))
         if event.worker_id:
             self._seen(event)
-        if event.job_id:
-            self._on_moved(self.house.name, event.job_id)
+        self._on_moved(self.house.name, event.job_id)
 
     def _count(self, second: Second, event: JournalEvent) -> None:
         match event.type:

@@ -156,7 +156,7 @@ class Pages:
                 "trace": _trace_link(self._trace_url, job.trace),
                 "curl": curl_of(base, queue, job.task, payload),
                 "command": command_of(queue, job.task, payload),
-                "self": job_path(queue, job.job_id),
+                "my_path": job_path(queue, job.job_id),
             },
         )
 

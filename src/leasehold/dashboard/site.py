@@ -185,15 +185,15 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         request.scope[ROUTE] = "/login"
-        back = local_path(str(request.query_params.get("next", "/")), "/")
         if request.method == "GET":
+            back = local_path(str(request.query_params.get("next", "/")), "/")
             return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
         form = dict(await read_form(request))
         cookie = await self._door.sign_in(form.get("key", "").strip(), request)
-        if cookie is None:
-            words = {"title": "Sign in", "next": back, "wrong": True}
-            return self._render(None, Page("login.html", words, status=401))
         target = local_path(form.get("next", "/"), "/")
+        if cookie is None:
+            words = {"title": "Sign in", "next": target, "wrong": True}
+            return self._render(None, Page("login.html", words, status=401))
         return RedirectResponse(target, 303, headers={"set-cookie": cookie})
 
     async def _logout(self, request: Request) -> Response:

@@ -55,9 +55,8 @@ class Watch:
             self._idle = asyncio.create_task(self._until_idle())
 
     async def look(self) -> None:
-        """Make sure that there is a sample of every queue."""
-        fresh = [o.look() for o in self.observers.values() if o.counts is None or o.away]
-        await asyncio.gather(*fresh)
+        """Take a sample of every queue now."""
+        await asyncio.gather(*(observer.look() for observer in self.observers.values()))
 
     def listen(self) -> Listener:
         """Hear of what moves; `leave` afterwards."""
