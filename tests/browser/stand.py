@@ -98,7 +98,9 @@ class Stand:
         """Start a worker for these queues; all without a word."""
         urls = [self.stages[name].url for name in contracts or self.stages]
         tasks = [greet, boom, reject, slow]
-        worker = Worker(tasks, queues=urls, concurrency=concurrency, settings=Settings(drain_ms=100))
+        worker = Worker(
+            tasks, queues=urls, concurrency=concurrency, settings=Settings(drain_ms=100)
+        )
 
         async def start() -> None:
             running = asyncio.create_task(worker.serve())

@@ -174,9 +174,7 @@ def test_the_list_is_used_with_the_keyboard_alone(stand: Stand, page: Page) -> N
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-def test_a_search_is_a_link_and_pages_go_on_without_gap_or_repeat(
-    stand: Stand, page: Page
-) -> None:
+def test_a_search_is_a_link_and_pages_go_on_without_gap_or_repeat(stand: Stand, page: Page) -> None:
     stand.open("streams", "bullmq")
     made = set(stand.submit("streams", *[NewJob(task="a", payload=b"{}") for _ in range(70)]))
     made |= set(stand.submit("bullmq", *[NewJob(task="a", payload=b"{}") for _ in range(70)]))

@@ -82,9 +82,7 @@ def test_a_failed_job_shows_its_attempts_error_and_events(
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_a_running_job_is_followed_live_to_its_end(
-    contract: str, stand: Stand, page: Page
-) -> None:
+def test_a_running_job_is_followed_live_to_its_end(contract: str, stand: Stand, page: Page) -> None:
     stand.open(contract)
     (job_id,) = stand.submit(contract, NewJob(task="greet", payload=b'{"name":"Bo"}'))
     page.goto(f"{stand.url}/jobs/{stand.names[contract]}/{job_id}")
@@ -102,9 +100,7 @@ def test_what_a_handler_says_cannot_become_html(busy: Stand, page: Page) -> None
     expect(page.locator("tr[data-href]").first).to_contain_text("<b>not HTML</b>")
 
 
-def test_a_job_that_is_gone_is_said_to_be_gone(
-    stand: Stand, page: Page, watched: Watched
-) -> None:
+def test_a_job_that_is_gone_is_said_to_be_gone(stand: Stand, page: Page, watched: Watched) -> None:
     watched.allowed.append("404")
     stand.open("streams")
     answer = page.goto(f"{stand.url}/jobs/streams/no-such-job")
