@@ -52,6 +52,8 @@ SETTINGS = {
         Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
+        Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
+        Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
         Setting("gateway.ttl_s", 86_400, "how long a job is kept that does not say", "integer"),
         Setting("worker.queues", [], "the queues a worker serves (comma separated)", "list"),
         Setting("worker.concurrency", 0, "attempts at once in a worker; 0: its default", "integer"),

@@ -40,16 +40,16 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._depth = Gauge(
-            "jobs_queue_depth", "Jobs in a state now.", ("queue", "state"), registry=self.registry
+            "leasehold_queue_depth", "Jobs in a state now.", ("queue", "state"), registry=self.registry
         )
         self._oldest = Gauge(
-            "jobs_oldest_waiting_seconds",
+            "leasehold_oldest_waiting_seconds",
             "How long the oldest waiting job has waited.",
             ("queue",),
             registry=self.registry,
         )
         self._up = Gauge(
-            "jobs_store_up", "Whether the store answered.", ("queue",), registry=self.registry
+            "leasehold_store_up", "Whether the store answered.", ("queue",), registry=self.registry
         )
         self._by_route: dict[tuple[str, str, int], Counter] = {}
         self._timer: dict[str, Histogram] = {}

@@ -74,10 +74,10 @@ async def test_metrics_count_requests_clients_and_jobs(web: Web) -> None:
     }
     assert requests["POST", "/v1/jobs", "202"] == 1
     assert requests["GET", "other", "404"] == 1
-    depths = {s.labels["state"]: s.value for s in families["jobs_queue_depth"].samples}
+    depths = {s.labels["state"]: s.value for s in families["leasehold_queue_depth"].samples}
     assert depths["queued"] == 1
-    assert families["jobs_oldest_waiting_seconds"].samples[0].value >= 0
-    assert families["jobs_store_up"].samples[0].value == 1
+    assert families["leasehold_oldest_waiting_seconds"].samples[0].value >= 0
+    assert families["leasehold_store_up"].samples[0].value == 1
     assert "leasehold_http_request_duration_seconds" in families
     assert job_id not in reply.body.decode()
     assert "unbounded-label" not in reply.body.decode()

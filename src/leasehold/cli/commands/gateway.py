@@ -50,6 +50,8 @@ def command(
         port=config.integer("gateway.port", port),
         anonymous=not require_key,
         ttl_s=config.integer("gateway.ttl_s"),
+        redact=tuple(config.texts("gateway.redact")),
+        trace_url=config.text("gateway.trace_url"),
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))

@@ -225,7 +225,7 @@ def _announce(wish: Wish, queue_url: str, redis_url: str, stack: contextlib.Asyn
     stack.callback(withdraw_up, wish.data)
     emit_text(welcome(wish.gateway_url, samples=wish.samples))
     if wish.browser:
-        webbrowser.open(f"{wish.gateway_url}/docs")
+        webbrowser.open(wish.gateway_url)
 
 
 def welcome(url: str, *, samples: bool) -> str:

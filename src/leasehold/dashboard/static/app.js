@@ -112,7 +112,7 @@
         width: place.clientWidth - 14, height: 195, cursor: { y: false },
         scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
         series: [{}, line("submitted/s", "--seg-wait"), line("done/s", "--seg-good"), line("failed/s", "--seg-bad")],
-        axes: [axis, { ...axis, size: 44 }],
+        axes: [{ ...axis, values: (_, at) => at.map((s) => new Date(s * 1000).toTimeString().slice(0, 5)) }, { ...axis, size: 44 }],
       }, data, place);
     };
     return {
