@@ -49,7 +49,7 @@ async def reject(job: Job) -> None:
 async def slow(job: Job) -> str:
     for step in range(600):
         await job.report(step / 6, f"step {step}")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # its work
     return "slow"
 
 
@@ -146,7 +146,7 @@ class Stand:
         deadline = time.monotonic() + 20
         while kind_of(self.state(contract, job_id)) not in kinds:
             assert time.monotonic() < deadline, f"{job_id} is {self.state(contract, job_id)}"
-            time.sleep(0.05)
+            time.sleep(0.05)  # a poll, bounded by the deadline
 
     def close(self) -> None:
         self.run(self._stack.aclose())

@@ -235,7 +235,7 @@ def start_gateway(port: int, queue_url: str, folder: Path) -> subprocess.Popen[b
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return process
         assert process.poll() is None, (folder / "gateway.log").read_text()
-        time.sleep(0.05)
+        time.sleep(0.05)  # a poll, bounded by the deadline
     raise AssertionError("the gateway did not start")
 
 

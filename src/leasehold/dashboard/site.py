@@ -118,11 +118,12 @@ class Dashboard:
     def _page(self, path: str, handle: Callable[[Visit], Awaitable[Page]]) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
-            visit: Visit | Response | None = None
+            visit: Visit | None = None
             try:
-                visit = await self._visit(request)
-                if isinstance(visit, Response):
-                    return visit
+                admitted = await self._visit(request)
+                if isinstance(admitted, Response):
+                    return admitted
+                visit = admitted
                 self.watch.touch()
                 page = await handle(visit)
             except NotFound as error:

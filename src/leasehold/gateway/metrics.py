@@ -40,7 +40,10 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._depth = Gauge(
-            "leasehold_queue_depth", "Jobs in a state now.", ("queue", "state"), registry=self.registry
+            "leasehold_queue_depth",
+            "Jobs in a state now.",
+            ("queue", "state"),
+            registry=self.registry,
         )
         self._oldest = Gauge(
             "leasehold_oldest_waiting_seconds",
