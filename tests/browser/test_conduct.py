@@ -20,7 +20,7 @@ from tests.browser.conftest import Watched
 from tests.browser.stand import Stand
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-PAGES = ("/", "/jobs", "/jobs?q=is:failed", "/queues", "/workers", "/dead", "/audit")
+PAGES = ("/", "/jobs", "/jobs?q=is:failed", "/queues", "/workers", "/dead", "/history", "/audit")
 
 
 def filled(stand: Stand) -> str:

@@ -32,7 +32,7 @@ def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
 @asynccontextmanager
 async def open_street(urls: Sequence[str]) -> AsyncIterator[Street]:
     """The queues behind these URLs, until the block ends."""
-    houses = [_house(url) for url in urls]
+    houses = [_house(url, number, urls) for number, url in enumerate(urls)]
     try:
         yield Street(houses)
     finally:
@@ -41,8 +41,8 @@ async def open_street(urls: Sequence[str]) -> AsyncIterator[Street]:
                 await part.close()
 
 
-def _house(url: str) -> OpenHouse:
+def _house(url: str, number: int, urls: Sequence[str]) -> OpenHouse:
     parsed = parse_url(url)
-    own = parsed.options.get("queue", "")
-    name = f"{parsed.contract}:{own}" if own else parsed.contract
+    same = sum(parse_url(other).name == parsed.name for other in urls[:number])
+    name = f"{parsed.name}~{same + 1}" if same else parsed.name
     return OpenHouse(name, parsed.contract, open_queue(url), open_ledger(url), open_journal(url))

@@ -54,6 +54,7 @@ SETTINGS = {
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
         Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
         Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
+        Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),
         Setting("gateway.ttl_s", 86_400, "how long a job is kept that does not say", "integer"),
         Setting("worker.queues", [], "the queues a worker serves (comma separated)", "list"),
         Setting("worker.concurrency", 0, "attempts at once in a worker; 0: its default", "integer"),

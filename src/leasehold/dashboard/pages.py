@@ -16,6 +16,7 @@ from leasehold.dashboard.acting import VERBS, Actor
 from leasehold.dashboard.boxes import boxes, command_of, curl_of
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import by_kind, dead_letters, warnings, workers
+from leasehold.dashboard.history import Histories
 from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.reading import decoded, fault_of
@@ -51,6 +52,7 @@ class Pages:
         redaction: Redaction,
         *,
         trace_url: str = "",
+        lake: str = "",
     ) -> None:
         self._street = street
         self._finder = finder
@@ -58,6 +60,7 @@ class Pages:
         self._watch = watch
         self._redaction = redaction
         self._trace_url = trace_url
+        self._histories = Histories(lake)
 
     async def overview(self, visit: Visit) -> Page:
         """Figures of all queues, warnings, and how to submit a job."""
@@ -192,6 +195,12 @@ class Pages:
         more = with_params("/audit", before=entries[99].id) if len(entries) > 100 else ""
         return Page("audit.html", {"title": "Audit", "entries": entries[:100], "more": more,
                                    "bulks": self._actor.bulks()[:10]})  # fmt: skip
+
+    async def history(self, visit: Visit) -> Page:
+        """What the pipeline made of the past."""
+        queue = visit.query("q")
+        past = await self._histories.read(queue)
+        return Page("history.html", {"title": "History", "past": past, "q": queue})
 
     async def bulk(self, visit: Visit) -> Page:
         """How far an action on many jobs is."""

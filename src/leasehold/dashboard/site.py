@@ -60,6 +60,7 @@ class Dashboard:
         *,
         redact: Iterable[str] = USUAL,
         trace_url: str = "",
+        lake: str = "",
         version: str = "",
     ) -> None:
         street = Street(houses)
@@ -72,7 +73,9 @@ class Dashboard:
         finder = Finder(street, redaction)
         self.actor = Actor(street, finder, audit)
         self._api = Api(street, finder, self.actor, self.watch, redaction)
-        self._pages = Pages(street, finder, self.actor, self.watch, redaction, trace_url=trace_url)
+        self._pages = Pages(
+            street, finder, self.actor, self.watch, redaction, trace_url=trace_url, lake=lake
+        )
         self._forms = Forms(street, finder, self.actor, self._notices, redaction)
         self._templates = _templates()
 
@@ -101,6 +104,7 @@ class Dashboard:
             "/queues": pages.queues,
             "/workers": pages.workers,
             "/dead": pages.dead,
+            "/history": pages.history,
             "/audit": pages.audit,
             "/bulk/{bulk_id}": pages.bulk,
         }

@@ -33,7 +33,7 @@ from leasehold.gateway.keys import KeyRing, open_keyring, open_side_store
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
-from leasehold.gateway.served import Served, open_served
+from leasehold.gateway.served import Served, check_names, open_served
 from leasehold.gateway.session import Sessions
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer
@@ -57,6 +57,7 @@ class Gateway:
             retry_ms=settings.retry_ms,
         )
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
+        check_names(self.served)
         self._side = open_side_store(settings.queues[0], "leasehold-audit")
         self.dashboard = Dashboard(
             self.served,
@@ -64,6 +65,7 @@ class Gateway:
             self._audit(),
             redact=(*USUAL, *settings.redact),
             trace_url=settings.trace_url,
+            lake=settings.lake,
             version=__version__,
         )
         self.operations = Operations(

@@ -15,7 +15,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
     `anonymous` False asks for a key even on loopback. `redact` names payload keys whose values the
-    pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`.
+    pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`;
+    `lake` is the folder in which the pipeline keeps the history.
     """
 
     queues: tuple[str, ...]
@@ -36,6 +37,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_ms: int = 10_000
     redact: tuple[str, ...] = ()
     trace_url: str = ""
+    lake: str = ""
 
     @property
     def on_loopback(self) -> bool:

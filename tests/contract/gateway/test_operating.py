@@ -112,7 +112,9 @@ class _Links(HTMLParser):
                 self.ids.add(value or "")
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/jobs", "/queues", "/workers", "/dead", "/audit"])
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/jobs", "/queues", "/workers", "/dead", "/history", "/audit"]
+)
 async def test_the_pages_have_no_inline_code_and_their_links_lead_somewhere(
     web: Web, path: str
 ) -> None:

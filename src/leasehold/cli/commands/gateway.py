@@ -52,6 +52,7 @@ def command(
         ttl_s=config.integer("gateway.ttl_s"),
         redact=tuple(config.texts("gateway.redact")),
         trace_url=config.text("gateway.trace_url"),
+        lake=config.text("gateway.lake"),
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))
