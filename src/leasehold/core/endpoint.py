@@ -14,8 +14,8 @@ import msgspec
 
 from leasehold.core.errors import UsageError
 
-Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "admin"]
-SCOPES: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel", "admin")
+Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "observe", "admin"]
+SCOPES: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel", "observe", "admin")
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -25,12 +25,14 @@ class Caller(msgspec.Struct, frozen=True):
     scopes: frozenset[str] = frozenset()
 
     def may(self, scope: str) -> bool:
-        """Whether the caller holds this scope; an admin holds all of them."""
-        return not scope or scope in self.scopes or "admin" in self.scopes
+        """Whether the caller holds this scope; an admin holds all, an observer may read."""
+        if not scope or scope in self.scopes or "admin" in self.scopes:
+            return True
+        return scope == "jobs:read" and "observe" in self.scopes
 
     def may_see(self, requester: str) -> bool:
         """Whether a job of this requester exists for the caller."""
-        return requester == self.requester or "admin" in self.scopes
+        return requester == self.requester or not self.scopes.isdisjoint(("admin", "observe"))
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,16 @@ class QueueUrl(msgspec.Struct, frozen=True):
         return read, self.store + query
 
     @property
+    def name(self) -> str:
+        """What the queue is called: its contract, and what tells it from others of the same.
+
+        >>> parse_url("bullmq+redis://h/0?queue=mail").name, parse_url("memory://a").name
+        ('bullmq:mail', 'memory')
+        """
+        own = [self.options[key] for key in ("queue", "box") if self.options.get(key)]
+        return ":".join([self.contract, *own])
+
+    @property
     def safe(self) -> str:
         """The URL without its password, for messages and logs."""
         parts = urlsplit(self.text)

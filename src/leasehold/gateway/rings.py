@@ -18,9 +18,15 @@ def open_keyring(queue_url: str) -> KeyRing:
         from leasehold.gateway.sql_keys import open_sql_keyring
 
         return open_sql_keyring(url)
+    found = open_side_store(queue_url, "leasehold-keys")
+    return MemoryKeyRing() if found is None else RedisKeyRing(found[0], prefix=found[1])
+
+
+def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
+    """The Redis of a queue and the prefix of its keys, for what gateways keep beside the jobs."""
+    url = parse_url(queue_url)
     if not url.store.startswith(("redis", "unix")):
-        return MemoryKeyRing()
-    namespace = url.options.get("namespace", "")
+        return None
     kept = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
     store = url.store + (f"?{urlencode(kept)}" if kept else "")
-    return RedisKeyRing(Redis(store, name="leasehold-keys"), prefix=namespace)
+    return Redis(store, name=name), url.options.get("namespace", "")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from typing import Any, cast
 
 from leasehold.core.endpoint import Endpoint
+from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
@@ -63,9 +65,18 @@ def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served
         client_bytes_max=settings.client_bytes_max,
         on_events=metrics.sse_events.inc,
     )
-    own = parsed.options.get("queue", "")
-    name = f"{parsed.contract}:{own}" if own else parsed.contract
-    return Served(name, parsed.contract, queue, ledger, journal, feed)
+    return Served(parsed.name, parsed.contract, queue, ledger, journal, feed)
+
+
+def check_names(served: Sequence[Served]) -> None:
+    """Refuse two queues of one name: pages and /api could not tell them apart."""
+    names = [each.name for each in served]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two queues are called {name!r}; a gateway serves one of them, or queues whose "
+                "URLs differ in `queue`"
+            )
 
 
 def _following(ledger: Any) -> FollowLedger:

@@ -16,9 +16,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """`queues` are the URLs served; the first one's store also holds the keys.
 
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
-    `anonymous` False asks for a key even on loopback. `lent` is what endpoints of some contracts
-    need and only the command line can make, by name: `seal` encrypts credentials, `check_url`
-    refuses addresses that no worker may call.
+    `anonymous` False asks for a key even on loopback. `redact` names payload keys whose values the
+    pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`;
+    `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
+    contracts need and only the command line can make, by name: `seal` encrypts credentials,
+    `check_url` refuses addresses that no worker may call.
     """
 
     queues: tuple[str, ...]
@@ -37,6 +39,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float = 0.0
     rate_burst: int = 0
     drain_ms: int = 10_000
+    redact: tuple[str, ...] = ()
+    trace_url: str = ""
+    lake: str = ""
     lent: Mapping[str, Any] = {}
 
     @property

@@ -91,6 +91,10 @@ class StreamJournal:
             self._entry_ended = events[-1].seq
         return events
 
+    def since(self, ts_ms: int) -> str:
+        """The position after which everything that happened since then lies."""
+        return f"{ts_ms}-0"
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()

@@ -168,11 +168,13 @@ def read_payload(raw: bytes) -> Any:
 
 
 def job_facts(job: Job) -> dict[str, Any]:
-    """What a log line about this job should carry."""
-    return {
+    """What a log line about this job should carry; `trace_id` where its submitter sent one."""
+    facts = {
         "job_id": job.id,
         "task": job.task,
         "queue": job.queue,
         "attempt": job.attempt,
         "worker_id": job._worker_id,
     }
+    parts = job._held.lease.trace.split("-")
+    return facts | {"trace_id": parts[1]} if len(parts) >= 4 else facts

@@ -54,6 +54,9 @@ def command(
         anonymous=not require_key,
         ttl_s=config.integer("gateway.ttl_s"),
         lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
+        redact=tuple(config.texts("gateway.redact")),
+        trace_url=config.text("gateway.trace_url"),
+        lake=config.text("gateway.lake"),
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))

@@ -236,7 +236,7 @@ def _announce(
     invitations = [flow.invitation(stores) for flow in FLOWS if flow.invitation]
     emit_text(welcome(wish.gateway_url, invitations, samples=wish.samples))
     if wish.browser:
-        webbrowser.open(f"{wish.gateway_url}/docs")
+        webbrowser.open(wish.gateway_url)
 
 
 def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
