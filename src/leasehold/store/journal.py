@@ -23,10 +23,14 @@ _NUMBERS = frozenset(
 
 
 class Lines:
-    """How the lines of one queue are read: the names of their parts, in order."""
+    """How the lines of one queue are read: the names of their parts, in order.
 
-    def __init__(self, fields: Sequence[str], *, contract: str, queue: str) -> None:
+    `task` is that of jobs whose lines name none.
+    """
+
+    def __init__(self, fields: Sequence[str], *, contract: str, queue: str, task: str = "") -> None:
         self._fields = tuple(fields)
+        self._task = task
         self._contract = contract
         self._queue = queue
 
@@ -54,6 +58,8 @@ class Lines:
             name: _number(text) if name in _NUMBERS else text
             for name, text in zip(self._fields, texts, strict=False)
         }
+        if self._task and values.get("job_id") and not values.get("task"):
+            values["task"] = self._task
         return JournalEvent(seq=seq, contract=self._contract, queue=self._queue, **values)
 
 
