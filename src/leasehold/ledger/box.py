@@ -49,7 +49,9 @@ class BoxQueue:
         self.worker_id = _UNSAFE.sub("-", worker_id)[:200] or f"anon-{secrets.token_hex(6)}"
         self._submitting = Submitting(engine, settings)
         self._upkeeping = Upkeeping(engine, settings, self.worker_id)
-        self._claiming = Claiming(engine, settings, self.worker_id, self._upkeeping.due)
+        self._claiming = Claiming(
+            engine, settings, self.worker_id, self._upkeeping.due, self._upkeeping.unblock
+        )
         self._settling = Settling(engine, settings, delay, self._claiming.from_the_head)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:

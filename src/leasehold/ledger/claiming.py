@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable
 
 from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
-from leasehold.ledger.engine import OUTBOX, Engine, Row
+from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
 _BATCH_MAX = 1_000
 _HEAD = (-(2**31), -1)
 _HEAD_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.05
-_FREE_EVERY_S = 0.2
+_UNBLOCK_EVERY_S = 0.25
 # Contract section 12: a poll when nothing rang, spread so that workers do not come together.
 POLL_MS = (500, 1_500)
 
@@ -38,11 +38,13 @@ class Claiming:
         settings: BoxSettings,
         worker_id: str,
         chores: Callable[[], Awaitable[object]],
+        unblock: Callable[[], Awaitable[int]],
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._worker_id = worker_id
         self._chores = chores
+        self._unblock = unblock
         self._bell = engine.bell(settings.queue)
         self._turn = asyncio.Lock()
         self._unanswered: dict[str, tuple[str, float]] = {}
@@ -50,7 +52,7 @@ class Claiming:
         self._from = _HEAD
         self._head_at = 0.0
         self._looked_at = 0.0
-        self._freed_at = 0.0
+        self._unblocked_at = 0.0
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Up to `limit` leases, waiting for the first."""
@@ -88,20 +90,18 @@ class Claiming:
             now = asyncio.get_running_loop().time()
             look = now - self._looked_at > _LOOK_EVERY_S or self._from == _HEAD
             rows, token = await self._ask(limit, now, look=look)
-            if rows[0]["overdue"] or self._may_be_stuck(rows, now):
+            if rows[0]["overdue"]:
                 await self._chores()
                 self.from_the_head()
                 rows, token = await self._ask(limit, now, look=False)
-            return self._leases(rows, token, limit, now), _due_in_ms(rows[0])
-
-    def _may_be_stuck(self, rows: list[Row], now: float) -> bool:
-        """An outbox that looks empty may hold an event that was written while the one before it
-        was being settled: neither of the two saw the other (I-22)."""
-        if rows[0]["job_id"] is not None or self._settings.table != OUTBOX:
-            return False
-        is_time = now - self._freed_at > _FREE_EVERY_S
-        self._freed_at = now if is_time else self._freed_at
-        return is_time
+            leases = self._leases(rows, token, limit, now)
+            # Where writers run side by side, an event may have missed the end of the one before it.
+            beside = self._engine.dialect == "postgres"
+            if beside and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
+                self._unblocked_at = now
+                if await self._unblock():
+                    return leases, 1
+            return leases, _due_in_ms(rows[0])
 
     async def _ask(self, limit: int, now: float, *, look: bool) -> tuple[list[Row], str]:
         token = secrets.token_hex(16)

@@ -60,8 +60,9 @@ def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
     in_turn = "true"
     if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
         in_turn = (
-            f"NOT EXISTS (SELECT 1 FROM {table} earlier WHERE earlier.gid = j.gid"  # noqa: S608
-            " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter'))"
+            f"(SELECT earlier.seq FROM {table} earlier WHERE earlier.gid = j.gid"  # noqa: S608
+            " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter')"
+            " LIMIT 1) IS NULL"
         )
     return {
         "jobs": table,

@@ -24,6 +24,7 @@ class Upkeeping:
         self._trimmed_at = float("-inf")
         self._pruned_to = 0
         self._trimmed_to = 0
+        self._unblocked_to = 0
 
     async def upkeep(self) -> Upkeep:
         """One round."""
@@ -45,10 +46,20 @@ class Upkeeping:
         promoted = await run(
             table, "promote", queue=queue, count=_COUNT, channel=self._engine.channel
         )
-        if table == OUTBOX:
-            await run(table, "unblock", queue=queue, count=_COUNT)
+        await self.unblock()
         buried = sum(bool(row["buried"]) for row in reaped)
         return promoted[0]["promoted"], len(reaped), buried, expired[0]["expired"]
+
+    async def unblock(self) -> int:
+        """Events that were written while the one before them ended; how many were let go.
+
+        The end of an event lets the next one go, if it is there to be seen. One that is just being
+        written is not, and would wait for ever.
+        """
+        if self._settings.table != OUTBOX:
+            return 0
+        freed, self._unblocked_to = await self._sweep("unblock", "freed", self._unblocked_to)
+        return freed
 
     async def _prune(self) -> int:
         keep_ms = self._settings.keep_ms

@@ -137,7 +137,7 @@ async def test_what_is_not_due_is_not_in_the_line_and_what_is_too_old_is_given_u
 @pytest.mark.raw_writes
 async def test_the_journal_forgets_what_is_old_but_not_what_lists_a_job(inbox: InboxStage) -> None:
     queue = inbox.queue("w1")
-    kept, gone = await submit(queue, job("kept"), job("gone"))
+    kept, gone = await submit(queue, job("kept-j"), job("gone-j"))
     for lease in await claim(queue, 2):
         await settle(queue, lease, "complete")
     await inbox.ledger.remove([gone])

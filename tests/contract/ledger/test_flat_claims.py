@@ -147,3 +147,27 @@ async def test_an_open_transaction_does_not_slow_claims_without_end(server: str)
     await holder.close()
     await queue.close()
     assert after_s < 3 * before_s + 0.010, f"{before_s * 1000:.2f} ms became {after_s * 1000:.2f}"
+
+
+@pytest.mark.clause("I-3")
+async def test_a_submit_looks_up_each_key_and_not_all_of_them(server: str) -> None:
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(INBOX, "counts", queue="q")
+        operation = engine.operation(INBOX, "submit")
+        numbers = {"priority", "delay_ms", "max_attempts", "ttl_ms", "credential_version"}
+        numbers.add("storage_creds_encryption_version")
+        secret = {"storage_creds_encrypted", "storage_creds_dek_wrapped"}
+        arrays = [
+            [1] if name in numbers else [b"x"] if name in secret else ["x"]
+            for name in operation.batch
+        ]
+        async with engine.database.connection() as connection:
+            plan = await connection.fetch(
+                "EXPLAIN " + operation.statements[0], *arrays, "q", 0, 1000, "channel"
+            )
+    finally:
+        await engine.close()
+    text = "\n".join(row[0] for row in plan)
+    keyed = text.split("idempotency_keys_pkey")[1].splitlines()[1]
+    assert "idempotency_key = a.idempotency_key" in keyed, text

@@ -6,7 +6,8 @@
 SELECT a.n, coalesce(j.job_id, k.job_id) AS job_id, coalesce(j.request_hash, k.request_hash) AS request_hash,
   j.job_id IS NOT NULL AS by_id
 FROM (SELECT * FROM {batch}) a
-LEFT JOIN {jobs} j ON j.job_id = a.job_id
-LEFT JOIN idempotency_keys k ON j.job_id IS NULL AND a.idempotency_key <> '' AND k.queue = :queue
-  AND k.requester_id = a.requester_id AND k.idempotency_key = a.idempotency_key
+LEFT JOIN LATERAL (SELECT job_id, request_hash FROM {jobs} WHERE job_id = a.job_id LIMIT 1) j ON true
+LEFT JOIN LATERAL (SELECT job_id, request_hash FROM idempotency_keys WHERE queue = :queue
+  AND requester_id = a.requester_id AND idempotency_key = a.idempotency_key LIMIT 1) k
+  ON j.job_id IS NULL AND a.idempotency_key <> ''
 WHERE j.job_id IS NOT NULL OR k.job_id IS NOT NULL

@@ -11,8 +11,8 @@ window_ AS MATERIALIZED (
 old AS MATERIALIZED (
   SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id, clock c
   WHERE j.status IN ('succeeded', 'dead_letter') AND j.updated_ms < c.now_ms - :keep_ms
-    AND NOT EXISTS (SELECT FROM job_outbox_events e WHERE e.gid = j.job_id
-      AND e.status NOT IN ('succeeded', 'dead_letter'))
+    AND (SELECT e.seq FROM job_outbox_events e WHERE e.gid = j.job_id
+      AND e.status NOT IN ('succeeded', 'dead_letter') LIMIT 1) IS NULL
   FOR UPDATE OF j SKIP LOCKED
 ),
 gone AS (

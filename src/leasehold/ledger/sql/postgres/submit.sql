@@ -6,6 +6,8 @@
 -- Batch: storage_creds_dek_wrapped bytea, storage_creds_kek_id text
 -- Batch: storage_creds_encryption_version integer
 -- Takes: queue text, depth_max bigint, key_ttl_ms bigint, channel text
+-- Look-ups are written as single answers (LIMIT 1): as NOT EXISTS they may become a join that reads
+-- all keys while the statistics still say that there are few.
 -- Returns: for each job that was stored its id and the time
 -- Clauses: I-1 I-2 I-3 I-4
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
@@ -21,10 +23,10 @@ room AS MATERIALIZED (
 fitting AS MATERIALIZED (
   SELECT * FROM (
     SELECT a.*, row_number() OVER (ORDER BY a.n) AS place FROM asked a
-    WHERE NOT EXISTS (SELECT FROM {jobs} j WHERE j.job_id = a.job_id)
-      AND NOT EXISTS (SELECT FROM idempotency_keys k WHERE k.queue = :queue
-        AND k.requester_id = a.requester_id AND k.idempotency_key = a.idempotency_key
-        AND a.idempotency_key <> '')
+    WHERE (SELECT j.job_id FROM {jobs} j WHERE j.job_id = a.job_id LIMIT 1) IS NULL
+      AND (a.idempotency_key = '' OR (SELECT k.job_id FROM idempotency_keys k
+        WHERE k.queue = :queue AND k.requester_id = a.requester_id
+          AND k.idempotency_key = a.idempotency_key LIMIT 1) IS NULL)
   ) numbered
   WHERE place <= (SELECT places FROM room)
 ),

@@ -10,7 +10,7 @@ window_ AS MATERIALIZED (
 trimmed AS (
   DELETE FROM job_journal n USING window_ w, clock c
   WHERE n.queue = :queue AND n.seq = w.seq AND w.ts_ms < c.now_ms - :journal_ms
-    AND NOT (w.type = 'submit' AND EXISTS (SELECT FROM {jobs} j WHERE j.job_id = w.job_id))
+    AND (w.type <> 'submit' OR (SELECT j.seq FROM {jobs} j WHERE j.job_id = w.job_id LIMIT 1) IS NULL)
   RETURNING n.seq
 )
 SELECT (SELECT count(*) FROM trimmed) AS trimmed,

@@ -229,6 +229,8 @@ CREATE TABLE api_tickets (
   expires_ms bigint NOT NULL
 );
 
+CREATE INDEX job_outbox_events_held_back ON job_outbox_events (queue, seq)
+  WHERE status = 'queued' AND NOT ready AND due_ms = 0;
 CREATE INDEX job_outbox_events_of_job ON job_outbox_events (gid, seq)
   WHERE status NOT IN ('succeeded', 'dead_letter');
 
