@@ -21,7 +21,7 @@ from leasehold.contracts.memory.store import MemoryStore
 from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
-from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
 
 T = TypeVar("T")
@@ -241,6 +241,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._redis: EmbeddedRedis | None = None
+        self._postgres: EmbeddedPostgres | None = None
 
     def redis(self) -> str:
         """The URL of a private Redis; `LEASEHOLD_REDIS_URL` names another one."""
@@ -252,18 +253,33 @@ class Servers:
             self._redis.start()
         return self._redis.url
 
+    def postgres(self) -> str:
+        """The URL of a private PostgreSQL; `LEASEHOLD_POSTGRES_URL` names another one."""
+        given = os.environ.get("LEASEHOLD_POSTGRES_URL")
+        if given:
+            return given
+        if self._postgres is None:
+            self._postgres = EmbeddedPostgres()
+            self._postgres.start()
+        return self._postgres.url
+
     def stop(self) -> None:
-        if self._redis is not None:
-            self._redis.stop()
+        for server in (self._redis, self._postgres):
+            if server is not None:
+                server.stop()
 
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
-    """An adapter for every contract folder, by its name."""
-    from tests.contract.bullmq.adapter import BullmqAdapter  # it needs this module's words
+    """An adapter for every contract folder, by its name; more where it has several stores."""
+    # Imported here because they need this module's words.
+    from tests.contract.bullmq.adapter import BullmqAdapter
+    from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
 
     every: list[Adapter] = [
         MemoryAdapter(),
         StreamsAdapter(servers.redis),
         BullmqAdapter(servers.redis),
+        SqliteInboxAdapter(),
+        PostgresInboxAdapter(servers.postgres),
     ]
     return {adapter.name: adapter for adapter in every}
