@@ -24,10 +24,11 @@ from leasehold.gateway.dispatch import ROUTE, Desk, Resource, headers_of
 from leasehold.gateway.document import document
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.keys import KeyRing, open_keyring
+from leasehold.gateway.keys import KeyRing
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
+from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.served import Served, open_served
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer

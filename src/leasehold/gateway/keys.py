@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from hmac import compare_digest
 from typing import Protocol
-from urllib.parse import urlencode
 
 import msgspec
 
 from leasehold.core.endpoint import SCOPES, Caller
 from leasehold.core.errors import UsageError
-from leasehold.core.opening import parse_url
 from leasehold.store.redis import Redis
 
 TICKET_S = 60
 _SECRET_BYTES = 32
 _ID_BYTES = 6
-_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,14 +227,3 @@ class MemoryKeyRing:
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-def open_keyring(queue_url: str) -> KeyRing:
-    """The ring that belongs to a queue: in its Redis, or in memory where it has none."""
-    url = parse_url(queue_url)
-    if not url.store.startswith(("redis", "unix")):
-        return MemoryKeyRing()
-    namespace = url.options.get("namespace", "")
-    kept = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
-    store = url.store + (f"?{urlencode(kept)}" if kept else "")
-    return RedisKeyRing(Redis(store, name="leasehold-keys"), prefix=namespace)

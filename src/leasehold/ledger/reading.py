@@ -9,7 +9,7 @@ from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query
 from leasehold.core.state import Machine
-from leasehold.ledger.engine import Engine, Row
+from leasehold.ledger.engine import OUTBOX, Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
 _PAGE_STEP = 500
@@ -22,9 +22,14 @@ class BoxLedger:
     """The ledger of one box, for one event loop."""
 
     def __init__(self, engine: Engine, settings: BoxSettings, machine: Machine) -> None:
-        self._engine = engine
+        self.engine = self._engine = engine
         self._settings = settings
         self._machine = machine
+
+    @property
+    def is_outbox(self) -> bool:
+        """Whether its jobs are events to be delivered."""
+        return self._settings.table == OUTBOX
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""

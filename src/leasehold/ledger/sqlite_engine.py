@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
-from leasehold.ledger.migrating import Applied, known, missing
+from leasehold.ledger.sqlite_migrations import prepare
 from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
-from leasehold.store.statements import Operation, load_operation, load_operations, split
+from leasehold.store.statements import Operation, load_operation, load_operations
 from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 
 # Operations that change nothing.
 READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
-    | {"horizon", "settled", "recover", "lookup", "peek"}
+    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
+    | {"creds_page", "creds_counts", "secrets_live", "key_list", "key_find"}
 )
 _LISTS = frozenset({"token_hs"})
 
@@ -111,55 +111,6 @@ class SqliteEngine:
             await asyncio.to_thread(close_file, file)
 
 
-def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables in an empty file, or check that they are ours; then the session's own."""
-    has = applied(connection)
-    if not has and not _tables(connection):
-        for number, name, checksum, text in known("sqlite"):
-            apply(connection, number, name, checksum, text)
-    elif lacks := missing(has, "sqlite"):
-        raise UsageError(
-            f"the SQLite file lacks {', '.join(lacks)}; run `leasehold db migrate` first",
-            contract="inbox",
-        )
-    session = (files(PACKAGE) / "sql" / "sqlite" / "session" / "tables.sql").read_text()
-    for statement in split(session):
-        connection.execute(statement)
-
-
-def applied(connection: sqlite3.Connection) -> Applied:
-    """The migrations that a file has."""
-    if "ledger_migrations" not in _tables(connection):
-        return {}
-    rows = connection.execute("SELECT number, checksum FROM ledger_migrations")
-    return {row[0]: row[1] for row in rows}
-
-
-def apply(connection: sqlite3.Connection, number: int, name: str, checksum: str, text: str) -> None:
-    """Apply one migration and note it, both or neither."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS ledger_migrations (number INTEGER PRIMARY KEY,"
-            " name TEXT NOT NULL, checksum TEXT NOT NULL,"
-            " applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
-        )
-        for statement in split(text):
-            connection.execute(statement)
-        connection.execute(
-            "INSERT INTO ledger_migrations (number, name, checksum) VALUES (?, ?, ?)",
-            (number, name, checksum),
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-
-
 class SqliteBell:
     """Rings when any process has written to the file's log."""
 
@@ -186,8 +137,5 @@ class SqliteBell:
 
 
 def _json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=_plain).decode()
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes | bytearray) else value
+    """A list as one text; bytes in it become base64."""
+    return msgspec.json.encode(value).decode()

@@ -10,6 +10,7 @@ a process that was forked opens its own.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import queue
@@ -209,7 +210,7 @@ def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
         cached_statements=500,
     )
     connection.row_factory = sqlite3.Row
-    connection.create_function("from_hex", 1, _from_hex, deterministic=True)
+    connection.create_function("from_base64", 1, _from_base64, deterministic=True)
     for pragma in (
         "journal_mode = WAL",
         f"synchronous = {synchronous}",
@@ -223,8 +224,9 @@ def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
-def _from_hex(text: str | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text)
+def _from_base64(text: str | None) -> bytes | None:
+    """How bytes travel in a batch, which is JSON."""
+    return None if text is None else base64.b64decode(text)
 
 
 _open_files: dict[tuple[int, Path], SqliteFile] = {}

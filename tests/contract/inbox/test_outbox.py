@@ -1,4 +1,4 @@
-"""The outbox: every transition tells, in its own transaction, and events of a job keep their order."""
+"""The outbox: each transition tells, in its own transaction; events of a job keep their order."""
 
 import asyncio
 import sqlite3

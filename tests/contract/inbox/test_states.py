@@ -84,17 +84,17 @@ async def test_raw_sql_can_neither_begin_elsewhere_nor_move_the_claim_version(
     inbox: InboxStage, sql: RawSql
 ) -> None:
     (job_id,) = await submit(inbox.queue(), job("raw-fence", max_attempts=1))
+    claims = "UPDATE inbox_jobs SET status = 'claimed', ready = (1 = 0), lease_expires_at = 9"
+    buries = "UPDATE inbox_jobs SET status = 'dead_letter', passed = 'failed>', ready = (1 = 0)"
+    columns = "job_id, queue, task, max_attempts, created_ms, updated_ms, payload, status, ready"
+    values = "?, 'q', 'x', 1, 1, 1, '{}', 'failed', (1 = 0)"
     for statement in (
         "UPDATE inbox_jobs SET claim_version = claim_version + 1 WHERE job_id = ?",
         "UPDATE inbox_jobs SET claim_version = claim_version - 1 WHERE job_id = ?",
-        "UPDATE inbox_jobs SET status = 'claimed', ready = (1 = 0), lease_expires_at = 9 "
-        "WHERE job_id = ?",
-        "UPDATE inbox_jobs SET status = 'claimed', ready = (1 = 0), lease_expires_at = 9, "
-        "claim_version = 7 WHERE job_id = ?",
-        "UPDATE inbox_jobs SET status = 'dead_letter', passed = 'failed>', ready = (1 = 0) "
-        "WHERE job_id = ?",
-        "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms, "
-        "payload, status, ready) VALUES (?, 'inbox', 'x', 1, 1, 1, '{}', 'succeeded', (1 = 0))",
+        f"{claims} WHERE job_id = ?",
+        f"{claims}, claim_version = 7 WHERE job_id = ?",
+        f"{buries} WHERE job_id = ?",
+        f"INSERT INTO inbox_jobs ({columns}) VALUES ({values})",
     ):
         value = "another" if statement.startswith("INSERT") else job_id
         with pytest.raises(REFUSED):

@@ -91,7 +91,8 @@ def _day(ts_ms: int) -> str:
 
 
 def _with_ring(queue_url: str | None, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
-    from leasehold.gateway.keys import MemoryKeyRing, open_keyring
+    from leasehold.gateway.keys import MemoryKeyRing
+    from leasehold.gateway.rings import open_keyring
 
     async def asked() -> Answer:
         ring = open_keyring(load_config().text("queue_url", queue_url))

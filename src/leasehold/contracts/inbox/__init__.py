@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from leasehold.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
 from leasehold.contracts.inbox.journal import inbox_journal
 from leasehold.contracts.inbox.ledger import inbox_ledger
 from leasehold.contracts.inbox.options import Options
@@ -17,7 +18,15 @@ from leasehold.ledger.history import BoxJournal
 from leasehold.ledger.opening import open_engine
 from leasehold.ledger.reading import BoxLedger
 
-__all__ = ["InboxQueue", "OutboxQueue", "open_journal", "open_ledger", "open_queue"]
+__all__ = [
+    "InboxQueue",
+    "OutboxQueue",
+    "open_credentials",
+    "open_endpoint_secrets",
+    "open_journal",
+    "open_ledger",
+    "open_queue",
+]
 
 
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
@@ -35,6 +44,16 @@ def open_ledger(url: QueueUrl) -> BoxLedger:
 def open_journal(url: QueueUrl) -> BoxJournal:
     """The journal of the same box."""
     return inbox_journal(*parts(url))
+
+
+def open_credentials(url: QueueUrl) -> InboxCredentials:
+    """The sealed credentials of the jobs."""
+    return InboxCredentials(parts(url)[0])
+
+
+def open_endpoint_secrets(url: QueueUrl) -> WebhookSecrets:
+    """The secrets by which webhooks are signed."""
+    return WebhookSecrets(parts(url)[0])
 
 
 def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:

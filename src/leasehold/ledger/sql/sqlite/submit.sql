@@ -12,8 +12,8 @@ DELETE FROM temp.entering;
 INSERT INTO temp.entering
 SELECT a.n, a.job_id, a.task, a.payload, a.payload_h, a.priority, a.delay_ms, a.max_attempts,
   a.ttl_ms, a.gid, a.requester_id, a.request_hash, a.trace, a.idempotency_key,
-  a.status_webhook_url, a.refresh_url, a.credential_version, from_hex(a.storage_creds_encrypted),
-  from_hex(a.storage_creds_dek_wrapped), a.storage_creds_kek_id, a.storage_creds_encryption_version
+  a.status_webhook_url, a.refresh_url, a.credential_version, from_base64(a.storage_creds_encrypted),
+  from_base64(a.storage_creds_dek_wrapped), a.storage_creds_kek_id, a.storage_creds_encryption_version
 FROM {batch} a
 WHERE NOT EXISTS (SELECT 1 FROM {jobs} j WHERE j.job_id = a.job_id)
   AND NOT EXISTS (SELECT 1 FROM idempotency_keys k WHERE k.queue = :queue

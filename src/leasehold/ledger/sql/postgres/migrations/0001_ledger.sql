@@ -78,6 +78,7 @@ CREATE INDEX {box}_not_due ON {box} (queue, due_ms) WHERE status = 'queued' AND 
 CREATE INDEX {box}_leased ON {box} (queue, lease_expires_at)
   WHERE status IN ('claimed', 'fetching', 'processing', 'uploading');
 CREATE INDEX {box}_mortal ON {box} (queue, expires_ms) WHERE status = 'queued' AND expires_ms > 0;
+CREATE INDEX {box}_sealed ON {box} (job_id) WHERE storage_creds_kek_id IS NOT NULL;
 CREATE INDEX {box}_resting ON {box} (queue) WHERE status = 'failed';
 
 -- The transition table of the contract, hop by hop. What `passed` names must be a walk of the table.
@@ -211,6 +212,16 @@ CREATE TABLE api_keys (
   expires_ms bigint NOT NULL DEFAULT 0,
   last_used_ms bigint NOT NULL DEFAULT 0
 );
+
+-- Signing secrets are used as they are, so they are kept as they are: guard the database.
+CREATE TABLE webhook_secrets (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  requester_id text COLLATE "C" NOT NULL,
+  secret text NOT NULL,
+  created_ms bigint NOT NULL,
+  expires_ms bigint NOT NULL DEFAULT 0
+);
+CREATE INDEX webhook_secrets_of ON webhook_secrets (requester_id, id);
 
 CREATE TABLE api_tickets (
   ticket_h text COLLATE "C" PRIMARY KEY,

@@ -61,6 +61,7 @@ CREATE INDEX {box}_in_line ON {box} (queue, priority, seq) WHERE ready;
 CREATE INDEX {box}_not_due ON {box} (queue, due_ms) WHERE due_ms > 0;
 CREATE INDEX {box}_leased ON {box} (queue, lease_expires_at) WHERE lease_expires_at > 0;
 CREATE INDEX {box}_mortal ON {box} (queue, expires_ms) WHERE expires_ms > 0;
+CREATE INDEX {box}_sealed ON {box} (job_id) WHERE storage_creds_kek_id IS NOT NULL;
 CREATE INDEX {box}_resting ON {box} (queue) WHERE status = 'failed';
 
 CREATE TRIGGER {box}_begin BEFORE INSERT ON {box}
@@ -180,6 +181,15 @@ CREATE TABLE api_keys (
   expires_ms INTEGER NOT NULL DEFAULT 0,
   last_used_ms INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE webhook_secrets (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  requester_id TEXT NOT NULL,
+  secret TEXT NOT NULL,
+  created_ms INTEGER NOT NULL,
+  expires_ms INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX webhook_secrets_of ON webhook_secrets (requester_id, id);
 
 CREATE TABLE api_tickets (
   ticket_h TEXT PRIMARY KEY,
