@@ -274,6 +274,7 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
     # Imported here because they need this module's words.
     from tests.contract.bullmq.adapter import BullmqAdapter
     from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
+    from tests.contract.plane_stage import PostgresPlaneAdapter, SqlitePlaneAdapter
 
     every: list[Adapter] = [
         MemoryAdapter(),
@@ -281,5 +282,7 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         BullmqAdapter(servers.redis),
         SqliteInboxAdapter(),
         PostgresInboxAdapter(servers.postgres),
+        SqlitePlaneAdapter(),
+        PostgresPlaneAdapter(servers.postgres),
     ]
     return {adapter.name: adapter for adapter in every}

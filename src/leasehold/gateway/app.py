@@ -81,6 +81,8 @@ class Gateway:
         """Turn /readyz to 503 and send the followers to another gateway."""
         self.draining = True
         self.streamer.drain()
+        for served in self.served:
+            served.drain()
 
     @property
     def openapi(self) -> bytes:
@@ -116,7 +118,7 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
         for served in self.served:
-            served.feed.start()
+            served.start()
         self.streamer.start()
         try:
             yield
