@@ -118,7 +118,7 @@ OMNIQ = Machine(
     reopen={"failed": ("wait",)},
 )
 
-# FAILED is passed when the last lease of a job ran out; what its worker gave up goes to DLQ at once.
+# FAILED is passed when the last lease of a job ran out; what a worker gave up goes to DLQ at once.
 PLANE = Machine(
     contract="plane",
     initial=("QUEUED",),

@@ -82,8 +82,8 @@ def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -
     if unknown or len(streams) == len(chosen):
         said = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
         raise UsageError(
-            f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps a key "
-            "to streams of the plane"
+            f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
+            "a key to streams of the plane"
         )
     if ttl_ms is not None and ttl_ms <= 0:
         raise UsageError(f"a key lives for a positive time, not {ttl_ms} ms")

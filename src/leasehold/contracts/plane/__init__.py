@@ -1,7 +1,7 @@
 """The `plane` contract: a control plane over HTTP, whose workers need no inbound port.
 
-`plane+http://host:8470?streams=jobs:high,jobs:low` is a worker's side. `plane+sqlite:///plane.db` and
-`plane+postgresql://user@host/database` are the plane itself: what a gateway serves, and what a
+`plane+http://host:8470?streams=jobs:high,jobs:low` is a worker's side. `plane+sqlite:///plane.db`
+and `plane+postgresql://user@host/database` are the plane itself: what a gateway serves, and what a
 producer next to the database uses.
 """
 
@@ -40,7 +40,7 @@ def open_journal(url: QueueUrl) -> PlaneJournal:
 def _at_the_database(url: QueueUrl) -> None:
     if url.store.startswith("http"):
         raise UsageError(
-            f"{url.safe} is a worker's side; read the plane through its gateway, or at its database "
-            "with plane+sqlite:// or plane+postgresql://",
+            f"{url.safe} is a worker's side; read the plane through its gateway, or at its "
+            "database with plane+sqlite:// or plane+postgresql://",
             contract="plane",
         )

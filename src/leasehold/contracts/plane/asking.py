@@ -1,4 +1,4 @@
-"""What is asked of a plane, in process or over HTTP: the same verbs, so that one queue serves both."""
+"""What is asked of a plane, in process or over HTTP: the same verbs, so one queue serves both."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The line of those who wait for a job: whoever waits longest is woken first, and one at a time.
 
-However many workers wait, a ring wakes one of them; when it found something, it wakes the next one,
-because there may be more. An empty look ends the chain. So two thousand idle workers cost one look a
-second and not two thousand.
+However many workers wait, a ring wakes one of them; when it found something, it wakes the next
+one, because there may be more. An empty look ends the chain. So two thousand idle workers cost one
+look a second and not two thousand.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     streams carry the messages; without it the job's own row is its message. `lost_max` is how often
     the lease of one job may run out. `keep_ms` is how long ended jobs are kept (0: for ever).
     `resend_ms` is how long a message may be under way before the sweeper looks whether Redis still
-    has it. `upkeep_ms` is how often a served plane reaps, promotes and sweeps beside its requests (0:
-    never; claims still take back what stands in their way). `namespace` goes before the names of streams in Redis.
+    has it. `upkeep_ms` is how often a served plane reaps, promotes and sweeps beside its requests
+    (0: never; claims still take back what stands in their way). `namespace` goes before the names
+    of streams in Redis.
     """
 
     streams: str = "jobs"

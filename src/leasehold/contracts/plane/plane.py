@@ -84,7 +84,7 @@ class Plane:
     # --- claims --------------------------------------------------------------------------------
 
     async def claim(self, ask: Ask) -> list[Lease]:
-        """Take leases, waiting for the first; what a lost answer of this worker held comes first."""
+        """Take leases, waiting for the first; what a lost answer held comes before all."""
         if ask.limit < 1:
             return []
         streams = self.served(ask.streams)

@@ -1,7 +1,8 @@
 """A plane over HTTP: the verbs of a worker that needs no port of its own.
 
-Every verb goes in its batch form, cut so that no request grows without bound. What the plane refuses
-for good is a `UsageError`; what may be asked again is a `StoreError`, and asking again is harmless.
+Every verb goes in its batch form, cut so that no request grows without bound. What the plane
+refuses for good is a `UsageError`; what may be asked again is a `StoreError`, and asking again is
+harmless.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The HTTP side of the contract: the workers' four verbs under /internal/worker, and /v1/plane/jobs.
+"""The HTTP side of the contract: the workers' verbs under /internal/worker, and /v1/plane/jobs.
 
 These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
-body and will word the errors. Workers need the scope `jobs:work`; a key that also has scopes such as
-`stream:mail` is good for these streams alone.
+body and will word the errors. Workers need the scope `jobs:work`; a key that also has scopes such
+as `stream:mail` is good for these streams alone.
 """
 
 from __future__ import annotations
@@ -306,9 +306,11 @@ def _failed(job: FailedJob) -> Outcome:
     error = job.error
     if error is None and job.kind in ("fail", "retry", "bury"):
         error = Error(code=job.kind)
-    failure = error and Failure(
-        code=error.code, message=error.message, stack=error.stack, retryable=error.retryable
-    )
+    failure = None
+    if error is not None:
+        failure = Failure(
+            code=error.code, message=error.message, stack=error.stack, retryable=error.retryable
+        )
     lease = _lease_of(job, job.message_id)
     return Outcome(lease, job.kind, failure=failure, delay_ms=job.delay_ms)
 

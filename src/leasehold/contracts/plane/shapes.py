@@ -1,7 +1,7 @@
 """The JSON of the contract's HTTP side: the four verbs with their batch forms, and jobs.
 
-The contract's own fields come first in every shape; what stands after `# ours` is an addition that a
-worker may leave out or ignore.
+The contract's own fields come first in every shape; what stands after `# ours` is an addition that
+a worker may leave out or ignore.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Sends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What a client sends: a misspelt field is refused, not ignored."""
 
 
-class StreamRef(Sends):
+class StreamRef(Sends, frozen=True):
     """Where a job's message is."""
 
     name: StreamName
     message_id: Name = ""
 
 
-class ClaimRequest(Sends):
+class ClaimRequest(Sends, frozen=True):
     """Asks for work. `streams` are tried in this order; none means all of the plane."""
 
     worker_id: Id
@@ -95,7 +95,7 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
     jobs: list[ClaimedJob]
 
 
-class HeldLease(Sends):
+class HeldLease(Sends, frozen=True):
     """A lease, named by its holder."""
 
     job_id: Id
@@ -105,7 +105,7 @@ class HeldLease(Sends):
     stream: StreamName | StreamRef = ""
 
 
-class HeartbeatRequest(Sends):
+class HeartbeatRequest(Sends, frozen=True):
     """Keeps a lease, or all of `leases`."""
 
     worker_id: Id
@@ -129,7 +129,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class CompletedJob(Sends):
+class CompletedJob(Sends, frozen=True):
     """An attempt that succeeded."""
 
     job_id: Id
@@ -140,7 +140,7 @@ class CompletedJob(Sends):
     result: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b"null"))
 
 
-class CompleteRequest(Sends):
+class CompleteRequest(Sends, frozen=True):
     """Ends an attempt with its result, or all of `jobs`."""
 
     worker_id: Id
@@ -154,7 +154,7 @@ class CompleteRequest(Sends):
     jobs: Annotated[list[CompletedJob], Meta(max_length=BATCH_MAX)] | None = None
 
 
-class Error(Sends):
+class Error(Sends, frozen=True):
     """Why an attempt failed."""
 
     code: str = "error"
@@ -163,7 +163,7 @@ class Error(Sends):
     retryable: bool = True
 
 
-class FailedJob(Sends):
+class FailedJob(Sends, frozen=True):
     """An attempt that did not succeed. `kind` other than `fail` says what shall become of it."""
 
     job_id: Id
@@ -177,7 +177,7 @@ class FailedJob(Sends):
     delay_ms: DelayMs = 0
 
 
-class FailRequest(Sends):
+class FailRequest(Sends, frozen=True):
     """Ends an attempt that did not succeed, or all of `jobs`."""
 
     worker_id: Id
@@ -215,7 +215,7 @@ class Results(msgspec.Struct, frozen=True):
     results: list[Any]
 
 
-class ReportedNews(Sends):
+class ReportedNews(Sends, frozen=True):
     """News from a running attempt."""
 
     job_id: Id
@@ -228,20 +228,20 @@ class ReportedNews(Sends):
     progress: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b""))
 
 
-class ReportRequest(Sends):
+class ReportRequest(Sends, frozen=True):
     """Publishes news."""
 
     worker_id: Id
     reports: Annotated[list[ReportedNews], Meta(max_length=BATCH_MAX)]
 
 
-class UpkeepRequest(Sends):
+class UpkeepRequest(Sends, frozen=True):
     """Asks for a round of upkeep."""
 
     worker_id: Id
 
 
-class NewPlaneJob(Sends):
+class NewPlaneJob(Sends, frozen=True):
     """A job of a list. What cannot be stored is answered per job, so its numbers are not bounded
     here: one wrong job must not refuse the others."""
 
@@ -259,7 +259,7 @@ class NewPlaneJob(Sends):
     requester: Name = ""
 
 
-class CreatePlaneJobs(Sends):
+class CreatePlaneJobs(Sends, frozen=True):
     """One job, or all of `jobs`."""
 
     payload: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b""))

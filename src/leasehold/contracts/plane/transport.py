@@ -1,4 +1,4 @@
-"""How the plane learns which jobs are next. The database decides who gets one, whatever this says."""
+"""How the plane learns which jobs are next. Who gets one, the database decides in any case."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Http:
                 )
         except (OSError, TimeoutError) as error:
             raise StoreUnreachable(
-                f"the plane at {self.place} cannot be reached: {error or 'no answer'}"
+                f"the plane at {self.place} cannot be reached: {error!r}"
             ) from error
         return protocol
 
@@ -173,7 +173,8 @@ def _field(line: str) -> tuple[str, str]:
 
 def _dechunked(data: bytes) -> bytes | None:
     """A chunked body put together; None while some of it is missing. Proxies answer so."""
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while True:
         end = data.find(b"\r\n", at)
         if end < 0:
