@@ -274,7 +274,11 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
     # Imported here because they need this module's words.
     from tests.contract.bullmq.adapter import BullmqAdapter
     from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
-    from tests.contract.plane_stage import PostgresPlaneAdapter, SqlitePlaneAdapter
+    from tests.contract.plane_stage import (
+        PostgresPlaneAdapter,
+        RedisPlaneAdapter,
+        SqlitePlaneAdapter,
+    )
 
     every: list[Adapter] = [
         MemoryAdapter(),
@@ -284,5 +288,6 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         PostgresInboxAdapter(servers.postgres),
         SqlitePlaneAdapter(),
         PostgresPlaneAdapter(servers.postgres),
+        RedisPlaneAdapter(servers.redis),
     ]
     return {adapter.name: adapter for adapter in every}

@@ -121,3 +121,24 @@ class PostgresPlaneAdapter:
         own = {**QUIET, "schema": schema, "streams": stream}
         url = f"plane+{server}{'&' if '?' in server else '?'}{_query({**options, **own})}"
         return await stage_of(url, lease_ms, self.cannot, AsyncExitStack(), stream)
+
+
+class RedisPlaneAdapter:
+    """A file of its own for the truth, and a Redis whose streams carry the messages."""
+
+    name = "plane_redis"
+    cannot: Mapping[str, str] = {
+        "priority": "a Redis stream has one order; what is urgent goes to a stream of its own"
+    }
+
+    def __init__(self, server_url: Callable[[], str]) -> None:
+        self._server_url = server_url
+
+    async def open(self, **options: int) -> PlaneStage:
+        stack = AsyncExitStack()
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
+        lease_ms = options.setdefault("lease_ms", 500)
+        namespace = f"suite-{os.getpid()}-{next(_unique)}:"
+        own = {**QUIET, "streams": "jobs", "redis": self._server_url(), "namespace": namespace}
+        url = f"plane+sqlite:///{folder}/plane.db?{_query({**options, **own})}"
+        return await stage_of(url, lease_ms, self.cannot, stack, "jobs")

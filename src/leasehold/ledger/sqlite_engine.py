@@ -22,6 +22,7 @@ READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
     | {"creds_page", "creds_counts", "secrets_live", "key_list", "key_find"}
+    | {"plane_current"}
 )
 _LISTS = frozenset({"token_hs"})
 

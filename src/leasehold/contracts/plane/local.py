@@ -10,6 +10,7 @@ from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
 from leasehold.ledger.engine import Engine
 from leasehold.ledger.opening import open_engine
+from leasehold.store.redis import Redis
 
 
 class LocalQueue(PlaneQueue):
@@ -24,7 +25,9 @@ class LocalQueue(PlaneQueue):
 
 def open_plane(url: QueueUrl) -> Plane:
     """The plane of a database; connects on first use."""
-    return Plane(*parts(url))
+    engine, options = parts(url)
+    redis = Redis(options.redis, name="leasehold-plane") if options.redis else None
+    return Plane(engine, options, redis=redis)
 
 
 def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:

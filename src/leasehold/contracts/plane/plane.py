@@ -21,6 +21,7 @@ import structlog
 
 from leasehold.contracts.plane.asking import Ask
 from leasehold.contracts.plane.line import Line
+from leasehold.contracts.plane.messages import MessageTransport
 from leasehold.contracts.plane.options import PlaneOptions
 from leasehold.contracts.plane.rows import RowTransport, lease_of
 from leasehold.contracts.plane.tokens import Tokens, read_tokens
@@ -38,6 +39,7 @@ from leasehold.core.state import PLANE as MACHINE
 from leasehold.ledger.box import BoxQueue
 from leasehold.ledger.engine import PLANE, Engine
 from leasehold.ledger.upkeeping import Upkeeping
+from leasehold.store.redis import Redis
 
 _log = structlog.get_logger("leasehold.plane")
 
@@ -49,13 +51,16 @@ _SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
 _BEAT_S = 5.0
 _BEATEN_MAX = 20_000
 _RECOVER_MAX = 1_000
+_NO_PRIORITY = (
+    "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
+)
 
 
 class Plane:
     """One instance of the control plane, for one event loop."""
 
     def __init__(
-        self, engine: Engine, options: PlaneOptions, *, transport: Transport | None = None
+        self, engine: Engine, options: PlaneOptions, *, redis: Redis | None = None
     ) -> None:
         self.options = options
         self.streams = options.names
@@ -73,7 +78,18 @@ class Plane:
             for stream in self.streams
         }
         self._chores = {name: Upkeeping(engine, settings[name], "") for name in self.streams}
-        self._transport = transport or RowTransport(engine, settings, self._chores)
+        self._transport: Transport = RowTransport(engine, settings, self._chores)
+        if redis is not None:
+            self._transport = MessageTransport(
+                engine,
+                redis,
+                settings,
+                self._chores,
+                consumer=self._id,
+                namespace=options.namespace,
+                resend_ms=options.resend_ms,
+            )
+        self._has_priority = redis is None
         self._line = Line(self._transport.bell)
         self._turns = Turns()
         self._tokens: Tokens | None = None
@@ -253,9 +269,11 @@ class Plane:
             if stream not in self._boxes:
                 answers[at] = Submitted(job.job_id, "invalid", self._unknown(stream))
                 continue
-            placed.setdefault(stream, []).append(
-                (at, msgspec.structs.replace(job, options=options))
-            )
+            if job.priority and not self._has_priority:
+                answers[at] = Submitted(job.job_id, "invalid", _NO_PRIORITY)
+                continue
+            new = msgspec.structs.replace(job, options=options)
+            placed.setdefault(stream, []).append((at, new))
         for stream, numbered in placed.items():
             stored = await self._boxes[stream].submit([job for _, job in numbered])
             for (at, _), answer in zip(numbered, stored, strict=True):
