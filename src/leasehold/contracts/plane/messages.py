@@ -115,12 +115,8 @@ class MessageTransport:
         taken = {row["n"]: row for row in rows if row["job_id"] is not None}
         stale = [each.id for number, each in enumerate(messages, 1) if number not in taken]
         await self.done(stream, stale)
-        return Taken(
-            [
-                lease_of(row, stream, token, messages[number - 1].id)
-                for number, row in sorted(taken.items())
-            ]
-        )
+        in_turn = sorted(taken.items(), key=lambda each: int(each[1]["seq"]))
+        return Taken([lease_of(row, stream, token, messages[at - 1].id) for at, row in in_turn])
 
     async def _look(self, stream: str) -> None:
         """Bring what is due into the line and on its way, now and then."""

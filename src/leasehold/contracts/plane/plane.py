@@ -94,6 +94,7 @@ class Plane:
         self._turns = Turns()
         self._tokens: Tokens | None = None
         self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
+        self._giving: set[asyncio.Future[None]] = set()
         self._beaten: dict[str, float] = {}
         self._rounds: asyncio.Task[None] | None = None
 
@@ -119,8 +120,6 @@ class Plane:
         try:
             return await asking
         except asyncio.CancelledError:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -161,10 +160,17 @@ class Plane:
         try:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
-            with contextlib.suppress(StoreError):
-                leases = await looking
-                await self.settle([Outcome(lease, "release") for lease in leases])
+            giving = asyncio.ensure_future(self._give_back(looking))
+            self._giving.add(giving)
+            giving.add_done_callback(self._giving.discard)
+            await asyncio.shield(giving)
             raise
+
+    async def _give_back(self, looking: asyncio.Future[list[Lease]]) -> None:
+        """Release what nobody will work on; what cannot be released runs out."""
+        with contextlib.suppress(StoreError):
+            leases = await looking
+            await self.settle([Outcome(lease, "release") for lease in leases])
 
     async def _look(
         self, streams: tuple[str, ...], limit: int, nonce: str, worker_id: str
@@ -185,7 +191,8 @@ class Plane:
         """The same claim that still waits here has no reader any more."""
         waiting = self._asking.get(nonce)
         if waiting is not None:
-            waiting.cancel()
+            if not waiting.cancelling():
+                waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
     async def _recover(self, nonce: str, streams: tuple[str, ...], limit: int) -> list[Lease]:
@@ -325,6 +332,7 @@ class Plane:
             rounds.cancel()
             await asyncio.gather(rounds, return_exceptions=True)
         await self._line.close()
+        await asyncio.gather(*self._giving, return_exceptions=True)
         await self._transport.close()
         await self._engine.close()
 
