@@ -52,7 +52,7 @@ class SqliteEngine:
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
         box = self._box(table)
-        if operation == "claim":  # an empty line is seen without the right to write
+        if operation in ("claim", "plane_claim"):  # an empty line is seen without the right to write
             head = await self._run(box["peek"], (), {"queue": takes["queue"]})
             if not head[0]["work"]:
                 return head

@@ -20,10 +20,11 @@ import msgspec
 import structlog
 
 from leasehold.contracts.plane.asking import Ask
+from leasehold.contracts.plane.gathering import Gathering
 from leasehold.contracts.plane.line import Line
 from leasehold.contracts.plane.messages import MessageTransport
 from leasehold.contracts.plane.options import PlaneOptions
-from leasehold.contracts.plane.rows import RowTransport, lease_of
+from leasehold.contracts.plane.rows import RowTransport, calls_max, lease_of
 from leasehold.contracts.plane.tokens import Tokens, read_tokens
 from leasehold.contracts.plane.transport import Transport
 from leasehold.contracts.plane.turns import Turns
@@ -51,6 +52,7 @@ _SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
 _BEAT_S = 5.0
 _BEATEN_MAX = 20_000
 _RECOVER_MAX = 1_000
+_GATHERED_MAX = 500
 _NO_PRIORITY = (
     "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
 )
@@ -90,9 +92,17 @@ class Plane:
                 resend_ms=options.resend_ms,
             )
         self._has_priority = redis is None
+        calls = calls_max(engine)
+        self._extends: Gathering[Lease, Lease | LeaseLost] = Gathering(
+            self._extend, items_max=_GATHERED_MAX, calls_max=calls
+        )
+        self._settles: Gathering[Outcome, Verdict] = Gathering(
+            self._settle, items_max=_GATHERED_MAX, calls_max=calls
+        )
         self._line = Line(self._transport.bell)
         self._turns = Turns()
         self._tokens: Tokens | None = None
+        self._reading_tokens = asyncio.Lock()
         self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
         self._giving: set[asyncio.Future[None]] = set()
         self._beaten: dict[str, float] = {}
@@ -214,6 +224,10 @@ class Plane:
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases alive; each in the stream it was given for."""
+        self.served([lease.queue for lease in leases])
+        return await self._extends(leases)
+
+    async def _extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         return await self._by_stream(
             [(await self._proven(lease), lease) for lease in leases], BoxQueue.extend
         )
@@ -228,6 +242,10 @@ class Plane:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases; the messages of what is decided are acknowledged after that."""
+        self.served([outcome.lease.queue for outcome in outcomes])
+        return await self._settles(outcomes)
+
+    async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         checked = [
             msgspec.structs.replace(outcome, lease=await self._proven(outcome.lease))
             for outcome in outcomes
@@ -359,7 +377,9 @@ class Plane:
 
     async def _known_tokens(self) -> Tokens:
         if self._tokens is None:
-            self._tokens = await read_tokens(self._engine)
+            async with self._reading_tokens:
+                if self._tokens is None:
+                    self._tokens = await read_tokens(self._engine)
         return self._tokens
 
     async def _proven(self, lease: Lease) -> Lease:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
+from leasehold.contracts.plane.gathering import Gathering
 from leasehold.contracts.plane.transport import Taken
 from leasehold.contracts.plane.words import queue_of
 from leasehold.core.idempotency import short_hash
@@ -18,6 +21,7 @@ from leasehold.ledger.upkeeping import Upkeeping
 _HEAD = (-(2**31), -1)
 _HEAD_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.05
+_ASKERS_MAX = 100
 
 
 class _Place:
@@ -30,8 +34,16 @@ class _Place:
         self.head_s = self.looked_s = float("-inf")
 
 
+class Asker(NamedTuple):
+    """Somebody who asks for leases."""
+
+    worker_id: str
+    token: str
+    limit: int
+
+
 class RowTransport:
-    """Claims by the ledger's own statement."""
+    """Claims by the rows themselves; those that come at the same time share one transaction."""
 
     def __init__(
         self, engine: Engine, boxes: Mapping[str, BoxSettings], chores: Mapping[str, Upkeeping]
@@ -40,23 +52,33 @@ class RowTransport:
         self._boxes = boxes
         self._chores = chores
         self._places = {stream: _Place() for stream in boxes}
+        self._gathered: dict[str, Gathering[Asker, Taken]] = {
+            stream: Gathering(
+                partial(self._take, stream), items_max=_ASKERS_MAX, calls_max=calls_max(engine)
+            )
+            for stream in boxes
+        }
 
     async def take(self, stream: str, limit: int, worker_id: str, token: str) -> Taken:
+        (taken,) = await self._gathered[stream]([Asker(worker_id, token, limit)])
+        return taken
+
+    async def _take(self, stream: str, askers: list[Asker]) -> list[Taken]:
         place, now = self._places[stream], asyncio.get_running_loop().time()
         if now - place.head_s > _HEAD_AGAIN_S:
             place.begins = _HEAD
         look = now - place.looked_s > _LOOK_EVERY_S or place.begins == _HEAD
         if look:
             place.looked_s = now
-        rows = await self._ask(stream, limit, worker_id, token, look=look)
+        rows = await self._ask(stream, askers, look=look)
         if rows[0]["overdue"]:
             await self._chores[stream].due()
             place.begins = _HEAD
-            rows = await self._ask(stream, limit, worker_id, token, look=False)
+            rows = await self._ask(stream, askers, look=False)
         if rows[0]["job_id"] is None and place.begins != _HEAD:
             place.begins = _HEAD  # what was sent back stands before where the last claim stopped
-            rows = await self._ask(stream, limit, worker_id, token, look=True)
-        return self._taken(stream, rows, token, limit)
+            rows = await self._ask(stream, askers, look=True)
+        return self._dealt(stream, rows, askers)
 
     async def done(self, stream: str, message_ids: Sequence[str]) -> None:
         """The row tells it already."""
@@ -73,34 +95,40 @@ class RowTransport:
     async def close(self) -> None:
         """The connections belong to the plane."""
 
-    async def _ask(
-        self, stream: str, limit: int, worker_id: str, token: str, *, look: bool
-    ) -> Sequence[Row]:
+    async def _ask(self, stream: str, askers: list[Asker], *, look: bool) -> Sequence[Row]:
         place = self._places[stream]
         if place.begins == _HEAD:
             place.head_s = asyncio.get_running_loop().time()
         return await self._engine.run(
             PLANE,
-            "claim",
+            "plane_claim",
+            [(each.worker_id, short_hash(each.token.encode()), each.limit) for each in askers],
             queue=queue_of(stream),
-            count=limit,
             lease_ms=self._boxes[stream].lease_ms,
-            worker_id=worker_id,
-            token_h=short_hash(token.encode()),
             look=look,
             from_priority=place.begins[0],
             from_seq=place.begins[1],
         )
 
-    def _taken(self, stream: str, rows: Sequence[Row], token: str, limit: int) -> Taken:
+    def _dealt(self, stream: str, rows: Sequence[Row], askers: list[Asker]) -> list[Taken]:
+        """To each asker what it was given."""
         place, first = self._places[stream], rows[0]
         due_in_ms = max(1, first["next_due_ms"] - first["now_ms"]) if first["next_due_ms"] else 0
+        dealt = [Taken([], due_in_ms) for _ in askers]
         if first["job_id"] is None:
             place.begins = _HEAD
-            return Taken([], due_in_ms)
-        last = rows[-1]
-        place.begins = (last["priority"], last["seq"]) if len(rows) >= limit else _HEAD
-        return Taken([lease_of(row, stream, token) for row in rows], due_in_ms)
+            return dealt
+        last, wanted = rows[-1], sum(each.limit for each in askers)
+        place.begins = (last["priority"], last["seq"]) if len(rows) >= wanted else _HEAD
+        for row in rows:
+            at = row["n"] - 1
+            dealt[at].leases.append(lease_of(row, stream, askers[at].token))
+        return dealt
+
+
+def calls_max(engine: Engine) -> int:
+    """How many calls of a kind shall be under way: SQLite has one writer that they would share."""
+    return 2 if engine.dialect == "postgres" else 1
 
 
 def lease_of(row: Row, stream: str, token: str, message_id: str = "") -> Lease:
