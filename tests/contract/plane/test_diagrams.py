@@ -81,7 +81,7 @@ async def lost_answers(drawing: Drawing) -> None:
 async def a_late_call(drawing: Drawing) -> None:
     await drawing.enqueued()
     late = await drawing.said("first", "claim")
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.15)  # the lease runs out by time alone
     await verb(drawing.web, "upkeep")
     await drawing.note("the lease of first ran out")
     await drawing.note()

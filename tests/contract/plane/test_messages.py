@@ -67,7 +67,7 @@ async def test_what_redis_forgot_is_sent_again(
     key = f"{redis_options['namespace']}jobs"
     await redis.call("DEL", key, f"{key}:again")
     assert await verb(web, "claim", max_jobs=10) == {"claimed": False, "jobs": []}
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.15)  # the sweeper goes by age
     await verb(web, "upkeep")
     leases = (await verb(web, "claim", max_jobs=10))["jobs"]
     assert {lease["job_id"] for lease in leases} == ids

@@ -32,7 +32,7 @@ async def test_a_heartbeat_needs_no_more_than_the_contract_names(site: Site) -> 
     web = await site.web(lease_ms=600)
     await enqueue(web)
     lease = await claim(web)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # a heartbeat before two thirds are used writes nothing
     kept = await verb(web, "heartbeat", job_id=lease["job_id"], lease_token=lease["lease_token"])
     assert kept["ok"]
     assert kept["lease_expires_at"] > lease["lease_expires_at"]
@@ -131,7 +131,7 @@ async def test_a_late_call_is_refused_and_its_message_is_worth_nothing(site: Sit
     web = await site.web(lease_ms=80)
     job_id = await enqueue(web)
     late = await claim(web)
-    await asyncio.sleep(0.12)
+    await asyncio.sleep(0.12)  # the lease runs out by time alone
     current = await claim(web, worker_id="w2")
     assert (current["job_id"], current["attempt"]) == (job_id, 2)
     told = await verb(web, "complete", **proof(late), result="late")
@@ -242,7 +242,7 @@ async def test_planes_that_reap_at_the_same_time_take_each_lease_back_once(site:
     jobs = [{"payload": n} for n in range(30)]
     await web.post("/v1/plane/jobs", {"jobs": jobs})
     await verb(web, "claim", max_jobs=30)
-    await asyncio.sleep(0.08)
+    await asyncio.sleep(0.08)  # the leases run out by time alone
     rounds = await asyncio.gather(*(verb(each, "upkeep") for each in (web, *others)))
     assert sum(each["reclaimed"] for each in rounds) == 30
     again = await verb(web, "claim", max_jobs=50)

@@ -85,7 +85,7 @@ async def test_a_worker_cut_off_from_the_plane_stops_within_its_lease(site: Site
     async def long(job: Job) -> str:
         began.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # the handler: cancelled long before
         finally:
             ended.set()
         return "from the one who was cut off"
