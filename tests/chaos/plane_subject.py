@@ -30,6 +30,7 @@ class PlaneSubject:
     thread_task = "tool"
     retries: Mapping[str, Any] = {"max_attempts": 20}
     jobs_path = "/v1/plane/jobs"
+    gateway_returns_ms = 6_000  # nobody can claim before; a fresh interpreter on a busy machine
 
     def __init__(self, folder: Path, *, fsync: Any = "everysec", **options: int) -> None:
         self.fsync = fsync

@@ -123,6 +123,10 @@ class Stage:
         )
         return [self.herd.add(f"stubborn{n + 1}", argv, slots=slots) for n in range(count)]
 
+    def _patience_ms(self) -> int:
+        """A lease, and where workers go through a gateway the time it takes to come back."""
+        return self.setup.lease_ms + int(getattr(self.subject, "gateway_returns_ms", 0))
+
     def _worker_url(self) -> str:
         """Where workers find the queue: at the store, or behind the gateway."""
         behind = getattr(self.subject, "worker_url", None)
@@ -231,7 +235,7 @@ class Stage:
             judging.check_effects(events, self.effects),
             judging.check_residue(await self.subject.residue()),
             judging.check_faults(injected, planned, events),
-            judging.check_recovery(recovery, self.setup.lease_ms, planned),
+            judging.check_recovery(recovery, self._patience_ms(), planned),
             Check("no process died by itself but by plan", died in deaths, f"{died} deaths"),
             Check("the herd drained in good order", not unclean, f"exit codes {codes}"),
             *more,
