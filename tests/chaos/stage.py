@@ -109,7 +109,7 @@ class Stage:
         """Real workers, started."""
         setup = self.setup
         argv = worker_argv(
-            url or self.subject.url(), concurrency=setup.concurrency, planted=setup.broken
+            url or self._worker_url(), concurrency=setup.concurrency, planted=setup.broken
         )
         first = len(self.herd.workers()) + 1
         return [
@@ -120,13 +120,22 @@ class Stage:
     def add_stubborn(self, count: int, *, slots: int, work_ms: int) -> list[Member]:
         """Holders that know no deadline."""
         argv = stubborn_argv(
-            self.subject.url(), slots=slots, work_ms=work_ms, planted=self.setup.broken
+            self._worker_url(), slots=slots, work_ms=work_ms, planted=self.setup.broken
         )
         return [self.herd.add(f"stubborn{n + 1}", argv, slots=slots) for n in range(count)]
 
+    def _patience_ms(self) -> int:
+        """A lease, and where workers go through a gateway the time it takes to come back."""
+        return self.setup.lease_ms + int(getattr(self.subject, "gateway_returns_ms", 0))
+
+    def _worker_url(self) -> str:
+        """Where workers find the queue: at the store, or behind the gateway."""
+        behind = getattr(self.subject, "worker_url", None)
+        return str(behind()) if behind is not None else self.subject.url()
+
     def add_gateway(self) -> int:
         """A real gateway; returns its port."""
-        port = free_port()
+        port = getattr(self.subject, "gateway_port", 0) or free_port()
         self.herd.add("gateway1", gateway_argv(self.subject.url(), port))
         return port
 
@@ -227,7 +236,7 @@ class Stage:
             judging.check_effects(events, self.effects),
             judging.check_residue(await self.subject.residue()),
             judging.check_faults(injected, planned, events),
-            judging.check_recovery(recovery, self.setup.lease_ms, planned),
+            judging.check_recovery(recovery, self._patience_ms(), planned),
             Check("no process died by itself but by plan", died in deaths, f"{died} deaths"),
             Check("the herd drained in good order", not unclean, f"exit codes {codes}"),
             *more,

@@ -24,6 +24,7 @@ from leasehold.store.embedded import EmbeddedRedis
 from leasehold.store.redis import Redis
 from leasehold.store.scripts import Script
 from tests.chaos.effects import now_ms
+from tests.chaos.plane_subject import PlaneSubject
 
 Fsync = Literal["everysec", "always"]
 VERBS = ("submit", "claim", "extend", "report", "settle")
@@ -257,4 +258,4 @@ OMNIQ = Profile(
 )
 SUBJECTS: dict[str, Callable[..., Subject]] = {
     profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ, OMNIQ)
-}
+} | {"plane": PlaneSubject}

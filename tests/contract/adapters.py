@@ -285,6 +285,11 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
     from tests.contract.bullmq.adapter import BullmqAdapter
     from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
     from tests.contract.omniq.adapter import OmniqAdapter
+    from tests.contract.plane_stage import (
+        PostgresPlaneAdapter,
+        RedisPlaneAdapter,
+        SqlitePlaneAdapter,
+    )
 
     every: list[Adapter] = [
         MemoryAdapter(),
@@ -293,5 +298,8 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         OmniqAdapter(servers.redis),
         SqliteInboxAdapter(),
         PostgresInboxAdapter(servers.postgres),
+        SqlitePlaneAdapter(),
+        PostgresPlaneAdapter(servers.postgres),
+        RedisPlaneAdapter(servers.redis),
     ]
     return {adapter.name: adapter for adapter in every}

@@ -8,14 +8,16 @@ error of `core.errors`, into a response. The API document is made from the same 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from leasehold.core.errors import UsageError
 
-Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "observe", "admin"]
-SCOPES: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel", "observe", "admin")
+Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "jobs:work", "observe", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+STREAM_SCOPE = "stream:"
+"""A key with scopes of this kind, such as `stream:mail`, is good for these streams alone."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -36,13 +38,17 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`."""
+    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`.
+
+    `gone` returns when the client hung up: for handlers that make it wait.
+    """
 
     caller: Caller
     path: Mapping[str, str] = {}
     query: Any = None
     body: Any = None
     headers: Mapping[str, str] = {}
+    gone: Callable[[], Awaitable[None]] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -87,7 +93,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `takes` is the type of the JSON body, `asks` the type of the query parameters, `reads` the
     request headers the handler looks at (name to annotated type), `problems` the statuses that can
-    be answered besides those every endpoint has.
+    be answered besides those every endpoint has, `bytes_max` the largest body where the gateway's
+    own limit is too small.
     """
 
     method: str
@@ -104,3 +111,4 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     reads: Mapping[str, Any] = {}
     problems: tuple[int, ...] = ()
     tag: str = "jobs"
+    bytes_max: int = 0

@@ -120,16 +120,19 @@ OMNIQ = Machine(
     reopen={"failed": ("wait",)},
 )
 
+# FAILED is passed when the last lease of a job ran out; what a worker gave up goes to DLQ at once.
 PLANE = Machine(
     contract="plane",
     initial=("QUEUED",),
     running=("RUNNING",),
-    final=("SUCCEEDED", "FAILED", "DLQ"),
+    final=("SUCCEEDED", "DLQ"),
     steps={
-        "QUEUED": ("RUNNING", "DLQ", "FAILED"),
+        "QUEUED": ("RUNNING", "DLQ"),
         "RUNNING": ("SUCCEEDED", "FAILED", "DLQ", "QUEUED"),
+        "FAILED": ("QUEUED", "DLQ"),
     },
-    reopen={"DLQ": ("QUEUED",), "FAILED": ("QUEUED",)},
+    reopen={"SUCCEEDED": ("QUEUED",), "DLQ": ("QUEUED",)},
+    overtake_ms=1_000,
 )
 
 # `failed` rests: it leads to queued while attempts are left, to dead_letter when none is. A handler

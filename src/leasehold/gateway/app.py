@@ -101,6 +101,8 @@ class Gateway:
         self.draining = True
         self.streamer.drain()
         self.dashboard.drain()
+        for served in self.served:
+            served.drain()
 
     @property
     def openapi(self) -> bytes:
@@ -136,7 +138,7 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
         for served in self.served:
-            served.feed.start()
+            served.start()
         self.streamer.start()
         try:
             yield

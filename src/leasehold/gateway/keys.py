@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from leasehold.core.endpoint import SCOPES, Caller
+from leasehold.core.endpoint import SCOPES, STREAM_SCOPE, Caller
 from leasehold.core.errors import UsageError
 from leasehold.store.redis import Redis
 
@@ -77,10 +77,14 @@ class KeyRing(Protocol):
 def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:
     """Make a key; refuses scopes that do not exist and keys that may do nothing."""
     chosen = tuple(dict.fromkeys(scopes))
-    unknown = [scope for scope in chosen if scope not in SCOPES]
-    if unknown or not chosen:
+    streams = [scope for scope in chosen if scope.startswith(STREAM_SCOPE)]
+    unknown = [scope for scope in chosen if scope not in SCOPES and scope not in streams]
+    if unknown or len(streams) == len(chosen):
         said = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
-        raise UsageError(f"{said}; the scopes are {', '.join(SCOPES)}")
+        raise UsageError(
+            f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
+            "a key to streams of the plane"
+        )
     if ttl_ms is not None and ttl_ms <= 0:
         raise UsageError(f"a key lives for a positive time, not {ttl_ms} ms")
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)

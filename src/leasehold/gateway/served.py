@@ -39,10 +39,26 @@ class Served:
         module = f"leasehold.contracts.{self.contract}.routes"
         if importlib.util.find_spec(module) is None:
             return []
-        routes = importlib.import_module(module).open_routes(
+        found = importlib.import_module(module)
+        routes = found.open_routes(
             GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s, **settings.lent
         )
+        if hasattr(found, "open_worker_routes"):
+            routes += found.open_worker_routes(self.queue)
         return cast("list[Endpoint]", routes)
+
+    def start(self) -> None:
+        """Begin to read for followers, and what the queue itself does beside requests."""
+        self.feed.start()
+        begin = getattr(self.queue, "start", None)
+        if begin is not None:
+            begin()
+
+    def drain(self) -> None:
+        """Answer those who wait."""
+        drain = getattr(self.queue, "drain", None)
+        if drain is not None:
+            drain()
 
     async def close(self) -> None:
         """Let go of everything."""

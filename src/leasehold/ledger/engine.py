@@ -12,6 +12,7 @@ from typing import Any, Protocol
 PACKAGE = "leasehold.ledger"
 INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"
+PLANE = "plane_jobs"
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
 Row = Any

@@ -22,7 +22,9 @@ READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
     | {"creds_page", "creds_counts", "secrets_live", "key_list", "key_find"}
+    | {"plane_current"}
 )
+CLAIMS = frozenset({"claim", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
 
 # An event that ended lets the next one of its job into the line in the same step.
@@ -51,7 +53,7 @@ class SqliteEngine:
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
         box = self._box(table)
-        if operation == "claim":  # an empty line is seen without the right to write
+        if operation in CLAIMS:  # an empty line is seen without the right to write
             head = await self._run(box["peek"], (), {"queue": takes["queue"]})
             if not head[0]["work"]:
                 return head

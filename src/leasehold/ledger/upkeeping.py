@@ -29,7 +29,8 @@ class Upkeeping:
     async def upkeep(self) -> Upkeep:
         """One round."""
         table, queue = self._settings.table, self._settings.queue
-        await self._engine.run(table, "beat", queue=queue, worker_id=self._worker_id)
+        if self._worker_id:  # whoever keeps up for others is no worker
+            await self._engine.run(table, "beat", queue=queue, worker_id=self._worker_id)
         promoted, reclaimed, buried, expired = await self.due()
         rows = await self._engine.run(table, "decide", queue=queue, count=_COUNT)
         buried += sum(row["buried"] for row in rows)

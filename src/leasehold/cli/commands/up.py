@@ -127,10 +127,11 @@ async def _up(wish: Wish, config: Config) -> int:
     with stopping_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = wish.redis_url or await _start_redis(wish, stack)
-            stores = Stores(redis_url)
+            stores = Stores(redis_url, wish.data, wish.gateway_url)
             queues = [flow.queue_url(stores) for flow in FLOWS]
             await _check_store(queues[0])
-            await _start_parts(wish, queues, supervisor, stack)
+            worked = [flow.served_at(stores) for flow in FLOWS]
+            await _start_parts(wish, queues, worked, supervisor, stack)
             await _until_ready(wish, supervisor, stop)
             if stop.is_set():
                 return Exit.OK
@@ -174,15 +175,19 @@ async def _check_store(queue_url: str) -> None:
 
 
 async def _start_parts(
-    wish: Wish, queues: list[str], supervisor: Supervisor, stack: contextlib.AsyncExitStack
+    wish: Wish,
+    queues: list[str],
+    worked: list[str],
+    supervisor: Supervisor,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
     """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
     program = [sys.executable, "-m", "leasehold.cli"]
     mine = ["--parent", str(os.getpid())]
-    for url in queues:
-        mine += ["--from", url]
-    gateway = [*program, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
-    worker = [*program, "worker", "leasehold.tasks", "--samples", *mine]
+    served = [word for url in queues for word in ("--from", url)]
+    taken = [word for url in worked for word in ("--from", url)]
+    gateway = [*program, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
+    worker = [*program, "worker", "leasehold.tasks", "--samples", *mine, *taken]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)

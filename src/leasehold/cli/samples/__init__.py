@@ -7,13 +7,13 @@ and one line here.
 
 from __future__ import annotations
 
-from leasehold.cli.samples import bullmq, omniq, streams
+from leasehold.cli.samples import bullmq, omniq, plane, streams
 from leasehold.cli.samples.flow import Place, SampleFlow, Stores
 from leasehold.worker.task import Task
 
 __all__ = ["FLOWS", "Place", "SampleFlow", "Stores", "sample_tasks"]
 
-FLOWS: tuple[SampleFlow, ...] = (streams.FLOW, bullmq.FLOW, omniq.FLOW)
+FLOWS: tuple[SampleFlow, ...] = (streams.FLOW, bullmq.FLOW, omniq.FLOW, plane.FLOW)
 """The first one's queue is what the other commands speak to."""
 
 

@@ -12,9 +12,11 @@ from leasehold.worker.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The stores that `leasehold up` has."""
+    """What `leasehold up` has: a Redis, a folder for files, and the gateway before them."""
 
     redis_url: str
+    folder: Path = Path()
+    gateway_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,8 @@ class SampleFlow:
     feed: Callable[[Place], Coroutine[Any, Any, None]]
     tasks: tuple[Task, ...] = ()
     invitation: Callable[[Stores], str] | None = None
+    worker_url: Callable[[Stores], str] | None = None
+
+    def served_at(self, stores: Stores) -> str:
+        """Where the worker finds the queue: `queue_url`, unless it goes through the gateway."""
+        return (self.worker_url or self.queue_url)(stores)

@@ -8,7 +8,7 @@ CREATE TABLE job_queues (
   paused INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
--- @for box in inbox_jobs job_outbox_events
+-- @for box in inbox_jobs job_outbox_events plane_jobs
 CREATE TABLE {box} (
   seq INTEGER PRIMARY KEY AUTOINCREMENT,
   job_id TEXT NOT NULL UNIQUE,
