@@ -27,6 +27,7 @@ PAGE = 50
 _STEP = 200
 SCAN_MAX = 4_000
 COUNT_MAX = 20_000
+_TIE_CHARS = 10
 _EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
 
 
@@ -53,12 +54,32 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class _Place(msgspec.Struct, array_like=True):
-    """Where a queue's part of the list stands. `ended` when it has no more."""
+    """Where a queue's part of the list stands. `ended` when it has no more.
+
+    `ties` are the ends of the ids that were taken of the last job's millisecond: each contract
+    orders such jobs by a rule of its own, and the last one may be gone when the list goes on.
+    """
 
     begun: str = ""
     last_id: str = ""
     last_ms: int = 0
     ended: bool = False
+    ties: list[str] = msgspec.field(default_factory=list)
+
+    def took(self, job: JobRecord) -> None:
+        if job.created_ms != self.last_ms:
+            self.ties = []
+        self.ties.append(job.job_id[-_TIE_CHARS:])
+        self.last_id, self.last_ms = job.job_id, job.created_ms
+
+    def is_before(self, job: JobRecord) -> bool:
+        """Whether the job, in a list that lost the last one taken, is still to be shown."""
+        if job.created_ms == self.last_ms:
+            return job.job_id[-_TIE_CHARS:] not in self.ties
+        return job.created_ms < self.last_ms
+
+    def turn_to(self, begun: str) -> None:
+        self.begun, self.last_id, self.last_ms, self.ties = begun, "", 0, []
 
 
 class Finder:
@@ -185,7 +206,7 @@ class _Source:
 
     def take(self) -> JobRecord:
         job = self.jobs.pop(0)
-        self.place.last_id, self.place.last_ms = job.job_id, job.created_ms
+        self.place.took(job)
         if not self.jobs:
             self._page_done()
         return job
@@ -206,7 +227,7 @@ class _Source:
         if not self._next:
             self.place.ended = True
         else:
-            self.place.begun, self.place.last_id, self.place.last_ms = self._next, "", 0
+            self.place.turn_to(self._next)
 
 
 def _behind(jobs: list[JobRecord], place: _Place) -> list[JobRecord]:
@@ -216,8 +237,7 @@ def _behind(jobs: list[JobRecord], place: _Place) -> list[JobRecord]:
     for at, job in enumerate(jobs):
         if job.job_id == place.last_id:
             return jobs[at + 1 :]
-    last = (place.last_ms, place.last_id)
-    return [job for job in jobs if (job.created_ms, job.job_id) < last]
+    return [job for job in jobs if place.is_before(job)]
 
 
 def _cursor(places: dict[str, _Place]) -> str:

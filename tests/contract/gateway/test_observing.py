@@ -11,7 +11,7 @@ import pytest
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
 from leasehold.dashboard.kinds import kind_of
-from leasehold.gateway.keys import open_keyring
+from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters
@@ -31,7 +31,7 @@ class Place:
         self.name = name
 
     async def submit(self, count: int, task: str = "a", payload: bytes = b"{}") -> list[str]:
-        queue = open_queue(self.stage.url)
+        queue = open_queue(served_url(self.stage))
         jobs = [NewJob(task=task, payload=payload) for _ in range(count)]
         try:
             return [made.job_id for made in await queue.submit(jobs)]
@@ -45,11 +45,16 @@ class Place:
         return list(reply.json["jobs"])
 
 
+def served_url(stage: Stage) -> str:
+    """Where the jobs lie; a stage's own URL may be that of a worker far away."""
+    return str(getattr(stage, "plane_url", stage.url))
+
+
 @pytest.fixture(params=SERVED)
 async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenerator[Place]:
     stage = await adapters(servers)[request.param].open(lease_ms=10_000)
     try:
-        async with serving(GatewaySettings(queues=(stage.url,), port=0)) as running:
+        async with serving(GatewaySettings(queues=(served_url(stage),), port=0)) as running:
             yield Place(stage, Web(running.url), running.gateway.served[0].name)
     finally:
         await stage.close()

@@ -7,12 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.contracts.bullmq.journal import decode as decode_bullmq
-from leasehold.contracts.streams.journal import decode as decode_streams
 from leasehold.core.opening import journal_tape
 from leasehold.core.tape import StreamTape
 from leasehold.pipeline.schema import place, rows_of
 from leasehold.pipeline.source.lines import LineParser
+from leasehold.store.journal import Lines
 
 URLS = {
     "streams": "streams+redis://localhost:6379/0",
@@ -29,12 +28,9 @@ def tape_of(contract: str) -> StreamTape:
 
 
 def decoded(contract: str, page: list[Any]) -> Any:
-    events = [
-        event
-        for entry in page
-        for event in (decode_streams(entry) if contract == "streams" else decode_bullmq(entry, "q"))
-    ]
-    return rows_of(events, "j")
+    tape = tape_of(contract)
+    lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue)
+    return rows_of([event for entry in page for event in lines.decode(entry)], "j")
 
 
 @st.composite
