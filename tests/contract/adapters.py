@@ -24,6 +24,7 @@ from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from leasehold.store.redis import Redis
+from leasehold.store.scripts import Script
 from tests.chaos.proxy import LossyProxy
 
 T = TypeVar("T")
@@ -189,7 +190,7 @@ class StreamsStage:
         return self._opened(self.url, worker_id)
 
     async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
-        await _load_scripts(self.server_url)
+        await load_scripts(self.server_url, SCRIPTS)
         proxy = await LossyProxy(self.server_url).start()
         queue = self._opened(f"streams+{proxy.url}?{self.query}", worker_id)
         self._closing.append(proxy.stop)  # after the queue: it is listed later
@@ -209,10 +210,10 @@ class StreamsStage:
         return queue
 
 
-async def _load_scripts(server_url: str) -> None:
+async def load_scripts(server_url: str, scripts: Mapping[str, Script]) -> None:
     """So that what is lost is the answer of a script, not that the server lacks it."""
     client = Redis(server_url)
-    await client.pipeline([("SCRIPT", "LOAD", script.source) for script in SCRIPTS.values()])
+    await client.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.values()])
     await client.close()
 
 

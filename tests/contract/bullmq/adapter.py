@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from leasehold.contracts.bullmq.scripts import SCRIPTS
 from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobRecord
 from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Counts, Journal, Ledger, Page, Query, Queue
 from tests.chaos.proxy import LossyProxy
-from tests.contract.adapters import Words
+from tests.contract.adapters import Words, load_scripts
 
 _unique = itertools.count(1)
 WORDS = Words("waiting", "active", "completed", "failed", "failed")
@@ -110,6 +111,7 @@ class BullmqStage:
         return self._opened(self.url, worker_id)
 
     async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        await load_scripts(self.server_url, SCRIPTS)
         proxy = await LossyProxy(self.server_url).start()
         queue = self._opened(f"bullmq+{proxy.url}?{self.query}", worker_id)
         self._closing.append(proxy.stop)
