@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="run only tests that stand company, or only those that do not (default: all)",
     )
+    group.addoption(
+        "--draw",
+        action="store_true",
+        help="write the diagrams that tests draw into the pages that show them",
+    )
 
 
 def lane_of(nodeid: str) -> str:

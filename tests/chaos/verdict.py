@@ -80,6 +80,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return "\n  ".join([head, *map(str, self.violations[:VIOLATIONS_SHOWN_MAX])])
 
 
+def machine_of(subject: str) -> Machine:
+    """The machine of a contract; one that is tried on several stores is `contract_store`."""
+    return MACHINES[subject.partition("_")[0]]
+
+
 def check(
     events: Sequence[JournalEvent],
     *,
@@ -126,4 +131,5 @@ __all__ = [
     "Verdict",
     "Violation",
     "check",
+    "machine_of",
 ]

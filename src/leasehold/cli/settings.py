@@ -52,6 +52,9 @@ SETTINGS = {
         Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
+        Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
+        Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
+        Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),
         Setting("gateway.ttl_s", 86_400, "how long a job is kept that does not say", "integer"),
         Setting("worker.queues", [], "the queues a worker serves (comma separated)", "list"),
         Setting("worker.concurrency", 0, "attempts at once in a worker; 0: its default", "integer"),
@@ -66,5 +69,13 @@ SETTINGS = {
         Setting("llm.timeout_s", 120.0, "longest wait for the next piece of an answer", "number"),
         Setting("rag.folder", "", "text files that `rag` searches when a job brings none"),
         Setting("tools", "", "the TOML file that says what the task `tool` may do"),
+        Setting("vault.keys", "", "the key ring: `id=base64` lines, active one first", secret=True),
+        Setting("vault.kms", "", "a function that makes a key ring of your own (module:function)"),
+        Setting("egress.allow", [], "private hosts and networks that jobs may name", "list"),
+        Setting("webhooks.headers", "contract", "contract, or standard: those besides as well"),
+        Setting("webhooks.secrets", "", "lines `requester = secret`; * is for all", secret=True),
+        Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
+        Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
+        Setting("transcode.network", "try", "none: refuse to run ffmpeg if it has a network"),
     )
 }

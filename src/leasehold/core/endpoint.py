@@ -8,14 +8,16 @@ error of `core.errors`, into a response. The API document is made from the same 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from leasehold.core.errors import UsageError
 
-Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "admin"]
-SCOPES: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel", "admin")
+Scope = Literal["jobs:write", "jobs:read", "jobs:cancel", "jobs:work", "observe", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+STREAM_SCOPE = "stream:"
+"""A key with scopes of this kind, such as `stream:mail`, is good for these streams alone."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -25,22 +27,28 @@ class Caller(msgspec.Struct, frozen=True):
     scopes: frozenset[str] = frozenset()
 
     def may(self, scope: str) -> bool:
-        """Whether the caller holds this scope; an admin holds all of them."""
-        return not scope or scope in self.scopes or "admin" in self.scopes
+        """Whether the caller holds this scope; an admin holds all, an observer may read."""
+        if not scope or scope in self.scopes or "admin" in self.scopes:
+            return True
+        return scope == "jobs:read" and "observe" in self.scopes
 
     def may_see(self, requester: str) -> bool:
         """Whether a job of this requester exists for the caller."""
-        return requester == self.requester or "admin" in self.scopes
+        return requester == self.requester or not self.scopes.isdisjoint(("admin", "observe"))
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`."""
+    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`.
+
+    `gone` returns when the client hung up: for handlers that make it wait.
+    """
 
     caller: Caller
     path: Mapping[str, str] = {}
     query: Any = None
     body: Any = None
     headers: Mapping[str, str] = {}
+    gone: Callable[[], Awaitable[None]] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -85,7 +93,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `takes` is the type of the JSON body, `asks` the type of the query parameters, `reads` the
     request headers the handler looks at (name to annotated type), `problems` the statuses that can
-    be answered besides those every endpoint has.
+    be answered besides those every endpoint has, `bytes_max` the largest body where the gateway's
+    own limit is too small.
     """
 
     method: str
@@ -102,3 +111,4 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     reads: Mapping[str, Any] = {}
     problems: tuple[int, ...] = ()
     tag: str = "jobs"
+    bytes_max: int = 0

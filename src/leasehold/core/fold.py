@@ -63,6 +63,7 @@ class JobSoFar:
     __slots__ = (
         "attempt",
         "claimed_at",
+        "claimed_ms",
         "ends",
         "epochs",
         "fence",
@@ -84,6 +85,7 @@ class JobSoFar:
         self.last: JournalEvent | None = None
         self.submitted: JournalEvent | None = None
         self.claimed_at = -1
+        self.claimed_ms = 0
         self.ends: dict[int, JournalEvent] = {}
         self.epochs = 1
 
@@ -191,12 +193,18 @@ class Checker:
         match event.type:
             case "submit":
                 return not here and there in self.machine.initial
-            case "extend" | "report":
+            case "extend":
                 return here == there and here in self.running
+            case "report":  # where stages are states, news may move the job to the next one
+                return here in self.running and (
+                    here == there or (there in self.running and self.machine.reaches(here, there))
+                )
             case "remove":
                 return here not in self.running
-            case kind:
-                return self.machine.allows(here, there, reopening=kind == "reopen")
+            case "reopen":
+                return self.machine.allows(here, there, reopening=True)
+            case _:
+                return self.machine.reaches(here, there)
 
     def _place(self, job: JobSoFar, event: JournalEvent) -> None:
         if event.type == "remove":
@@ -234,7 +242,7 @@ class Checker:
         if self.paused_by is not None:
             self.found("I24", job.job_id, "claimed while paused", self.paused_by, event)
         if job.claimed_at < 0:
-            job.claimed_at = index
+            job.claimed_at, job.claimed_ms = index, event.ts_ms
         self.claims.append(event)
 
     def _write(self, job: JobSoFar, event: JournalEvent) -> None:
@@ -286,7 +294,10 @@ class Checker:
                 continue
             line = (job.submitted.queue, job.submitted.priority)
             before = latest.get(line)
+            slack_ms = self.machine.overtake_ms
             if before is not None and before.claimed_at > job.claimed_at:
+                if slack_ms and before.claimed_ms - job.claimed_ms <= slack_ms:
+                    continue
                 text = f"claimed before {before.job_id}, which was submitted earlier"
                 self.found("I22", job.job_id, text, before.submitted, job.submitted)
             else:

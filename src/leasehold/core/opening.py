@@ -53,6 +53,16 @@ class QueueUrl(msgspec.Struct, frozen=True):
         return read, self.store + query
 
     @property
+    def name(self) -> str:
+        """What the queue is called: its contract, and what tells it from others of the same.
+
+        >>> parse_url("bullmq+redis://h/0?queue=mail").name, parse_url("memory://a").name
+        ('bullmq:mail', 'memory')
+        """
+        own = [self.options[key] for key in ("queue", "box") if self.options.get(key)]
+        return ":".join([self.contract, *own])
+
+    @property
     def safe(self) -> str:
         """The URL without its password, for messages and logs."""
         parts = urlsplit(self.text)
@@ -104,6 +114,19 @@ def open_journal(url: str) -> Journal:
     """The history of the queue behind a URL."""
     parsed = parse_url(url)
     return cast("Journal", _contract(parsed).open_journal(parsed))
+
+
+def open_part(url: str, part: str) -> Any:
+    """What only some contracts have: `credentials`, `endpoint_secrets`."""
+    parsed = parse_url(url)
+    opener = getattr(_contract(parsed), f"open_{part}", None)
+    if opener is None:
+        raise UsageError(
+            f"queue URL {parsed.safe}: the contract {parsed.contract!r} keeps no "
+            f"{part.replace('_', ' ')}",
+            contract=parsed.contract,
+        )
+    return opener(parsed)
 
 
 def journal_tape(url: str) -> Tape | None:

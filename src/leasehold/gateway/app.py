@@ -3,6 +3,7 @@
 Edge (request id, headers, problems, metrics)
   -> Router -> Resource (admit, limit, read) -> the contract's handler
                                              -> Streamer <- Feed <- journal and event streams
+            -> Dashboard (pages, and /api for all contracts)
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from leasehold import __version__
 from leasehold.core.endpoint import Endpoint
 from leasehold.core.errors import StoreError, UsageError
+from leasehold.dashboard.audit import AuditLog, MemoryAudit, RedisAudit
+from leasehold.dashboard.redacting import USUAL
+from leasehold.dashboard.site import Dashboard
 from leasehold.gateway import pages
 from leasehold.gateway.auth import Door
-from leasehold.gateway.dispatch import ROUTE, Desk, Resource, headers_of
+from leasehold.gateway.dispatch import ROUTE, Desk, Resource
 from leasehold.gateway.document import document
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.keys import KeyRing, open_keyring
+from leasehold.gateway.keys import KeyRing
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
-from leasehold.gateway.served import Served, open_served
+from leasehold.gateway.rings import open_keyring, open_side_store
+from leasehold.gateway.served import Served, check_names, open_served
+from leasehold.gateway.session import Sessions
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer
 
@@ -51,7 +58,20 @@ class Gateway:
             retry_ms=settings.retry_ms,
         )
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
-        self.operations = Operations(self.served, self.ring, self.metrics, lambda: self.draining)
+        check_names(self.served)
+        self._side = open_side_store(settings.queues[0], "leasehold-audit")
+        self.dashboard = Dashboard(
+            self.served,
+            Sessions(self.door),
+            self._audit(),
+            redact=(*USUAL, *settings.redact),
+            trace_url=settings.trace_url,
+            lake=settings.lake,
+            version=__version__,
+        )
+        self.operations = Operations(
+            self.served, self.ring, self.metrics, lambda: self.draining, self.dashboard.actor.steer
+        )
         self._document, router = self._routes()
         self._app = Edge(_straight(router), self.metrics)
 
@@ -80,6 +100,9 @@ class Gateway:
         """Turn /readyz to 503 and send the followers to another gateway."""
         self.draining = True
         self.streamer.drain()
+        self.dashboard.drain()
+        for served in self.served:
+            served.drain()
 
     @property
     def openapi(self) -> bytes:
@@ -99,13 +122,13 @@ class Gateway:
             endpoints = served.endpoints(self.settings)
             everything += endpoints
             routes += _resources(desk, endpoints, served.feed)
-        own = self.operations.endpoints()
+        own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
         everything += own
         routes += _resources(desk, own, None)
         described = document(everything)
         self._docs_page = pages.docs(described)
+        routes += self.dashboard.routes()
         routes += [
-            Route("/", self._home, methods=["GET"]),
             Route("/docs", self._docs, methods=["GET"]),
             Route("/openapi.json", self._openapi, methods=["GET"]),
         ]
@@ -115,27 +138,25 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
         for served in self.served:
-            served.feed.start()
+            served.start()
         self.streamer.start()
         try:
             yield
         finally:
             self.streamer.drain()
             await self.streamer.close()
+            await self.dashboard.close()
             for served in self.served:
                 await served.close()
             await self.ring.close()
+            if self._side is not None:
+                await self._side[0].close()
 
-    async def _home(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/"
-        queues = None
-        if await self.door.is_open_to(request.scope, headers_of(request.scope)):
-            try:
-                queues = await self.operations.views()
-            except StoreError:
-                queues = []
-        base = str(request.base_url).rstrip("/")
-        return _html(pages.home(base, queues))
+    def _audit(self) -> AuditLog:
+        if self._side is None:
+            return MemoryAudit()
+        redis, prefix = self._side
+        return RedisAudit(redis, prefix=prefix)
 
     async def _docs(self, request: Request) -> Response:
         request.scope[ROUTE] = "/docs"

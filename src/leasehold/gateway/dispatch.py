@@ -7,6 +7,7 @@ answer several thousand requests a second.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -80,6 +81,7 @@ class Resource:
             query=_query(endpoint, scope),
             body=await self._body(endpoint, receive, headers),
             headers=headers,
+            gone=partial(_gone, receive),
         )
         answer = await endpoint.handle(call)
         if isinstance(answer, Answer):
@@ -103,13 +105,22 @@ class Resource:
         check_media(headers)
         try:
             raw = await read_body(
-                receive, headers, settings.body_bytes_max, settings.body_timeout_ms
+                receive,
+                headers,
+                max(settings.body_bytes_max, endpoint.bytes_max),
+                settings.body_timeout_ms,
             )
         except Problem as problem:
             if problem.code == "too_large":
                 problem.discard = lambda: discard(receive)
             raise
         return decode(decoder, raw)
+
+
+async def _gone(receive: Receive) -> None:
+    """Until the client has hung up; its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

@@ -20,6 +20,7 @@ _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds
 _PATH_PARAMETERS = {
     "job_id": "The job's id: a UUID, or up to 128 letters, digits and _ . : @ -",
     "queue": "The queue's name, as in GET /api/queues.",
+    "bulk_id": "The id of an action on many jobs, as POST /api/bulk answered it.",
 }
 
 

@@ -26,7 +26,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 _CSP = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _SAFE: list[tuple[bytes, bytes]] = [
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 _HSTS = (b"strict-transport-security", b"max-age=31536000")

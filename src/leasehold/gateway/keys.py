@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from hmac import compare_digest
 from typing import Protocol
-from urllib.parse import urlencode
 
 import msgspec
 
-from leasehold.core.endpoint import SCOPES, Caller
+from leasehold.core.endpoint import SCOPES, STREAM_SCOPE, Caller
 from leasehold.core.errors import UsageError
-from leasehold.core.opening import parse_url
 from leasehold.store.redis import Redis
 
 TICKET_S = 60
 _SECRET_BYTES = 32
 _ID_BYTES = 6
-_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +77,14 @@ class KeyRing(Protocol):
 def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:
     """Make a key; refuses scopes that do not exist and keys that may do nothing."""
     chosen = tuple(dict.fromkeys(scopes))
-    unknown = [scope for scope in chosen if scope not in SCOPES]
-    if unknown or not chosen:
+    streams = [scope for scope in chosen if scope.startswith(STREAM_SCOPE)]
+    unknown = [scope for scope in chosen if scope not in SCOPES and scope not in streams]
+    if unknown or len(streams) == len(chosen):
         said = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
-        raise UsageError(f"{said}; the scopes are {', '.join(SCOPES)}")
+        raise UsageError(
+            f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
+            "a key to streams of the plane"
+        )
     if ttl_ms is not None and ttl_ms <= 0:
         raise UsageError(f"a key lives for a positive time, not {ttl_ms} ms")
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
@@ -230,14 +231,3 @@ class MemoryKeyRing:
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-def open_keyring(queue_url: str) -> KeyRing:
-    """The ring that belongs to a queue: in its Redis, or in memory where it has none."""
-    url = parse_url(queue_url)
-    if not url.store.startswith(("redis", "unix")):
-        return MemoryKeyRing()
-    namespace = url.options.get("namespace", "")
-    kept = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
-    store = url.store + (f"?{urlencode(kept)}" if kept else "")
-    return RedisKeyRing(Redis(store, name="leasehold-keys"), prefix=namespace)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
 from leasehold.core.seam import Counts
+
+# A series per counter that tells when it began would double them and is no metric of ours.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,17 +49,27 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._depth = Gauge(
-            "jobs_queue_depth", "Jobs in a state now.", ("queue", "state"), registry=self.registry
+            "leasehold_queue_depth",
+            "Jobs in a state now.",
+            ("queue", "state"),
+            registry=self.registry,
         )
         self._oldest = Gauge(
-            "jobs_oldest_waiting_seconds",
+            "leasehold_oldest_waiting_seconds",
             "How long the oldest waiting job has waited.",
             ("queue",),
             registry=self.registry,
         )
         self._up = Gauge(
-            "jobs_store_up", "Whether the store answered.", ("queue",), registry=self.registry
+            "leasehold_store_up", "Whether the store answered.", ("queue",), registry=self.registry
         )
+        self._workers = Gauge(
+            "leasehold_queue_workers", "Workers alive.", ("queue",), registry=self.registry
+        )
+        self._paused = Gauge(
+            "leasehold_queue_paused", "Whether no leases are handed out.", ("queue",),
+            registry=self.registry,
+        )  # fmt: skip
         self._by_route: dict[tuple[str, str, int], Counter] = {}
         self._timer: dict[str, Histogram] = {}
 
@@ -78,6 +97,8 @@ class Metrics:
         for state, depth in counts.states.items():
             self._depth.labels(queue, state).set(depth)
         self._oldest.labels(queue).set(counts.oldest_waiting_ms / 1000)
+        self._workers.labels(queue).set(counts.workers)
+        self._paused.labels(queue).set(counts.paused)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The exposition in the format that the scraper prefers, and its media type."""

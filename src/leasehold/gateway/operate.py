@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from leasehold.gateway.metrics import TEXT, Metrics
 from leasehold.gateway.served import Served
 
 _READY_S = 2.0
+Steer: TypeAlias = Callable[[str, Literal["pause", "resume"], str], Awaitable[None]]
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +60,11 @@ class ReadyAsks(msgspec.Struct, frozen=True):
 
 
 class Operations:
-    """Handlers over all served queues. `draining` tells whether the gateway is on its way out."""
+    """Handlers over all served queues.
+
+    `draining` tells whether the gateway is on its way out; `steer` pauses and resumes, and writes
+    down who did.
+    """
 
     def __init__(
         self,
@@ -67,11 +72,13 @@ class Operations:
         ring: KeyRing,
         metrics: Metrics,
         draining: Callable[[], bool],
+        steer: Steer,
     ) -> None:
         self._served = {each.name: each for each in served}
         self._ring = ring
         self._metrics = metrics
         self._draining = draining
+        self._steer = steer
 
     async def queues(self, call: Call) -> Answer:
         """Depths of every queue."""
@@ -85,13 +92,13 @@ class Operations:
     async def pause(self, call: Call) -> Answer:
         """Stop handing out leases."""
         served = self._named(call)
-        await served.ledger.pause()
+        await self._steer(call.caller.requester, "pause", served.name)
         return Answer(200, view(served, await served.ledger.counts()))
 
     async def resume(self, call: Call) -> Answer:
         """Hand out leases again."""
         served = self._named(call)
-        await served.ledger.resume()
+        await self._steer(call.caller.requester, "resume", served.name)
         return Answer(200, view(served, await served.ledger.counts()))
 
     async def ticket(self, call: Call) -> Answer:

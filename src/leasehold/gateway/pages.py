@@ -1,23 +1,19 @@
-"""Two small pages made on the server: what is here, and the API in words.
+"""The API in words, as one page made on the server.
 
-They load nothing from anywhere and run no script; the policy says so to the browser.
+It loads nothing from anywhere and runs no script; the policy says so to the browser.
 """
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from leasehold.gateway.operate import QueueView
 from leasehold.gateway.problems import CODES
 
 MEDIA = "text/html; charset=utf-8"
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'"
-)
-
 _STYLE = """
 :root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}
@@ -27,39 +23,11 @@ table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left
 td.n{text-align:right;font-variant-numeric:tabular-nums}
 h2{margin-top:2rem}h3{margin-bottom:.2rem}
 """
-
-
-def home(base: str, queues: Sequence[QueueView] | None) -> bytes:
-    """What runs here, and what to try. `queues` None when the caller may not see them."""
-    base = escape(base)
-    body = f"""
-<h1>Leasehold</h1>
-<p>Jobs are leased, never owned. This gateway takes them, shows them and lets you follow them.</p>
-<h2>Queues</h2>
-{_queues(queues)}
-<h2>Try it</h2>
-<pre>curl -s {base}/v1/jobs -H 'content-type: application/json' \\
-  -d '{{"task":"chat","payload":{{"prompt":"Say hello."}}}}'
-
-curl -s {base}/v1/jobs/JOB_ID
-curl -sN {base}/v1/jobs/JOB_ID/events
-curl -s -X POST {base}/v1/jobs/JOB_ID/cancel</pre>
-<p><a href="/docs">The API in words</a> &middot; <a href="/openapi.json">OpenAPI document</a>
-&middot; <a href="/readyz?verbose">health</a> &middot; <a href="/metrics">metrics</a></p>
-"""
-    return _page("Leasehold", body)
-
-
-def _queues(queues: Sequence[QueueView] | None) -> str:
-    if queues is None:
-        return "<p>Send an API key to see the queues.</p>"
-    rows = "".join(
-        f"<tr><th>{escape(queue.name)}{' (paused)' if queue.paused else ''}</th><td>"
-        + escape(", ".join(f"{count} {state}" for state, count in queue.states.items()))
-        + f"</td><td>{queue.workers} workers</td></tr>"
-        for queue in queues
-    )
-    return f"<table>{rows}</table>"
+_STYLE_H = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_H}'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
 
 
 def docs(document: Mapping[str, Any]) -> bytes:

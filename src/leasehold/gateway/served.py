@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from typing import Any, cast
 
 from leasehold.core.endpoint import Endpoint
+from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
@@ -37,10 +39,26 @@ class Served:
         module = f"leasehold.contracts.{self.contract}.routes"
         if importlib.util.find_spec(module) is None:
             return []
-        routes = importlib.import_module(module).open_routes(
-            GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s
+        found = importlib.import_module(module)
+        routes = found.open_routes(
+            GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s, **settings.lent
         )
+        if hasattr(found, "open_worker_routes"):
+            routes += found.open_worker_routes(self.queue)
         return cast("list[Endpoint]", routes)
+
+    def start(self) -> None:
+        """Begin to read for followers, and what the queue itself does beside requests."""
+        self.feed.start()
+        begin = getattr(self.queue, "start", None)
+        if begin is not None:
+            begin()
+
+    def drain(self) -> None:
+        """Answer those who wait."""
+        drain = getattr(self.queue, "drain", None)
+        if drain is not None:
+            drain()
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -63,9 +81,18 @@ def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served
         client_bytes_max=settings.client_bytes_max,
         on_events=metrics.sse_events.inc,
     )
-    own = parsed.options.get("queue", "")
-    name = f"{parsed.contract}:{own}" if own else parsed.contract
-    return Served(name, parsed.contract, queue, ledger, journal, feed)
+    return Served(parsed.name, parsed.contract, queue, ledger, journal, feed)
+
+
+def check_names(served: Sequence[Served]) -> None:
+    """Refuse two queues of one name: pages and /api could not tell them apart."""
+    names = [each.name for each in served]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two queues are called {name!r}; a gateway serves one of them, or queues whose "
+                "URLs differ in `queue`"
+            )
 
 
 def _following(ledger: Any) -> FollowLedger:

@@ -96,7 +96,7 @@ class Metrics(Collector):
         yield _histogram("job_run", "from start to outcome", tallies, lambda tally: tally.run)
         used, total = self._slots()
         yield GaugeMetricFamily("leasehold_slots_used", "slots in use", value=used)
-        yield GaugeMetricFamily("leasehold_slots_total", "slots there are", value=total)
+        yield GaugeMetricFamily("leasehold_slots", "slots there are", value=total)
 
     def describe(self) -> Iterator[Metric]:
         """Empty, so that registering does not collect."""

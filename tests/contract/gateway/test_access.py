@@ -9,7 +9,8 @@ import time
 import pytest
 
 from leasehold.core.errors import UsageError
-from leasehold.gateway.keys import MemoryKeyRing, open_keyring
+from leasehold.gateway.keys import MemoryKeyRing
+from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site, until
@@ -260,7 +261,8 @@ async def test_a_page_of_another_site_or_a_proxy_is_not_a_local_caller(
 async def test_anonymous_callers_can_be_shut_out_on_loopback_too(site: Site) -> None:
     web = await site.web(anonymous=False)
     is_problem(await web.get("/v1/jobs"), 401, "no_key")
-    assert "Send an API key" in (await web.get("/")).body.decode()
+    home = await web.get("/")
+    assert (home.status, home.headers["location"]) == (303, "/login?next=%2F")
     assert (await web.get("/livez")).status == 200
 
 

@@ -207,7 +207,7 @@ async def test_every_answer_carries_the_security_headers(web: Web) -> None:
     for path in ("/v1/jobs", "/nope", "/", "/docs", "/openapi.json", "/livez"):
         headers = (await web.get(path)).headers
         assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["cache-control"] == "no-store"

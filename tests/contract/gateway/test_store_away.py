@@ -64,7 +64,10 @@ async def test_without_its_store_the_gateway_says_try_later_and_recovers_by_itse
     assert "[-] store:streams unreachable" in verbose.body.decode()
     metrics = (await web.get("/metrics")).status
     assert metrics in (200, 503)
-    assert (await web.get("/")).status == 200
+    page = await web.get("/")
+    assert page.status == 503
+    assert "The store does not answer" in page.body.decode()
+    assert "127.0.0.1" not in page.body.decode()
     await proxy.start()
 
     async def back() -> bool:

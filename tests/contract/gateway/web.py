@@ -100,9 +100,13 @@ class Web:
         return str(reply.json["job_id"])
 
     async def follow(self, job_id: str, query: str = "", **headers: str) -> Following:
-        """Open an event stream; a refusal is an error here."""
+        """Open the event stream of a job; a refusal is an error here."""
+        return await self.stream(f"/v1/jobs/{job_id}/events{query}", **headers)
+
+    async def stream(self, path: str, **headers: str) -> Following:
+        """Open an event stream."""
         reader, writer = await self.connect()
-        writer.write(self.head("GET", f"/v1/jobs/{job_id}/events{query}", None, _named(headers)))
+        writer.write(self.head("GET", path, None, _named(headers)))
         status, got = await read_head(reader)
         assert status == 200, (status, got)
         return Following(got, reader, writer)

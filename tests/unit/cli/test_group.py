@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import click
 import pytest
@@ -61,18 +63,26 @@ def test_a_light_command_never_loads_the_web_server_or_the_worker(name: str) -> 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_light_command_starts_fast() -> None:
-    """About 120 ms on the machine this was written on; the bound leaves room for a busy one."""
-    best = min(_seconds("version") for _ in range(5))
-    bare = min(_seconds("") for _ in range(5))
-    assert best - bare < 0.5
+def test_a_light_command_starts_within_150_ms(tmp_path: Path) -> None:
+    """As installed, in CPU time of its own; what the interpreter itself needs is not ours."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    for command in ("version", "--help", "--version"):
+        best = min(_seconds(command, environment) for _ in range(6))
+        bare = min(_seconds("", environment) for _ in range(6))
+        assert best - bare < 0.15, command
 
 
-def _seconds(command: str) -> float:
+def _seconds(command: str, environment: dict[str, str]) -> float:
     argv = [sys.executable, *(["-m", "leasehold.cli", command] if command else ["-c", ""])]
-    begin = time.perf_counter()
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    begin = _cpu_of_children()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=environment)
+    return _cpu_of_children() - begin
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
     assert value("job_wait_seconds_count", task="ok") == 3
     assert value("job_wait_seconds_sum", task="ok") == 3.0  # one second each, on the store's clock
     assert value("job_run_seconds_count", task="ok") == 3
-    assert registry.get_sample_value("leasehold_slots_total") == 100
+    assert registry.get_sample_value("leasehold_slots") == 100
     assert registry.get_sample_value("leasehold_slots_used") == 0
     assert b"# TYPE leasehold_job_run_seconds histogram" in generate_latest(registry)
 
@@ -227,3 +227,16 @@ def test_a_manager_that_does_not_listen_hurts_nobody(tmp_path: Path) -> None:
     notifier.ready("x")
     notifier.close()
     Notifier("").watchdog()
+
+
+def test_the_trace_of_a_job_is_named_in_its_log_lines() -> None:
+    from leasehold.worker.job import job_facts
+
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for given, named in ((trace, {"trace_id": trace.split("-")[1]}), ("", {}), ("junk", {})):
+        lease = Lease(
+            job_id="j1", queue="q", task="t", payload=b"{}", attempt=1, lease_ms=1,
+            max_attempts=1, fence=1, token="w", lease_until_ms=0, trace=given,
+        )  # fmt: skip
+        facts = job_facts(Job(Held(lease, 1.0, 0.0), None, "w"))  # type: ignore[arg-type]
+        assert {name: facts[name] for name in facts if name == "trace_id"} == named

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from leasehold.contracts.bullmq.events import Event, QueueEvents
+from leasehold.contracts.bullmq.family import Children, Flow
 from leasehold.contracts.bullmq.journal import BullmqJournal, tape
 from leasehold.contracts.bullmq.ledger import BullmqLedger
 from leasehold.contracts.bullmq.options import Options
-from leasehold.contracts.bullmq.producer import Flow, Producer, open_events, open_producer
+from leasehold.contracts.bullmq.producer import Producer, open_events, open_producer
 from leasehold.contracts.bullmq.queue import BullmqQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
@@ -17,6 +18,7 @@ __all__ = [
     "BullmqJournal",
     "BullmqLedger",
     "BullmqQueue",
+    "Children",
     "Event",
     "Flow",
     "Producer",

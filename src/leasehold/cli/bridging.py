@@ -1,0 +1,159 @@
+"""Moving waiting jobs from one queue to another, each exactly once, whatever stops it on the way.
+
+A job is leased in the old queue, stored in the new one under an id that follows from the old one,
+and settled in the old one. A bridge that was killed in between leases the job again, and the new
+queue answers that it already has it. That holds as long as nobody else works the old queue, so the
+command refuses while there are workers. Jobs that wait for their time cannot be leased: they are
+stored with what is left of their delay and removed from the old queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.lease import Lease
+from leasehold.core.opening import parse_url
+from leasehold.core.outcome import Outcome
+from leasehold.core.seam import Ledger, Query, Queue
+from leasehold.dashboard.kinds import kind_of, states_of
+
+_BATCH = 100
+_CLAIM_WAIT_MS = 200
+_FULL_WAIT_S = 1.0
+
+
+@dataclass
+class Moved:
+    """How many arrived, how many of these had arrived before, and what could not go."""
+
+    moved: int = 0
+    replayed: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Bridge:
+    """One way from a queue to another. `told` hears the number of jobs that went over."""
+
+    from_url: str
+    source: Queue
+    source_ledger: Ledger
+    target: Queue
+    told: Callable[[int], object] = lambda count: None
+    keep: bool = False
+
+    async def run(self) -> Moved:
+        """Move everything that waits; ends when nothing that can go is left."""
+        moved = Moved()
+        while leases := await self.source.claim(_BATCH, wait_ms=_CLAIM_WAIT_MS):
+            if all(lease.job_id in moved.refused for lease in leases):
+                await self._settle(leases, "release")
+                break
+            await self._carry(leases, moved)
+        await self._move_delayed(moved)
+        return moved
+
+    async def _carry(self, leases: Sequence[Lease], moved: Moved) -> None:
+        answers = await self._store([_from_lease(self.from_url, lease) for lease in leases])
+        gone: list[tuple[Lease, str]] = []
+        left: list[tuple[Lease, str]] = []
+        for lease, answer in zip(leases, answers, strict=True):
+            _note(moved, lease.job_id, answer)
+            (gone if answer.accepted else left).append((lease, answer.job_id))
+        if gone:
+            await self.source.settle(
+                [Outcome(lease, "complete", _word(new)) for lease, new in gone]
+            )
+            if not self.keep:
+                await self.source_ledger.remove([lease.job_id for lease, _ in gone])
+        if left:
+            await self._settle([lease for lease, _ in left], "release")
+        self.told(len(gone))
+
+    async def _settle(self, leases: Sequence[Lease], kind: str) -> None:
+        await self.source.settle([Outcome(lease, kind) for lease in leases])  # type: ignore[arg-type]
+
+    async def _move_delayed(self, moved: Moved) -> None:
+        counts = await self.source_ledger.counts()
+        contract = parse_url(self.from_url).contract
+        words = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "waiting"]
+        after = ""
+        while True:
+            page = await self.source_ledger.find(
+                Query(states=tuple(words), after=after, limit=_BATCH)
+            )
+            now_ms = time.time_ns() // 1_000_000
+            due = [
+                job for job in page.jobs if job.due_ms > now_ms and job.job_id not in moved.refused
+            ]
+            answers = await self._store([_from_record(self.from_url, job, now_ms) for job in due])
+            for job, answer in zip(due, answers, strict=True):
+                _note(moved, job.job_id, answer)
+            gone = [job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted]
+            if gone:
+                await self.source_ledger.remove(gone)
+                self.told(len(gone))
+            after = page.after
+            if not after:
+                return
+
+    async def _store(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store them, waiting as long as the new queue is full."""
+        answers: dict[int, Submitted] = {}
+        todo = list(range(len(jobs)))
+        while todo:
+            got = await self.target.submit([jobs[at] for at in todo])
+            answers |= dict(zip(todo, got, strict=True))
+            todo = [at for at in todo if answers[at].status == "full"]
+            if todo:
+                await asyncio.sleep(max(_FULL_WAIT_S, answers[todo[0]].retry_after_ms / 1000))
+        return [answers[at] for at in range(len(jobs))]
+
+
+def moved_id(from_url: str, job_id: str) -> str:
+    """The id of a job in the new queue: the same each time, and no other job's."""
+    parsed = parse_url(from_url)
+    place = f"{parsed.contract}+{parsed.store}?{sorted(parsed.options.items())}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"leasehold bridge {place} {job_id}"))
+
+
+def _from_lease(from_url: str, lease: Lease) -> NewJob:
+    return NewJob(
+        task=lease.task,
+        payload=lease.payload,
+        job_id=moved_id(from_url, lease.job_id),
+        max_attempts=lease.max_attempts or None,
+        priority=lease.priority,
+        trace=lease.trace,
+    )
+
+
+def _from_record(from_url: str, job: JobRecord, now_ms: int) -> NewJob:
+    return NewJob(
+        task=job.task,
+        payload=job.payload,
+        job_id=moved_id(from_url, job.job_id),
+        max_attempts=job.max_attempts or None,
+        delay_ms=max(0, job.due_ms - now_ms),
+        priority=job.priority,
+        trace=job.trace,
+    )
+
+
+def _note(moved: Moved, job_id: str, answer: Submitted) -> None:
+    if answer.accepted:
+        moved.moved += 1
+        moved.replayed += answer.status == "replayed"
+    else:
+        moved.refused[job_id] = answer.reason or answer.status
+
+
+def _word(new_id: str) -> bytes:
+    return msgspec.json.encode({"moved_to": new_id})

@@ -1,0 +1,27 @@
+"""`leasehold completion`: the script that teaches a shell our commands and options."""
+
+from __future__ import annotations
+
+import click
+
+from leasehold.cli.output import emit_text
+
+_VARIABLE = "_LEASEHOLD_COMPLETE"
+
+
+@click.command("completion", short_help="Print the completion script for a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print a script that completes commands and options.
+
+    \b
+    eval "$(leasehold completion bash)"                                  # in ~/.bashrc
+    eval "$(leasehold completion zsh)"                                   # in ~/.zshrc
+    leasehold completion fish > ~/.config/fish/completions/leasehold.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - the choice above names those that click has
+    emit_text(kind(ctx.find_root().command, {}, "leasehold", _VARIABLE).source())

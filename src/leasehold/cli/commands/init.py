@@ -1,0 +1,46 @@
+"""`leasehold init`: a new project with a handler, settings and systemd units."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from leasehold.cli.exits import Exit, Failed
+from leasehold.cli.output import emit_text
+
+_FILES = {
+    "handlers.py": "handlers.py.txt",
+    "leasehold.toml": "leasehold.toml.txt",
+    "systemd/leasehold-gateway.service": "gateway.service.txt",
+    "systemd/leasehold-worker.service": "worker.service.txt",
+}
+
+
+@click.command("init", short_help="Begin a project: a handler, settings, systemd units.")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
+def command(folder: Path) -> None:
+    """Write a first handler, a settings file and units for systemd; nothing is overwritten.
+
+    \b
+    leasehold init hello && cd hello
+    """
+    folder = folder.expanduser().absolute()
+    there = [name for name in _FILES if (folder / name).exists()]
+    if there:
+        raise Failed(Exit.CONFLICT, f"{', '.join(there)} is there already; nothing was written")
+    program = shutil.which("leasehold") or f"{sys.executable} -m leasehold.cli"
+    for name, source in _FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (files("leasehold.cli") / "skeleton" / source).read_text()
+        path.write_text(
+            text.format(folder=folder, program=program) if name.endswith(".service") else text
+        )
+    emit_text("\n".join(str(folder / name) for name in _FILES))
+    emit_text(
+        "next: leasehold up --no-samples, and in another terminal: leasehold worker handlers.py"
+    )

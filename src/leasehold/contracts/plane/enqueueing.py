@@ -1,0 +1,204 @@
+"""The producers' side over HTTP: POST /v1/plane/jobs, and reading a job with its attempts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from leasehold.contracts.plane.ledger import PlaneLedger
+from leasehold.contracts.plane.scoping import check_allowed
+from leasehold.contracts.plane.shapes import (
+    CreatePlaneJobs,
+    NewPlaneJob,
+    PlaneJobView,
+    Results,
+    view,
+)
+from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
+from leasehold.core.errors import Conflict, InvalidJob, NotFound, QueueFull, StoreError, UsageError
+from leasehold.core.idempotency import check_key
+from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.ledger.ids import uuid7
+
+BODY_BYTES_MAX = 8 << 20
+_TRIES = 3
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
+
+
+class Submits(Protocol):
+    """What the routes need of the queue."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs, or say why not."""
+
+
+class Jobs:
+    """The endpoints of the producers."""
+
+    def __init__(self, queue: Submits, ledger: PlaneLedger) -> None:
+        self._queue = queue
+        self._ledger = ledger
+
+    async def create(self, call: Call) -> Answer:
+        """Store a job, or those of a list; ids are chosen here where the caller chose none."""
+        asked: CreatePlaneJobs = call.body
+        if asked.jobs is not None:
+            return await self._create_all(asked.jobs, call.caller)
+        if not bytes(asked.payload):
+            raise Refused("invalid", "payload is missing", field="payload")
+        job = self._new_job(asked, call.caller, _idempotency_key(call), _trace(call))
+        (submitted,) = await self._submit([job])
+        match submitted.status:
+            case "created" | "replayed":
+                return await self._accepted(job, submitted)
+            case "conflict":
+                raise Conflict(submitted.reason)
+            case "full":
+                raise QueueFull(submitted.reason, retry_after_ms=submitted.retry_after_ms or 1000)
+            case "invalid":
+                raise InvalidJob(submitted.reason)
+
+    async def _create_all(self, asked: Sequence[NewPlaneJob], caller: Caller) -> Answer:
+        """Answers are per job: one that is refused harms no other."""
+        jobs = [self._new_job(each, caller, each.idempotency_key, each.trace) for each in asked]
+        return Answer(200, Results(await self._submit(jobs) if jobs else []))
+
+    async def read(self, call: Call) -> Answer:
+        """The job with its JSON fields decoded, and its attempts."""
+        record = await self._record(call)
+        return Answer(200, view(record, await self._ledger.attempts(record.job_id)))
+
+    async def cancel(self, call: Call) -> Answer:
+        """A waiting job ends now (200); a running one through its worker (202)."""
+        record = await self._record(call)
+        (said,) = await self._ledger.cancel([record.job_id])
+        if said not in ("ok", "requested"):
+            raise Conflict(f"the job is {said} and cannot be cancelled any more")
+        record = await self._record(call)
+        shown = view(record, await self._ledger.attempts(record.job_id))
+        return Answer(200 if said == "ok" else 202, shown)
+
+    async def _submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Asked again after a lost answer: the ids are ours, so it changes nothing."""
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._queue.submit(jobs)
+            except StoreError:
+                continue
+        return await self._queue.submit(jobs)
+
+    async def _accepted(self, job: NewJob, submitted: Submitted) -> Answer:
+        headers = [("location", f"/v1/plane/jobs/{submitted.job_id}")]
+        if submitted.status == "replayed" and submitted.job_id != job.job_id:
+            headers.append(("idempotency-replayed", "true"))
+        record = await self._ledger.get(submitted.job_id)
+        if record is None:  # it has ended and was removed meanwhile
+            raise _unknown()
+        return Answer(202, view(record, []), tuple(headers))
+
+    async def _record(self, call: Call) -> JobRecord:
+        job_id = call.path["job_id"]
+        record = await self._ledger.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+        if record is None or not call.caller.may_see(record.requester):
+            raise _unknown()
+        return record
+
+    def _new_job(self, asked: Any, caller: Caller, key: str, trace: str) -> NewJob:
+        check_allowed(caller, [asked.stream] if asked.stream else [])
+        requester = getattr(asked, "requester", "")
+        if requester and not caller.may_see(requester):
+            raise Refused("scope", "only an admin may submit in another requester's name")
+        try:
+            payload = bytes(asked.payload)
+            payload.decode()
+        except UnicodeDecodeError as error:
+            raise Refused("bad_json", f"the body is not UTF-8: {error}") from None
+        return NewJob(
+            task=asked.task,
+            payload=payload,
+            job_id=asked.job_id or uuid7(),
+            idempotency_key=key,
+            requester=requester or caller.requester,
+            priority=asked.priority,
+            delay_ms=asked.delay_ms,
+            max_attempts=asked.max_attempts,
+            ttl_ms=asked.ttl_ms,
+            gid=asked.gid,
+            trace=trace,
+            options={"stream": asked.stream} if asked.stream else {},
+        )
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway shall serve."""
+        path = "/v1/plane/jobs/{job_id}"
+        return [
+            Endpoint(
+                method="POST",
+                path="/v1/plane/jobs",
+                operation="createPlaneJob",
+                summary="Submit a job to the plane, or several",
+                description="The job is stored and waiting when the answer comes. With an "
+                "Idempotency-Key the same request answers with the same job. `jobs` is a list, "
+                "answered per job.",
+                scope="jobs:write",
+                handle=self.create,
+                takes=CreatePlaneJobs,
+                example=_EXAMPLE,
+                replies={
+                    202: Reply("The job is stored.", PlaneJobView),
+                    200: Reply("What became of each job of the list.", Results),
+                },
+                problems=(400, 408, 409, 413, 415, 422),
+                tag="plane",
+                bytes_max=BODY_BYTES_MAX,
+            ),
+            Endpoint(
+                method="GET",
+                path=path,
+                operation="readPlaneJob",
+                summary="Read a job of the plane",
+                scope="jobs:read",
+                handle=self.read,
+                replies={200: Reply("The job, with its ended attempts.", PlaneJobView)},
+                problems=(404,),
+                tag="plane",
+            ),
+            Endpoint(
+                method="POST",
+                path=f"{path}/cancel",
+                operation="cancelPlaneJob",
+                summary="Cancel a job of the plane",
+                scope="jobs:cancel",
+                handle=self.cancel,
+                replies={
+                    200: Reply("The job was waiting and has ended.", PlaneJobView),
+                    202: Reply("The job is running; its worker is told.", PlaneJobView),
+                },
+                problems=(404, 409),
+                tag="plane",
+            ),
+        ]
+
+
+def _unknown() -> NotFound:
+    return NotFound("there is no such job, or it was removed, or it is not yours")
+
+
+def _idempotency_key(call: Call) -> str:
+    key = call.headers.get("idempotency-key")
+    if key is None:
+        return ""
+    try:
+        check_key(key)
+    except UsageError as error:
+        raise Refused("bad_idempotency_key", str(error)) from None
+    return key
+
+
+def _trace(call: Call) -> str:
+    """The trace context if it is one; a malformed header is ignored, as its standard says."""
+    trace = call.headers.get("traceparent", "")
+    return trace if _TRACEPARENT.fullmatch(trace) else ""

@@ -1,0 +1,68 @@
+"""The history of a plane: the journals of its streams as one, in the contract's words."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from leasehold.contracts.plane.options import PlaneOptions
+from leasehold.contracts.plane.words import STATES, stream_of
+from leasehold.core.event import JournalEvent
+from leasehold.ledger.engine import Engine
+from leasehold.ledger.history import BoxJournal
+
+_LOOK_MS = 250
+
+
+class PlaneJournal:
+    """The events of all streams in the order in which the database numbered them."""
+
+    def __init__(self, engine: Engine, options: PlaneOptions) -> None:
+        self._engine = engine
+        self._parts = [BoxJournal(engine, options.settings(name)) for name in options.names]
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first."""
+        if len(self._parts) == 1:
+            return [_told(event) for event in await self._parts[0].read(after=after, limit=limit)]
+        # A later stream must not answer with what an earlier one had not yet when it was asked.
+        end = await self._engine.settled_position()
+        merged = [
+            event
+            for part in self._parts
+            for event in await part.read(after=after, limit=limit)
+            if int(event.seq) <= end
+        ]
+        merged.sort(key=lambda event: int(event.seq))
+        return [_told(event) for event in merged[:limit]]
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        if len(self._parts) == 1:
+            events = await self._parts[0].wait(after=after, wait_ms=wait_ms)
+            return [_told(event) for event in events]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if after == "$":
+            after = str(await self._engine.settled_position())
+        while True:
+            events = await self.read(after=after)
+            left_ms = round((deadline - loop.time()) * 1000)
+            if events or left_ms <= 0:
+                return events
+            await asyncio.sleep(min(left_ms, _LOOK_MS) / 1000)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for part in self._parts:
+            await part.close()
+
+
+def _told(event: JournalEvent) -> JournalEvent:
+    return msgspec.structs.replace(
+        event,
+        queue=stream_of(event.queue),
+        from_state=STATES[event.from_state],
+        to_state=STATES[event.to_state],
+    )

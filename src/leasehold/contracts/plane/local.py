@@ -1,0 +1,42 @@
+"""A plane in this process: what a gateway serves, and what a producer next to the database uses."""
+
+from __future__ import annotations
+
+from leasehold.contracts.plane.options import PlaneOptions
+from leasehold.contracts.plane.plane import Plane
+from leasehold.contracts.plane.queue import PlaneQueue
+from leasehold.contracts.plane.words import CONTRACT
+from leasehold.core.errors import UsageError
+from leasehold.core.opening import QueueUrl
+from leasehold.ledger.engine import Engine
+from leasehold.ledger.opening import open_engine
+from leasehold.store.redis import Redis
+
+
+class LocalQueue(PlaneQueue):
+    """The queue over a plane of this process; a gateway starts and drains it."""
+
+    def __init__(self, plane: Plane, *, worker_id: str = "") -> None:
+        super().__init__(plane, streams=plane.streams, worker_id=worker_id)
+        self.plane = plane
+        self.start = plane.start
+        self.drain = plane.drain
+
+
+def open_plane(url: QueueUrl) -> Plane:
+    """The plane of a database; connects on first use."""
+    engine, options = parts(url)
+    redis = Redis(options.redis, name="leasehold-plane") if options.redis else None
+    return Plane(engine, options, redis=redis)
+
+
+def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:
+    """The database and the options that a URL names."""
+    if not url.store:
+        raise UsageError(
+            f"{url.safe} names neither a plane nor a database; write plane+http://host:8470, "
+            "plane+sqlite:///plane.db or plane+postgresql://user@host/database",
+            contract=CONTRACT,
+        )
+    options, store = url.read(PlaneOptions)
+    return open_engine(store, options.engine(store, pinned=pinned)), options

@@ -1,0 +1,416 @@
+"""The control plane: it owns the truth of its jobs, and hands out leases to whoever asks.
+
+A claim looks into its streams in their order, waits in `line` if there is nothing, and takes what
+the `transport` points to by one statement that makes lease, attempt and state at once. A settle is
+decided in the database first; only then is the message acknowledged. Every other plane of the same
+database may do the same at the same time: nothing is kept here that another one would need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from leasehold.contracts.plane.asking import Ask
+from leasehold.contracts.plane.gathering import Gathering
+from leasehold.contracts.plane.line import Line
+from leasehold.contracts.plane.messages import MessageTransport
+from leasehold.contracts.plane.options import PlaneOptions
+from leasehold.contracts.plane.rows import RowTransport, calls_max, lease_of
+from leasehold.contracts.plane.tokens import Tokens, read_tokens
+from leasehold.contracts.plane.transport import Transport
+from leasehold.contracts.plane.turns import Turns
+from leasehold.contracts.plane.words import CONTRACT, queue_of, stream_of
+from leasehold.core.errors import LeaseLost, StoreError, UsageError
+from leasehold.core.idempotency import short_hash
+from leasehold.core.job import NewJob, Submitted
+from leasehold.core.lease import Lease, Report
+from leasehold.core.outcome import Outcome, Released, Retried, Verdict
+from leasehold.core.retry import delay_ms, exponential
+from leasehold.core.seam import Upkeep
+from leasehold.core.state import PLANE as MACHINE
+from leasehold.ledger.box import BoxQueue
+from leasehold.ledger.engine import PLANE, Engine
+from leasehold.ledger.upkeeping import Upkeeping
+from leasehold.store.redis import Redis
+
+_log = structlog.get_logger("leasehold.plane")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WAIT_MS_MAX = 60_000
+_SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
+_BEAT_S = 5.0
+_BEATEN_MAX = 20_000
+_RECOVER_MAX = 1_000
+_GATHERED_MAX = 500
+_NO_PRIORITY = (
+    "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
+)
+
+
+class Plane:
+    """One instance of the control plane, for one event loop."""
+
+    def __init__(
+        self, engine: Engine, options: PlaneOptions, *, redis: Redis | None = None
+    ) -> None:
+        self.options = options
+        self.streams = options.names
+        self._engine = engine
+        self._id = f"plane-{secrets.token_hex(4)}"
+        settings = {stream: options.settings(stream) for stream in self.streams}
+        self._boxes = {
+            stream: BoxQueue(
+                engine,
+                settings[stream],
+                worker_id=self._id,
+                delay=self._delay,
+                finals=frozenset(MACHINE.final),
+            )
+            for stream in self.streams
+        }
+        self._chores = {name: Upkeeping(engine, settings[name], "") for name in self.streams}
+        self._transport: Transport = RowTransport(engine, settings, self._chores)
+        if redis is not None:
+            self._transport = MessageTransport(
+                engine,
+                redis,
+                settings,
+                self._chores,
+                consumer=self._id,
+                namespace=options.namespace,
+                resend_ms=options.resend_ms,
+            )
+        self._has_priority = redis is None
+        calls = calls_max(engine)
+        self._extends: Gathering[Lease, Lease | LeaseLost] = Gathering(
+            self._extend, items_max=_GATHERED_MAX, calls_max=calls
+        )
+        self._settles: Gathering[Outcome, Verdict] = Gathering(
+            self._settle, items_max=_GATHERED_MAX, calls_max=calls
+        )
+        self._line = Line(self._transport.bell)
+        self._turns = Turns()
+        self._tokens: Tokens | None = None
+        self._reading_tokens = asyncio.Lock()
+        self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
+        self._giving: set[asyncio.Future[None]] = set()
+        self._beaten: dict[str, float] = {}
+        self._rounds: asyncio.Task[None] | None = None
+
+    # --- claims --------------------------------------------------------------------------------
+
+    async def claim(self, ask: Ask) -> list[Lease]:
+        """Take leases, waiting for the first; what a lost answer held comes before all."""
+        if ask.limit < 1:
+            return []
+        streams = self.served(ask.streams)
+        tokens = await self._known_tokens()
+        worker_id = _SAFE_ID.sub("-", ask.worker_id)[:200] or "anon"
+        await self._seen(worker_id, streams)
+        again = [*ask.lost] if ask.fresh else [ask.claim_id, *ask.lost]
+        for nonce in (tokens.nonce(ask.requester, worker_id, each) for each in again if each):
+            await self._supersede(nonce)
+            held = await self._recover(nonce, streams, ask.limit)
+            if held:
+                return held
+        nonce = tokens.nonce(ask.requester, worker_id, ask.claim_id)
+        asking = asyncio.ensure_future(self._wait(ask, streams, nonce, worker_id))
+        self._asking[nonce] = asking
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return []  # superseded: the same claim was sent again, and is answered there
+        finally:
+            if self._asking.get(nonce) is asking:
+                del self._asking[nonce]
+
+    async def _wait(
+        self, ask: Ask, streams: tuple[str, ...], nonce: str, worker_id: str
+    ) -> list[Lease]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(ask.wait_ms, WAIT_MS_MAX) / 1000
+        leases = await self._once(streams, ask.limit, nonce, worker_id)
+        if leases or ask.wait_ms <= 0:
+            return leases
+        waiter = self._line.join(streams)
+        try:
+            while not leases and not self._line.closed:
+                waiter.woken.clear()
+                leases = await self._once(streams, ask.limit, nonce, worker_id)
+                if leases:
+                    break
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await waiter.woken.wait()
+                except TimeoutError:
+                    break
+        finally:
+            self._line.leave(waiter, found=bool(leases))
+        return leases
+
+    async def _once(
+        self, streams: tuple[str, ...], limit: int, nonce: str, worker_id: str
+    ) -> list[Lease]:
+        """What can be had now. It is not left half done: who goes away meanwhile gives it back."""
+        looking = asyncio.ensure_future(self._look(streams, limit, nonce, worker_id))
+        try:
+            return await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            giving = asyncio.ensure_future(self._give_back(looking))
+            self._giving.add(giving)
+            giving.add_done_callback(self._giving.discard)
+            await asyncio.shield(giving)
+            raise
+
+    async def _give_back(self, looking: asyncio.Future[list[Lease]]) -> None:
+        """Release what nobody will work on; what cannot be released runs out."""
+        with contextlib.suppress(StoreError):
+            leases = await looking
+            await self.settle([Outcome(lease, "release") for lease in leases])
+
+    async def _look(
+        self, streams: tuple[str, ...], limit: int, nonce: str, worker_id: str
+    ) -> list[Lease]:
+        tokens = await self._known_tokens()
+        leases: list[Lease] = []
+        for stream in self._turns.order(streams):
+            taken = await self._transport.take(
+                stream, limit - len(leases), worker_id, tokens.token(stream, nonce)
+            )
+            self._line.due(stream, taken.due_in_ms)
+            leases += taken.leases
+            if len(leases) >= limit:
+                break
+        return leases
+
+    async def _supersede(self, nonce: str) -> None:
+        """The same claim that still waits here has no reader any more."""
+        waiting = self._asking.get(nonce)
+        if waiting is not None:
+            if not waiting.cancelling():
+                waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    async def _recover(self, nonce: str, streams: tuple[str, ...], limit: int) -> list[Lease]:
+        tokens = await self._known_tokens()
+        leases: list[Lease] = []
+        for stream in streams:
+            token = tokens.token(stream, nonce)
+            rows = await self._engine.run(
+                PLANE,
+                "recover",
+                queue=queue_of(stream),
+                token_hs=[short_hash(token.encode())],
+                count=min(limit, _RECOVER_MAX),
+            )
+            leases += [lease_of(row, stream, token) for row in rows]
+        return leases[:limit]
+
+    # --- leases --------------------------------------------------------------------------------
+
+    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        """Keep leases alive; each in the stream it was given for."""
+        self.served([lease.queue for lease in leases])
+        return await self._extends(leases)
+
+    async def _extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        return await self._by_stream(
+            [(await self._proven(lease), lease) for lease in leases], BoxQueue.extend
+        )
+
+    async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
+        """Publish news of running attempts."""
+        checked = [
+            msgspec.structs.replace(report, lease=await self._proven(report.lease))
+            for report in reports
+        ]
+        return await self._by_stream([(each.lease, each) for each in checked], BoxQueue.report)
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases; the messages of what is decided are acknowledged after that."""
+        self.served([outcome.lease.queue for outcome in outcomes])
+        return await self._settles(outcomes)
+
+    async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        checked = [
+            msgspec.structs.replace(outcome, lease=await self._proven(outcome.lease))
+            for outcome in outcomes
+        ]
+        verdicts = await self._by_stream([(each.lease, each) for each in checked], BoxQueue.settle)
+        decided: dict[str, list[str]] = {}
+        back: set[str] = set()
+        for outcome, verdict in zip(checked, verdicts, strict=True):
+            if isinstance(verdict, LeaseLost):
+                continue
+            if outcome.lease.handle:
+                decided.setdefault(outcome.lease.queue, []).append(outcome.lease.handle)
+            if isinstance(verdict, Released | Retried):
+                back.add(outcome.lease.queue)
+        for stream, message_ids in decided.items():
+            await self._transport.done(stream, message_ids)
+        for stream in back:
+            await self._transport.sent_back(stream)
+        return verdicts
+
+    async def is_superseded(self, lease: Lease) -> bool:
+        """Whether the message of a lease that was lost is worth nothing any more (P-16).
+
+        It is, unless this very attempt still runs: then somebody else held the wrong token.
+        """
+        rows = await self._engine.run(PLANE, "get", job_id=lease.job_id)
+        if not rows:
+            return True
+        row = rows[0]
+        return bool(row["claim_version"] != lease.fence or row["lease_expires_at"] == 0)
+
+    async def latest(self, job_id: str) -> tuple[str, int] | None:
+        """The stream of a job and the fence of its latest claim."""
+        rows = await self._engine.run(PLANE, "get", job_id=job_id)
+        return (stream_of(rows[0]["queue"]), rows[0]["claim_version"]) if rows else None
+
+    # --- jobs ----------------------------------------------------------------------------------
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs in their streams."""
+        answers: list[Submitted | None] = [None] * len(jobs)
+        placed: dict[str, list[tuple[int, NewJob]]] = {}
+        for at, job in enumerate(jobs):
+            options = dict(job.options)
+            stream = options.pop("stream", None) or self.streams[0]
+            if stream not in self._boxes:
+                answers[at] = Submitted(job.job_id, "invalid", self._unknown(stream))
+                continue
+            if job.priority and not self._has_priority:
+                answers[at] = Submitted(job.job_id, "invalid", _NO_PRIORITY)
+                continue
+            new = msgspec.structs.replace(job, options=options)
+            placed.setdefault(stream, []).append((at, new))
+        for stream, numbered in placed.items():
+            stored = await self._boxes[stream].submit([job for _, job in numbered])
+            for (at, _), answer in zip(numbered, stored, strict=True):
+                answers[at] = answer
+            await self._transport.sent_back(stream)
+            self._line.wake(stream)
+        return [answer for answer in answers if answer is not None]
+
+    # --- upkeep --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Reap, promote, sweep beside the requests, until `close`; several planes may."""
+        if self._rounds is None and self.options.upkeep_ms:
+            self._rounds = asyncio.create_task(self._keep_up())
+
+    async def upkeep(self, worker_id: str = "") -> Upkeep:
+        """One round over all streams."""
+        if worker_id:
+            await self._seen(_SAFE_ID.sub("-", worker_id)[:200], self.streams)
+        rounds = [await chores.upkeep() for chores in self._chores.values()]
+        await self._transport.upkeep()
+        for stream, done in zip(self._boxes, rounds, strict=True):
+            if done.promoted or done.reclaimed:
+                await self._transport.sent_back(stream)
+                self._line.wake(stream)
+        totals = zip(*(msgspec.structs.astuple(done) for done in rounds), strict=True)
+        return Upkeep(*(sum(column) for column in totals))
+
+    async def _keep_up(self) -> None:
+        away = False
+        while True:
+            try:
+                await self.upkeep()
+                away = False
+            except StoreError as error:
+                if not away:
+                    _log.warning("the plane's upkeep waits for its store", error=str(error))
+                away = True
+            await asyncio.sleep(self.options.upkeep_ms / 1000 * random.uniform(0.75, 1.25))
+
+    def drain(self) -> None:
+        """Answer those who wait."""
+        self._line.end()
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.cancel()
+            await asyncio.gather(rounds, return_exceptions=True)
+        await self._line.close()
+        await asyncio.gather(*self._giving, return_exceptions=True)
+        await self._transport.close()
+        await self._engine.close()
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def served(self, streams: Sequence[str]) -> tuple[str, ...]:
+        """The streams asked for, or all; raises for one that this plane does not have."""
+        for stream in streams:
+            if stream not in self._boxes:
+                raise UsageError(self._unknown(stream), contract=CONTRACT)
+        return tuple(dict.fromkeys(streams)) or self.streams
+
+    def _unknown(self, stream: str) -> str:
+        return f"no stream {str(stream)[:120]!r}; this plane serves {', '.join(self.streams)}"
+
+    def _delay(self, outcome: Outcome) -> tuple[int, bool]:
+        """After how many milliseconds a `fail` runs again, and whether it may."""
+        failure = outcome.failure
+        if outcome.delay_ms:
+            return outcome.delay_ms, failure is None or failure.retryable
+        policy = exponential(self.options.retry_delay_ms)
+        wait_ms = delay_ms(policy, outcome.lease.attempt, random.random())
+        return wait_ms, failure is None or failure.retryable
+
+    async def _known_tokens(self) -> Tokens:
+        if self._tokens is None:
+            async with self._reading_tokens:
+                if self._tokens is None:
+                    self._tokens = await read_tokens(self._engine)
+        return self._tokens
+
+    async def _proven(self, lease: Lease) -> Lease:
+        """The lease, with a token that fits nothing if it was given for another stream."""
+        self.served((lease.queue,))
+        tokens = await self._known_tokens()
+        if tokens.is_of(lease.queue, lease.token):
+            return lease
+        return msgspec.structs.replace(lease, token=f"not-of-this-stream:{lease.token}")
+
+    async def _seen(self, worker_id: str, streams: tuple[str, ...]) -> None:
+        """Note now and then that a worker lives."""
+        now = asyncio.get_running_loop().time()
+        if now - self._beaten.get(worker_id, float("-inf")) < _BEAT_S:
+            return
+        if len(self._beaten) >= _BEATEN_MAX:
+            self._beaten.clear()
+        self._beaten[worker_id] = now
+        await self._engine.run(PLANE, "beat", queue=queue_of(streams[0]), worker_id=worker_id)
+
+    async def _by_stream(
+        self,
+        items: Sequence[tuple[Lease, T]],
+        call: Callable[[BoxQueue, Sequence[T]], Awaitable[list[R]]],
+    ) -> list[R]:
+        """Call the box of each item's stream with its items; answers in the order of the items."""
+        placed: dict[str, list[int]] = {}
+        for at, (lease, _) in enumerate(items):
+            placed.setdefault(lease.queue, []).append(at)
+        answers: dict[int, R] = {}
+        for stream, places in placed.items():
+            given = await call(self._boxes[stream], [items[at][1] for at in places])
+            answers.update(zip(places, given, strict=True))
+        return [answers[at] for at in range(len(items))]

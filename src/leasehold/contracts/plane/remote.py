@@ -1,0 +1,344 @@
+"""A plane over HTTP: the verbs of a worker that needs no port of its own.
+
+Every verb goes in its batch form, cut so that no request grows without bound. What the plane
+refuses for good is a `UsageError`; what may be asked again is a `StoreError`, and asking again is
+harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from leasehold.contracts.plane.asking import Ask
+from leasehold.contracts.plane.options import WorkerOptions
+from leasehold.contracts.plane.queue import PlaneQueue, anonymous
+from leasehold.contracts.plane.shapes import ClaimedJob, Ended, Kept
+from leasehold.contracts.plane.wire import Http
+from leasehold.contracts.plane.words import CONTRACT, attempt_id_of
+from leasehold.core.errors import LeaseLost, ServerError, StoreError, UsageError
+from leasehold.core.job import NewJob, Submitted
+from leasehold.core.lease import Lease, Report
+from leasehold.core.opening import QueueUrl
+from leasehold.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
+from leasehold.core.seam import Upkeep
+
+# Under what the plane takes: 500 items and 8 MiB.
+_ITEMS_MAX = 500
+_BYTES_MAX = 4 << 20
+_RESULT_BYTES_MAX = 7 << 20
+_VERDICTS: dict[str, Verdict] = {
+    "completed": COMPLETED,
+    "buried": BURIED,
+    "released": RELEASED,
+    "cancelled": CANCELLED,
+}
+# The request itself is at fault; every other refusal may be over the next time.
+_USAGE = frozenset({400, 404, 405, 413, 415, 422})
+
+T = TypeVar("T")
+
+
+class _Jobs(msgspec.Struct):
+    jobs: list[ClaimedJob]
+
+
+class _Kept(msgspec.Struct):
+    results: list[Kept]
+
+
+class _Ended(msgspec.Struct):
+    results: list[Ended]
+
+
+class _Submitted(msgspec.Struct):
+    results: list[Submitted]
+
+
+class _Told(msgspec.Struct):
+    ok: bool
+    reason: str = ""
+
+
+class _Reported(msgspec.Struct):
+    results: list[_Told]
+
+
+class RemotePlane:
+    """The plane at an address."""
+
+    def __init__(self, http: Http, *, worker_id: str, answer_ms: int) -> None:
+        self._http = http
+        self._worker_id = worker_id
+        self._answer_s = answer_ms / 1000
+
+    async def claim(self, ask: Ask) -> list[Lease]:
+        """Take leases; the plane makes the request wait."""
+        body = {
+            "worker_id": ask.worker_id,
+            "streams": ask.streams,
+            "max_wait_ms": ask.wait_ms,
+            "max_jobs": ask.limit,
+            "claim_id": ask.claim_id,
+            "lost": ask.lost,
+            "fresh": ask.fresh,
+        }
+        answer = await self._post("claim", body, _Jobs, wait_ms=ask.wait_ms)
+        return [_lease(job) for job in answer.jobs]
+
+    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        """Keep leases alive."""
+        answers: list[Lease | LeaseLost] = []
+        for part in _parts(leases, lambda lease: 0):
+            body = {"worker_id": self._worker_id, "leases": [_named(lease) for lease in part]}
+            told = await self._post("heartbeat", body, _Kept)
+            answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
+        return answers
+
+    async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
+        """Publish news."""
+        answers: list[LeaseLost | None] = []
+        for part in _parts(reports, lambda report: len(report.data) + len(report.progress)):
+            body = {"worker_id": self._worker_id, "reports": [_news(report) for report in part]}
+            told = await self._post("report", body, _Reported)
+            answers += [
+                None if each.ok else LeaseLost(report.lease.job_id, each.reason)
+                for report, each in zip(part, told.results, strict=True)
+            ]
+        return answers
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases: the successes by `complete`, everything else by `fail`, side by side."""
+        numbered = [(at, _sendable(outcome)) for at, outcome in enumerate(outcomes)]
+        done = [each for each in numbered if each[1].kind == "complete"]
+        rest = [each for each in numbered if each[1].kind != "complete"]
+        verdicts: dict[int, Verdict] = {}
+        calls = [self._end("complete", done, verdicts), self._end("fail", rest, verdicts)]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
+        return [verdicts[at] for at in range(len(outcomes))]
+
+    async def _end(
+        self, verb: str, numbered: list[tuple[int, Outcome]], verdicts: dict[int, Verdict]
+    ) -> None:
+        for part in _parts(numbered, lambda each: len(each[1].result)):
+            body = {"worker_id": self._worker_id, "jobs": [_ended(each) for _, each in part]}
+            told = await self._post(verb, body, _Ended)
+            for (at, outcome), answer in zip(part, told.results, strict=True):
+                verdicts[at] = _verdict(outcome, answer)
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs."""
+        answers: list[Submitted] = []
+        for part in _parts(jobs, lambda job: len(job.payload)):
+            answers += await self._store(part)
+        return answers
+
+    async def _store(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """One part; what could not even be sent is answered here and harms no other."""
+        answers: dict[int, Submitted] = {}
+        sent: list[tuple[int, dict[str, Any]]] = []
+        for at, job in enumerate(jobs):
+            try:
+                sent.append((at, _new(job)))
+            except UsageError as error:
+                answers[at] = Submitted(job.job_id, "invalid", str(error))
+        if sent:
+            body = {"jobs": [each for _, each in sent]}
+            told = await self._post("/v1/plane/jobs", body, _Submitted)
+            answers |= {at: answer for (at, _), answer in zip(sent, told.results, strict=True)}
+        return [answers[at] for at in range(len(jobs))]
+
+    async def upkeep(self, worker_id: str) -> Upkeep:
+        """Ask the plane for a round of upkeep."""
+        return await self._post("upkeep", {"worker_id": worker_id}, Upkeep)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def _post(self, verb: str, body: Any, shape: type[T], *, wait_ms: int = 0) -> T:
+        path = verb if verb.startswith("/") else f"/internal/worker/{verb}"
+        timeout_s = self._answer_s + wait_ms / 1000
+        status, raw = await self._http.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
+        if status not in (200, 202):
+            raise _refusal(self._http.place, path, status, raw)
+        try:
+            return msgspec.json.decode(raw, type=shape)
+        except msgspec.DecodeError as error:
+            raise ServerError(f"{self._http.place} answered {path} unreadably: {error}") from error
+
+
+def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
+    """The queue behind `plane+http://host:8470?streams=...`; connects on first use."""
+    options, store = url.read(WorkerOptions)
+    rest = store.partition("?")[2]
+    if rest:
+        raise UsageError(f"queue URL {url.safe}: unknown option {rest!r}", contract=CONTRACT)
+    key = _key(store, options)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    http = Http(store, headers=headers, tls=_tls(store, options))
+    named = worker_id or anonymous()
+    remote = RemotePlane(http, worker_id=named, answer_ms=options.answer_ms)
+    return PlaneQueue(remote, streams=options.names, worker_id=named)
+
+
+def _key(store: str, options: WorkerOptions) -> str:
+    if options.key_file:
+        try:
+            return Path(options.key_file).read_text(encoding="utf-8").split("\n", 1)[0].strip()
+        except OSError as error:
+            raise UsageError(f"key_file {options.key_file}: {error.strerror}") from None
+    return unquote(urlsplit(store).password or "")
+
+
+def _tls(store: str, options: WorkerOptions) -> ssl.SSLContext | None:
+    if not store.startswith("https"):
+        if options.cafile or options.certfile:
+            raise UsageError("cafile and certfile are for plane+https", contract=CONTRACT)
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.cafile or None)
+        if options.certfile:
+            context.load_cert_chain(options.certfile, options.keyfile or None)
+    except OSError as error:
+        raise UsageError(f"the certificates cannot be used: {error}", contract=CONTRACT) from None
+    return context
+
+
+def _refusal(place: str, path: str, status: int, raw: bytes) -> StoreError | UsageError:
+    try:
+        problem = msgspec.json.decode(raw)
+        detail = problem.get("detail", "")
+    except (msgspec.DecodeError, AttributeError):
+        detail = raw[:200].decode(errors="replace")
+    said = f"{place} answered {path} with {status}: {detail}"
+    if status in _USAGE:
+        return UsageError(said, contract=CONTRACT, operation=path, reply=raw)
+    return ServerError(said, contract=CONTRACT, operation=path, reply=raw)
+
+
+def _parts(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Pieces of a batch that one request can carry."""
+    part: list[T] = []
+    held = 0
+    for item in items:
+        held += size(item)
+        if part and (len(part) >= _ITEMS_MAX or held > _BYTES_MAX):
+            yield part
+            part, held = [], size(item)
+        part.append(item)
+    if part:
+        yield part
+
+
+def _named(lease: Lease) -> dict[str, Any]:
+    return {
+        "job_id": lease.job_id,
+        "attempt_id": attempt_id_of(lease.job_id, lease.fence),
+        "lease_token": lease.token,
+        "stream": lease.queue,
+    }
+
+
+def _ended(outcome: Outcome) -> dict[str, Any]:
+    body = _named(outcome.lease)
+    body["message_id"] = outcome.lease.handle
+    if outcome.kind == "complete":
+        return {**body, "result": msgspec.Raw(outcome.result)}
+    body |= {"kind": outcome.kind, "delay_ms": outcome.delay_ms}
+    if outcome.failure is not None:
+        body["error"] = outcome.failure
+    return body
+
+
+def _sendable(outcome: Outcome) -> Outcome:
+    """A result that no request can carry would be tried for ever: it is a failure for good."""
+    if len(outcome.result) <= _RESULT_BYTES_MAX:
+        return outcome
+    said = f"the result has {len(outcome.result)} bytes, more than {_RESULT_BYTES_MAX}"
+    failure = Failure(code="result_too_large", message=said, retryable=False)
+    return Outcome(outcome.lease, "bury", failure=failure)
+
+
+def _news(report: Report) -> dict[str, Any]:
+    body = _named(report.lease)
+    body |= {"type": report.type, "step": report.step, "data": msgspec.Raw(report.data)}
+    if report.progress:
+        body["progress"] = msgspec.Raw(report.progress)
+    return body
+
+
+def _new(job: NewJob) -> dict[str, Any]:
+    try:
+        msgspec.json.decode(job.payload, type=msgspec.Raw)
+        job.payload.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the payload is not JSON: {error}") from None
+    options = dict(job.options)
+    stream = options.pop("stream", "")
+    if options:
+        raise UsageError(f"no such job option: {', '.join(sorted(options))}; there is stream")
+    fields = {
+        name: getattr(job, name)
+        for name in (
+            *("task", "job_id", "idempotency_key", "requester", "priority", "delay_ms"),
+            *("max_attempts", "ttl_ms", "gid", "trace"),
+        )
+    }
+    return {**fields, "payload": msgspec.Raw(job.payload), "stream": stream}
+
+
+def _lease(job: ClaimedJob) -> Lease:
+    return Lease(
+        job_id=job.job_id,
+        queue=job.stream.name,
+        task=job.task,
+        payload=bytes(job.payload),
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        fence=job.fence,
+        token=job.lease_token,
+        lease_until_ms=job.lease_expires_at_ms,
+        lease_ms=job.lease_remaining_ms,
+        created_ms=job.created_ms,
+        handle=job.stream.message_id,
+        gid=job.gid,
+        priority=job.priority,
+        trace=job.trace,
+    )
+
+
+def _kept(lease: Lease, answer: Kept) -> Lease | LeaseLost:
+    if not answer.ok:
+        return LeaseLost(lease.job_id, answer.reason)
+    return msgspec.structs.replace(
+        lease,
+        lease_until_ms=answer.lease_expires_at_ms,
+        lease_ms=answer.lease_remaining_ms,
+        cancel_requested=answer.cancel_requested,
+    )
+
+
+def _verdict(outcome: Outcome, answer: Ended) -> Verdict:
+    if answer.verdict == "retried":
+        return Retried(answer.due_ms)
+    if not answer.ok:
+        return LeaseLost(outcome.lease.job_id, answer.reason)
+    return _VERDICTS[answer.verdict]

@@ -1,0 +1,375 @@
+"""The HTTP side of the contract: the workers' verbs under /internal/worker, and /v1/plane/jobs.
+
+These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
+body and will word the errors. Workers need the scope `jobs:work`; a key that also has scopes such
+as `stream:mail` is good for these streams alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from leasehold.contracts.plane.asking import Ask
+from leasehold.contracts.plane.enqueueing import Jobs, Submits
+from leasehold.contracts.plane.ledger import PlaneLedger
+from leasehold.contracts.plane.plane import Plane
+from leasehold.contracts.plane.scoping import allowed, check_allowed
+from leasehold.contracts.plane.shapes import (
+    Claimed,
+    ClaimedJob,
+    ClaimedJobs,
+    ClaimRequest,
+    CompletedJob,
+    CompleteRequest,
+    Ended,
+    Error,
+    FailedJob,
+    FailRequest,
+    HeartbeatRequest,
+    HeldLease,
+    Kept,
+    ReportedNews,
+    ReportRequest,
+    Results,
+    StreamRef,
+    Unclaimed,
+    UpkeepRequest,
+    moment,
+)
+from leasehold.contracts.plane.words import attempt_id_of, fence_of
+from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
+from leasehold.core.errors import LeaseLost, UsageError
+from leasehold.core.lease import Lease, Report
+from leasehold.core.outcome import (
+    Buried,
+    Cancelled,
+    Completed,
+    Failure,
+    Outcome,
+    Released,
+    Retried,
+    Verdict,
+)
+from leasehold.core.seam import Upkeep
+
+BODY_BYTES_MAX = 8 << 20
+_PROBLEMS = (400, 403, 408, 413, 415, 422)
+_VERDICTS: dict[type, tuple[str, bool, bool]] = {
+    Completed: ("completed", False, False),
+    Retried: ("retried", True, False),
+    Released: ("released", True, False),
+    Buried: ("buried", False, True),
+    Cancelled: ("cancelled", False, True),
+}
+
+
+class HasPlane(Protocol):
+    """A queue that is a plane."""
+
+    plane: Plane
+
+
+class WorkerRoutes:
+    """The verbs of the workers."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def claim(self, call: Call) -> Answer:
+        """The contract's single form, or with `max_jobs` as many leases as there are."""
+        asked: ClaimRequest = call.body
+        ask = Ask(
+            worker_id=asked.worker_id,
+            streams=allowed(call.caller, self._plane.served(asked.streams), bool(asked.streams)),
+            limit=asked.max_jobs or 1,
+            wait_ms=asked.max_wait_ms,
+            claim_id=asked.claim_id,
+            lost=tuple(asked.lost),
+            fresh=asked.fresh,
+            requester=call.caller.requester,
+        )
+        leases = await self._waited(call, ask)
+        ttl_s = self._plane.options.lease_ms / 1000
+        if asked.max_jobs:
+            return Answer(200, ClaimedJobs(bool(leases), [claimed(each, ttl_s) for each in leases]))
+        if not leases:
+            return Answer(200, Unclaimed())
+        return Answer(200, claimed(leases[0], ttl_s, Claimed))
+
+    async def _waited(self, call: Call, ask: Ask) -> list[Lease]:
+        """The claim, given up when the client hangs up: nobody would keep what it took."""
+        if call.gone is None or not ask.wait_ms:
+            return await self._plane.claim(ask)
+        claiming = asyncio.ensure_future(self._plane.claim(ask))
+        gone = asyncio.ensure_future(call.gone())
+        try:
+            await asyncio.wait((claiming, gone), return_when=asyncio.FIRST_COMPLETED)
+            if claiming.done():
+                return claiming.result()
+            return []
+        finally:
+            gone.cancel()
+            if not claiming.done():
+                claiming.cancel()
+                await asyncio.gather(claiming, return_exceptions=True)
+
+    async def heartbeat(self, call: Call) -> Answer:
+        """Keep one lease, or those of a list."""
+        asked: HeartbeatRequest = call.body
+        if asked.leases is not None:
+            return Answer(200, Results(await self._kept(asked.leases, call.caller)))
+        _require(asked, "job_id", "lease_token")
+        one = HeldLease(
+            job_id=asked.job_id,
+            lease_token=asked.lease_token,
+            attempt_id=asked.attempt_id,
+            stream=asked.stream,
+        )
+        return Answer(200, (await self._kept([one], call.caller))[0])
+
+    async def _kept(self, held: Sequence[HeldLease], caller: Caller) -> list[Kept]:
+        leases = [await self._held(each) for each in held]
+        known = [lease for lease in leases if lease is not None]
+        check_allowed(caller, {lease.queue for lease in known})
+        answers = iter(await self._plane.extend(known))
+        return [
+            Kept(ok=False, reason="there is no such job") if lease is None else kept(next(answers))
+            for lease in leases
+        ]
+
+    async def _held(self, held: HeldLease) -> Lease | None:
+        """The lease meant; what the contract's heartbeat does not say is looked up."""
+        stream, _ = _stream(held.stream)
+        if stream and held.attempt_id:
+            fence = fence_of(held.job_id, held.attempt_id)
+            return _lease(held.job_id, fence, held.lease_token, stream)
+        found = await self._plane.latest(held.job_id)
+        if found is None:
+            return None
+        stream, fence = found
+        if held.attempt_id:
+            fence = fence_of(held.job_id, held.attempt_id)
+        return _lease(held.job_id, fence, held.lease_token, stream)
+
+    async def complete(self, call: Call) -> Answer:
+        """End one attempt, or those of a list."""
+        asked: CompleteRequest = call.body
+        if asked.jobs is not None:
+            return Answer(200, Results(await self._ended(map(_completed, asked.jobs), call)))
+        _require(asked, "job_id", "attempt_id", "lease_token", "stream")
+        one = _completed(_single(asked, CompletedJob))
+        return Answer(200, (await self._ended([one], call))[0])
+
+    async def fail(self, call: Call) -> Answer:
+        """End one attempt that did not succeed, or those of a list."""
+        asked: FailRequest = call.body
+        if asked.jobs is not None:
+            return Answer(200, Results(await self._ended(map(_failed, asked.jobs), call)))
+        _require(asked, "job_id", "attempt_id", "lease_token", "stream")
+        if asked.error is None and asked.kind == "fail":
+            raise Refused(
+                "invalid", "error is missing: {code, message, stack, retryable}", field="error"
+            )
+        one = _failed(_single(asked, FailedJob))
+        return Answer(200, (await self._ended([one], call))[0])
+
+    async def _ended(self, outcomes: Any, call: Call) -> list[Ended]:
+        given: list[Outcome] = list(outcomes)
+        check_allowed(call.caller, {outcome.lease.queue for outcome in given})
+        verdicts = await self._plane.settle(given)
+        return [
+            await self._told(outcome, verdict)
+            for outcome, verdict in zip(given, verdicts, strict=True)
+        ]
+
+    async def _told(self, outcome: Outcome, verdict: Verdict) -> Ended:
+        """P-16: a late call is refused, but its message is superseded and may go."""
+        if isinstance(verdict, LeaseLost):
+            superseded = await self._plane.is_superseded(outcome.lease)
+            return Ended(ok=False, ack=superseded, verdict="lost", reason=verdict.reason)
+        word, requeued, dlq = _VERDICTS[type(verdict)]
+        due_ms = verdict.due_ms if isinstance(verdict, Retried) else 0
+        return Ended(ok=True, ack=True, requeued=requeued, dlq=dlq, verdict=word, due_ms=due_ms)
+
+    async def report(self, call: Call) -> Answer:
+        """Publish news of running attempts."""
+        asked: ReportRequest = call.body
+        reports = [_report(each) for each in asked.reports]
+        check_allowed(call.caller, {report.lease.queue for report in reports})
+        answers = await self._plane.report(reports)
+        return Answer(
+            200,
+            Results(
+                [
+                    {"ok": answer is None, "reason": "" if answer is None else answer.reason}
+                    for answer in answers
+                ]
+            ),
+        )
+
+    async def upkeep(self, call: Call) -> Answer:
+        """A round of upkeep now."""
+        asked: UpkeepRequest = call.body
+        return Answer(200, await self._plane.upkeep(asked.worker_id))
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway shall serve."""
+        return [
+            _verb(
+                "claim", "Take a job, or several", self.claim, ClaimRequest, ClaimedJobs | Claimed
+            ),
+            _verb("heartbeat", "Keep a lease", self.heartbeat, HeartbeatRequest, Kept | Results),
+            _verb("complete", "End with a result", self.complete, CompleteRequest, Ended | Results),
+            _verb("fail", "End without", self.fail, FailRequest, Ended | Results),
+            _verb("report", "Publish news of an attempt", self.report, ReportRequest, Results),
+            _verb("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
+        ]
+
+
+def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpoint:
+    return Endpoint(
+        method="POST",
+        path=f"/internal/worker/{name}",
+        operation=f"worker{name.capitalize()}",
+        summary=summary,
+        scope="jobs:work",
+        handle=handle,
+        takes=takes,
+        replies={200: Reply("The answer; in its batch form per item and in order.", Any)},
+        problems=_PROBLEMS,
+        tag="worker",
+        bytes_max=BODY_BYTES_MAX,
+    )
+
+
+def claimed(lease: Lease, ttl_s: float, shape: type[ClaimedJob] = ClaimedJob) -> ClaimedJob:
+    """A lease as it is answered."""
+    return shape(
+        job_id=lease.job_id,
+        attempt_id=attempt_id_of(lease.job_id, lease.fence),
+        lease_token=lease.token,
+        stream=StreamRef(name=lease.queue, message_id=lease.handle),
+        payload=msgspec.Raw(lease.payload),
+        lease_ttl_seconds=ttl_s,
+        heartbeat_interval_seconds=round(ttl_s / 3, 3),
+        task=lease.task,
+        attempt=lease.attempt,
+        max_attempts=lease.max_attempts,
+        fence=lease.fence,
+        lease_expires_at=moment(lease.lease_until_ms),
+        lease_expires_at_ms=lease.lease_until_ms,
+        lease_remaining_ms=lease.lease_ms,
+        created_ms=lease.created_ms,
+        gid=lease.gid,
+        priority=lease.priority,
+        trace=lease.trace,
+    )
+
+
+def kept(answer: Lease | LeaseLost) -> Kept:
+    """An extend as it is answered."""
+    if isinstance(answer, LeaseLost):
+        return Kept(ok=False, reason=answer.reason)
+    return Kept(
+        ok=True,
+        lease_expires_at=moment(answer.lease_until_ms),
+        lease_expires_at_ms=answer.lease_until_ms,
+        lease_remaining_ms=answer.lease_ms,
+        cancel_requested=answer.cancel_requested,
+    )
+
+
+def _single(asked: Any, shape: Any) -> Any:
+    """The contract's single form as an item of the batch form."""
+    return shape(**{name: getattr(asked, name) for name in shape.__struct_fields__})
+
+
+def _require(asked: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(asked, name):
+            raise Refused("invalid", f"{name} is missing", field=name)
+
+
+def _stream(given: str | StreamRef) -> tuple[str, str]:
+    return (given.name, given.message_id) if isinstance(given, StreamRef) else (given, "")
+
+
+def _completed(job: CompletedJob) -> Outcome:
+    return Outcome(_lease_of(job, job.message_id), "complete", text(job.result))
+
+
+def _failed(job: FailedJob) -> Outcome:
+    error = job.error
+    if error is None and job.kind in ("fail", "retry", "bury"):
+        error = Error(code=job.kind)
+    failure = None
+    if error is not None:
+        failure = Failure(
+            code=error.code, message=error.message, stack=error.stack, retryable=error.retryable
+        )
+    lease = _lease_of(job, job.message_id)
+    return Outcome(lease, job.kind, failure=failure, delay_ms=job.delay_ms)
+
+
+def _report(news: ReportedNews) -> Report:
+    return Report(
+        lease=_lease_of(news, ""),
+        type=news.type,
+        step=news.step,
+        data=text(news.data),
+        progress=text(news.progress),
+    )
+
+
+def text(raw: msgspec.Raw) -> bytes:
+    """The bytes of a part that was not decoded; refused when they are no text."""
+    value = bytes(raw)
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        raise Refused("bad_json", f"the body is not UTF-8: {error}") from None
+    return value
+
+
+def _lease_of(job: Any, message_id: str) -> Lease:
+    stream, inner_id = _stream(job.stream)
+    if not stream:
+        raise Refused("invalid", "stream is missing", field="stream")
+    try:
+        fence = fence_of(job.job_id, job.attempt_id)
+    except UsageError as error:
+        raise Refused("invalid", str(error), field="attempt_id") from None
+    return _lease(job.job_id, fence, job.lease_token, stream, message_id or inner_id)
+
+
+def _lease(job_id: str, fence: int, token: str, stream: str, handle: str = "") -> Lease:
+    """A lease as its holder names it; what it does not say matters to nobody."""
+    return Lease(
+        job_id=job_id,
+        queue=stream,
+        task="",
+        payload=b"",
+        attempt=fence,
+        max_attempts=0,
+        fence=fence,
+        token=token,
+        lease_until_ms=0,
+        lease_ms=0,
+        handle=handle,
+    )
+
+
+def open_routes(
+    queue: Submits, ledger: PlaneLedger, *, ttl_s: int, **_lent: object
+) -> list[Endpoint]:
+    """The endpoints of the producers."""
+    return Jobs(queue, ledger).endpoints()
+
+
+def open_worker_routes(queue: HasPlane) -> list[Endpoint]:
+    """The endpoints of the workers."""
+    return WorkerRoutes(queue.plane).endpoints()

@@ -1,0 +1,205 @@
+"""What a person can do to jobs, one by one or many at once, and the record of it.
+
+An action on a whole search runs in bounded batches beside everything else: it says how far it is,
+and it can be stopped. Its entry in the audit log is written when it begins and when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import structlog
+
+from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, NotFound, UsageError
+from leasehold.core.job import NewJob, Submitted
+from leasehold.dashboard.audit import AuditLog, write_down
+from leasehold.dashboard.finding import Finder, FoundJob
+from leasehold.dashboard.house import Street
+from leasehold.dashboard.search import Search
+
+_log = structlog.get_logger("leasehold.dashboard")
+
+Verb = Literal["retry", "cancel", "remove"]
+VERBS: tuple[Verb, ...] = ("retry", "cancel", "remove")
+_GOOD = ("ok", "requested")
+_BATCH = 200
+_REST_S = 0.01
+_KEPT = 50
+_RUNNING_MAX = 4
+
+
+class Bulk(msgspec.Struct, kw_only=True):
+    """An action on many jobs. `total` was counted when it began; `answers` says what was met."""
+
+    id: str
+    verb: Verb
+    search: str
+    who: str
+    total: int
+    exact: bool = True
+    seen: int = 0
+    done: int = 0
+    answers: dict[str, int] = {}
+    state: Literal["running", "finished", "stopped", "failed"] = "running"
+    error: str = ""
+    begun_ms: int = 0
+    ended_ms: int = 0
+
+    @property
+    def share(self) -> float:
+        """How far it is, from 0 to 1."""
+        if self.state == "finished":
+            return 1.0
+        return min(1.0, self.seen / self.total) if self.total else 0.0
+
+
+class Actor:
+    """Acts for callers. One per dashboard."""
+
+    def __init__(self, street: Street, finder: Finder, audit: AuditLog) -> None:
+        self._street = street
+        self._finder = finder
+        self.audit = audit
+        self._bulks: dict[str, Bulk] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
+        """Do it to jobs by id; per id "ok", "requested", or why not."""
+        answers = await self._do(verb, queue, job_ids)
+        told = _told(Counter(answers))
+        await write_down(self.audit, who, verb, queue=queue, ids=job_ids, outcome=told)
+        return answers
+
+    async def steer(self, who: str, verb: Literal["pause", "resume"], queue: str) -> None:
+        """Pause or resume a queue."""
+        ledger = self._street[queue].ledger
+        await (ledger.pause() if verb == "pause" else ledger.resume())
+        await write_down(self.audit, who, verb, queue=queue, outcome="ok")
+
+    async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
+        """Store a new job; raises what the store said against it."""
+        submitted = (await self._street[queue].queue.submit([job]))[0]
+        if not submitted.accepted:
+            reason = submitted.reason or submitted.status
+            await write_down(self.audit, who, why, queue=queue, outcome=reason)
+            kind = Conflict if submitted.status == "conflict" else InvalidJob
+            raise kind(f"the queue did not take the job: {reason}")
+        ids = [submitted.job_id]
+        await write_down(self.audit, who, why, queue=queue, ids=ids, outcome=submitted.status)
+        return submitted
+
+    async def begin(self, who: str, verb: Verb, search: Search) -> Bulk:
+        """Begin an action on all jobs of a search."""
+        if sum(bulk.state == "running" for bulk in self._bulks.values()) >= _RUNNING_MAX:
+            raise Conflict(f"{_RUNNING_MAX} actions on many jobs run already; stop one, or wait")
+        count = await self._finder.count(search)
+        bulk = Bulk(
+            id=secrets.token_hex(6),
+            verb=verb,
+            search=search.text,
+            who=who or "local",
+            total=count.jobs,
+            exact=count.exact,
+            begun_ms=_now_ms(),
+        )
+        await write_down(
+            self.audit, who, f"{verb} all", jobs=count.jobs, search=search.text, outcome="begun"
+        )
+        self._keep(bulk)
+        self._tasks[bulk.id] = asyncio.create_task(self._run(bulk, search))
+        return bulk
+
+    def bulk(self, bulk_id: str) -> Bulk:
+        """One such action."""
+        if bulk_id not in self._bulks:
+            raise NotFound("there is no such action (any more)")
+        return self._bulks[bulk_id]
+
+    def bulks(self) -> list[Bulk]:
+        """The latest, newest first."""
+        return list(reversed(self._bulks.values()))
+
+    async def stop(self, who: str, bulk_id: str) -> Bulk:
+        """Stop after the batch at hand; what is done stays done."""
+        bulk = self.bulk(bulk_id)
+        task = self._tasks.get(bulk_id)
+        if task is not None and bulk.state == "running":
+            bulk.state = "stopped"
+            await asyncio.gather(task, return_exceptions=True)
+            await write_down(self.audit, who, f"stop {bulk.verb} all", search=bulk.search)
+        return bulk
+
+    async def close(self) -> None:
+        """End what runs."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, bulk: Bulk, search: Search) -> None:
+        answers: Counter[str] = Counter()
+        try:
+            async for jobs in self._finder.each(search, step=_BATCH):
+                if bulk.state != "running":
+                    break
+                answers.update(await self._batch(bulk.verb, jobs))
+                bulk.seen += len(jobs)
+                bulk.done = sum(answers[word] for word in _GOOD)
+                bulk.answers = dict(answers)
+                await asyncio.sleep(_REST_S)  # the store belongs to the workers first
+            else:
+                bulk.state = "finished"
+        except LeaseholdError as error:
+            bulk.state, bulk.error = "failed", str(error)
+        except Exception as error:
+            _log.exception("bulk_failed", bulk=bulk.id)
+            bulk.state, bulk.error = "failed", type(error).__name__
+        bulk.ended_ms = _now_ms()
+        await write_down(
+            self.audit,
+            bulk.who,
+            f"{bulk.verb} all",
+            jobs=bulk.done,
+            search=bulk.search,
+            outcome=f"{bulk.state}: {_told(answers)}",
+        )
+
+    async def _batch(self, verb: Verb, jobs: Sequence[FoundJob]) -> list[str]:
+        by_queue: dict[str, list[str]] = {}
+        for found in jobs:
+            by_queue.setdefault(found.queue, []).append(found.job.job_id)
+        answers: list[str] = []
+        for queue, job_ids in by_queue.items():
+            answers += await self._do(verb, queue, job_ids)
+        return answers
+
+    async def _do(self, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
+        ledger = self._street[queue].ledger
+        match verb:
+            case "retry":
+                return await ledger.retry(job_ids)
+            case "cancel":
+                return await ledger.cancel(job_ids)
+            case "remove":
+                return await ledger.remove(job_ids)
+        raise UsageError(f"{verb!r} is no action; there are {', '.join(VERBS)}")
+
+    def _keep(self, bulk: Bulk) -> None:
+        self._bulks[bulk.id] = bulk
+        over = [each.id for each in self._bulks.values() if each.state != "running"]
+        for bulk_id in over[: max(0, len(self._bulks) - _KEPT)]:
+            del self._bulks[bulk_id]
+            self._tasks.pop(bulk_id, None)
+
+
+def _told(answers: Counter[str]) -> str:
+    return ", ".join(f"{count} {answer}" for answer, count in answers.most_common(8)) or "no job"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,77 @@
+"""Ready-made ways to submit a job: what the overview and the page of a job offer to copy."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from leasehold.core.job import JobRecord
+from leasehold.dashboard.house import Street
+from leasehold.dashboard.reading import decoded
+
+_STREAMS = """\
+curl -s {base}/v1/jobs -H 'content-type: application/json' \\
+  -d '{{"task": "chat", "payload": {{"prompt": "Say hello."}}}}'"""
+_BULLMQ = """\
+import {{ Queue }} from 'bullmq'
+const queue = new Queue('{short}', {{ connection: {{ url: process.env.REDIS_URL }} }})
+await queue.add({task}, {payload})"""
+# What a contract's own clients write; a contract that is not here has the two ways all have.
+_NATIVE = {
+    "streams": ("curl, the contract's own endpoint", _STREAMS),
+    "bullmq": ("Node, with the bullmq package", _BULLMQ),
+}
+
+
+class Box(msgspec.Struct, frozen=True):
+    """How to submit to one queue."""
+
+    queue: str
+    contract: str
+    task: str
+    payload: str
+    ways: tuple[tuple[str, str], ...]
+
+
+def boxes(street: Street, base: str, recent: dict[str, JobRecord]) -> list[Box]:
+    """One box a queue, with the newest job as the example."""
+    made = []
+    for house in street:
+        job = recent.get(house.name)
+        task = job.task if job else "chat"
+        payload = decoded(job.payload) if job else {"prompt": "Say hello."}
+        ways = [
+            ("curl", curl_of(base, house.name, task, payload)),
+            ("command line", command_of(house.name, task, payload)),
+        ]
+        if house.contract in _NATIVE:
+            name, text = _NATIVE[house.contract]
+            filled = text.format(
+                base=base,
+                short=house.name.partition(":")[2] or "jobs",
+                task=_json(task),
+                payload=_json(payload),
+            )
+            ways.append((name, filled))
+        made.append(Box(house.name, house.contract, task, _json(payload), tuple(ways)))
+    return made
+
+
+def curl_of(base: str, queue: str, task: str, payload: Any) -> str:
+    """The job as a curl command."""
+    body = shlex.quote(_json({"task": task, "payload": payload}))
+    url = f"{base}/api/queues/{quote(queue, safe=':')}/jobs"
+    return f"curl -s {url} \\\n  -H 'content-type: application/json' -d {body}"
+
+
+def command_of(queue: str, task: str, payload: Any) -> str:
+    """The job as a command of ours; the queue's URL is the reader's own."""
+    data = shlex.quote(_json(payload))
+    return f'leasehold submit {shlex.quote(task)} -q "$QUEUE_URL" \\\n  -d {data}'
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()

@@ -1,0 +1,234 @@
+"""Runs a search over the ledgers of all queues, newest jobs first, in bounded steps.
+
+Each ledger pages by its own cursor, of which only the beginning and the end of a page are known. So
+a place in the merged list is, per queue, the cursor at which its page began and the last job taken
+from it: the next call reads that page again and skips what was taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import heapq
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from leasehold.core.errors import Conflict
+from leasehold.core.job import JobRecord
+from leasehold.core.seam import Query
+from leasehold.dashboard.house import House, Street
+from leasehold.dashboard.kinds import states_of
+from leasehold.dashboard.reading import decoded
+from leasehold.dashboard.redacting import Redaction
+from leasehold.dashboard.search import Search
+
+PAGE = 50
+_STEP = 200
+SCAN_MAX = 4_000
+COUNT_MAX = 20_000
+_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
+
+
+class FoundJob(msgspec.Struct, frozen=True):
+    """A job and the name of its queue in this gateway."""
+
+    queue: str
+    job: JobRecord
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Some jobs; `after` continues. `complete` is False when the bound was met before the page."""
+
+    jobs: list[FoundJob]
+    after: str = ""
+    complete: bool = True
+
+
+class Count(msgspec.Struct, frozen=True):
+    """How many jobs match; `exact` False means at least so many."""
+
+    jobs: int
+    exact: bool = True
+
+
+class _Place(msgspec.Struct, array_like=True):
+    """Where a queue's part of the list stands. `ended` when it has no more."""
+
+    begun: str = ""
+    last_id: str = ""
+    last_ms: int = 0
+    ended: bool = False
+
+
+class Finder:
+    """Searches. One per dashboard."""
+
+    def __init__(self, street: Street, redaction: Redaction) -> None:
+        self._street = street
+        self._redaction = redaction
+        self._states: dict[str, tuple[str, ...]] = {}
+
+    async def page(self, search: Search, *, after: str = "", limit: int = PAGE) -> Found:
+        """The next jobs that match."""
+        if search.job_id:
+            return Found(await self._by_id(search))
+        places = _places(after)
+        sources = await self._sources(search, places)
+        found = await self._merge(sources, search, limit)
+        more = any(not source.place.ended for source in sources)
+        places |= {source.house.name: source.place for source in sources}
+        complete = len(found) >= limit or not more
+        return Found(found, _cursor(places) if more else "", complete=complete)
+
+    async def each(self, search: Search, *, step: int = _STEP) -> AsyncIterator[list[FoundJob]]:
+        """All jobs that match, in steps; jobs that come meanwhile may or may not be among them.
+
+        The lists stay open between the steps, so that jobs may be removed on the way.
+        """
+        if search.job_id:
+            yield await self._by_id(search)
+            return
+        sources = await self._sources(search, {})
+        while any(not source.place.ended for source in sources):
+            yield await self._merge(sources, search, step)
+
+    async def count(self, search: Search, *, most: int = COUNT_MAX) -> Count:
+        """How many match now, found by looking: a queue's own totals include jobs long gone."""
+        seen = 0
+        async for jobs in self.each(search, step=500):
+            seen += len(jobs)
+            if seen >= most:
+                return Count(seen, exact=False)
+        return Count(seen)
+
+    async def _by_id(self, search: Search) -> list[FoundJob]:
+        houses = [house for house in self._street if search.wants_queue(house.name)]
+        jobs = await asyncio.gather(*(house.ledger.get(search.job_id) for house in houses))
+        found = [FoundJob(h.name, job) for h, job in zip(houses, jobs, strict=True) if job]
+        return [each for each in found if self._matches(search, each.job, each.queue)]
+
+    async def _sources(self, search: Search, places: dict[str, _Place]) -> list[_Source]:
+        opened = [await self._source(house, search, places) for house in self._street]
+        return [source for source in opened if source is not None]
+
+    async def _source(
+        self, house: House, search: Search, places: dict[str, _Place]
+    ) -> _Source | None:
+        place = places.get(house.name, _Place())
+        if place.ended or not search.wants_queue(house.name):
+            return None
+        states = search.states(await self._known(house))
+        if states is None:
+            return None
+        return _Source(house, states, search.task, place)
+
+    async def _known(self, house: House) -> tuple[str, ...]:
+        if house.name not in self._states:
+            counted = tuple((await house.ledger.counts()).states)
+            self._states[house.name] = states_of(house.contract, counted)
+        return self._states[house.name]
+
+    async def _merge(
+        self, sources: Sequence[_Source], search: Search, limit: int
+    ) -> list[FoundJob]:
+        found: list[FoundJob] = []
+        scanned = 0
+        await asyncio.gather(*(source.fill() for source in sources))
+        heap = [(-source.head.created_ms, at) for at, source in enumerate(sources) if source.jobs]
+        heapq.heapify(heap)
+        while heap and len(found) < limit and scanned < SCAN_MAX:
+            _, at = heapq.heappop(heap)
+            source = sources[at]
+            job = source.take()
+            scanned += 1
+            if job.created_ms < search.since_ms:  # newest first: all that follow are older still
+                source.place.ended = True
+                continue
+            if self._matches(search, job, source.house.name):
+                found.append(FoundJob(source.house.name, job))
+            if not source.jobs:
+                await source.fill()
+            if source.jobs:
+                heapq.heappush(heap, (-source.head.created_ms, at))
+        return found
+
+    def _matches(self, search: Search, job: JobRecord, queue: str) -> bool:
+        """Judged on what may be seen: a masked value cannot be found out by searching for it."""
+        if any(not term.name or "." in term.name for term in search.terms):
+            job = self.masked(job)
+        return search.matches(job, queue)
+
+    def masked(self, job: JobRecord) -> JobRecord:
+        """The job with the secrets of its payload and result masked."""
+        return msgspec.structs.replace(
+            job, payload=self._masked(job.payload), result=self._masked(job.result)
+        )
+
+    def _masked(self, raw: bytes) -> bytes:
+        return msgspec.json.encode(self._redaction.masked(decoded(raw))) if raw else raw
+
+
+class _Source:
+    """The rest of one queue's list."""
+
+    def __init__(self, house: House, states: tuple[str, ...], task: str, place: _Place) -> None:
+        self.house = house
+        self.place = place
+        self.jobs: list[JobRecord] = []
+        self._query = Query(states=states, task=task, limit=_STEP)
+        self._next: str | None = None
+
+    @property
+    def head(self) -> JobRecord:
+        return self.jobs[0]
+
+    def take(self) -> JobRecord:
+        job = self.jobs.pop(0)
+        self.place.last_id, self.place.last_ms = job.job_id, job.created_ms
+        if not self.jobs:
+            self._page_done()
+        return job
+
+    async def fill(self) -> None:
+        """Read on until there is a job or the list ends; a rare state is not sought for ever."""
+        for _ in range(_EMPTY_PAGES_MAX):
+            if self.jobs or self.place.ended:
+                return
+            begun = self.place.begun if self._next is None else self._next
+            page = await self.house.ledger.find(msgspec.structs.replace(self._query, after=begun))
+            self.place.begun, self._next = begun, page.after
+            self.jobs = _behind(page.jobs, self.place)
+            if not self.jobs:
+                self._page_done()
+
+    def _page_done(self) -> None:
+        if not self._next:
+            self.place.ended = True
+        else:
+            self.place.begun, self.place.last_id, self.place.last_ms = self._next, "", 0
+
+
+def _behind(jobs: list[JobRecord], place: _Place) -> list[JobRecord]:
+    """What follows the last job taken; where that one is gone, what is older than it was."""
+    if not place.last_id:
+        return list(jobs)
+    for at, job in enumerate(jobs):
+        if job.job_id == place.last_id:
+            return jobs[at + 1 :]
+    last = (place.last_ms, place.last_id)
+    return [job for job in jobs if (job.created_ms, job.job_id) < last]
+
+
+def _cursor(places: dict[str, _Place]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(places)).decode().rstrip("=")
+
+
+def _places(cursor: str) -> dict[str, _Place]:
+    if not cursor:
+        return {}
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        return msgspec.json.decode(raw, type=dict[str, _Place])
+    except (ValueError, msgspec.MsgspecError):
+        raise Conflict("`after` is no place in this list; pass that of the page before") from None

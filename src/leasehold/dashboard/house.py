@@ -1,0 +1,45 @@
+"""A queue as the dashboard is given it: a name and the three sides of the seam."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from leasehold.core.errors import NotFound
+from leasehold.core.seam import Journal, Ledger, Queue
+
+
+class House(Protocol):
+    """One served queue. `name` is unique within a gateway."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def contract(self) -> str: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def journal(self) -> Journal: ...
+
+
+class Street:
+    """All houses of a gateway, by name."""
+
+    def __init__(self, houses: Iterable[House]) -> None:
+        self._houses = {house.name: house for house in houses}
+
+    def __iter__(self) -> Iterator[House]:
+        return iter(self._houses.values())
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they were given."""
+        return list(self._houses)
+
+    def __getitem__(self, name: str) -> House:
+        house = self._houses.get(name)
+        if house is None:
+            raise NotFound(f"there is no such queue; this gateway serves {', '.join(self.names)}")
+        return house

@@ -1,0 +1,279 @@
+"""The dashboard, put together: parts, pages, and the way a request takes to a page.
+
+The gateway gives it queues, a doorkeeper and a place for the audit log, and mounts its routes and
+endpoints. Pages are admitted here: without a caller they lead to /login, posted forms need the
+right to act.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import structlog
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from leasehold.core.endpoint import Endpoint
+from leasehold.core.errors import LeaseholdError, NotFound, StoreError
+from leasehold.dashboard import charts, wording
+from leasehold.dashboard.acting import Actor
+from leasehold.dashboard.api import Api
+from leasehold.dashboard.assets import assets
+from leasehold.dashboard.audit import AuditLog
+from leasehold.dashboard.doorkeeper import Doorkeeper
+from leasehold.dashboard.finding import Finder
+from leasehold.dashboard.forms import Forms
+from leasehold.dashboard.house import House, Street
+from leasehold.dashboard.kinds import KINDS, kind_of
+from leasehold.dashboard.live import Live
+from leasehold.dashboard.pages import Page, Pages
+from leasehold.dashboard.redacting import USUAL, Redaction
+from leasehold.dashboard.visit import Notices, Visit, local_path, read_form, with_params
+from leasehold.dashboard.watching import Watch
+
+_log = structlog.get_logger("leasehold.dashboard")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+ROUTE = "leasehold.route"
+_AWAY = {
+    "title": "The store does not answer",
+    "text": "This page comes back by itself when the store does. What helps: leasehold doctor",
+}
+_FOR_EVER = "public, max-age=31536000, immutable"
+
+
+class Dashboard:
+    """One per gateway process. Call `close` in its event loop."""
+
+    def __init__(
+        self,
+        houses: Iterable[House],
+        door: Doorkeeper,
+        audit: AuditLog,
+        *,
+        redact: Iterable[str] = USUAL,
+        trace_url: str = "",
+        lake: str = "",
+        version: str = "",
+    ) -> None:
+        street = Street(houses)
+        redaction = Redaction(redact)
+        self._door = door
+        self._version = version
+        self._notices = Notices()
+        self.watch = Watch(street)
+        self.live = Live(self.watch)
+        finder = Finder(street, redaction)
+        self.actor = Actor(street, finder, audit)
+        self._api = Api(street, finder, self.actor, self.watch, redaction)
+        self._pages = Pages(
+            street, finder, self.actor, self.watch, redaction, trace_url=trace_url, lake=lake
+        )
+        self._forms = Forms(street, finder, self.actor, self._notices, redaction)
+        self._templates = _templates()
+
+    def endpoints(self) -> list[Endpoint]:
+        """/api, for programs."""
+        return self._api.endpoints()
+
+    def drain(self) -> None:
+        """The gateway is on its way out."""
+        self.live.drain()
+
+    async def close(self) -> None:
+        """Stop everything that runs."""
+        self.live.drain()
+        await self.actor.close()
+        await self.watch.close()
+
+    def routes(self) -> list[Route]:
+        """Pages, forms and files."""
+        pages = self._pages
+        shown: dict[str, Callable[[Visit], Awaitable[Page]]] = {
+            "/": pages.overview,
+            "/jobs": pages.jobs,
+            "/jobs/confirm": pages.confirm,
+            "/jobs/{queue}/{job_id:path}": pages.job,
+            "/queues": pages.queues,
+            "/workers": pages.workers,
+            "/dead": pages.dead,
+            "/history": pages.history,
+            "/audit": pages.audit,
+            "/bulk/{bulk_id}": pages.bulk,
+        }
+        routes = [Route(path, self._page(path, handle)) for path, handle in shown.items()]
+        for path, act in self._forms.handlers().items():
+            routes.append(Route(path, self._form(path, act), methods=["POST"]))
+        return [
+            Route("/live", self._live),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/static/{digest}/{name}", _static),
+            *routes,
+        ]
+
+    def _page(self, path: str, handle: Callable[[Visit], Awaitable[Page]]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            request.scope[ROUTE] = path
+            visit: Visit | None = None
+            try:
+                admitted = await self._visit(request)
+                if isinstance(admitted, Response):
+                    return admitted
+                visit = admitted
+                self.watch.touch()
+                page = await handle(visit)
+            except NotFound as error:
+                page = Page("problem.html", {"title": "Not found", "text": str(error)}, status=404)
+            except StoreError as error:
+                _log.warning("page_store_away", path=path, error=str(error))
+                page = Page("problem.html", _AWAY, status=503)
+            except LeaseholdError as error:
+                words = {"title": "Not possible", "text": str(error)}
+                page = Page("problem.html", words, status=409)
+            return self._render(visit, page)
+
+        return endpoint
+
+    def _form(self, path: str, act: Callable[[Visit], Awaitable[str]]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            request.scope[ROUTE] = path
+            form = await read_form(request)
+            visit = await self._visit(request, form)
+            if isinstance(visit, Response):
+                return visit
+            if not visit.may_act:
+                words = {"title": "Read only", "text": "this key may look, not act"}
+                return self._render(visit, Page("problem.html", words, status=403))
+            try:
+                target = await act(visit)
+            except LeaseholdError as error:
+                back = local_path(visit.field("next"), "/")
+                target = _noticed(back, self._notices.leave(f"Not done: {error}"))
+            return RedirectResponse(target, 303)
+
+        return endpoint
+
+    async def _visit(
+        self, request: Request, form: tuple[tuple[str, str], ...] = ()
+    ) -> Visit | Response:
+        caller = await self._door.caller(request)
+        if caller is None:
+            here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            back = here if request.method == "GET" else "/"
+            return RedirectResponse(with_params("/login", next=back), 303)
+        visit = Visit(request, caller, form)
+        if not caller.may("observe"):
+            words = {"title": "Not yours", "text": "this key may not look at the queues; it needs "
+                     "the scope observe or admin"}  # fmt: skip
+            return self._render(visit, Page("problem.html", words, status=403))
+        return visit
+
+    async def _live(self, request: Request) -> Any:
+        request.scope[ROUTE] = "/live"
+        caller = await self._door.caller(request)
+        if caller is None or not caller.may("observe"):
+            return Response(status_code=401)
+        if self.live.is_full:
+            return Response(status_code=503, headers={"retry-after": "1"})
+        self.watch.touch()
+        queue = str(request.query_params.get("queue", ""))
+        known = queue if queue in self.watch.observers else ""
+        return _Streamed(lambda receive, send: self.live.serve(known, receive, send))
+
+    async def _login(self, request: Request) -> Response:
+        request.scope[ROUTE] = "/login"
+        if request.method == "GET":
+            back = local_path(str(request.query_params.get("next", "/")), "/")
+            return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
+        form = dict(await read_form(request))
+        cookie = await self._door.sign_in(form.get("key", "").strip(), request)
+        target = local_path(form.get("next", "/"), "/")
+        if cookie is None:
+            words = {"title": "Sign in", "next": target, "wrong": True}
+            return self._render(None, Page("login.html", words, status=401))
+        return RedirectResponse(target, 303, headers={"set-cookie": cookie})
+
+    async def _logout(self, request: Request) -> Response:
+        request.scope[ROUTE] = "/logout"
+        return RedirectResponse("/login", 303, headers={"set-cookie": self._door.sign_out()})
+
+    def _render(self, visit: Visit | None, page: Page) -> Response:
+        now_ms = time.time_ns() // 1_000_000
+        values: dict[str, Any] = {
+            "wrong": False,
+            "now_ms": now_ms,
+            "path": visit.request.url.path if visit else "/login",
+            "here": _here(visit),
+            "may_act": bool(visit and visit.may_act),
+            "who": visit.who if visit else "",
+            "signed_in": visit is not None,
+            "notice": self._notices.read(visit.query("n")) if visit else "",
+            "assets": assets(),
+            "version": self._version,
+        }
+        text = self._templates.get_template(page.template).render(values | page.values)
+        return HTMLResponse(text, page.status, {"content-security-policy": POLICY})
+
+
+class _Streamed(Response):
+    """Hands the connection over."""
+
+    def __init__(self, serve: Callable[[Any, Any], Awaitable[None]]) -> None:
+        self._serve = serve
+        self.background = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._serve(receive, send)
+
+
+async def _static(request: Request) -> Response:
+    request.scope[ROUTE] = "/static"
+    asset = assets().get(request.path_params["name"])
+    if asset is None or asset.path != request.url.path:
+        return Response(status_code=404)
+    headers = {"cache-control": _FOR_EVER, "content-type": asset.media}
+    return Response(asset.content, headers=headers)
+
+
+def _here(visit: Visit | None) -> str:
+    """The address of the page without its notice, for forms that come back to it."""
+    if visit is None or visit.request.method != "GET":
+        return "/"
+    params = [(k, v) for k, v in visit.request.query_params.multi_items() if k != "n"]
+    return with_params(visit.request.url.path, **dict(params))
+
+
+def _noticed(target: str, token: str) -> str:
+    return f"{target}{'&' if '?' in target else '?'}n={token}"
+
+
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("leasehold.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "duration": wording.duration,
+        "number": wording.number,
+        "share": wording.share,
+        "moment": wording.moment,
+        "clock": wording.clock,
+        "kind": kind_of,
+    }
+    made.globals |= {
+        "ago": wording.ago,
+        "attempt_bar": charts.attempt_bar,
+        "KINDS": KINDS,
+    }
+    return made

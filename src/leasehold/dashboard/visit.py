@@ -1,0 +1,92 @@
+"""One request for a page: who asks, what for, and the notice that an earlier action left."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.requests import Request
+
+from leasehold.core.endpoint import Caller
+from leasehold.core.errors import UsageError
+
+_FORM_BYTES_MAX = 2_000_000
+_NOTICES_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request that was admitted. `form` holds what was posted, in order."""
+
+    request: Request
+    caller: Caller
+    form: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the pages show buttons, and the buttons do something."""
+        return self.caller.may("admin")
+
+    @property
+    def who(self) -> str:
+        """For the audit log."""
+        return self.caller.requester
+
+    def field(self, name: str, default: str = "") -> str:
+        """The last posted value of a field."""
+        return dict(self.form).get(name, default)
+
+    def fields(self, name: str) -> list[str]:
+        """All posted values of a field."""
+        return [value for key, value in self.form if key == name]
+
+    def query(self, name: str, default: str = "") -> str:
+        """A parameter of the URL."""
+        return str(self.request.query_params.get(name, default))
+
+
+async def read_form(request: Request) -> tuple[tuple[str, str], ...]:
+    """The fields of a posted form; only the kind that needs no parser of its own."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/x-www-form-urlencoded":
+        raise UsageError("a form is sent as application/x-www-form-urlencoded")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _FORM_BYTES_MAX:
+            raise UsageError("this form is too large")
+    return tuple(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+class Notices:
+    """What an action has to say on the page after it, kept until it is read or crowded out."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, str] = OrderedDict()
+
+    def leave(self, text: str) -> str:
+        """Keep a text; the answer goes into the URL as `n`."""
+        token = secrets.token_urlsafe(6)
+        self._texts[token] = text
+        if len(self._texts) > _NOTICES_MAX:
+            self._texts.popitem(last=False)
+        return token
+
+    def read(self, token: str) -> str:
+        """The text, once."""
+        return self._texts.pop(token, "") if token else ""
+
+
+def with_params(path: str, **params: Any) -> str:
+    """A local address with parameters, those left out that are empty."""
+    kept = {name: value for name, value in params.items() if value not in ("", None)}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def local_path(text: str, default: str) -> str:
+    """An address to go back to, if it is one of ours."""
+    ours = text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text
+    return text if ours else default

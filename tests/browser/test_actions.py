@@ -1,0 +1,178 @@
+"""Every button does what it says, and is written down."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from leasehold.core.job import NewJob
+from leasehold.core.seam import Query
+from leasehold.dashboard.kinds import kind_of
+from tests.browser.conftest import Watched
+from tests.browser.stand import CONTRACTS, Stand
+
+
+def waiting(count: int, task: str = "greet") -> list[NewJob]:
+    return [NewJob(task=task, payload=b'{"n":%d}' % number) for number in range(count)]
+
+
+def job_page(stand: Stand, contract: str, job_id: str) -> str:
+    return f"{stand.url}/jobs/{stand.names[contract]}/{job_id}"
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_job_is_cancelled_retried_and_removed_from_its_page(
+    contract: str, stand: Stand, page: Page, watched: Watched
+) -> None:
+    watched.allowed.append("404")  # the page may look once more at the job that it removes
+    stand.open(contract)
+    (job_id,) = stand.submit(contract, *waiting(1))
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(job_page(stand, contract, job_id))
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    expect(page.locator(".notice").first).to_contain_text("cancelled")
+    assert kind_of(stand.state(contract, job_id)) in ("cancelled", "failed")
+    page.get_by_role("button", name="Retry", exact=True).click()
+    expect(page.locator(".notice").first).to_contain_text("sent back")
+    assert kind_of(stand.state(contract, job_id)) == "waiting"
+    page.get_by_role("button", name="Remove", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/jobs\?q="))
+    assert stand.state(contract, job_id) == "missing"
+    page.goto(f"{stand.url}/audit")
+    for word in ("cancel", "retry", "remove"):
+        expect(page.locator("tbody")).to_contain_text(word)
+
+
+def test_a_dialog_that_is_dismissed_removes_nothing(stand: Stand, page: Page) -> None:
+    stand.open("streams")
+    (job_id,) = stand.submit("streams", *waiting(1))
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.goto(job_page(stand, "streams", job_id))
+    page.get_by_role("button", name="Remove", exact=True).click()
+    page.reload()
+    assert asked == ["Remove this job for good?"]
+    assert stand.state("streams", job_id) == "queued"
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_queue_is_paused_and_resumed(contract: str, stand: Stand, page: Page) -> None:
+    stand.open(contract)
+    page.goto(f"{stand.url}/queues")
+    page.locator("tr[data-queue] button").click()
+    expect(page.locator("tr[data-queue] .state").first).to_have_text("paused")
+    assert stand.ask(contract, lambda ledger: ledger.counts()).paused
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("tr[data-queue] button")).to_contain_text("Pause")
+    assert not stand.ask(contract, lambda ledger: ledger.counts()).paused
+
+
+def test_ticked_jobs_stay_ticked_while_the_page_changes_and_are_acted_on(
+    stand: Stand, page: Page
+) -> None:
+    stand.open("streams")
+    first, *_ = stand.submit("streams", *waiting(5))
+    page.goto(f"{stand.url}/jobs")
+    expect(page.locator("#pulse")).to_have_attribute("data-state", "live")
+    page.locator(f'input[value="streams|{first}"]').check()
+    stand.submit("streams", *waiting(3))
+    expect(page.locator("tr[data-href]")).to_have_count(8)
+    expect(page.locator(f'input[value="streams|{first}"]')).to_be_checked()
+    expect(page.locator("#ticked")).to_have_text("1")
+    page.locator("#act").get_by_role("button", name="Cancel", exact=True).click()
+    expect(page.locator(".notice").first).to_contain_text("1 cancelled")
+    assert stand.state("streams", first) == "canceled"
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_whole_search_is_acted_on_with_the_count_in_the_confirmation(
+    contract: str, stand: Stand, page: Page
+) -> None:
+    stand.open(contract)
+    stand.submit(contract, *waiting(30), *waiting(12, task="slow"))
+    page.goto(f"{stand.url}/jobs?q=task:slow+is:waiting")
+    page.get_by_role("link", name="Cancel all…").click()
+    expect(page.locator("#count")).to_have_text("12")
+    page.get_by_role("button", name="Cancel 12 jobs").click()
+    expect(page.locator("#bulk-state")).to_have_attribute("data-state", "finished")
+    expect(page.locator("#bulk-state")).to_contain_text("12 done")
+    found = stand.ask(contract, lambda ledger: ledger.find(Query(limit=100)))
+    kinds = [(job.task, kind_of(job.state)) for job in found.jobs]
+    assert kinds.count(("greet", "waiting")) == 30
+    assert ("slow", "waiting") not in kinds
+
+
+def test_a_long_action_shows_its_progress_and_can_be_stopped(stand: Stand, page: Page) -> None:
+    stand.open("streams")
+    for _ in range(12):
+        stand.submit("streams", *waiting(500))
+    page.goto(f"{stand.url}/jobs/confirm?verb=remove&q=is:waiting")
+    expect(page.locator("#count")).to_have_text("6 000")
+    page.get_by_role("button", name="Remove 6 000 jobs").click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#bulk-state")).to_have_attribute("data-state", "stopped")
+    left = stand.ask("streams", lambda ledger: ledger.counts()).states["queued"]
+    assert 0 < left < 6_000
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_job_is_replayed_with_an_edited_payload_and_keeps_its_masked_values(
+    contract: str, stand: Stand, page: Page
+) -> None:
+    stand.open(contract)
+    payload = b'{"name":"Ada","token":"tok-1"}'
+    (job_id,) = stand.submit(contract, NewJob(task="greet", payload=payload))
+    page.goto(job_page(stand, contract, job_id))
+    page.locator("#replay summary").click()
+    box = page.locator("#replay textarea")
+    assert "tok-1" not in box.input_value()
+    box.fill(box.input_value().replace("Ada", "Grace"))
+    page.get_by_role("button", name="Replay").click()
+    expect(page.locator(".notice").first).to_contain_text(f"Replay of {job_id}")
+    new_id = page.locator("#live").get_attribute("data-job")
+    assert new_id != job_id
+    job = stand.ask(contract, lambda ledger: ledger.get(str(new_id)))
+    assert job is not None
+    assert json.loads(job.payload) == {"name": "Grace", "token": "tok-1"}
+
+
+def test_a_payload_that_is_no_json_is_refused_with_a_reason(stand: Stand, page: Page) -> None:
+    stand.open("streams")
+    (job_id,) = stand.submit("streams", *waiting(1))
+    page.goto(job_page(stand, "streams", job_id))
+    page.locator("#replay summary").click()
+    page.locator("#replay textarea").fill("{nope")
+    page.get_by_role("button", name="Replay").click()
+    expect(page.locator(".notice").first).to_contain_text("the payload is not JSON")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_job_is_sent_from_the_overview(contract: str, stand: Stand, page: Page) -> None:
+    stand.open(contract)
+    page.goto(stand.url)
+    form = page.locator("#try-1 form")
+    form.locator("[name=task]").fill("greet")
+    form.locator("[name=payload]").fill('{"name": "Lin"}')
+    form.get_by_role("button", name="Send").click()
+    expect(page.locator("h1")).to_contain_text("greet")
+    expect(page.locator("#payload")).to_contain_text("Lin")
+
+
+def test_dead_letters_are_grouped_by_error_class_and_sent_back_together(
+    stand: Stand, page: Page
+) -> None:
+    stand.open("bullmq")
+    stand.work()
+    ids = stand.submit("bullmq", *[NewJob(task="reject", payload=b"{}") for _ in range(4)])
+    for job_id in ids:
+        stand.wait_for("bullmq", job_id, ("failed",))
+    page.goto(f"{stand.url}/dead")
+    row = page.locator("tbody tr")
+    expect(row).to_have_count(1)
+    expect(row.locator("td.n")).to_have_text("4")
+    row.get_by_role("link", name="Retry all…").click()
+    page.get_by_role("button", name="Retry 4 jobs").click()
+    expect(page.locator("#bulk-state")).to_contain_text("4 done")

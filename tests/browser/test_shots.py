@@ -1,0 +1,54 @@
+"""The pictures in docs/start are made by this test, so they show what there is.
+
+Run it with LEASEHOLD_SHOTS=1 to write them; otherwise it only proves that each can be made.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from leasehold.core.job import NewJob
+from tests.browser.stand import Stand
+
+FOLDER = Path(__file__).parents[2] / "docs" / "start" / "images"
+
+
+def shoot(page: Page, name: str) -> None:
+    path = FOLDER / f"{name}.png" if os.environ.get("LEASEHOLD_SHOTS") else None
+    image = page.screenshot(path=path)
+    assert image.startswith(b"\x89PNG")
+
+
+def test_each_page_can_be_shown_in_the_documentation(stand: Stand, page: Page) -> None:
+    stand.open()
+    stand.work()
+    page.set_viewport_size({"width": 1280, "height": 860})
+    failed = ""
+    for contract in stand.stages:
+        jobs = [
+            NewJob(task=task, payload=b'{"name":"Ada","token":"secret"}', max_attempts=3)
+            for task in ("greet", "greet", "boom", "greet", "reject", "slow")
+        ]
+        ids = stand.submit(contract, *jobs)
+        stand.wait_for(contract, ids[2], ("failed",))
+        failed = failed or f"/jobs/{stand.names[contract]}/{ids[2]}"
+    for name, path in (
+        ("overview", "/"),
+        ("jobs", "/jobs"),
+        ("job", failed),
+        ("queues", "/queues"),
+        ("workers", "/workers"),
+        ("dead", "/dead"),
+    ):
+        page.goto(stand.url + path)
+        expect(page.locator("#pulse")).to_have_attribute("data-state", "live")
+        if name == "job":  # a traceback names the folders of the machine it was made on
+            page.locator(".fault summary").click()
+        shoot(page, name)
+    page.emulate_media(color_scheme="dark")
+    page.goto(stand.url)
+    expect(page.locator("#chart canvas")).to_be_visible()
+    shoot(page, "overview-dark")

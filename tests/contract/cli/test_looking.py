@@ -1,0 +1,233 @@
+"""Commands that look at whole queues, move them, or begin a project."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.cli.bridging import Bridge, moved_id
+from leasehold.core.job import JobRecord, NewJob
+from leasehold.core.opening import open_ledger, open_queue
+from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.seam import Query
+from tests.contract.cli.conftest import Cli
+
+
+@pytest.fixture
+def mail_url(redis_url: str) -> str:
+    return f"bullmq+{redis_url}?queue=mail-{secrets.token_hex(4)}"
+
+
+def submit(url: str, *jobs: NewJob) -> list[str]:
+    async def submit() -> list[str]:
+        queue = open_queue(url)
+        try:
+            return [made.job_id for made in await queue.submit(jobs)]
+        finally:
+            await queue.close()
+
+    return asyncio.run(submit())
+
+
+def jobs_of(url: str) -> list[JobRecord]:
+    async def find() -> list[JobRecord]:
+        ledger = open_ledger(url)
+        try:
+            return (await ledger.find(Query(limit=1_000))).jobs
+        finally:
+            await ledger.close()
+
+    return asyncio.run(find())
+
+
+def fail_all(url: str, code: str) -> None:
+    async def fail() -> None:
+        queue = open_queue(url, worker_id="w1")
+        failure = Failure(code=code, message=f"{code} happened")
+        try:
+            while leases := await queue.claim(100, wait_ms=100):
+                await queue.settle([Outcome(lease, "bury", failure=failure) for lease in leases])
+        finally:
+            await queue.close()
+
+    asyncio.run(fail())
+
+
+def test_workers_are_listed_with_what_they_hold(cli: Cli, queue_url: str, mail_url: str) -> None:
+    submit(mail_url, NewJob(task="send", payload=b"{}"))
+
+    async def hold() -> Any:
+        queue = open_queue(mail_url, worker_id="w-9")
+        try:
+            await queue.claim(1, wait_ms=1_000)
+            return await asyncio.to_thread(cli, "workers", queue_url, mail_url, "--json")
+        finally:
+            await queue.close()
+
+    (worker,) = [line for line in asyncio.run(hold()).lines if line["worker_id"] == "w-9"]
+    assert [job["task"] for job in worker["jobs"]] == ["send"]
+    assert "no worker" in cli("workers", queue_url).err
+
+
+def test_dead_letters_are_grouped_and_a_class_is_sent_back(cli: Cli, mail_url: str) -> None:
+    submit(mail_url, *[NewJob(task="send", payload=b"{}") for _ in range(5)])
+    fail_all(mail_url, "Timeout")
+    submit(mail_url, NewJob(task="other", payload=b"{}"))
+    fail_all(mail_url, "KeyError")
+    groups = cli("dead", mail_url, "--json").lines
+    assert [(group["error_class"], group["jobs"]) for group in groups] == [
+        ("Timeout", 5), ("KeyError", 1),
+    ]  # fmt: skip
+    done = cli("dead", mail_url, "--retry", "Timeout", "--json")
+    assert (done.code, done.lines[0]["answers"]) == (0, {"ok": 5})
+    states = sorted(job.state for job in jobs_of(mail_url))
+    assert states == ["failed", *["waiting"] * 5]
+    assert cli("dead", mail_url, "--remove", "KeyError").code == 0
+    assert "no job has failed" in cli("dead", mail_url).err
+
+
+def test_top_shows_every_queue_once_for_people_and_programs(
+    cli: Cli, queue_url: str, mail_url: str
+) -> None:
+    submit(queue_url, *[NewJob(task="chat", payload=b"{}") for _ in range(3)])
+    (seen,) = cli("top", queue_url, mail_url, "--once", "--json").lines
+    assert seen["queues"][0]["kinds"]["waiting"] == 3
+    assert seen["queues"][0]["figures"]["submitted"] == 3
+    text = cli("top", queue_url, mail_url, "--once").out
+    assert "streams" in text
+    assert "bullmq:mail" in text
+
+
+def test_a_bridge_carries_everything_that_waits_once(
+    cli: Cli, queue_url: str, mail_url: str
+) -> None:
+    ids = submit(mail_url, *[NewJob(task="chat", payload=b'{"n":%d}' % n) for n in range(250)])
+    (late,) = submit(mail_url, NewJob(task="chat", payload=b"{}", delay_ms=3_600_000))
+    done = cli("bridge", mail_url, queue_url, "--json")
+    assert (done.code, done.lines[0]["moved"]) == (0, 251)
+    arrived = {job.job_id: job for job in jobs_of(queue_url)}
+    assert arrived.keys() == {moved_id(mail_url, job_id) for job_id in (*ids, late)}
+    assert arrived[moved_id(mail_url, ids[7])].payload == b'{"n":7}'
+    assert arrived[moved_id(mail_url, late)].due_ms > time.time() * 1000 + 3_500_000
+    assert jobs_of(mail_url) == []
+    assert cli("bridge", mail_url, queue_url, "--json").lines[0]["moved"] == 0
+
+
+def test_a_bridge_that_broke_between_storing_and_settling_makes_no_second_job(
+    queue_url: str, mail_url: str
+) -> None:
+    from_url = f"{mail_url}&lease_ms=300&stalled_ms=200"
+    submit(from_url, *[NewJob(task="chat", payload=b"{}") for _ in range(20)])
+
+    async def broken() -> None:
+        source, ledger = open_queue(from_url, worker_id="b1"), open_ledger(from_url)
+        target = open_queue(queue_url)
+        try:
+            leases = await source.claim(10, wait_ms=500)
+            way = Bridge(from_url, source, ledger, target)
+            from leasehold.cli.bridging import _from_lease
+
+            assert leases
+            await way._store([_from_lease(from_url, lease) for lease in leases])
+        finally:  # and here it is killed: nothing is settled
+            for part in (source, ledger, target):
+                await part.close()
+
+    async def again() -> Any:
+        source, ledger = open_queue(from_url, worker_id="b2"), open_ledger(from_url)
+        target = open_queue(queue_url)
+        total = replayed = 0
+        try:
+            async with asyncio.timeout(30):
+                while total < 20:
+                    await source.upkeep()
+                    went = await Bridge(from_url, source, ledger, target).run()
+                    total, replayed = total + went.moved, replayed + went.replayed
+        finally:
+            for part in (source, ledger, target):
+                await part.close()
+        return total, replayed
+
+    asyncio.run(broken())
+    assert asyncio.run(again()) == (20, 10)
+    assert len(jobs_of(queue_url)) == 20
+    assert jobs_of(mail_url) == []
+
+
+def test_a_bridge_refuses_while_workers_serve_the_old_queue(
+    cli: Cli, queue_url: str, mail_url: str
+) -> None:
+    async def with_worker() -> Any:
+        queue = open_queue(queue_url, worker_id="w1")
+        try:
+            await queue.claim(1, wait_ms=10)
+            return await asyncio.to_thread(cli, "bridge", queue_url, mail_url)
+        finally:
+            await queue.close()
+
+    refused = asyncio.run(with_worker())
+    assert refused.code == 4
+    assert "stop them first" in refused.err
+
+
+def test_init_writes_a_project_whose_handler_runs(cli: Cli, queue_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "hello"
+    assert cli("init", str(folder)).code == 0
+    assert "is there already" in cli("init", str(folder)).err
+    (job_id,) = submit(queue_url, NewJob(task="greet", payload=b'{"name":"Ada"}'))
+    command = [sys.executable, "-m", "leasehold.cli", "worker", "handlers.py", "--burst"]
+    subprocess.run(
+        [*command, "--from", queue_url], cwd=folder, check=True, timeout=60, capture_output=True
+    )
+    (job,) = jobs_of(queue_url)
+    assert (job.job_id, json.loads(job.result)) == (job_id, {"text": "Hello, Ada!"})
+    unit = (folder / "systemd" / "leasehold-worker.service").read_text()
+    assert f"WorkingDirectory={folder}" in unit
+    assert "{" not in unit
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_one_its_shell_can_read(cli: Cli, shell: str) -> None:
+    script = cli("completion", shell).out
+    assert "_LEASEHOLD_COMPLETE" in script
+    program = shutil.which(shell)
+    if program is not None:
+        subprocess.run([program, "-n", "-c", script], check=True)
+
+
+def test_the_shell_is_told_commands_and_options() -> None:
+    def complete(*words: str) -> str:
+        environment = os.environ | {
+            "_LEASEHOLD_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(("leasehold", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        code = "from leasehold.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        return done.stdout
+
+    assert "plain,submit" in complete("sub")
+    assert "plain,--json" in complete("ls", "--j")
+
+
+def test_top_ends_quietly_on_ctrl_c(queue_url: str) -> None:
+    command = [sys.executable, "-m", "leasehold.cli", "top", queue_url, "--interval", "0.2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "leasehold top" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert "Traceback" not in said

@@ -1,0 +1,255 @@
+"""/api for every contract: searching, acting, who may, and what is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from leasehold.core.job import NewJob
+from leasehold.core.opening import contract_names, open_queue
+from leasehold.dashboard.kinds import kind_of
+from leasehold.gateway.keys import open_keyring
+from leasehold.gateway.serve import serving
+from leasehold.gateway.settings import GatewaySettings
+from tests.contract.adapters import Servers, Stage, adapters
+from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.web import Web
+
+SERVED = [name for name in contract_names() if name != "memory"]
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+class Place:
+    """One queue of one contract behind a gateway."""
+
+    def __init__(self, stage: Stage, web: Web, name: str) -> None:
+        self.stage = stage
+        self.web = web
+        self.name = name
+
+    async def submit(self, count: int, task: str = "a", payload: bytes = b"{}") -> list[str]:
+        queue = open_queue(self.stage.url)
+        jobs = [NewJob(task=task, payload=payload) for _ in range(count)]
+        try:
+            return [made.job_id for made in await queue.submit(jobs)]
+        finally:
+            await queue.close()
+
+    async def find(self, q: str, **params: Any) -> list[dict[str, Any]]:
+        extra = "".join(f"&{name}={value}" for name, value in params.items())
+        reply = await self.web.get(f"/api/jobs?q={q.replace(' ', '+')}{extra}")
+        assert reply.status == 200, reply.body
+        return list(reply.json["jobs"])
+
+
+@pytest.fixture(params=SERVED)
+async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenerator[Place]:
+    stage = await adapters(servers)[request.param].open(lease_ms=10_000)
+    try:
+        async with serving(GatewaySettings(queues=(stage.url,), port=0)) as running:
+            yield Place(stage, Web(running.url), running.gateway.served[0].name)
+    finally:
+        await stage.close()
+
+
+async def test_jobs_of_any_contract_are_searched_paged_and_counted(place: Place) -> None:
+    made = await place.submit(23) + await place.submit(4, task="b")
+    assert {job["job_id"] for job in await place.find("")} == set(made)
+    assert len(await place.find("task:b is:waiting")) == 4
+    assert await place.find("is:done") == []
+    assert (await place.web.get("/api/jobs/count?q=task:a")).json == {"jobs": 23, "exact": True}
+    seen: list[str] = []
+    after = ""
+    while True:
+        page = (await place.web.get(f"/api/jobs?q=task:a&limit=5&after={after}")).json
+        seen += [job["job_id"] for job in page["jobs"]]
+        after = page["after"]
+        if not after:
+            break
+    assert sorted(seen) == sorted(made[:23])
+
+
+async def test_paging_survives_the_removal_of_what_was_seen(place: Place) -> None:
+    made = await place.submit(12)
+    first = (await place.web.get("/api/jobs?limit=5")).json
+    gone = [job["job_id"] for job in first["jobs"]]
+    reply = await place.web.post(f"/api/queues/{place.name}/remove", {"job_ids": gone})
+    assert set(reply.json["answers"].values()) == {"ok"}
+    rest = (await place.web.get(f"/api/jobs?limit=50&after={first['after']}")).json
+    assert sorted(gone + [job["job_id"] for job in rest["jobs"]]) == sorted(made)
+
+
+async def test_one_job_is_read_with_its_secrets_masked(place: Place) -> None:
+    (job_id,) = await place.submit(1, payload=b'{"token":"t-1","n":1}')
+    job = (await place.web.get(f"/api/queues/{place.name}/jobs/{job_id}")).json
+    assert job["payload"] == {"token": "•••", "n": 1}
+    assert job["kind"] == "waiting"
+    events = (await place.web.get(f"/api/queues/{place.name}/jobs/{job_id}/events")).json
+    assert events["events"][0]["ts_ms"] > 0
+
+
+async def test_a_masked_value_cannot_be_guessed_by_searching(place: Place) -> None:
+    await place.submit(1, payload=b'{"token":"t-1","n":1}')
+    assert len(await place.find("payload.n=1")) == 1
+    assert await place.find("payload.token=t*") == []
+    assert await place.find("t-1") == []
+
+
+async def test_a_job_is_submitted_to_any_queue(place: Place) -> None:
+    body = {"task": "greet", "payload": {"name": "Ada"}, "max_attempts": 2}
+    made = await place.web.post(f"/api/queues/{place.name}/jobs", body)
+    assert made.status == 201
+    job = await place.stage.ledger.get(made.json["job_id"])
+    assert job is not None
+    assert (job.task, job.payload) == ("greet", b'{"name":"Ada"}')
+
+
+async def test_an_action_on_a_search_meets_every_job_in_it_and_no_other(place: Place) -> None:
+    await place.submit(450)
+    kept = await place.submit(3, task="b")
+    begun = await place.web.post("/api/bulk", {"action": "remove", "q": "task:a"})
+    assert (begun.status, begun.json["total"]) == (202, 450)
+
+    async def over() -> bool:
+        return bool(
+            (await place.web.get(f"/api/bulk/{begun.json['id']}")).json["state"] != "running"
+        )
+
+    await until(over, 30)
+    end = (await place.web.get(f"/api/bulk/{begun.json['id']}")).json
+    assert (end["state"], end["done"], end["answers"]) == ("finished", 450, {"ok": 450})
+    assert {job["job_id"] for job in await place.find("")} == set(kept)
+
+
+async def test_an_action_is_refused_when_more_jobs_match_than_were_seen(place: Place) -> None:
+    await place.submit(3)
+    body = {"action": "cancel", "q": "task:a", "expect": 2}
+    refused = await place.web.post("/api/bulk", body)
+    assert refused.status == 409
+    assert "3 jobs match by now" in refused.json["detail"]
+    assert all(job["kind"] == "waiting" for job in await place.find(""))
+
+
+async def test_what_was_done_is_written_down_with_who_did_it(place: Place) -> None:
+    (job_id,) = await place.submit(1)
+    await place.web.post(f"/api/queues/{place.name}/pause")
+    await place.web.post(f"/api/queues/{place.name}/cancel", {"job_ids": [job_id]})
+    listed = (await place.web.get("/api/audit")).json["entries"]
+    # All queues of a Redis share its log, as they share its keys.
+    entries = [entry for entry in listed if entry["queue"] == place.name]
+    assert [(e["action"], e["queue"], e["who"]) for e in entries] == [
+        ("cancel", place.name, "local"), ("pause", place.name, "local"),
+    ]  # fmt: skip
+    assert entries[0]["ids"] == [job_id]
+    older = await place.web.get(f"/api/audit?before={entries[0]['id']}")
+    assert older.json["entries"] == listed[listed.index(entries[0]) + 1 :]
+
+
+async def test_a_scaler_reads_the_backlog_of_any_contract(place: Place) -> None:
+    await place.submit(25)
+    found = (await place.web.get(f"/api/autoscale/{place.name}?per_worker=10")).json
+    assert (found["backlog"], found["desired"]) == (25, 3)
+
+
+async def test_workers_are_seen_with_what_they_hold(place: Place) -> None:
+    await place.submit(1)
+    queue = open_queue(place.stage.url, worker_id="w-7")
+    try:
+        assert await queue.claim(1, wait_ms=2_000)
+        workers = (await place.web.get("/api/workers")).json["workers"]
+    finally:
+        await queue.close()
+    held = [(worker["worker_id"], [job["task"] for job in worker["jobs"]]) for worker in workers]
+    assert ("w-7", ["a"]) in held
+
+
+async def test_figures_follow_the_journal(place: Place) -> None:
+    await place.web.get("/api/stats")
+    await place.submit(5)
+
+    async def counted() -> bool:
+        return bool((await place.web.get("/api/stats")).json["total"]["submitted"] == 5)
+
+    await until(counted)
+
+
+async def test_who_may_only_observe_cannot_act(site: Site) -> None:
+    ring = open_keyring(site.url())
+    texts = {
+        scope: (await ring.create([scope], scope))[1] for scope in ("observe", "jobs:read", "admin")
+    }
+    await ring.close()
+    url = (await site.gateway()).url
+    by = {scope: Web(url, {"x-api-key": text}) for scope, text in texts.items()}
+    for path in ("/api/jobs", "/api/workers", "/api/dead", "/api/audit", "/api/stats"):
+        assert (await by["observe"].get(path)).status == 200, path
+        assert (await by["admin"].get(path)).status == 200, path
+        assert (await by["jobs:read"].get(path)).status == 403, path
+    assert (await by["jobs:read"].get("/api/autoscale/streams")).status == 200
+    for path in ("/api/queues/streams/pause", "/api/queues/streams/retry", "/api/bulk"):
+        body = {"job_ids": ["x"]} if path.endswith("retry") else {"action": "retry", "q": "x"}
+        assert (await by["observe"].post(path, body)).status == 403, path
+    who = (await by["admin"].post("/api/queues/streams/pause")).status
+    assert who == 200
+    entries = (await by["observe"].get("/api/audit")).json["entries"]
+    assert [entry["who"] for entry in entries] == [texts["admin"].split("_")[1]]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "same-origin"}, 303),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "none"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({}, 403),
+    ],
+)
+async def test_a_form_has_to_come_from_our_own_page(
+    site: Site, headers: dict[str, str], status: int
+) -> None:
+    web = await site.web()
+    body = b"verb=pause&queue=streams"
+    reply = await web.send("POST", "/ui/queue", body, {**FORM, **headers})
+    assert reply.status == status
+    assert (await site.ledger.counts()).paused == (status == 303)
+
+
+async def test_a_session_ends_with_its_key(site: Site) -> None:
+    ring = open_keyring(site.url())
+    key, text = await ring.create(["observe"], "me")
+    web = await site.web()
+    own = {"sec-fetch-site": "same-origin"}
+    made = await web.send("POST", "/login", f"key={text}".encode(), {**FORM, **own})
+    cookie = {"cookie": made.headers["set-cookie"].partition(";")[0]}
+    assert (await web.send("GET", "/jobs", headers=cookie)).status == 200
+    forged = {"cookie": cookie["cookie"][:-4] + "0000"}
+    assert (await web.send("GET", "/jobs", headers=forged)).status == 303
+    # A cookie is for pages; programs show their key.
+    assert (await web.send("GET", "/api/jobs", headers=cookie)).status == 401
+    await ring.revoke(key.id)
+    await ring.close()
+
+    async def out() -> bool:
+        return (await web.send("GET", "/jobs", headers=cookie)).status == 303
+
+    await until(out)
+
+
+async def test_the_pulse_tells_what_moved_and_ends_when_the_gateway_goes(site: Site) -> None:
+    running = await site.gateway()
+    web = Web(running.url)
+    async with asyncio.timeout(20):
+        names = []
+        async for event in await web.stream("/live"):
+            names.append(event.name)
+            if event.name == "series":
+                job_id = await web.submit()
+            elif event.name == "tick" and ["streams", job_id] in event.json["moved"]:
+                running.gateway.drain()
+    assert names[0] == "series"
+    assert kind_of((await site.ledger.get(job_id)).state) == "waiting"  # type: ignore[union-attr]

@@ -1,0 +1,74 @@
+"""The plane's part of the API document is true: schemathesis asks everything it describes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from leasehold.gateway.app import Gateway
+from leasehold.gateway.keys import MemoryKeyRing
+from leasehold.gateway.serve import run_loop, serving
+from leasehold.gateway.settings import GatewaySettings
+
+DOCUMENT = msgspec.json.decode(
+    Gateway(
+        GatewaySettings(queues=("plane+sqlite:///never-opened.db",)), ring=MemoryKeyRing()
+    ).openapi
+)
+WAIT_MS_MAX = 50
+schema = schemathesis.openapi.from_dict(DOCUMENT)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """A gateway in a thread of its own, because schemathesis asks synchronously."""
+    ready = threading.Event()
+    found: list[str] = []
+    stop: list[asyncio.Event] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    file: Path = tmp_path_factory.mktemp("plane") / "plane.db"
+
+    async def main() -> None:
+        queue = f"plane+sqlite:///{file}?synchronous=normal"
+        settings = GatewaySettings(queues=(queue,), port=0)
+        async with serving(settings, ring=MemoryKeyRing()) as running:
+            found.append(running.url)
+            stop.append(asyncio.Event())
+            loops.append(asyncio.get_running_loop())
+            ready.set()
+            await stop[0].wait()
+
+    thread = threading.Thread(target=run_loop, args=(main(),))
+    thread.start()
+    assert ready.wait(20)
+    yield found[0]
+    loops[0].call_soon_threadsafe(stop[0].set)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.clause("P-22")
+@schema.include(path_regex="^/(internal|v1)/").parametrize()
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def test_every_operation_keeps_what_the_document_promises(
+    case: schemathesis.Case, url: str
+) -> None:
+    """Names of streams and attempts are not in the schema, so what fits it may yet be refused."""
+    body = case.body
+    if isinstance(body, dict) and isinstance(body.get("max_wait_ms"), int):
+        body["max_wait_ms"] = min(body["max_wait_ms"], WAIT_MS_MAX)
+    case.call_and_validate(base_url=url, timeout=20, excluded_checks=[positive_data_acceptance])
+
+
+def test_the_document_describes_the_verbs() -> None:
+    verbs = {f"/internal/worker/{name}" for name in ("claim", "heartbeat", "complete", "fail")}
+    assert verbs <= DOCUMENT["paths"].keys()

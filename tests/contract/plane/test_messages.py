@@ -1,0 +1,180 @@
+"""Redis Streams as the transport: what is stale is dropped, what was lost is sent again."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from leasehold.contracts.plane.messages import GROUP
+from leasehold.core.errors import StoreError
+from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.redis import Redis
+from tests.contract.plane.conftest import Site, claim, enqueue, proof, until, verb
+
+
+async def length(redis: Redis, options: dict[str, object]) -> int:
+    return int(await redis.call("XLEN", f"{options['namespace']}jobs"))
+
+
+async def pending(redis: Redis, options: dict[str, object]) -> int:
+    answer = await redis.call("XPENDING", f"{options['namespace']}jobs", GROUP)
+    return int(answer[0])
+
+
+@pytest.mark.clause("P-3", "P-14")
+async def test_a_message_carries_job_and_enqueue_id_and_goes_when_the_job_is_decided(
+    site: Site, redis_options: dict[str, object]
+) -> None:
+    web = await site.web(**redis_options)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    job_id = await enqueue(web)
+    key = f"{redis_options['namespace']}jobs"
+    ((message_id, fields),) = await redis.call("XRANGE", key, "-", "+")
+    assert fields == [b"job_id", job_id.encode(), b"enqueue_id", b"0"]
+    lease = await claim(web)
+    assert lease["stream"] == {"name": "jobs", "message_id": message_id.decode()}
+    assert (await length(redis, redis_options), await pending(redis, redis_options)) == (1, 1)
+    assert (await verb(web, "complete", **proof(lease), result=1))["ack"]
+    assert (await length(redis, redis_options), await pending(redis, redis_options)) == (0, 0)
+
+
+@pytest.mark.clause("P-5")
+async def test_a_message_that_is_stale_or_double_is_acknowledged_and_dropped(
+    site: Site, redis_options: dict[str, object]
+) -> None:
+    web = await site.web(**redis_options)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    job_id = await enqueue(web)
+    key = f"{redis_options['namespace']}jobs"
+    for sent in ((job_id, "0"), (job_id, "7"), ("nobody", "0"), (job_id, "x"), ("", "")):
+        await redis.call("XADD", key, "*", "job_id", sent[0], "enqueue_id", sent[1])
+    await redis.call("XADD", key, "*", "other", "fields")
+    lease = await claim(web)
+    assert await verb(web, "claim", max_jobs=10) == {"claimed": False, "jobs": []}
+    assert (await length(redis, redis_options), await pending(redis, redis_options)) == (1, 1)
+    assert (await verb(web, "complete", **proof(lease), result=1))["ok"]
+    assert await length(redis, redis_options) == 0
+    assert (await site.ledger().get(job_id)).attempt == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.clause("P-4")
+async def test_what_redis_forgot_is_sent_again(
+    site: Site, redis_options: dict[str, object]
+) -> None:
+    web = await site.web(**redis_options, resend_ms=100)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    ids = {await enqueue(web) for _ in range(5)}
+    key = f"{redis_options['namespace']}jobs"
+    await redis.call("DEL", key, f"{key}:again")
+    assert await verb(web, "claim", max_jobs=10) == {"claimed": False, "jobs": []}
+    await asyncio.sleep(0.15)  # the sweeper goes by age
+    await verb(web, "upkeep")
+    leases = (await verb(web, "claim", max_jobs=10))["jobs"]
+    assert {lease["job_id"] for lease in leases} == ids
+    assert {lease["attempt"] for lease in leases} == {1}
+
+
+@pytest.mark.clause("P-4")
+async def test_one_message_lost_among_many_is_found_while_the_stream_stays_full(
+    site: Site, redis_options: dict[str, object]
+) -> None:
+    web = await site.web(**redis_options, resend_ms=100)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    lost = await enqueue(web)
+    key = f"{redis_options['namespace']}jobs"
+    ((message_id, _),) = await redis.call("XRANGE", key, "-", "+")
+    await redis.call("XDEL", key, message_id)
+    found: list[str] = []
+    async with asyncio.timeout(20):
+        while lost not in found:
+            await enqueue(web)
+            await enqueue(web)
+            found.append((await claim(web))["job_id"])
+            await verb(web, "upkeep")
+            await asyncio.sleep(0.02)  # paces the load; the deadline bounds it
+
+
+@pytest.mark.clause("P-4", "P-18")
+async def test_messages_that_a_dead_plane_had_read_are_taken_on_by_another(
+    site: Site, redis_options: dict[str, object]
+) -> None:
+    web = await site.web(**redis_options, resend_ms=60, lease_ms=60)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    ids = {await enqueue(web) for _ in range(3)}
+    key = f"{redis_options['namespace']}jobs"
+    read = await redis.call(
+        *("XREADGROUP", "GROUP", GROUP, "plane-dead", "COUNT", 10, "STREAMS", key, ">")
+    )
+    assert len(read[0][1]) == 3
+    got: set[str] = set()
+
+    async def all_of_them() -> bool:
+        await verb(web, "upkeep")
+        for lease in (await verb(web, "claim", max_jobs=10))["jobs"]:
+            assert lease["attempt"] == 1
+            got.add(lease["job_id"])
+            await verb(web, "complete", **proof(lease), result=1)
+        return got == ids
+
+    await until(all_of_them)
+
+    async def empty() -> bool:
+        await verb(web, "upkeep")
+        return await length(redis, redis_options) == 0
+
+    await until(empty)
+
+
+@pytest.mark.clause("P-3")
+async def test_jobs_are_taken_and_done_while_redis_is_away_and_after_it_came_back_empty(
+    site: Site,
+) -> None:
+    server = EmbeddedRedis(appendfsync="no")
+    server.start()
+    options: dict[str, Any] = {"redis": server.url, "namespace": "away:", "resend_ms": 100}
+    web = await site.web(**options)
+    before = await enqueue(web)
+    server.kill()
+    during = await enqueue(web)
+    seen = {(await claim(web))["job_id"] for _ in range(2)}
+    assert seen == {before, during}
+    after = await enqueue(web)
+    for part in server.data_dir.glob("appendonlydir/*"):
+        part.unlink()  # it comes back empty
+    server.start()
+    try:
+
+        async def arrived() -> bool:
+            await verb(web, "upkeep")
+            answer = await verb(web, "claim", max_wait_ms=100)
+            return bool(answer["claimed"]) and answer["job_id"] == after
+
+        await until(arrived, 20)
+        redis = site.kept(Redis(server.url))
+
+        async def flows_again() -> bool:
+            await enqueue(web)
+            await verb(web, "upkeep")
+            try:
+                return await length(redis, options) > 0
+            except StoreError:
+                return False
+
+        await until(flows_again, 20)
+    finally:
+        server.stop()
+
+
+@pytest.mark.clause("P-3")
+async def test_a_plane_that_died_before_it_sent_leaves_the_message_to_another(
+    site: Site, redis_options: dict[str, object]
+) -> None:
+    """The first plane stores the job and cannot send: its Redis address leads nowhere."""
+    nowhere = {**redis_options, "redis": "redis://127.0.0.1:1"}
+    await enqueue(await site.web(**redis_options))
+    stranded = await enqueue(await site.web(**nowhere))
+    web = await site.web(**redis_options)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    await verb(web, "upkeep")
+    entries = await redis.call("XRANGE", f"{redis_options['namespace']}jobs", "-", "+")
+    assert stranded.encode() in [fields[1] for _, fields in entries]

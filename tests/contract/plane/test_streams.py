@@ -1,0 +1,128 @@
+"""Streams in their order, waiting workers, and keys that are good for some streams alone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.contract.gateway.web import Web
+from tests.contract.plane.conftest import Site, claim, enqueue, proof, until, verb
+
+
+@pytest.mark.clause("P-9")
+async def test_the_first_stream_of_a_request_goes_first(site: Site) -> None:
+    web = await site.web(streams="high,low")
+    low, high = await enqueue(web, stream="low"), await enqueue(web, stream="high")
+    assert (await claim(web, streams=["high", "low"]))["job_id"] == high
+    assert (await claim(web, streams=["high", "low"]))["job_id"] == low
+    high, low = await enqueue(web, stream="high"), await enqueue(web, stream="low")
+    assert (await claim(web, streams=["low", "high"]))["job_id"] == low
+    assert (await claim(web, streams=["low", "high"]))["stream"]["name"] == "high"
+
+
+@pytest.mark.clause("P-9")
+async def test_a_stream_that_is_always_full_does_not_starve_another(site: Site) -> None:
+    web = await site.web(streams="high,low")
+    jobs = [{"payload": 1, "stream": "high"}] * 60 + [{"payload": 1, "stream": "low"}] * 3
+    await web.post("/v1/plane/jobs", {"jobs": jobs})
+    order = [(await claim(web))["stream"]["name"] for _ in range(24)]
+    assert order.count("low") == 3
+    assert order[:7] == ["high"] * 7
+
+
+@pytest.mark.clause("P-10")
+async def test_a_waiting_claim_is_answered_when_a_job_comes(site: Site) -> None:
+    web = await site.web()
+    waiting = asyncio.create_task(claim(web, max_wait_ms=20_000))
+    await asyncio.sleep(0)
+    began = asyncio.get_running_loop().time()
+    job_id = await enqueue(web)
+    assert (await waiting)["job_id"] == job_id
+    assert asyncio.get_running_loop().time() - began < 5
+
+
+@pytest.mark.clause("P-10", "P-18")
+async def test_a_job_that_came_by_another_plane_wakes_a_waiting_worker(site: Site) -> None:
+    here, there = await site.web(), await site.web()
+    waiting = asyncio.create_task(claim(here, max_wait_ms=20_000))
+    await asyncio.sleep(0)
+    job_id = await enqueue(there)
+    assert (await asyncio.wait_for(waiting, 5))["job_id"] == job_id
+
+
+@pytest.mark.clause("P-10")
+async def test_many_who_wait_get_one_job_each(site: Site) -> None:
+    web = await site.web()
+    waiting = [
+        asyncio.create_task(claim(web, worker_id=f"w{n}", max_wait_ms=20_000)) for n in range(40)
+    ]
+    await asyncio.sleep(0)
+    await web.post("/v1/plane/jobs", {"jobs": [{"payload": n} for n in range(40)]})
+    leases = await asyncio.wait_for(asyncio.gather(*waiting), 20)
+    assert sorted(lease["payload"] for lease in leases) == list(range(40))
+
+
+@pytest.mark.clause("P-10")
+async def test_a_worker_that_hung_up_is_given_nothing(site: Site) -> None:
+    """Its job goes to somebody else at once, and has not lost an attempt."""
+    web = await site.web(lease_ms=60_000)
+    for _ in range(5):
+        reader, writer = await web.connect()
+        body = b'{"worker_id":"gone","max_wait_ms":20000}'
+        writer.write(
+            web.head("POST", "/internal/worker/claim", body, {"content-type": "application/json"})
+            + body
+        )
+        await writer.drain()
+        await asyncio.sleep(0.02)  # whether the plane has begun to wait does not matter
+        writer.transport.abort()
+        job_id = await enqueue(web)
+        lease = await claim(web)
+        assert (lease["job_id"], lease["attempt"]) == (job_id, 1)
+        assert (await verb(web, "complete", **proof(lease), result=1))["ok"]
+        del reader
+
+
+@pytest.mark.clause("P-25")
+async def test_a_plane_that_shuts_down_answers_those_who_wait(site: Site) -> None:
+    running = await site.gateway()
+    web = Web(running.url)
+    waiting = asyncio.create_task(verb(web, "claim", max_wait_ms=30_000))
+    await until(lambda: _true(len(running.gateway.served[0].queue.plane._line) == 1))  # type: ignore[attr-defined]
+    running.gateway.drain()
+    assert await asyncio.wait_for(waiting, 5) == {"claimed": False}
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+@pytest.mark.clause("P-20")
+async def test_a_key_is_good_for_its_scope_and_its_streams(site: Site) -> None:
+    web = await site.web(streams="mail,video")
+    await enqueue(web, stream="mail")
+    await enqueue(web, stream="video")
+    keys: dict[str, str] = {}
+    for name, scopes in (
+        ("producer", ["jobs:write"]),
+        ("mailer", ["jobs:work", "stream:mail"]),
+        ("worker", ["jobs:work"]),
+    ):
+        keys[name] = (await site.ring.create(scopes, name))[1]
+
+    async def ask(key: str, name: str = "claim", **fields: Any) -> Any:
+        body = {"worker_id": "w1"} | fields
+        return await web.post(f"/internal/worker/{name}", body, X_Api_Key=key)
+
+    await asyncio.sleep(1.1)  # what the door believes about keys is a second old at most
+    assert (await web.post("/internal/worker/claim", {"worker_id": "w1"})).status == 401
+    assert (await ask(keys["producer"])).status == 403
+    refused = await ask(keys["mailer"], streams=["video"])
+    assert (refused.status, "mail" in refused.json["detail"]) == (403, True)
+    mail = (await ask(keys["mailer"])).json
+    assert mail["stream"]["name"] == "mail"
+    assert (await ask(keys["mailer"])).json == {"claimed": False}
+    video = (await ask(keys["worker"])).json
+    assert video["stream"]["name"] == "video"
+    assert (await ask(keys["mailer"], "complete", **proof(video), result=1)).status == 403
+    assert (await ask(keys["mailer"], "complete", **proof(mail), result=1)).json["ok"]

@@ -1,0 +1,144 @@
+"""The `plane` contract for the conformance suite: a worker over real HTTP, a gateway in the test's
+own loop, on SQLite and on PostgreSQL; through a proxy that can lose an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from leasehold.core.opening import open_journal, open_ledger, open_queue
+from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.gateway.keys import MemoryKeyRing
+from leasehold.gateway.serve import serving
+from leasehold.gateway.settings import GatewaySettings
+from tests.contract.adapters import Words
+from tests.contract.http_proxy import HttpProxy
+from tests.contract.inbox_stage import migrated
+
+WORDS = Words("QUEUED", "RUNNING", "SUCCEEDED", "DLQ", "DLQ")
+# The suite asks for upkeep when it wants it, and counts what each round did.
+QUIET: dict[str, object] = {"synchronous": "normal", "upkeep_ms": 0}
+_unique = itertools.count(1)
+
+
+@dataclass
+class PlaneStage:
+    """A database of its own, a gateway that serves its plane, and workers who speak to that."""
+
+    plane_url: str
+    address: str
+    lease_ms: int
+    cannot: Mapping[str, str]
+    stack: AsyncExitStack
+    streams: str
+    words: Words = WORDS
+    url: str = field(init=False)
+    ledger: Ledger = field(init=False)
+    journal: Journal = field(init=False)
+    _closing: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.url = f"plane+{self.address}?streams={self.streams}"
+        self.ledger = open_ledger(self.plane_url)
+        self.journal = open_journal(self.plane_url)
+        self._closing += [self.ledger.close, self.journal.close]
+
+    def queue(self, worker_id: str = "") -> Queue:
+        return self._opened(self.url, worker_id)
+
+    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        proxy = await HttpProxy(self.address).start()
+        queue = self._opened(f"plane+{proxy.url}?streams={self.streams}", worker_id)
+        self._closing.append(proxy.stop)
+        return queue, proxy.drop_reply
+
+    async def advance(self, ms: int) -> None:
+        # A little more than asked for: the store counts whole milliseconds of its own.
+        await asyncio.sleep((ms + 5) / 1000)
+
+    async def close(self) -> None:
+        for close in self._closing:
+            await close()
+        await self.stack.aclose()
+
+    def _opened(self, url: str, worker_id: str) -> Queue:
+        queue = open_queue(url, worker_id=worker_id)
+        self._closing.append(queue.close)
+        return queue
+
+
+def _query(options: Mapping[str, object]) -> str:
+    return "&".join(f"{name}={value}" for name, value in options.items())
+
+
+async def stage_of(
+    plane_url: str, lease_ms: int, cannot: Mapping[str, str], stack: AsyncExitStack, streams: str
+) -> PlaneStage:
+    """Serve a plane and open its worker's side."""
+    settings = GatewaySettings(queues=(plane_url,), port=0, drain_ms=1_000)
+    running = await stack.enter_async_context(serving(settings, ring=MemoryKeyRing()))
+    return PlaneStage(plane_url, running.url, lease_ms, cannot, stack, streams)
+
+
+class SqlitePlaneAdapter:
+    """Every stage is a file of its own; the rows are the messages."""
+
+    name = "plane"
+    cannot: Mapping[str, str] = {}
+
+    async def open(self, **options: int) -> PlaneStage:
+        stack = AsyncExitStack()
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
+        lease_ms = options.setdefault("lease_ms", 500)
+        query = _query({**options, **QUIET, "streams": "jobs"})
+        url = f"plane+sqlite:///{folder}/plane.db?{query}"
+        return await stage_of(url, lease_ms, self.cannot, stack, "jobs")
+
+
+class PostgresPlaneAdapter:
+    """Every stage is a stream of its own in one schema of a private server."""
+
+    name = "plane_postgres"
+    cannot: Mapping[str, str] = {}
+    _migrated: set[str] = set()  # noqa: RUF012
+
+    def __init__(self, server_url: Callable[[], str]) -> None:
+        self._server_url = server_url
+
+    async def open(self, **options: int) -> PlaneStage:
+        server, schema = self._server_url(), f"plane_{os.getpid()}"
+        if server not in self._migrated:
+            await migrated(server, schema)
+            self._migrated.add(server)
+        lease_ms = options.setdefault("lease_ms", 700)
+        stream = f"stage-{next(_unique)}"
+        own = {**QUIET, "schema": schema, "streams": stream}
+        url = f"plane+{server}{'&' if '?' in server else '?'}{_query({**options, **own})}"
+        return await stage_of(url, lease_ms, self.cannot, AsyncExitStack(), stream)
+
+
+class RedisPlaneAdapter:
+    """A file of its own for the truth, and a Redis whose streams carry the messages."""
+
+    name = "plane_redis"
+    cannot: Mapping[str, str] = {
+        "priority": "a Redis stream has one order; what is urgent goes to a stream of its own"
+    }
+
+    def __init__(self, server_url: Callable[[], str]) -> None:
+        self._server_url = server_url
+
+    async def open(self, **options: int) -> PlaneStage:
+        stack = AsyncExitStack()
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
+        lease_ms = options.setdefault("lease_ms", 500)
+        namespace = f"suite-{os.getpid()}-{next(_unique)}:"
+        own = {**QUIET, "streams": "jobs", "redis": self._server_url(), "namespace": namespace}
+        url = f"plane+sqlite:///{folder}/plane.db?{_query({**options, **own})}"
+        return await stage_of(url, lease_ms, self.cannot, stack, "jobs")

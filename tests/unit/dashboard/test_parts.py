@@ -1,0 +1,145 @@
+"""Small parts: redaction, words for errors, durations, the bookkeeping of an observer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.core.event import JournalEvent
+from leasehold.core.seam import Counts
+from leasehold.core.state import MACHINES
+from leasehold.dashboard.gathering import backlog
+from leasehold.dashboard.kinds import KINDS, kind_of
+from leasehold.dashboard.observing import Observer
+from leasehold.dashboard.reading import Fault, decoded, fault_of
+from leasehold.dashboard.redacting import MASK, Redaction
+from leasehold.dashboard.timing import quantiles
+from leasehold.dashboard.visit import local_path
+from leasehold.dashboard.watching import Listener, figures
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def test_secrets_are_masked_at_any_depth_and_spelling() -> None:
+    value = {"a": [{"API-Key": "x", "n": 1}], "userPassword": "y", "Authorization": "z", "ok": "w"}
+    masked = Redaction().masked(value)
+    assert masked == {
+        "a": [{"API-Key": MASK, "n": 1}], "userPassword": MASK, "Authorization": MASK, "ok": "w",
+    }  # fmt: skip
+
+
+def test_own_words_can_be_added() -> None:
+    assert Redaction(["iban"]).masked({"IBAN": "DE1", "token": "t"}) == {"IBAN": MASK, "token": "t"}
+
+
+@given(JSON)
+def test_a_masked_value_that_is_left_alone_comes_back(value: Any) -> None:
+    redaction = Redaction()
+    assert redaction.restored(redaction.masked(value), value) == value
+
+
+def test_a_new_secret_replaces_the_old_one() -> None:
+    redaction = Redaction()
+    assert redaction.restored({"token": "new"}, {"token": "old"}) == {"token": "new"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (b"", Fault()),
+        (b'{"code":"E","message":"m","stack":"s"}', Fault("E", "m", "s")),
+        (b'{"message":"Timeout: slow"}', Fault("Timeout", "Timeout: slow")),
+        (b'"KeyError: a"', Fault("KeyError", "KeyError: a")),
+        (b"plain words", Fault("plain words", "plain words")),
+        (b'{"stacktrace":["a","b"],"failedReason":"no"}', Fault("no", "no", "a\nb")),
+    ],
+)
+def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: Fault) -> None:
+    assert fault_of(raw) == fault
+
+
+def test_every_state_of_every_contract_has_a_kind() -> None:
+    words = {state for machine in MACHINES.values() for state in machine.states}
+    assert {word for word in words if kind_of(word) not in KINDS} == set()
+
+
+def test_bytes_that_are_no_json_are_shown_as_text() -> None:
+    assert decoded(b"\xff{") == "�{"
+
+
+def test_quantiles_are_right_within_their_bucket() -> None:
+    from leasehold.dashboard.timing import bucket_of
+
+    counts = Counter(bucket_of(ms) for ms in range(1, 1_001))
+    for share, found in zip((0.5, 0.95, 0.99), quantiles([counts], (0.5, 0.95, 0.99)), strict=True):
+        assert found == pytest.approx(share * 1_000, rel=0.16)
+    assert quantiles([], (0.5,)) == [None]
+
+
+def event(kind: str, ts_ms: int, **fields: Any) -> JournalEvent:
+    given = {"seq": "1", "contract": "x", "queue": "q", "job_id": "1", **fields}
+    return JournalEvent(type=kind, ts_ms=ts_ms, **given)
+
+
+class NoHouse:
+    name = "q"
+
+
+def test_an_observer_tells_waiting_from_running() -> None:
+    moved: list[str] = []
+    observer = Observer(NoHouse(), lambda queue, job_id: moved.append(job_id))  # type: ignore[arg-type]
+    for each in (
+        event("submit", 10_000),
+        event("claim", 10_500, worker_id="w"),
+        event("retry", 10_700, worker_id="w", due_ms=12_000, error_code="E"),
+        event("claim", 12_100, worker_id="w"),
+        event("bury", 12_400, worker_id="w", error_code="E"),
+    ):
+        observer._note(each)
+    total = figures(observer.seconds.values(), 300)
+    assert (total.submitted, total.started, total.retried, total.failed) == (1, 2, 1, 1)
+    assert total.failed_share == 1.0
+    assert total.wait_ms[0] == pytest.approx(100, rel=0.16)
+    assert total.wait_ms[2] == pytest.approx(500, rel=0.16)
+    assert total.run_ms[2] == pytest.approx(300, rel=0.16)
+    assert observer.errors == {"E": 1}
+    assert observer.workers["w"].started == 2
+    assert moved == ["1"] * 5
+
+
+def test_a_listener_is_bounded_and_keeps_counting() -> None:
+    from leasehold.dashboard.watching import MOVED_MAX
+
+    async def listen() -> tuple[int, int, int]:
+        listener = Listener()
+        for number in range(2 * MOVED_MAX):
+            listener.hear("q", str(number))
+        count, moved = listener.take()
+        return count, len(moved), listener.take()[0]
+
+    import asyncio
+
+    assert asyncio.run(listen()) == (2 * MOVED_MAX, MOVED_MAX, 0)
+
+
+def test_a_paused_queue_wants_no_workers_and_a_full_one_wants_enough() -> None:
+    counts = Counts({"waiting": 41, "active": 4, "completed": 99})
+    assert backlog("q", counts, per_worker=10).desired == 5
+    assert backlog("q", counts, per_worker=10).backlog == 41
+    paused = Counts({"waiting": 41}, paused=True)
+    assert backlog("q", paused, per_worker=10).desired == 0
+
+
+@pytest.mark.parametrize("text", ["//evil.example", "https://evil.example", "/\\evil", "", "x"])
+def test_a_form_leads_back_to_our_own_pages_only(text: str) -> None:
+    assert local_path(text, "/jobs") == "/jobs"

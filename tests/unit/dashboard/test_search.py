@@ -1,0 +1,152 @@
+"""The language of the search box."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.core.job import JobRecord
+from leasehold.dashboard.search import HELP, Search, SearchError, parse
+
+NOW_MS = 1_800_000_000_000
+
+
+def job(**fields: object) -> JobRecord:
+    given: dict[str, object] = {
+        "job_id": "job-1",
+        "contract": "streams",
+        "queue": "q",
+        "task": "send",
+        "state": "error",
+        "payload": b'{"user":{"id":7,"plan":"free"},"tags":["a","b"],"note":"Big Sale"}',
+        "result": b'{"size":12.5}',
+        "error": b'{"code":"ConnectionError","message":"timed out"}',
+        "attempt": 3,
+        "created_ms": NOW_MS - 3_600_000,
+        "worker_id": "host-1",
+    }
+    return JobRecord(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def finds(text: str, record: JobRecord | None = None, queue: str = "mail") -> bool:
+    return parse(text, now_ms=NOW_MS).matches(record or job(), queue)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "queue:mail",
+        "queue:ma*",
+        "is:failed",
+        "is:failed,done",
+        "state:error",
+        "task:send",
+        "task:se*",
+        "error:ConnectionError",
+        "error:Conn*",
+        "id:job-1",
+        "worker:host-1",
+        "payload.user.id=7",
+        "payload.user.plan:free",
+        "payload.tags.1=b",
+        'payload.note="Big Sale"',
+        "payload.user.id>6",
+        "result.size<13",
+        "attempt>2",
+        "attempt=3",
+        "since:2h",
+        "before:30m",
+        '"timed out"',
+        "SALE",
+        "-task:other",
+        "-is:done",
+        'is:failed error:Connection* since:2h -payload.user.plan=paid "timed out"',
+    ],
+)
+def test_a_term_finds_the_job_that_fulfils_it(text: str) -> None:
+    assert finds(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "queue:other",
+        "is:done",
+        "state:done",
+        "task:sen",
+        "error:Connection",
+        "id:job",
+        "payload.user.id=8",
+        "payload.missing=1",
+        "payload.user.plan>1",
+        "attempt<3",
+        "since:30m",
+        "before:2h",
+        "nowhere",
+        "-task:send",
+        "-sale",
+        "is:failed task:other",
+    ],
+)
+def test_a_term_leaves_out_the_job_that_does_not(text: str) -> None:
+    assert not finds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stat:done", "did you mean 'state'"),
+        ("is:nothing", "there are waiting, running, done, failed, cancelled"),
+        ("attempt>many", "compared with a number"),
+        ("since:tomorrow", "write 30s, 15m, 2h, 7d"),
+        ("task:", "needs a value"),
+        ("x" * 1001, "at most 1000"),
+    ],
+)
+def test_what_cannot_be_read_is_explained(text: str, said: str) -> None:
+    with pytest.raises(SearchError, match=said):
+        parse(text, now_ms=NOW_MS)
+
+
+def test_a_link_is_text_and_not_a_field() -> None:
+    record = job(payload=b'{"url":"https://example.org/a"}')
+    assert finds("https://example.org/a", record)
+
+
+def test_a_date_is_read_in_utc() -> None:
+    record = job(created_ms=1_767_225_600_000)
+    assert finds("since:2026-01-01", record)
+    assert not finds("before:2026-01-01", record)
+    assert finds("before:2026-01-01T00:00:01", record)
+
+
+def test_states_are_asked_of_the_ledger_in_its_own_words() -> None:
+    known = ("queued", "running", "done", "error")
+    assert parse("is:failed", now_ms=0).states(known) == ("error",)
+    assert parse("-is:failed", now_ms=0).states(known) == ("queued", "running", "done")
+    assert parse("state:completed", now_ms=0).states(known) is None
+    assert Search().states(known) == ()
+
+
+def test_a_full_task_or_id_is_handed_down_and_a_pattern_is_not() -> None:
+    assert parse("task:send", now_ms=0).task == "send"
+    assert parse("task:se*", now_ms=0).task == ""
+    assert parse("-task:send", now_ms=0).task == ""
+    assert parse("id:a", now_ms=0).job_id == "a"
+    assert parse("id:a,b", now_ms=0).job_id == ""
+
+
+def test_every_line_of_the_help_can_be_searched_for() -> None:
+    for line, _ in HELP:
+        for text in line.replace("WORD", "done").replace("NAME", "x").split("  "):
+            parse(text, now_ms=NOW_MS)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_search_or_explained(text: str) -> None:
+    with suppress(SearchError):
+        assert finds(text) in (True, False)
