@@ -7,16 +7,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.contracts.bullmq.journal import decode as decode_bullmq
-from leasehold.contracts.streams.journal import decode as decode_streams
 from leasehold.core.opening import journal_tape
 from leasehold.core.tape import StreamTape
 from leasehold.pipeline.schema import place, rows_of
 from leasehold.pipeline.source.lines import LineParser
+from leasehold.store.journal import Lines
 
 URLS = {
     "streams": "streams+redis://localhost:6379/0",
     "bullmq": "bullmq+redis://localhost:6379/0?queue=q",
+    "omniq": "omniq+redis://localhost:6379/0?queue=q",
 }
 TEXT = st.text(alphabet=st.sampled_from("abé\"'\\ ,;{}\r\n\x00\t"), max_size=6)
 NUMBER = st.integers(0, 2**31 - 1).map(str) | st.just("")
@@ -29,11 +29,9 @@ def tape_of(contract: str) -> StreamTape:
 
 
 def decoded(contract: str, page: list[Any]) -> Any:
-    events = [
-        event
-        for entry in page
-        for event in (decode_streams(entry) if contract == "streams" else decode_bullmq(entry, "q"))
-    ]
+    tape = tape_of(contract)
+    lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
+    events = [event for entry in page for event in lines.decode(entry)]
     return rows_of(events, "j")
 
 
