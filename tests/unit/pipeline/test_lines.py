@@ -16,6 +16,7 @@ from leasehold.store.journal import Lines
 URLS = {
     "streams": "streams+redis://localhost:6379/0",
     "bullmq": "bullmq+redis://localhost:6379/0?queue=q",
+    "omniq": "omniq+redis://localhost:6379/0?queue=q",
 }
 TEXT = st.text(alphabet=st.sampled_from("abé\"'\\ ,;{}\r\n\x00\t"), max_size=6)
 NUMBER = st.integers(0, 2**31 - 1).map(str) | st.just("")
@@ -29,8 +30,9 @@ def tape_of(contract: str) -> StreamTape:
 
 def decoded(contract: str, page: list[Any]) -> Any:
     tape = tape_of(contract)
-    lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue)
-    return rows_of([event for entry in page for event in lines.decode(entry)], "j")
+    lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
+    events = [event for entry in page for event in lines.decode(entry)]
+    return rows_of(events, "j")
 
 
 @st.composite

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 from leasehold.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
-from leasehold.contracts.inbox.journal import inbox_journal
+from leasehold.contracts.inbox.journal import inbox_journal, tape
 from leasehold.contracts.inbox.ledger import inbox_ledger
 from leasehold.contracts.inbox.options import Options
 from leasehold.contracts.inbox.queue import InboxQueue, OutboxQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
+from leasehold.core.tape import SqlTape
 from leasehold.ledger.engine import Engine
 from leasehold.ledger.history import BoxJournal
 from leasehold.ledger.opening import open_engine
@@ -54,6 +55,12 @@ def open_credentials(url: QueueUrl) -> InboxCredentials:
 def open_endpoint_secrets(url: QueueUrl) -> WebhookSecrets:
     """The secrets by which webhooks are signed."""
     return WebhookSecrets(parts(url)[0])
+
+
+def journal_tape(url: QueueUrl) -> SqlTape:
+    """How the journal is written, for readers in bulk."""
+    options, store = url.read(Options)
+    return tape(store, options)
 
 
 def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:

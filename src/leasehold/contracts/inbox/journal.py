@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from leasehold.contracts.inbox.options import Options
+from leasehold.core.tape import SqlTape
 from leasehold.ledger.engine import Engine
-from leasehold.ledger.history import BoxJournal
+from leasehold.ledger.history import EVENT_FIELDS, BoxJournal
 
 
 def inbox_journal(engine: Engine, options: Options) -> BoxJournal:
     """The journal of one box."""
     return BoxJournal(engine, options.settings())
+
+
+def tape(store: str, options: Options) -> SqlTape:
+    """The same table for readers in bulk."""
+    settings = options.settings()
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queue = settings.queue.replace("'", "''")
+    return SqlTape(
+        store=store,
+        table=f"{schema}job_journal",
+        contract=settings.contract,
+        queue=settings.queue,
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue = '{queue}'",
+        sequence=f"{schema}job_journal_seq_seq",
+    )

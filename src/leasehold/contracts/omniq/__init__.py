@@ -5,12 +5,13 @@ from __future__ import annotations
 from leasehold.contracts.omniq.client import Client, Paused, Reserved
 from leasehold.contracts.omniq.consuming import JobContext
 from leasehold.contracts.omniq.errors import NotActive, Refused, TokenMismatch
-from leasehold.contracts.omniq.journal import OmniqJournal
+from leasehold.contracts.omniq.journal import OmniqJournal, tape
 from leasehold.contracts.omniq.ledger import OmniqLedger
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.queue import OmniqQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
+from leasehold.core.tape import StreamTape
 from leasehold.store.redis import Redis
 
 __all__ = [
@@ -41,6 +42,12 @@ def open_ledger(url: QueueUrl) -> OmniqLedger:
 def open_journal(url: QueueUrl) -> OmniqJournal:
     """The journal of the same queue."""
     return OmniqJournal(*_parts(url))
+
+
+def journal_tape(url: QueueUrl) -> StreamTape:
+    """How the journal is written, for readers in bulk."""
+    options, store = url.read(Options)
+    return tape(store, options)
 
 
 def _parts(url: QueueUrl) -> tuple[Redis, Options]:

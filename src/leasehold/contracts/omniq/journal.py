@@ -8,6 +8,7 @@ other OmniQ clients do is not in it; the next step that we make says what it fou
 from __future__ import annotations
 
 from leasehold.contracts.omniq.options import CONTRACT, Options, queue_base
+from leasehold.core.tape import StreamTape
 from leasehold.store.journal import Lines, StreamJournal
 from leasehold.store.redis import Redis
 
@@ -43,3 +44,17 @@ class OmniqJournal(StreamJournal):
             _FIELDS, contract=CONTRACT, queue=options.queue, task=options.task or options.queue
         )
         super().__init__(redis, f"{queue_base(options.queue)}:journal", lines)
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for readers in bulk; it is trimmed only behind what they captured."""
+    base = queue_base(options.queue)
+    return StreamTape(
+        store=store,
+        key=f"{base}:journal",
+        contract=CONTRACT,
+        queue=options.queue,
+        fields=_FIELDS,
+        task=options.task or options.queue,
+        captured=(f"{base}:upkeep", "captured"),
+    )

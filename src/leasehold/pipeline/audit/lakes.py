@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from leasehold.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
 from leasehold.pipeline.audit.run import Audit, Audited, History, Verdict
 from leasehold.pipeline.events import lake_events, positions_after
 from leasehold.pipeline.lake.files import LakeFiles
@@ -62,7 +63,10 @@ def audit_lake(
     audit = Audit(spark, history)
     try:
         folder = f"{AUDIT}/{run:06d}"
-        audit.violations.write.mode("overwrite").parquet(lake.uri(f"{folder}/violations"))
+        if audit.is_clean:
+            lake.write_table(f"{folder}/violations/none.parquet", VIOLATIONS.empty_table())
+        else:
+            audit.violations.write.mode("overwrite").parquet(lake.uri(f"{folder}/violations"))
         audit.carry().write.mode("overwrite").parquet(lake.uri(f"{folder}/carried"))
         state, total = _after(known, audit, run, now)
     finally:
@@ -82,7 +86,7 @@ def violations(spark: SparkSession, lake: LakeFiles) -> DataFrame | None:
     """All that was found and still counts; None before the first audit."""
     state = read_state(lake)
     paths = [lake.uri(f"{AUDIT}/{run:06d}/violations") for run in state.runs]
-    return spark.read.parquet(*paths) if paths else None
+    return spark.read.schema(VIOLATIONS_DDL).parquet(*paths) if paths else None
 
 
 def cut_journals(lake: LakeFiles) -> list[str]:

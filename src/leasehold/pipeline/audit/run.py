@@ -102,7 +102,9 @@ class Audit:
         self.proofs = parts.withColumn("open_question", unproven(quiesced=history.quiesced))
         self.proofs = self.proofs.persist(StorageLevel.MEMORY_AND_DISK)
         self._counts = self._count()
+        self.is_clean = True
         self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
+        self._found = self._tally()
 
     def close(self) -> None:
         """Let go of what is kept between the steps."""
@@ -136,30 +138,28 @@ class Audit:
 
     def verdicts(self, jobs: Mapping[str, int]) -> list[Verdict]:
         """What came of each invariant, asked of so many jobs of each contract."""
-        found = {
-            (row.invariant, row.contract): row["count"]
-            for row in self.violations.groupBy("invariant", "contract").count().collect()
-        }
-        strange = {contract: n for (number, contract), n in found.items() if number == UNOBSERVED}
-        return [self._verdict(each, jobs, found, strange) for each in INVARIANTS]
+        return [self._verdict(each, jobs) for each in INVARIANTS]
 
-    def _verdict(
-        self,
-        invariant: Invariant,
-        jobs: Mapping[str, int],
-        found: dict[tuple[str, str], int],
-        strange: dict[str, int],
-    ) -> Verdict:
+    def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
         blind = not self._sees(invariant)
+        strange = {name: self._found.get((UNOBSERVED, name), 0) for name in asked}
         return Verdict(
             invariant=invariant.number,
             text=invariant.text,
             contracts=applies_to(invariant),
             jobs=sum(asked.values()),
-            violations=sum(n for (number, _), n in found.items() if number == invariant.number),
-            unobserved=sum(n if blind else strange.get(name, 0) for name, n in asked.items()),
+            violations=sum(
+                n for (number, _), n in self._found.items() if number == invariant.number
+            ),
+            unobserved=sum(n if blind else strange[name] for name, n in asked.items()),
         )
+
+    def _tally(self) -> dict[tuple[str, str], int]:
+        if self.is_clean:
+            return {}
+        counted = self.violations.groupBy("invariant", "contract").count().collect()
+        return {(row.invariant, row.contract): row["count"] for row in counted}
 
     def _sees(self, invariant: Invariant) -> bool:
         return not self._history.unseen & set(invariant.needs)
@@ -184,7 +184,7 @@ class Audit:
     def _find(self) -> DataFrame:
         """Only what the proof leaves open is looked for in the events once more."""
         history = self._history
-        found = [self._nothing]
+        found = []
         if any(row.looked_at for row in self._counts):
             suspects = self.proofs.where(F.col("open_question"))
             found.append(explain(self._events_of(suspects), quiesced=history.quiesced))
@@ -194,6 +194,9 @@ class Audit:
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all))
         found += self._overtaken()
+        if not found:
+            return self._nothing
+        self.is_clean = False
         shown = [i.number for i in INVARIANTS if self._sees(i)]
         every = reduce(lambda one, other: one.unionByName(other), found)
         return every.where(F.col("invariant").isin(*shown, UNOBSERVED))

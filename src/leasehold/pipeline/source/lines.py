@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from leasehold.core.event import JournalEvent
 from leasehold.core.tape import StreamTape
 from leasehold.pipeline.schema import (
     _ARROW,
@@ -26,6 +25,7 @@ from leasehold.pipeline.schema import (
     LINE_MAX,
     rows_of,
 )
+from leasehold.store.journal import Lines
 
 _KINDS = dict(COLUMNS)
 _NUMBERS = frozenset(name for name, kind in COLUMNS if kind != "string")
@@ -36,6 +36,7 @@ class LineParser:
 
     def __init__(self, tape: StreamTape, journal: str) -> None:
         self._tape = tape
+        self._lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
         self._journal = journal
         width = len(tape.fields)
         self._tabs = width - 1
@@ -90,6 +91,11 @@ class LineParser:
                 column = table.column(name)
                 if name in _NUMBERS and column.null_count:
                     column = pc.fill_null(column, 0)
+                if name == "task" and self._tape.task:
+                    unnamed = pc.and_(
+                        pc.equal(column, ""), pc.not_equal(table.column("job_id"), "")
+                    )
+                    column = pc.if_else(unnamed, self._tape.task, column)
                 columns.append(_one(column))
             elif name == "pos":
                 columns.append(pos)
@@ -108,19 +114,8 @@ class LineParser:
         return named.get(name, "" if kind == "string" else 0)
 
     def _certainly(self, page: Sequence[Any]) -> pa.RecordBatch:
-        events = [
-            self._event(f"{entry[0].decode()}.{number}", line.decode(errors="replace"))
-            for entry in page
-            for number, line in enumerate(entry[1][1::2])
-        ]
+        events = [event for entry in page for event in self._lines.decode(entry)]
         return rows_of(events, self._journal)
-
-    def _event(self, seq: str, line: str) -> JournalEvent:
-        values: dict[str, Any] = {}
-        for name, text in zip(self._tape.fields, line.split("\t", self._tabs), strict=False):
-            is_number = name in _NUMBERS
-            values[name] = (int(text) if text.isdecimal() else 0) if is_number else text
-        return JournalEvent(seq=seq, contract=self._tape.contract, queue=self._tape.queue, **values)
 
 
 def _positions(ids: list[bytes], counts: list[int]) -> tuple[pa.Array, pa.Array]:

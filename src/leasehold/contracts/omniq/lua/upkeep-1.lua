@@ -14,6 +14,7 @@ local GIVEN_NOW = ARGV[1]
 -- @include tending
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[7]), tonumber(ARGV[8])
 local UPKEEP, WORKERS, CLAIMS = BASE .. ':upkeep', BASE .. ':workers', BASE .. ':claims'
+-- @include trim
 local BATCH = 200
 
 local function forget(key, at_of)
@@ -56,8 +57,7 @@ local trimmed = 0
 local tidies = NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0)
 if tidies then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
-    + call('XTRIM', JOURNAL, 'MINID', '~', text[math.max(0, NOW - tonumber(ARGV[5]))])
+  trimmed = trim_journal(ARGV[4], ARGV[5])
   forget(WORKERS, function(value) return tonumber(value) or 0 end)
   forget(CLAIMS, function(value) return cmsgpack.unpack(value).at end)
 end

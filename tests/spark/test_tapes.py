@@ -1,0 +1,51 @@
+"""What a contract declares of its journal is true: in bulk it reads as through the seam."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.core.opening import journal_tape
+from leasehold.pipeline.source.journal import read_piece
+from leasehold.pipeline.source.offsets import Piece
+from leasehold.pipeline.source.opening import journal_name, open_reel
+from leasehold.store.embedded import EmbeddedRedis
+from tests.spark.working import as_rows, journal_of, without_place, work
+
+
+@pytest.fixture(params=["streams", "bullmq", "omniq", "inbox", "plane"])
+def url(request: pytest.FixtureRequest, redis: EmbeddedRedis, tmp_path: Path) -> str:
+    match request.param:
+        case "omniq":
+            return f"omniq+{redis.url}?queue=tape-{tmp_path.name}"
+        case "inbox" | "plane" as contract:
+            return f"{contract}+sqlite:///{tmp_path}/jobs.db"
+        case contract:
+            return str(request.getfixturevalue(f"{contract}_url"))
+
+
+def in_bulk(url: str) -> list[dict[str, Any]]:
+    """As tasks read it: in ranges, each opened anew."""
+    reel = open_reel(url)
+    ranges = reel.split("", reel.head().last, 3)
+    reel.close()
+    return [
+        row
+        for after, upto in ranges
+        for batch in read_piece(Piece(journal=journal_name(url), url=url, after=after, upto=upto))
+        for row in batch.to_pylist()
+    ]
+
+
+async def test_a_journal_in_bulk_is_the_journal_of_the_seam(url: str) -> None:
+    await work(url, 30, fail_every=7)
+    expected = as_rows(await journal_of(url))
+    assert len(expected) >= 90
+    found = await asyncio.to_thread(in_bulk, url)
+    assert without_place(found) == expected
+    assert [row["pos"] for row in found] == sorted({row["pos"] for row in found})
+    # A plane tells its states in other words than its tables: it is read through the seam.
+    assert (journal_tape(url) is None) == url.startswith("plane")
