@@ -11,7 +11,7 @@ from leasehold.contracts.bullmq.queue import SCRIPTS
 from leasehold.contracts.bullmq.records import number, record_of
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
 
 STATES = (
@@ -90,6 +90,20 @@ class BullmqLedger:
             workers=self._workers(clients),
             oldest_waiting_ms=await self._waited(oldest, now),
         )
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers whose connection carries their name, as Node's getWorkers() sees them."""
+        clients, clock = await self._redis.pipeline([("CLIENT", "LIST"), ("TIME",)])
+        now = int(clock[0]) * 1000
+        start = f"{client_name(self._options)}:w:"
+        found: dict[str, int] = {}
+        for line in clients.decode(errors="replace").splitlines():
+            fields = dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
+            if fields.get("name", "").startswith(start):
+                name = fields["name"][len(start) :]
+                heard = now - 1000 * int(fields.get("idle", "0"))
+                found[name] = max(heard, found.get(name, 0))
+        return [WorkerBeat(name, last_ms) for name, last_ms in found.items()]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What the queue's event stream says of one job after a stream id.
