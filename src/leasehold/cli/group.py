@@ -35,6 +35,7 @@ COMMANDS = {
     "init": "Begin a project: a handler, settings, systemd units.",
     "keys": "Create, list and revoke API keys.",
     "doctor": "Look for what will hurt, and say what helps.",
+    "check": "Run the conformance suite on a live store.",
     "bench": "Measure this machine on a private store.",
     "completion": "Print the completion script for a shell.",
     "config": "Show settings and where they come from.",
