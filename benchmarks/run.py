@@ -88,9 +88,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "scenario",
-        choices=[*scenarios.NAMES, "all"],
+        choices=[*scenarios.NAMES, *scenarios.PIPELINE, "all"],
         metavar="SCENARIO",
-        help=f"one of {', '.join(scenarios.NAMES)}, or all",
+        help=f"one of {', '.join((*scenarios.NAMES, *scenarios.PIPELINE))}, or all",
     )
     parser.add_argument("--peers", metavar="A,B", help="only these contenders, in this order")
     parser.add_argument("--repeats", type=_positive, help="rounds (default 3; 1 with --quick)")

@@ -165,10 +165,13 @@ class Peer:
 def _environment(
     server: PrivateRedis, home: Path, binaries: Path, concurrency: int | None
 ) -> dict[str, str]:
+    paths = [environments.KIT, home]
+    if not (home / "requirements.txt").exists():  # one of our own runs this very source
+        paths.append(environments.PROJECT / "src")
     env = {
         **os.environ,
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": f"{environments.KIT}{os.pathsep}{home}",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "PYTHONUNBUFFERED": "1",
         "BENCH_REDIS_URL": server.url,
         "BENCH_REDIS_PORT": str(server.port),

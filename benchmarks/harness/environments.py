@@ -28,7 +28,12 @@ def binaries(peer: str) -> Path:
     requirements = PEERS / peer / "requirements.txt"
     if not requirements.exists():
         return Path(sys.executable).parent
-    environment = ENVIRONMENTS / peer
+    return made_from(requirements, peer)
+
+
+def made_from(requirements: Path, name: str) -> Path:
+    """The commands of an environment that holds what a pinned file lists; made when it changed."""
+    environment = ENVIRONMENTS / name
     stamp = environment / "requirements.sha256"
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:

@@ -81,7 +81,7 @@ def play(
         for contender in results.contenders.values():
             began = time.monotonic()
             outcome = _once(contender, Stage(server, jobs, patience_s), scenario)
-            _say(f"round {number}/{repeats}  {contender.name:<15}{outcome}", began)
+            _say(f"round {number}/{repeats}  {contender.name:<17} {outcome}", began)
         after_round(results)
     return results
 

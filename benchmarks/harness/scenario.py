@@ -14,7 +14,10 @@ from harness.server import PrivateRedis
 Figures = Mapping[str, float | None]
 """One run of one contender; None says that this contender has no such figure."""
 
-OURS = ("leasehold", "bare_pipelines")
+OURS = (
+    *("leasehold", "leasehold_bullmq", "leasehold_omniq", "bare_pipelines"),
+    *("leasehold_inbox", "leasehold_inbox_sqlite", "bare_sql"),
+)
 """Contenders that are not peers: ratios are to the best of the others."""
 
 QUEUES = ("leasehold", "taskiq", "saq", "arq", "streaq", "dramatiq", "huey", "celery", "rq")

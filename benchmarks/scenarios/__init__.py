@@ -6,7 +6,12 @@ from importlib import import_module
 
 from harness.scenario import Scenario
 
-NAMES = ("noop", "enqueue", "latency", "rss", "sse", "kill", "bullmq")
+NAMES = (
+    *("noop", "enqueue", "latency", "rss", "sse", "kill"),
+    *("bullmq", "depth", "omniq", "inbox"),
+)
+PIPELINE = ("pipeline_capture", "pipeline_audit", "pipeline_enqueue")
+"""Need Spark, so `all` leaves them out."""
 
 
 def load(name: str) -> Scenario:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from leasehold.core.errors import LeaseholdError, LeaseLost
     from leasehold.core.job import NewJob
     from leasehold.core.opening import open_ledger, open_queue
-    from leasehold.core.outcome import Cancel, Fatal, Retry, Snooze
+    from leasehold.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
     from leasehold.core.retry import RetryPolicy, exponential, fixed
     from leasehold.worker import Job, Worker, task
 
@@ -25,6 +25,8 @@ __all__ = [
     "LeaseLost",
     "LeaseholdError",
     "NewJob",
+    "Park",
+    "RateLimit",
     "Retry",
     "RetryPolicy",
     "Snooze",
@@ -40,7 +42,7 @@ _HOME = {
     "core.errors": ("LeaseLost", "LeaseholdError"),
     "core.job": ("NewJob",),
     "core.opening": ("open_ledger", "open_queue"),
-    "core.outcome": ("Cancel", "Fatal", "Retry", "Snooze"),
+    "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),
     "core.retry": ("RetryPolicy", "exponential", "fixed"),
     "worker": ("Job", "Worker", "task"),
 }

@@ -10,8 +10,9 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from tests.chaos.planted import PLANTED
+from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
+from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.stage import Setup
 from tests.chaos.subject import SUBJECTS
 
@@ -19,7 +20,9 @@ from tests.chaos.subject import SUBJECTS
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("scenario", choices=sorted(SCENARIOS))
-    parser.add_argument("--contract", choices=sorted(SUBJECTS), default="streams")
+    parser.add_argument(
+        "--contract", choices=sorted({**SUBJECTS, **SQL_SUBJECTS}), default="streams"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--workers", type=int, default=3)
@@ -27,7 +30,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lease-ms", type=int, default=1_500)
     parser.add_argument("--fsync", choices=("everysec", "always"), default="everysec")
     parser.add_argument("--patience-s", type=float, default=600.0)
-    parser.add_argument("--planted", choices=sorted(PLANTED), default="")
+    parser.add_argument("--planted", choices=sorted({fault for _, fault in EVERY}), default="")
     parser.add_argument("--out", type=Path, help="where the logs go (a new temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser.parse_args()

@@ -87,7 +87,7 @@ class Herd:
         environment = {
             FOLDER_VARIABLE: str(self._folder),
             "POD_NAME": member.worker,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
         }
         member.process = spawn(
             _with(environment, member.argv),
@@ -166,20 +166,20 @@ class Herd:
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-def worker_argv(url: str, *, concurrency: int, planted: str = "") -> list[str]:
-    """The real worker on the tasks of `tests.chaos.app`; `planted` breaks it on purpose."""
+def worker_argv(url: str, *, concurrency: int, planted: Sequence[str] = ()) -> list[str]:
+    """The real worker on the tasks of `tests.chaos.app`; `planted` (contract, fault) breaks it."""
     command = ["worker", "tests.chaos.app", "--from", url, "--log-level", "warning"]
     command += ["--concurrency", str(concurrency)]
     if planted:
-        return [sys.executable, "-m", "tests.chaos.planted", planted, "leasehold", *command]
+        return [sys.executable, "-m", "tests.chaos.planted", *planted, "leasehold", *command]
     return [sys.executable, "-m", "leasehold.cli", *command]
 
 
-def stubborn_argv(url: str, *, slots: int, work_ms: int, planted: str = "") -> list[str]:
+def stubborn_argv(url: str, *, slots: int, work_ms: int, planted: Sequence[str] = ()) -> list[str]:
     """A holder that writes whatever happened meanwhile, see `tests.chaos.stubborn`."""
     command = [url, str(slots), str(work_ms)]
     if planted:
-        return [sys.executable, "-m", "tests.chaos.planted", planted, "stubborn", *command]
+        return [sys.executable, "-m", "tests.chaos.planted", *planted, "stubborn", *command]
     return [sys.executable, "-m", "tests.chaos.stubborn", *command]
 
 

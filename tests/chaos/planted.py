@@ -1,7 +1,7 @@
 """Breaks a contract on purpose, to see that the verdict notices: a check must be able to fail.
 
-    python -m tests.chaos.planted no-fence leasehold worker tests.chaos.app --from URL
-    python -m tests.chaos.planted no-fence stubborn URL 4 400
+    python -m tests.chaos.planted streams no-fence leasehold worker tests.chaos.app --from URL
+    python -m tests.chaos.planted streams no-fence stubborn URL 4 400
 
 The fault lives in a mutated copy of a script, in this process only, never in src. A mutation that
 no longer fits its script is an error, not a silent pass.
@@ -15,15 +15,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from leasehold.contracts.streams.queue import SCRIPTS
+from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
+from leasehold.store.scripts import Script
+
+Edits = tuple[tuple[str, str, str], ...]
+SCRIPTS: dict[str, dict[str, Script]] = {
+    "streams": STREAMS_SCRIPTS,
+    "bullmq": BULLMQ_SCRIPTS,
+    "omniq": OMNIQ_SCRIPTS,
+}
 
 # Fault: script, what stands there, what shall stand there instead.
-PLANTED: dict[str, tuple[tuple[str, str, str], ...]] = {
+_STREAMS: dict[str, Edits] = {
     # A late outcome is taken as if its sender still held the lease.
     "no-fence": (("settle", "local why = why_lost(job, msg_id, fence, token)", "local why = nil"),),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n  take_back()\n", "\n"),
+        ("claim", "\n    uncommon().take_back()\n", "\n"),
         ("upkeep", "\neach_idle(ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.
@@ -31,34 +41,75 @@ PLANTED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("submit", "local answer = known(id, idem, request_h)", "local answer = nil"),
     ),
 }
+_BULLMQ: dict[str, Edits] = {
+    "no-fence": (
+        ("settle", "if done[id] or lock ~= token .. ':' .. fence then", "if done[id] then"),
+        ("complete", "if holders[n] == TOKEN .. fence and", "if"),
+    ),
+    "no-reclaim": (
+        ("claim", "  rare().reap_lockless(tonumber(ARGV[6]))\n", ""),
+        ("upkeep", "local reclaimed = reap_lockless(STALLED_MAX)", "local reclaimed = 0"),
+    ),
+    "forgetful-submit": (
+        ("add", "local before = custom ~= '' and known(id, at)", "local before = nil"),
+    ),
+    # The lock is said to be extended, and is not.
+    "idle-extend": (("extend", "call('SET', key .. ':lock'", "call('EXISTS', key .. ':lock'"),),
+    # A lost job goes to the line, and stays with the dead worker as well.
+    "half-reclaim": (
+        ("claim", "  call('LREM', ACTIVE, '1', id)\n", ""),
+        ("upkeep", "  call('LREM', ACTIVE, '1', id)\n", ""),
+    ),
+}
+_OMNIQ: dict[str, Edits] = {
+    "no-fence": (
+        (
+            "settle",
+            "local why = refusal(job, token, fence, is_active and not done[id])",
+            "local why = nil",
+        ),
+    ),
+    "no-reclaim": (
+        ("claim", "  reap(TEND, CHANCE, true)\n", ""),
+        (
+            "upkeep",
+            "local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)",
+            "local reclaimed, buried = 0, 0",
+        ),
+    ),
+    "forgetful-submit": (("publish", "local answer = known(p)", "local answer = nil"),),
+}
+PLANTED: dict[str, dict[str, Edits]] = {"streams": _STREAMS, "bullmq": _BULLMQ, "omniq": _OMNIQ}
+EVERY = [(contract, fault) for contract, faults in PLANTED.items() for fault in faults]
 
 
 @contextmanager
-def planted(fault: str) -> Iterator[None]:
+def planted(contract: str, fault: str) -> Iterator[None]:
     """The fault is there within the block, in this process."""
-    before = dict(SCRIPTS)
-    plant(fault)
+    before = dict(SCRIPTS[contract])
+    plant(contract, fault)
     try:
         yield
     finally:
-        SCRIPTS.update(before)
+        SCRIPTS[contract].update(before)
 
 
-def plant(fault: str) -> None:
+def plant(contract: str, fault: str) -> None:
     """Break the scripts of this process."""
-    for name, good, bad in PLANTED[fault]:
-        script = SCRIPTS[name]
+    scripts = SCRIPTS[contract]
+    for name, good, bad in PLANTED[contract][fault]:
+        script = scripts[name]
         if script.source.count(good) != 1:
             raise SystemExit(f"planted fault {fault!r} does not fit script {name!r} any more")
         source = script.source.replace(good, bad)
         sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        SCRIPTS[name] = replace(script, source=source, sha=sha)
+        scripts[name] = replace(script, source=source, sha=sha)
 
 
 def main(argv: list[str]) -> int:
     """Break, then run what is asked for."""
-    fault, program, *rest = argv
-    plant(fault)
+    contract, fault, program, *rest = argv
+    plant(contract, fault)
     if program == "stubborn":
         from tests.chaos.stubborn import main as stubborn
 

@@ -15,12 +15,11 @@ import msgspec
 
 from leasehold.core.event import JournalEvent
 from leasehold.core.idempotency import short_hash
-from leasehold.core.state import MACHINES
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Injected
 from tests.chaos.history import Held, outcomes_lost, quantile, unexplained
 from tests.chaos.load import Load
-from tests.chaos.verdict import INVARIANTS, Verdict
+from tests.chaos.verdict import INVARIANTS, Verdict, machine_of
 
 SLACK_MS = 2_000
 LONGEST_SEARCH_MS = 1_000
@@ -178,7 +177,7 @@ def check_effects(events: Sequence[JournalEvent], effects: Effects) -> Check:
 def check_ends(contract: str, events: Sequence[JournalEvent], expected: Mapping[str, int]) -> Check:
     """The jobs ended as planned: so many in each final state."""
     last = {event.job_id: event.to_state for event in events if event.ver}
-    final = Counter(state for state in last.values() if state in MACHINES[contract].final)
+    final = Counter(state for state in last.values() if state in machine_of(contract).final)
     wanted = {state: count for state, count in expected.items() if count}
     return Check("the jobs ended as planned", dict(final) == wanted, _pairs(final))
 

@@ -12,13 +12,13 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from leasehold.core.state import MACHINES
 from tests.chaos.faults import plan
 from tests.chaos.history import read_journal, read_settles
 from tests.chaos.load import Wanted, key_of
 from tests.chaos.proxy import LossyProxy
 from tests.chaos.report import Check, Report
 from tests.chaos.stage import Setup, Stage
+from tests.chaos.verdict import machine_of
 
 HTTP_LANES = 6
 LIBRARY_LANES = 2
@@ -46,6 +46,7 @@ async def kills(setup: Setup, **counts: int) -> Report:
     """kill -9 of workers, gateway and store under load; half the jobs come through the gateway.
 
     A stubborn holder is stopped beyond its lease meanwhile, so that there are stale owners at all.
+    A contract without an HTTP side gets all its jobs from the library.
     """
     wanted = {
         "kill worker": counts.get("worker", max(2, setup.jobs // 800)),
@@ -53,41 +54,54 @@ async def kills(setup: Setup, **counts: int) -> Report:
         "kill store": counts.get("store", max(1, setup.jobs // 1_600)),
         "stop worker": counts.get("stop", max(1, setup.jobs // 2_500)),
     }
+    wanted = {kind: count for kind, count in wanted.items() if count}
     async with Stage(setup) as stage:
+        if not stage.subject.jobs_path:
+            wanted.pop("kill gateway", None)
         stage.add_workers()
         stage.add_stubborn(1, slots=4, work_ms=setup.lease_ms // 3)
-        port = stage.add_gateway()
-        half = setup.jobs // 2
-        posted = mixed(stage, stage.rng("posted"), half)
-        direct = mixed(stage, stage.rng("direct"), setup.jobs - half)
-        feeds = [  # lanes of a kind draw from one source
-            *(
-                stage.load.feed(stage.http(port), posted, ahead=stage.is_ahead)
-                for _ in range(HTTP_LANES)
-            ),
-            *(
-                stage.load.feed(stage.library(), direct, batch=12, ahead=stage.is_ahead)
-                for _ in range(LIBRARY_LANES)
-            ),
-        ]
-        feeding = asyncio.gather(*feeds)
+        feeding = asyncio.gather(*_feeds(stage))
         planned = plan(stage.rng("plan"), wanted)
         await stage.faults.follow(planned, lambda: len(stage.effects.finished) / setup.jobs)
         await asyncio.wait_for(feeding, setup.patience_s)
-        posting = sum(stage.was_posting(fault) for fault in stage.faults.injected)
-        more = [
-            Check(
-                "gateways were killed while clients posted",
-                posting == wanted["kill gateway"],
-                f"{posting} of {wanted['kill gateway']} kills",
-            ),
-            await _stale_refused(stage, least=1),
-        ]
+        more = [await _stale_refused(stage, least=1)]
+        if "kill gateway" in wanted:
+            more.append(_killed_while_posting(stage, wanted["kill gateway"]))
         return await stage.judge("kills", expected=_all_done(stage), planned=wanted, more=more)
 
 
+def _feeds(stage: Stage) -> list[Coroutine[Any, Any, None]]:
+    """Clients that hand in all jobs, half of them over HTTP where there is a gateway to take them.
+
+    Lanes of a kind draw from one source.
+    """
+    jobs, load = stage.setup.jobs, stage.load
+    half = jobs // 2 if stage.subject.jobs_path else 0
+    direct = mixed(stage, stage.rng("direct"), jobs - half)
+    feeds = [
+        load.feed(stage.library(), direct, batch=12, ahead=stage.is_ahead)
+        for _ in range(LIBRARY_LANES)
+    ]
+    if half:
+        port = stage.add_gateway()
+        posted = mixed(stage, stage.rng("posted"), half)
+        feeds += [
+            load.feed(stage.http(port), posted, ahead=stage.is_ahead) for _ in range(HTTP_LANES)
+        ]
+    return feeds
+
+
+def _killed_while_posting(stage: Stage, planned: int) -> Check:
+    posting = sum(stage.was_posting(fault) for fault in stage.faults.injected)
+    return Check(
+        "gateways were killed while clients posted",
+        posting == planned,
+        f"{posting} of {planned} kills",
+    )
+
+
 def _all_done(stage: Stage, *, failed: int = 0) -> dict[str, int]:
-    done, buried, *_ = MACHINES[stage.setup.contract].final
+    done, buried, *_ = machine_of(stage.setup.contract).final
     return {done: len(stage.load.wanted) - failed, buried: failed}
 
 
@@ -292,7 +306,11 @@ async def poison(
         buried = {e.job_id for e in events if e.type == "bury" and e.error_code == "lease_lost"}
         more = [
             Check("poison ended with the reason lease_lost", buried == ids, f"{len(buried)} did"),
-            Check("at its limit", set(starts) == {lost_max}, f"after {starts} starts"),
+            Check(
+                "at its limit",
+                set(starts) == {stage.subject.claims_until_lost(lost_max)},
+                f"after {starts} starts",
+            ),
         ]
         return await stage.judge(
             "poison" if after_ms else "poison-at-once",
@@ -307,9 +325,10 @@ async def emptied(setup: Setup) -> Report:
     """The store comes back empty: workers and gateway go on with new jobs, without a restart."""
     async with Stage(setup) as stage:
         stage.add_workers()
-        port = stage.add_gateway()
         rng = stage.rng("jobs")
-        await stage.load.feed(stage.http(port), mixed(stage, rng, 20))
+        port = stage.add_gateway() if stage.subject.jobs_path else 0
+        if port:
+            await stage.load.feed(stage.http(port), mixed(stage, rng, 20))
         await stage.load.feed(stage.library(), mixed(stage, rng, 200), batch=50)
         pids = {name: member.pid for name, member in stage.herd.members.items()}
         await stage.until(lambda: len(stage.effects.finished) > 20, "workers at work")
@@ -317,10 +336,10 @@ async def emptied(setup: Setup) -> Report:
         stage.load.close()
         stage.load = stage.new_load()
         half = setup.jobs // 2
-        await asyncio.gather(
-            stage.load.feed(stage.http(port), mixed(stage, rng, half)),
-            stage.load.feed(stage.library(), mixed(stage, rng, half), batch=10),
-        )
+        feeds = [stage.load.feed(stage.library(), mixed(stage, rng, half), batch=10)]
+        if port:
+            feeds.append(stage.load.feed(stage.http(port), mixed(stage, rng, half)))
+        await asyncio.gather(*feeds)
         await stage.quiesce()
         same = {name: member.pid for name, member in stage.herd.members.items()} == pids
         more = [Check("nobody was restarted", same, f"{len(pids)} processes")]

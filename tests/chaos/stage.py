@@ -18,7 +18,6 @@ from typing import Self
 import msgspec
 
 from leasehold.core.opening import open_ledger
-from leasehold.core.state import MACHINES
 from tests.chaos import report as judging
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Faults, Injected
@@ -33,8 +32,9 @@ from tests.chaos.herd import (
 from tests.chaos.history import leases_of, read_journal, read_settles, recovery_ms, take_snapshot
 from tests.chaos.load import HttpChannel, LibraryChannel, Load
 from tests.chaos.report import Check, Report
+from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.subject import SUBJECTS, Fsync
-from tests.chaos.verdict import check
+from tests.chaos.verdict import check, machine_of
 
 LOOK_EVERY_S = 0.05
 AHEAD_MAX = 400
@@ -56,6 +56,11 @@ class Setup:
     planted: str = ""
     repeat: str = ""
 
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Contract and planted fault, for the command lines of the herd."""
+        return (self.contract, self.planted) if self.planted else ()
+
 
 class Stage:
     """The parts of one run, put up and taken down together."""
@@ -65,7 +70,8 @@ class Stage:
         self.folder = setup.folder
         self.folder.mkdir(parents=True, exist_ok=True)
         options = {"lease_ms": setup.lease_ms, "lost_max": 50, **options}
-        self.subject = SUBJECTS[setup.contract](self.folder, fsync=setup.fsync, **options)
+        known = {**SUBJECTS, **SQL_SUBJECTS}
+        self.subject = known[setup.contract](self.folder, fsync=setup.fsync, **options)
         self.herd = Herd(self.folder)
         self.effects = Effects(self.folder)
         self.load = self.new_load()
@@ -103,7 +109,7 @@ class Stage:
         """Real workers, started."""
         setup = self.setup
         argv = worker_argv(
-            url or self.subject.url(), concurrency=setup.concurrency, planted=setup.planted
+            url or self.subject.url(), concurrency=setup.concurrency, planted=setup.broken
         )
         first = len(self.herd.workers()) + 1
         return [
@@ -114,7 +120,7 @@ class Stage:
     def add_stubborn(self, count: int, *, slots: int, work_ms: int) -> list[Member]:
         """Holders that know no deadline."""
         argv = stubborn_argv(
-            self.subject.url(), slots=slots, work_ms=work_ms, planted=self.setup.planted
+            self.subject.url(), slots=slots, work_ms=work_ms, planted=self.setup.broken
         )
         return [self.herd.add(f"stubborn{n + 1}", argv, slots=slots) for n in range(count)]
 
@@ -170,7 +176,7 @@ class Stage:
 
     async def quiesce(self) -> bool:
         """Wait until every acknowledged job has ended; False when patience did."""
-        final = MACHINES[self.setup.contract].final
+        final = machine_of(self.setup.contract).final
         deadline = time.monotonic() + self.setup.patience_s
         ledger = open_ledger(self.subject.url())
         try:
@@ -208,7 +214,7 @@ class Stage:
             observations=[*self.load.observations, *read_settles(self.folder)],
             faults=[fault.as_fault() for fault in injected],
             snapshot=snapshot,
-            machine=MACHINES[self.setup.contract],
+            machine=machine_of(self.setup.contract),
         )
         recovery = recovery_ms(events, injected, self.load.http_ok_ms)
         died = self.faults.by_kind.get("death", 0)

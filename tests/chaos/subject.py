@@ -1,21 +1,28 @@
 """What the chaos harness must know of a contract: its store, its URL, its HTTP side, its traces.
 
-A new contract adds one class here and its name to `SUBJECTS`; everything else is the same for all.
+A new contract on Redis adds one `Profile` here and its name to `SUBJECTS`; one on another store a
+class as well. Everything else is the same for all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from leasehold.contracts.streams.options import GROUP, keys
-from leasehold.contracts.streams.queue import SCRIPTS
+from leasehold.contracts.bullmq import options as bullmq
+from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
+from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from leasehold.contracts.streams import options as streams
+from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from leasehold.store.embedded import EmbeddedRedis
 from leasehold.store.redis import Redis
+from leasehold.store.scripts import Script
 from tests.chaos.effects import now_ms
 
 Fsync = Literal["everysec", "always"]
@@ -30,7 +37,10 @@ class Subject(Protocol):
     async_task: str  # a task name that the contract takes, for handlers in the loop
     thread_task: str  # ... and for the handler in a thread
     retries: Mapping[str, Any]  # options of a job that may fail and be tried again
-    jobs_path: str  # where its gateway takes jobs
+    jobs_path: str  # where its gateway takes jobs; "" for a contract without an HTTP side
+
+    def claims_until_lost(self, lost_max: int) -> int:
+        """How often a job is claimed whose lease may run out so often, until it has failed."""
 
     async def start(self) -> None:
         """Start the store, or start it again on the same data and address."""
@@ -61,30 +71,51 @@ class Subject(Protocol):
         """What must be empty when all is done."""
 
 
-class StreamsSubject:
-    """The `streams` contract on a Redis with an append-only file."""
+@dataclass(frozen=True)
+class Profile:
+    """A contract on Redis. `verbs` are the scripts that serve a verb under another name."""
 
-    name = "streams"
+    name: str
+    scripts: dict[str, Script]
+    residue: Callable[[Redis], Awaitable[dict[str, int]]]
+    query: Callable[[dict[str, int]], dict[str, object]]
+    jobs_path: str = ""
+    verbs: Mapping[str, str] = field(default_factory=dict)
+    more_claims: int = 0
+
+
+class RedisSubject:
+    """A contract on a Redis with an append-only file."""
+
     async_task = "chat"
     thread_task = "tool"
     retries: Mapping[str, Any] = {"max_attempts": 20}
-    jobs_path = "/v1/jobs"
 
-    def __init__(self, folder: Path, *, fsync: Fsync = "everysec", **options: int) -> None:
+    def __init__(
+        self, profile: Profile, folder: Path, *, fsync: Fsync = "everysec", **options: int
+    ) -> None:
+        self.name = profile.name
+        self.jobs_path = profile.jobs_path
         self.fsync: Fsync = fsync
+        self._profile = profile
         self._data = folder / "redis"
         self._server = EmbeddedRedis(self._data, appendfsync=fsync)
-        self._options = {"retry_delay_ms": 100, **options}
-        self._verbs = {script.sha.encode(): name for name, script in SCRIPTS.items()}
-        self._verbs |= {script.source.encode(): name for name, script in SCRIPTS.items()}
+        self._query = profile.query(options)
+        self._verbs: dict[bytes, str] = {}
+        for name, script in profile.scripts.items():
+            verb = profile.verbs.get(name, name)
+            self._verbs |= {script.sha.encode(): verb, script.source.encode(): verb}
+
+    def claims_until_lost(self, lost_max: int) -> int:
+        return lost_max + self._profile.more_claims
 
     @property
     def store_url(self) -> str:
         return self._server.url
 
     def url(self, store_url: str = "") -> str:
-        query = "&".join(f"{name}={value}" for name, value in self._options.items())
-        return f"streams+{store_url or self._server.url}?{query}"
+        query = "&".join(f"{name}={value}" for name, value in self._query.items())
+        return f"{self.name}+{store_url or self._server.url}?{query}"
 
     async def start(self) -> None:
         await asyncio.to_thread(self._server.start)
@@ -94,7 +125,7 @@ class StreamsSubject:
 
     async def warm(self) -> None:
         async with self._client() as redis:
-            for script in SCRIPTS.values():
+            for script in self._profile.scripts.values():
                 await redis.call("SCRIPT", "LOAD", script.source)
 
     async def kill(self) -> None:
@@ -119,14 +150,8 @@ class StreamsSubject:
         return verb if verb in VERBS else ""
 
     async def residue(self) -> dict[str, int]:
-        stream, _, delayed, *_ = keys("")
         async with self._client() as redis:
-            pending = await redis.call("XPENDING", stream, GROUP)
-            return {
-                "stream entries": await redis.call("XLEN", stream),
-                "pending entries": pending[0],
-                "delayed jobs": await redis.call("ZCARD", delayed),
-            }
+            return await self._profile.residue(redis)
 
     async def _until_no_fsync(self) -> None:
         """An fsync begins with the first write of a second; a good way into it, it is over."""
@@ -147,4 +172,89 @@ class StreamsSubject:
             await redis.close()
 
 
-SUBJECTS = {"streams": StreamsSubject}
+async def _streams_residue(redis: Redis) -> dict[str, int]:
+    stream, _, delayed, *_ = streams.keys("")
+    pending = await redis.call("XPENDING", stream, streams.GROUP)
+    return {
+        "stream entries": await redis.call("XLEN", stream),
+        "pending entries": pending[0],
+        "delayed jobs": await redis.call("ZCARD", delayed),
+    }
+
+
+async def _bullmq_residue(redis: Redis) -> dict[str, int]:
+    """Everything that BullMQ keeps of a job that has not ended, and the locks."""
+    prefix = bullmq.Options().key_prefix
+    wait, active, prioritized, delayed, paused, *_ = bullmq.keys(prefix)
+    lists = {name: await redis.call("LLEN", name) for name in (wait, active, paused)}
+    sets = {name: await redis.call("ZCARD", name) for name in (prioritized, delayed)}
+    locks = await redis.call("KEYS", f"{prefix}*:lock")
+    return {**lists, **sets, "locks": len(locks)}
+
+
+def _bullmq_query(options: dict[str, int]) -> dict[str, object]:
+    """A lease may run out `stalled_max` times without harm; the next time is the last."""
+    given = dict(options)
+    return {"stalled_max": given.pop("lost_max") - 1, "stalled_ms": 1_000, **given}
+
+
+_OMNIQ_QUEUE = "chaos"
+
+
+async def _omniq_residue(redis: Redis) -> dict[str, int]:
+    """Lanes of jobs that have not ended, and the slots of groups."""
+    base = f"{{{_OMNIQ_QUEUE}}}"
+    left = {
+        "waiting": await redis.call("LLEN", f"{base}:wait"),
+        "active": await redis.call("ZCARD", f"{base}:active"),
+        "delayed": await redis.call("ZCARD", f"{base}:delayed"),
+        "groups": len(await redis.call("KEYS", f"{base}:g:*:*t")),  # their lists and counts
+    }
+    for state in ("wait", "active", "delayed"):
+        left[f"idx:{state}"] = await redis.call("ZCARD", f"{base}:idx:{state}")
+    told = await redis.call(
+        "HMGET", f"{base}:stats", "waiting_total", "active", "delayed", "groups_ready"
+    )
+    return {**left, "stats": sum(int(value or 0) for value in told)}
+
+
+def _omniq_query(options: dict[str, int]) -> dict[str, object]:
+    """A lost lease is an attempt; a job without a backoff is claimed again before what came later;
+    all finished jobs are kept for the judge."""
+    given = dict(options)
+    return {
+        "queue": _OMNIQ_QUEUE,
+        "timeout_ms": given.pop("lease_ms"),
+        "max_attempts": given.pop("lost_max"),
+        "backoff_ms": 0,
+        "keep_completed": 1_000_000,
+        "keep_failed": 0,
+        **given,
+    }
+
+
+STREAMS = Profile(
+    name="streams",
+    scripts=STREAMS_SCRIPTS,
+    residue=_streams_residue,
+    query=lambda options: {"retry_delay_ms": 100, **options},
+    jobs_path="/v1/jobs",
+)
+BULLMQ = Profile(
+    name="bullmq",
+    scripts=BULLMQ_SCRIPTS,
+    residue=_bullmq_residue,
+    query=_bullmq_query,
+    verbs={"add": "submit", "take": "claim", "complete": "settle"},
+    more_claims=1,  # the pickup that fails a job which was lost too often is a start as well
+)
+OMNIQ = Profile(
+    name="omniq",
+    scripts=OMNIQ_SCRIPTS,
+    residue=_omniq_residue,
+    query=_omniq_query,
+    verbs={"publish": "submit"},
+)
+SUBJECTS: dict[str, Callable[..., Subject]] = {
+    profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ, OMNIQ)
+}

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.scenario import emptied
 from tests.chaos.stage import Setup
+from tests.chaos.subject import SUBJECTS
 
 
+@pytest.mark.parametrize("contract", SUBJECTS)
 async def test_workers_and_gateway_go_on_with_an_emptied_store_without_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, contract: str
 ) -> None:
-    report = await emptied(Setup(folder=tmp_path, seed=7, jobs=120, workers=2))
+    report = await emptied(Setup(folder=tmp_path, contract=contract, seed=7, jobs=120, workers=2))
     assert report.ok, str(report)

@@ -18,10 +18,12 @@ from leasehold.contracts.memory.options import MemoryOptions
 from leasehold.contracts.memory.queue import MemoryQueue
 from leasehold.contracts.memory.sharing import SharedStore, forget, share
 from leasehold.contracts.memory.store import MemoryStore
+from leasehold.contracts.streams.queue import SCRIPTS
 from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
-from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leasehold.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
 
 T = TypeVar("T")
@@ -187,6 +189,7 @@ class StreamsStage:
         return self._opened(self.url, worker_id)
 
     async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        await _load_scripts(self.server_url)
         proxy = await LossyProxy(self.server_url).start()
         queue = self._opened(f"streams+{proxy.url}?{self.query}", worker_id)
         self._closing.append(proxy.stop)  # after the queue: it is listed later
@@ -204,6 +207,13 @@ class StreamsStage:
         queue = open_queue(url, worker_id=worker_id)
         self._closing.append(queue.close)
         return queue
+
+
+async def _load_scripts(server_url: str) -> None:
+    """So that what is lost is the answer of a script, not that the server lacks it."""
+    client = Redis(server_url)
+    await client.pipeline([("SCRIPT", "LOAD", script.source) for script in SCRIPTS.values()])
+    await client.close()
 
 
 def _runs_a_script(command: Any) -> bool:
@@ -241,6 +251,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._redis: EmbeddedRedis | None = None
+        self._postgres: EmbeddedPostgres | None = None
 
     def redis(self) -> str:
         """The URL of a private Redis; `LEASEHOLD_REDIS_URL` names another one."""
@@ -252,18 +263,35 @@ class Servers:
             self._redis.start()
         return self._redis.url
 
+    def postgres(self) -> str:
+        """The URL of a private PostgreSQL; `LEASEHOLD_POSTGRES_URL` names another one."""
+        given = os.environ.get("LEASEHOLD_POSTGRES_URL")
+        if given:
+            return given
+        if self._postgres is None:
+            self._postgres = EmbeddedPostgres()
+            self._postgres.start()
+        return self._postgres.url
+
     def stop(self) -> None:
-        if self._redis is not None:
-            self._redis.stop()
+        for server in (self._redis, self._postgres):
+            if server is not None:
+                server.stop()
 
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
-    """An adapter for every contract folder, by its name."""
-    from tests.contract.bullmq.adapter import BullmqAdapter  # it needs this module's words
+    """An adapter for every contract folder, by its name; more where it has several stores."""
+    # Imported here because they need this module's words.
+    from tests.contract.bullmq.adapter import BullmqAdapter
+    from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
+    from tests.contract.omniq.adapter import OmniqAdapter
 
     every: list[Adapter] = [
         MemoryAdapter(),
         StreamsAdapter(servers.redis),
         BullmqAdapter(servers.redis),
+        OmniqAdapter(servers.redis),
+        SqliteInboxAdapter(),
+        PostgresInboxAdapter(servers.postgres),
     ]
     return {adapter.name: adapter for adapter in every}

@@ -12,7 +12,8 @@ import pytest
 from tests.tidy.reading import ROOT
 
 # What the commands may use of a bare Debian, Python aside.
-TOOLS = "bash cat dirname env flock grep head id mkdir readlink rm sed sha256sum sh sort stat uname"
+TOOLS = "bash cat dirname env flock grep head id mkdir readlink rm sed sha256sum sh sort stat tail"
+TOOLS += " uname"
 
 UV = """\
     #!/bin/sh
@@ -134,6 +135,20 @@ def test_the_environment_is_made_once_and_again_when_the_lock_changes(copy: Copy
     assert len(copy.syncs()) == 2
 
 
+def test_spark_comes_with_the_tests_and_stays(copy: Copy) -> None:
+    """It is heavy: who only starts the system is spared it, and who has it does not lose it."""
+    assert copy.run("bin/up").returncode == 0
+    assert "--extra spark" not in copy.syncs()[-1]
+    copy.run("bin/test", "unit")
+    assert copy.syncs()[-1].startswith("sync --quiet --frozen --extra all --extra spark")
+    assert copy.run("bin/up").returncode == 0
+    assert len(copy.syncs()) == 2
+    with (copy.root / "uv.lock").open("a") as lock:
+        lock.write("# changed\n")
+    assert copy.run("bin/up").returncode == 0
+    assert "--extra spark" in copy.syncs()[-1]
+
+
 def test_an_environment_that_was_moved_here_is_made_anew(copy: Copy) -> None:
     copy.run("bin/up")
     moved = copy.root.with_name("elsewhere")
@@ -151,6 +166,64 @@ def test_without_a_new_enough_node_a_wheel_brings_one(copy: Copy) -> None:
     copy.program(copy.path / "node", "#!/bin/sh\necho v22.1.0\n")
     copy.run("bin/up")
     assert ["--group node" in sync for sync in copy.syncs()] == [True, False]
+
+
+# An apt-get that brings what it is asked for, and an id of somebody who may ask.
+APT = """\
+    #!/bin/sh
+    echo "$*" >>"{log}"
+    [ "$1" = install ] && printf '#!/bin/sh\\necho Chromium 1.0\\n' >"{path}/chromium"
+    [ "$1" = install ] && chmod +x "{path}/chromium"
+    true
+"""
+
+
+@pytest.fixture
+def apt(copy: Copy) -> Path:
+    log = copy.path.parent / "apt.log"
+    (copy.path / "chmod").symlink_to(shutil.which("chmod") or "chmod")
+    copy.program(copy.path / "apt-get", dedent(APT).format(log=log, path=copy.path))
+    (copy.path / "id").unlink()
+    copy.program(copy.path / "id", "#!/bin/sh\necho 0\n")
+    copy.lane("interop", "def test_in_a_browser(): pass")
+    return log
+
+
+@pytest.mark.parametrize("words", [(), ("interop",), ("unit", "tests/interop/test_more.py")])
+def test_the_lanes_that_need_a_browser_bring_one_once(
+    copy: Copy, apt: Path, words: tuple[str, ...]
+) -> None:
+    for _ in range(2):
+        assert copy.run("bin/test", *words).returncode == 0
+    assert apt.read_text().splitlines() == [
+        "update",
+        "install -y --no-install-recommends chromium",
+    ]
+
+
+def test_no_other_lane_and_not_up_asks_for_a_browser(copy: Copy, apt: Path) -> None:
+    assert copy.run("bin/test", "unit", "-k", "company").returncode == 0
+    assert copy.run("bin/up").returncode == 0
+    assert not apt.exists()
+
+
+def test_a_browser_that_cannot_be_got_is_told_of_and_the_tests_still_run(
+    copy: Copy, apt: Path
+) -> None:
+    copy.program(copy.path / "apt-get", "#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
+    done = copy.run("bin/test", "interop")
+    assert "apt did not bring Chromium: E: no network. As root: apt-get install" in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("==== 1 passed, 0 failed in ")
+
+
+def test_who_is_not_root_asks_sudo_without_being_asked_for_a_password(
+    copy: Copy, apt: Path
+) -> None:
+    copy.program(copy.path / "id", "#!/bin/sh\necho 1000\n")
+    copy.program(copy.path / "sudo", f'#!/bin/sh\necho "sudo $*" >>"{apt}"\nexit 1\n')
+    done = copy.run("bin/test", "interop")
+    assert apt.read_text() == "sudo -n DEBIAN_FRONTEND=noninteractive apt-get update\n"
+    assert "tests in a browser will fail" in done.stderr
 
 
 def test_up_hands_its_arguments_on_and_stays_where_it_was_called(

@@ -15,6 +15,8 @@ PUBLIC = [
     "LeaseLost",
     "LeaseholdError",
     "NewJob",
+    "Park",
+    "RateLimit",
     "Retry",
     "RetryPolicy",
     "Snooze",

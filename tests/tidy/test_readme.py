@@ -15,6 +15,8 @@ from leasehold.cli.config import Config
 from leasehold.cli.exits import Exit
 from leasehold.cli.group import COMMANDS
 from leasehold.cli.settings import SETTINGS
+from leasehold.contracts.bullmq.options import Options as BullmqOptions
+from leasehold.contracts.omniq.options import Options as OmniqOptions
 from leasehold.contracts.streams.options import Options, keys
 from leasehold.core.opening import contract_names
 from leasehold.tasks.toolbox import load_tools
@@ -67,21 +69,39 @@ def test_the_readme_says_of_each_contract_whether_it_is_there() -> None:
     assert len(listed) == 5
 
 
-def test_the_contract_s_page_lists_every_key_and_every_option_with_its_default() -> None:
+def test_the_page_of_streams_lists_every_key() -> None:
     text = page("docs/contracts/streams.md")
     named = {name for row in rows(text, "Keys") for name in re.findall(r"jobs:\w+", row[0])}
     assert named == set(keys(""))
+
+
+@pytest.mark.parametrize(
+    ("name", "heading", "options"),
+    [
+        ("streams", "Options of the URL", Options()),
+        ("bullmq", "Options of the queue URL", BullmqOptions()),
+        ("omniq", "Options of the queue URL", OmniqOptions(queue="letters")),
+    ],
+)
+def test_the_page_of_a_contract_lists_every_option_with_its_default(
+    name: str, heading: str, options: Options | BullmqOptions | OmniqOptions
+) -> None:
     listed: dict[str, str] = {}
-    for row in rows(text, "Options of the URL"):
+    for row in rows(page(f"docs/contracts/{name}.md"), heading):
         names, defaults = re.findall(r"\w+", row[0]), row[1].split(", ")
         listed |= dict(zip(names, defaults, strict=True))
-    options = Options()
     assert listed == {
         name: f"{getattr(options, name):g}"
         if name == "journal_days"
         else str(getattr(options, name))
-        for name in Options.__struct_fields__
+        for name in options.__struct_fields__
     }
+
+
+def test_the_index_of_contracts_and_the_readme_lead_to_every_page() -> None:
+    for name in set(contract_names()) - {"memory"}:
+        assert f"({name}.md)" in page("docs/contracts/index.md")
+        assert f"(docs/contracts/{name}.md)" in page("README.md")
 
 
 def test_the_paths_in_the_architecture_exist() -> None:
@@ -89,7 +109,8 @@ def test_the_paths_in_the_architecture_exist() -> None:
     paths = set(re.findall(r"`((?:cli|worker|core|gateway|contracts|store|lua)/[\w/.-]+)`", text))
     assert len(paths) > 15
     for path in paths:
-        places = [ROOT / "src/leasehold" / path, ROOT / "src/leasehold/contracts/streams" / path]
+        contracts = (ROOT / "src/leasehold/contracts" / name for name in contract_names())
+        places = [ROOT / "src/leasehold" / path, *(folder / path for folder in contracts)]
         assert any(place.exists() for place in places), path
 
 

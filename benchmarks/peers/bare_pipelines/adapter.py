@@ -19,9 +19,11 @@ from typing import Any, cast
 import hiredis
 from bench_kit import probe, redis_port, redis_url, serve
 
+from leasehold.contracts.streams.given import settle_rows
 from leasehold.contracts.streams.options import Options
 from leasehold.contracts.streams.queue import SCRIPTS, StreamsQueue
 from leasehold.core.job import NewJob
+from leasehold.core.lease import Lease
 from leasehold.core.opening import open_ledger, open_queue
 from leasehold.core.outcome import Outcome
 from leasehold.store.redis import Redis
@@ -32,7 +34,7 @@ CLAIMS_IN_FLIGHT = 3
 CHUNK = 500
 WORKER = "bare-pipelines"
 LEASES = 5
-"""Where the claim's answer holds its leases; its second part is the server's time."""
+"""Where the claim's answer holds its leases, as one list; its second part is the server's time."""
 
 
 class Producer:
@@ -67,7 +69,7 @@ class Tape:
 
     async def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         self.sent[script.name] = (script, [len(keys), *keys, *args])
-        return [b"ok", 0, b"", b"", 0, []] if script.name == "claim" else []
+        return [b"ok", 0, b"", b"", b"0", []] if script.name == "claim" else []
 
 
 async def learn() -> tuple[StreamsQueue, Tape]:
@@ -121,12 +123,9 @@ class Settle:
         keys = claim_args[0]
         self._head = ("EVALSHA", SCRIPTS["settle"].sha, *claim_args[: keys + 2])
 
-    def command(self, entries: list[Any], now: int) -> bytes:
-        args: list[Any] = [*self._head]
-        for entry in entries:
-            lease = self._queue._lease(entry, now)
-            args += self._queue._settle_args(Outcome(lease, "complete"))
-        return pack(*args)
+    def command(self, leases: list[Lease]) -> bytes:
+        outcomes = [Outcome(lease, "complete") for lease in leases]
+        return pack(*self._head, *settle_rows(outcomes, self._queue._backoff))
 
 
 def pack(*words: Any) -> bytes:
@@ -150,17 +149,17 @@ def work() -> None:
         if awaited.popleft() == "settle":
             _check(pipeline.reply())
         elif (answer := pipeline.reply())[LEASES]:
-            leases = answer[LEASES]
+            leases = queue._leases(answer[LEASES], answer[1])
             for _ in leases:
                 probe.noop()
             done += len(leases)
             more = done < probe.expect
-            pipeline.send(settle.command(leases, answer[1]) + (claims.next() if more else b""))
+            pipeline.send(settle.command(leases) + (claims.next() if more else b""))
             awaited += ("settle", "claim") if more else ("settle",)
 
 
 def _check(verdicts: list[Any]) -> None:
-    refused = [verdict for verdict in verdicts if verdict[0] != b"complete"]
+    refused = [verdict for verdict in verdicts if verdict != b"complete"]
     if refused:
         raise RuntimeError(f"{len(refused)} outcomes were not accepted: {refused[0]}")
 

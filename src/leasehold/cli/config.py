@@ -18,6 +18,7 @@ from leasehold.cli.settings import PREFIX, SETTINGS, Setting, Value
 from leasehold.core.errors import UsageError
 
 FILE_NAME = "leasehold.toml"
+_UP = "`leasehold up`"
 _WATCHDOG = ("WATCHDOG_PID", "WATCHDOG_USEC")
 
 
@@ -104,12 +105,21 @@ class Config:
         return Found(_read_secret(str(path), str(self._file)), str(self._file)) if path else None
 
     def _from_running_up(self, setting: Setting) -> Found | None:
-        if setting.name != "queue_url":
+        if setting.name not in ("queue_url", "redis_url"):
             return None
         from leasehold.cli.running import running_up
 
         up = running_up(self.data)
-        return Found(up.queue_url, f"`leasehold up` in {self.data}") if up else None
+        return Found(getattr(up, setting.name), f"{_UP} in {self.data}") if up else None
+
+    def queue_urls(self) -> list[str]:
+        """The queues to show: those that were named, else all of a running `leasehold up`."""
+        from leasehold.cli.running import running_up
+
+        named = self.texts("worker.queues")
+        found = self.find("queue_url")
+        up = None if named or not found.origin.startswith(_UP) else running_up(self.data)
+        return named or (up.queues if up else []) or [str(found.value)]
 
 
 def load_config() -> Config:

@@ -28,12 +28,16 @@ COMMANDS = {
     "pause": "Stop handing out jobs; what runs goes on.",
     "resume": "Hand out jobs again.",
     "queues": "Show how many jobs are in which state.",
+    "outbox": "List events to be delivered, and send them again.",
     "workers": "Show who works, and on what.",
     "dead": "Show failed jobs by error class, retry or remove a class.",
     "top": "Watch queues and workers in the terminal.",
     "bridge": "Move waiting jobs from one queue to another.",
     "init": "Begin a project: a handler, settings, systemd units.",
     "keys": "Create, list and revoke API keys.",
+    "db": "Bring a database to the schema of this version.",
+    "receiver": "Receive webhooks and show them on a page.",
+    "pipeline": "Keep, count and audit the history of queues, on Spark.",
     "doctor": "Look for what will hurt, and say what helps.",
     "check": "Run the conformance suite on a live store.",
     "bench": "Measure this machine on a private store.",
@@ -78,7 +82,7 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Settings: flags over LEASEHOLD_* variables over leasehold.toml over defaults "
     "(`leasehold config show --origin`). Exit codes: 0 ok, 1 error, 2 usage, 3 not found, "
-    "4 conflict, 5 store unreachable, 6 job failed, 7 timeout, 8 doctor found problems.",
+    "4 conflict, 5 store unreachable, 6 job failed, 7 timeout, 8 doctor or audit found problems.",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, help="Say which version this is.",

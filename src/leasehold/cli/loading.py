@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -13,17 +14,29 @@ from leasehold.core.errors import UsageError
 from leasehold.worker.task import Task
 
 BUILT_IN = "leasehold.tasks"
+INBOX = "leasehold.transcode"
 
 
-def load_tasks(target: str, config: Config, *, samples: bool = False) -> list[Task]:
+def load_tasks(
+    target: str, config: Config, *, samples: bool = False, urls: Sequence[str] = ()
+) -> list[Task]:
     """All `@task` functions of a file or module; the built-in ones are made from the settings."""
     if target == BUILT_IN:
         from leasehold.cli.task_settings import task_settings
         from leasehold.tasks import handlers
 
-        return handlers(task_settings(config), samples=samples)
+        made = handlers(task_settings(config), samples=samples)
+        if not samples:
+            return made
+        from leasehold.cli.samples import sample_tasks
+
+        return [*made, *sample_tasks()]
     if samples:
         raise UsageError(f"--samples goes with {BUILT_IN} only")
+    if target == INBOX:
+        from leasehold.cli.inbox_tasks import inbox_tasks
+
+        return inbox_tasks(config, urls)
     module = _file(Path(target)) if _is_path(target) else _module(target)
     named = {id(value): value for value in vars(module).values() if isinstance(value, Task)}
     found = list(named.values())  # once each, whatever names it has in the module
@@ -33,6 +46,14 @@ def load_tasks(target: str, config: Config, *, samples: bool = False) -> list[Ta
             "(from leasehold import task)"
         )
     return found
+
+
+def usual(target: str) -> int | None:
+    """How many attempts at once suit these tasks; None: as many as a worker takes by itself.
+
+    An inbox's worker delivers five webhooks at once (section 12) and transcodes by its cores.
+    """
+    return 5 if target == INBOX else None
 
 
 def _is_path(target: str) -> bool:

@@ -11,13 +11,17 @@ FILE_NAME = "up.json"
 
 
 class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the parts of a running `leasehold up` are, and the process that owns them."""
+    """Where the parts of a running `leasehold up` are, and the process that owns them.
+
+    `queue_url` is the first of the `queues` that its worker serves.
+    """
 
     pid: int
     gateway_url: str
     queue_url: str
     redis_url: str
     started_ms: int
+    queues: list[str] = []
 
 
 def running_up(folder: Path) -> RunningUp | None:

@@ -69,5 +69,13 @@ SETTINGS = {
         Setting("llm.timeout_s", 120.0, "longest wait for the next piece of an answer", "number"),
         Setting("rag.folder", "", "text files that `rag` searches when a job brings none"),
         Setting("tools", "", "the TOML file that says what the task `tool` may do"),
+        Setting("vault.keys", "", "the key ring: `id=base64` lines, active one first", secret=True),
+        Setting("vault.kms", "", "a function that makes a key ring of your own (module:function)"),
+        Setting("egress.allow", [], "private hosts and networks that jobs may name", "list"),
+        Setting("webhooks.headers", "contract", "contract, or standard: those besides as well"),
+        Setting("webhooks.secrets", "", "lines `requester = secret`; * is for all", secret=True),
+        Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
+        Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
+        Setting("transcode.network", "try", "none: refuse to run ffmpeg if it has a network"),
     )
 }

@@ -18,6 +18,7 @@ import msgspec
 
 from leasehold.core.errors import UnknownContract, UsageError
 from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.core.tape import Tape
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -113,6 +114,26 @@ def open_journal(url: str) -> Journal:
     """The history of the queue behind a URL."""
     parsed = parse_url(url)
     return cast("Journal", _contract(parsed).open_journal(parsed))
+
+
+def open_part(url: str, part: str) -> Any:
+    """What only some contracts have: `credentials`, `endpoint_secrets`."""
+    parsed = parse_url(url)
+    opener = getattr(_contract(parsed), f"open_{part}", None)
+    if opener is None:
+        raise UsageError(
+            f"queue URL {parsed.safe}: the contract {parsed.contract!r} keeps no "
+            f"{part.replace('_', ' ')}",
+            contract=parsed.contract,
+        )
+    return opener(parsed)
+
+
+def journal_tape(url: str) -> Tape | None:
+    """How the journal behind a URL is written, for readers in bulk; None where it is not said."""
+    parsed = parse_url(url)
+    declare = getattr(_contract(parsed), "journal_tape", None)
+    return cast("Tape", declare(parsed)) if declare else None
 
 
 def _contract(url: QueueUrl) -> Any:

@@ -1,5 +1,6 @@
 """How an attempt ends: what the worker asks for (`Outcome`), what the store decided (`Verdict`),
-and the signals by which a handler chooses (`Retry`, `Fatal`, `Snooze`, `Cancel`).
+and the signals by which a handler chooses (`Retry`, `Fatal`, `Snooze`, `Cancel`, `RateLimit`,
+`Park`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ release: handed back unfinished (shutdown); anyone may claim it at once, this at
 cancel: ended because somebody asked for it.
 """
 
+Until = Literal["", "rest", "children"]
+"""What a snoozed job waits for besides its delay, in queues that know it:
+rest: the whole queue rests for `delay_ms`; any other queue lets this one job wait.
+children: those that the job added have ended; only for queues that say so (`has_children`).
+"""
+
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of an error: enough to group and to understand it, nothing executable."""
@@ -33,13 +40,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a worker asks the store to make of a lease. `result` is JSON."""
+    """What a worker asks the store to make of a lease. `result` is JSON, `until` for a snooze."""
 
     lease: Lease
     kind: OutcomeKind
     result: bytes = b"null"
     failure: Failure | None = None
     delay_ms: int = 0
+    until: Until = ""
 
 
 class Completed(msgspec.Struct, frozen=True):
@@ -73,19 +81,31 @@ CANCELLED = Cancelled()
 
 
 class Signal(Exception):
-    """Root of what a handler raises to choose how its attempt ends."""
+    """Root of what a handler raises to choose how its attempt ends.
+
+    `code` is the word under which the failure is kept and grouped; empty means the signal's name.
+    """
+
+    code = ""
 
 
 class Retry(Signal):
     """Run the job again, after `after` seconds (or a timedelta) or by the task's policy if None."""
 
-    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+    def __init__(
+        self, after: float | timedelta | None = None, reason: str = "", *, code: str = ""
+    ) -> None:
         super().__init__(reason or "the handler asked for a retry")
         self.after_ms = _ms(after)
+        self.code = code
 
 
 class Fatal(Signal):
     """Trying again is useless: bury the job now."""
+
+    def __init__(self, reason: str = "", *, code: str = "") -> None:
+        super().__init__(reason or "the handler gave the job up")
+        self.code = code
 
 
 class Snooze(Signal):
@@ -98,6 +118,21 @@ class Snooze(Signal):
 
 class Cancel(Signal):
     """End the job as cancelled."""
+
+
+class RateLimit(Signal):
+    """Something behind the handler asks to be left alone for `after` seconds: no job of this queue
+    starts before, where the queue has a rate limiter; this one does not in any case. This attempt
+    is not counted."""
+
+    def __init__(self, after: float | timedelta, reason: str = "") -> None:
+        super().__init__(reason or "the handler asked for a rest")
+        self.after_ms = _ms(after) or 0
+
+
+class Park(Signal):
+    """Wait for the children that this job added while it ran, then run it again; this attempt is
+    not counted. Children that have all ended by then do not keep it waiting."""
 
 
 def _ms(after: float | timedelta | None) -> int | None:

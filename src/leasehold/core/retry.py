@@ -13,7 +13,18 @@ import msgspec
 
 from leasehold.core.errors import LeaseLost
 from leasehold.core.lease import Lease
-from leasehold.core.outcome import Cancel, Failure, Fatal, Outcome, OutcomeKind, Retry, Snooze
+from leasehold.core.outcome import (
+    Cancel,
+    Failure,
+    Fatal,
+    Outcome,
+    OutcomeKind,
+    Park,
+    RateLimit,
+    Retry,
+    Signal,
+    Snooze,
+)
 
 Jitter = Literal["none", "equal", "full"]
 
@@ -116,6 +127,10 @@ def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance
             return Outcome(lease, "cancel", failure=_plain(error))
         case Snooze():
             return Outcome(lease, "snooze", delay_ms=error.after_ms)
+        case RateLimit():
+            return Outcome(lease, "snooze", delay_ms=error.after_ms, until="rest")
+        case Park():
+            return Outcome(lease, "snooze", until="children")
         case Fatal():
             return Outcome(lease, "bury", failure=_plain(error, retryable=False))
         case Retry():
@@ -124,16 +139,16 @@ def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance
             return _by_policy(lease, error, policy, chance)
 
 
-def _plain(signal: BaseException, *, retryable: bool = True) -> Failure:
+def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
     """A signal is a decision, not an accident: keep its words and its cause, not its stack."""
     if signal.__cause__ is not None:
         return failure_of(signal.__cause__, retryable=retryable)
-    name = type(signal).__name__
+    name = signal.code or type(signal).__name__
     return Failure(code=name, message=str(signal)[:_MESSAGE_CHARS_MAX], retryable=retryable)
 
 
 def _retry(
-    lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float, after: int | None
+    lease: Lease, error: Retry, policy: RetryPolicy | None, chance: float, after: int | None
 ) -> Outcome:
     wait_ms = (
         after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, chance)

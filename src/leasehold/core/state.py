@@ -24,6 +24,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     final: tuple[str, ...]
     steps: Mapping[str, tuple[str, ...]]
     reopen: Mapping[str, tuple[str, ...]] = {}
+    walks: tuple[tuple[str, ...], ...] = ()
+    """Several steps of the table that one write may make at once, each from first to last state."""
+    overtake_ms: int = 0
+    """By how much claims that run at the same time may overtake each other; 0: they never do.
+
+    One that dies under way, with its worker or its server, gives back what it had locked."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -35,6 +41,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the table has this step; reopening a finished job is asked for by name."""
         table = self.reopen if reopening else self.steps
         return to_state in table.get(from_state, ())
+
+    def reaches(self, from_state: str, to_state: str) -> bool:
+        """Whether one write may lead there: by one step, or by a walk of several."""
+        return self.allows(from_state, to_state) or any(
+            (walk[0], walk[-1]) == (from_state, to_state) for walk in self.walks
+        )
 
     def require(self, from_state: str, to_state: str, *, reopening: bool = False) -> None:
         """Raise `InvalidTransition`, naming the steps there are, unless the table has this one."""
@@ -101,8 +113,8 @@ OMNIQ = Machine(
     running=("active",),
     final=("completed", "failed"),
     steps={
-        "wait": ("active",),
-        "delayed": ("wait",),
+        "wait": ("active", "failed"),
+        "delayed": ("wait", "active", "failed"),
         "active": ("completed", "failed", "delayed", "wait"),
     },
     reopen={"failed": ("wait",)},
@@ -120,7 +132,9 @@ PLANE = Machine(
     reopen={"DLQ": ("QUEUED",), "FAILED": ("QUEUED",)},
 )
 
-# `failed` rests: it leads to queued while attempts are left, to dead_letter when none is.
+# `failed` rests: it leads to queued while attempts are left, to dead_letter when none is. A handler
+# that names no stages walks through them; what is given up passes `failed`; what is cancelled or
+# expires while it waits has only this way to an end. Reopening begins the job anew, with a new row.
 INBOX = Machine(
     contract="inbox",
     initial=("queued",),
@@ -134,6 +148,21 @@ INBOX = Machine(
         "uploading": ("succeeded", "queued", "failed"),
         "failed": ("queued", "dead_letter"),
     },
+    reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
+    overtake_ms=10_000,
+    walks=(
+        ("claimed", "fetching", "processing"),
+        ("claimed", "fetching", "processing", "uploading"),
+        ("fetching", "processing", "uploading"),
+        ("claimed", "fetching", "processing", "uploading", "succeeded"),
+        ("fetching", "processing", "uploading", "succeeded"),
+        ("processing", "uploading", "succeeded"),
+        ("claimed", "failed", "dead_letter"),
+        ("fetching", "failed", "dead_letter"),
+        ("processing", "failed", "dead_letter"),
+        ("uploading", "failed", "dead_letter"),
+        ("queued", "claimed", "failed", "dead_letter"),
+    ),
 )
 
 MACHINES: Mapping[str, Machine] = {

@@ -30,10 +30,11 @@ from leasehold.gateway.document import document
 from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.keys import KeyRing, open_keyring, open_side_store
+from leasehold.gateway.keys import KeyRing
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
+from leasehold.gateway.rings import open_keyring, open_side_store
 from leasehold.gateway.served import Served, check_names, open_served
 from leasehold.gateway.session import Sessions
 from leasehold.gateway.settings import GatewaySettings

@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from hmac import compare_digest
 from typing import Protocol
-from urllib.parse import urlencode
 
 import msgspec
 
 from leasehold.core.endpoint import SCOPES, Caller
 from leasehold.core.errors import UsageError
-from leasehold.core.opening import parse_url
 from leasehold.store.redis import Redis
 
 TICKET_S = 60
 _SECRET_BYTES = 32
 _ID_BYTES = 6
-_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,19 +227,3 @@ class MemoryKeyRing:
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-def open_keyring(queue_url: str) -> KeyRing:
-    """The ring that belongs to a queue: in its Redis, or in memory where it has none."""
-    found = open_side_store(queue_url, "leasehold-keys")
-    return MemoryKeyRing() if found is None else RedisKeyRing(found[0], prefix=found[1])
-
-
-def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
-    """The Redis of a queue and the prefix of its keys, for what gateways keep beside the jobs."""
-    url = parse_url(queue_url)
-    if not url.store.startswith(("redis", "unix")):
-        return None
-    kept = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
-    store = url.store + (f"?{urlencode(kept)}" if kept else "")
-    return Redis(store, name=name), url.options.get("namespace", "")

@@ -38,6 +38,7 @@ CODES: dict[str, tuple[int, str]] = {
     "method": (405, "The path does not have this method; Allow says which it has."),
     "body_timeout": (408, "The body did not arrive in time."),
     "conflict": (409, "The stored state forbids it, or the Idempotency-Key was used otherwise."),
+    "gone": (410, "The job has ended, and was removed after the time for which jobs are kept."),
     "too_large": (413, "The body is larger than the limit."),
     "media_type": (415, "The body has to be application/json."),
     "invalid": (422, "The request is well formed but cannot be accepted; detail says why."),

@@ -40,7 +40,7 @@ class Served:
         if importlib.util.find_spec(module) is None:
             return []
         routes = importlib.import_module(module).open_routes(
-            GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s
+            GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s, **settings.lent
         )
         return cast("list[Endpoint]", routes)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -16,7 +18,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
     `anonymous` False asks for a key even on loopback. `redact` names payload keys whose values the
     pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`;
-    `lake` is the folder in which the pipeline keeps the history.
+    `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
+    contracts need and only the command line can make, by name: `seal` encrypts credentials,
+    `check_url` refuses addresses that no worker may call.
     """
 
     queues: tuple[str, ...]
@@ -38,6 +42,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     redact: tuple[str, ...] = ()
     trace_url: str = ""
     lake: str = ""
+    lent: Mapping[str, Any] = {}
 
     @property
     def on_loopback(self) -> bool:

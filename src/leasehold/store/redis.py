@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from leasehold.core.errors import ServerError, StoreUnreachable, UsageError
+from leasehold.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
 from leasehold.store.address import parse_address
 from leasehold.store.connection import Connection
 from leasehold.store.dial import Dialer
@@ -89,11 +89,7 @@ class Redis:
 
     async def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
         """Runs a script by its hash, by its source where the server does not hold it yet."""
-        if len(keys) != script.keys:
-            raise UsageError(
-                f"script {script.name} takes {script.keys} keys, {len(keys)} were given",
-                operation=script.name,
-            )
+        _check_keys(script, keys)
         try:
             try:
                 return await self.call("EVALSHA", script.sha, script.keys, *keys, *args)
@@ -111,21 +107,44 @@ class Redis:
         `wait_ms` repeats, for our own timer, the time that the command itself tells the server.
         Cancelling the caller drops the connection: a late reply is never handed to anybody else.
         """
-        packed = encode(args)
+        (reply,) = await self._blocked([encode(args)], wait_ms)
+        return _checked(reply, command_name(args))
+
+    async def block_then_run(
+        self,
+        blocking: Sequence[Arg],
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Arg],
+        *,
+        wait_ms: int,
+    ) -> Any:
+        """A script that the server runs in the moment in which a blocking command ends.
+
+        Both leave in one write. A server does not look at what follows a command that blocks, and
+        goes on with it as soon as that is over: one round trip where `block` and `run` take two.
+        Returns the script's reply; it ran even if the blocking command is what failed.
+        """
+        _check_keys(script, keys)
+        by_sha = encode(("EVALSHA", script.sha, script.keys, *keys, *args))
+        waited, reply = await self._blocked([encode(blocking), by_sha], wait_ms)
+        _checked(waited, command_name(blocking))
+        if isinstance(reply, ServerError) and is_no_script(reply):
+            return await self.run(script, keys, args)
+        return _checked(reply, script.name)
+
+    async def _blocked(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
+        """The replies to commands, of which the first blocks; errors stand as values."""
         connection = await self._lend()
         connection.patience_ms = wait_ms + self._timeout_ms
         try:
-            reply = await connection.send(packed)
-        except ServerError as error:
-            error.operation = error.operation or command_name(args)
-            self._idle.append(connection)
-            raise
+            replies = await connection.send_many(packed)
         except BaseException:
             connection.drop("the caller of a blocking command went away")
             self._blocking.discard(connection)
             raise
         self._idle.append(connection)
-        return reply
+        return replies
 
     async def server_time_ms(self) -> int:
         """The server's clock."""
@@ -176,3 +195,20 @@ class Redis:
             raise UsageError(
                 f"{self!r} belongs to another event loop; each loop (or thread) opens its own"
             )
+
+
+def _check_keys(script: Script, keys: Sequence[str | bytes]) -> None:
+    if len(keys) != script.keys:
+        raise UsageError(
+            f"script {script.name} takes {script.keys} keys, {len(keys)} were given",
+            operation=script.name,
+        )
+
+
+def _checked(reply: Any, operation: str) -> Any:
+    """The reply, or the error that stands in its place."""
+    if isinstance(reply, ServerError):
+        reply.operation = reply.operation or operation
+    if isinstance(reply, StoreError):
+        raise reply
+    return reply

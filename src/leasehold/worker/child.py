@@ -50,7 +50,7 @@ def main(fd: int) -> None:
         if isinstance(call, frames.Call):
             outcome = _live(call, wire)
             ended = (outcome.kind, outcome.result, outcome.failure, outcome.delay_ms)
-            wire.send(frames.Ended(*ended))
+            wire.send(frames.Ended(*ended, outcome.until))
 
 
 class _Wire:

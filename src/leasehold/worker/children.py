@@ -151,5 +151,5 @@ async def _converse(child: Child, attempt: Attempt, begun: Callable[[Attempt], N
                     child.send(frames.Written(refused=str(error)))
                 else:
                     child.send(frames.Written())
-            case frames.Ended(kind, result, failure, delay_ms):
-                return Outcome(attempt.held.lease, kind, result, failure, delay_ms)
+            case frames.Ended(kind, result, failure, delay_ms, until):
+                return Outcome(attempt.held.lease, kind, result, failure, delay_ms, until)

@@ -77,7 +77,7 @@ class Claimer:
                 continue
             share.hungry, share.idle = len(leases) >= limit, not leases
             if leases:
-                await self._hand_over(leases, sent)
+                await self._hand_over(leases, sent, more=share.hungry)
             else:
                 self.dry_at = seen
                 self._watch.tell("dry")
@@ -104,7 +104,7 @@ class Claimer:
         lease_ms = self._source.lease_ms
         return min(self._settings.claim_wait_ms, lease_ms // 3 if lease_ms else _WAIT_MS_UNKNOWN)
 
-    async def _hand_over(self, leases: list[Lease], sent: float) -> None:
+    async def _hand_over(self, leases: list[Lease], sent: float, *, more: bool) -> None:
         shortest_ms = min(lease.lease_ms for lease in leases)
         if shortest_ms != self._source.lease_ms:
             self._source.lease_ms = shortest_ms
@@ -114,12 +114,13 @@ class Claimer:
         if self.stopping:
             self._executor.release(attempts)
             return
-        if self._calm:
+        if self._calm and more:
             # Two turns later, so that the next claim leaves before these handlers take the loop.
             asyncio.get_running_loop().call_soon(self._begin_next_turn, attempts)
             return
-        # Handlers that block the loop would keep us from hearing what the next claim took until
-        # its leases have run out: it does not leave before they have let go.
+        # Where nothing more waits, these handlers need not wait for the next claim either. And
+        # handlers that block the loop would keep us from hearing what it took until its leases
+        # have run out: it does not leave before they have let go.
         began = self._clock()
         self._executor.begin(attempts)
         await asyncio.sleep(0)

@@ -31,7 +31,7 @@ from leasehold.worker.ending import Ender
 from leasehold.worker.holding import Attempt, Ending, Held
 from leasehold.worker.job import Job, ReportCall, current_job
 from leasehold.worker.metrics import Metrics
-from leasehold.worker.outcomes import TimedOut, cancelled, completed, released
+from leasehold.worker.outcomes import TimedOut, cancelled, childless, completed, released
 from leasehold.worker.settling import Entry
 from leasehold.worker.slots import Slots
 from leasehold.worker.source import Source
@@ -246,6 +246,8 @@ class Executor:
         if held.lost or outcome is None:
             self.announcer.lost(attempt, "it ran out, or the store said so")
             return
+        if outcome.until == "children" and not attempt.source.has_children:
+            outcome = childless(held.lease)
         held.outcome = outcome
         attempt.source.settle(Entry(held, outcome, attempt))
 

@@ -7,7 +7,7 @@ import struct
 import msgspec
 
 from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import Failure, OutcomeKind
+from leasehold.core.outcome import Failure, OutcomeKind, Until
 from leasehold.core.retry import RetryPolicy
 
 HEADER = struct.Struct("!I")
@@ -48,6 +48,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     result: bytes
     failure: Failure | None
     delay_ms: int
+    until: Until = ""
 
 
 ToChild = Call | Written

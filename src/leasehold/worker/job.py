@@ -54,7 +54,7 @@ class Job(msgspec.Struct, eq=False):
     _worker_id: str
     _timeout_s: float | None = None
     _payload: Any = _UNREAD
-    _log: Any = None
+    _log: JobLog | None = None
 
     @property
     def id(self) -> str:
@@ -104,10 +104,11 @@ class Job(msgspec.Struct, eq=False):
         return None if self._timeout_s is None else self._held.started + self._timeout_s
 
     @property
-    def log(self) -> Any:
-        """A structlog logger that knows job, attempt, queue and worker."""
+    def log(self) -> JobLog:
+        """`await job.log("a line")` adds to the job's own log, which its followers can read;
+        `job.log.info(...)` and the like write to the worker's log."""
         if self._log is None:
-            self._log = structlog.get_logger("leasehold.job").bind(**job_facts(self))
+            self._log = JobLog(self)
         return self._log
 
     def report(
@@ -136,6 +137,26 @@ class Job(msgspec.Struct, eq=False):
             progress=b"" if progress is None else _encode(progress),
         )
         return self._report(self._held, news)
+
+
+class JobLog:
+    """The log of a job by a call, and a structlog logger that knows the job by its methods."""
+
+    __slots__ = ("_job", "_logger")
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._logger: Any = None
+
+    def __call__(self, text: str) -> Awaitable[None]:
+        """Add a line to the job's log, as `job.report` publishes news: await it, or just call it in
+        a thread or process handler. Queues without logs publish it as an event `log`."""
+        return self._job.report(type="log", data={"text": str(text)})
+
+    def __getattr__(self, name: str) -> Any:
+        if self._logger is None:
+            self._logger = structlog.get_logger("leasehold.job").bind(**job_facts(self._job))
+        return getattr(self._logger, name)
 
 
 def read_payload(raw: bytes) -> Any:

@@ -46,6 +46,13 @@ def completed(lease: Lease, value: Any) -> Outcome:
         return Outcome(lease, "bury", failure=failure)
 
 
+def childless(lease: Lease) -> Outcome:
+    """The handler wants to wait for children in a queue whose jobs have none."""
+    message = "the handler parked its job, but jobs of this queue have no children to wait for"
+    failure = Failure(code="no_children", message=message, retryable=False)
+    return Outcome(lease, "bury", failure=failure)
+
+
 def cancelled(lease: Lease) -> Outcome:
     """Somebody asked for it, and the handler has been stopped."""
     failure = Failure(code="cancelled", message="cancelled on request")

@@ -70,6 +70,7 @@ class Source:
         self.contact = Contact(name)
         self.held: dict[Held, Attempt] = {}
         self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)
+        self.has_children = bool(getattr(queue, "has_children", False))
         self.settles: Flusher
         self.reports: Flusher
 

@@ -103,13 +103,13 @@ class Program:
         for line in stream:  # not all at once: what has come so far is looked at meanwhile
             lines += [line.rstrip("\n")]
 
-    def heard(self, words: str, count: int = 1) -> str:
+    def heard(self, words: str, count: int = 1, within_s: float = DEADLINE_S) -> str:
         """Wait until a line with these words has come (so often), and return the last."""
 
         def lines() -> list[str]:
             return [line for line in [*self.out, *self.err] if words in line]
 
-        wait_until(lambda: len(lines()) >= count or self.process.poll() is not None)
+        wait_until(lambda: len(lines()) >= count or self.process.poll() is not None, within_s)
         found = lines()
         assert len(found) >= count, f"{words!r} was not said:\n" + self.words
         return found[-1]

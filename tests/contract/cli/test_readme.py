@@ -1,8 +1,8 @@
 """The README is true: every bash block runs as written against a real `leasehold up`.
 
 The blocks run in their order in one shell, with port 8470 replaced by a free one. A python block
-that begins with `# app.py` is that file. A text block says what the bash block before it prints;
-`...` stands for anything.
+that begins with `# app.py`, or a javascript block with `// app.mjs`, is that file. A text block
+says what the bash block before it prints; `...` stands for anything.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.contract.cli.conftest import Program
 ROOT = Path(__file__).parents[3]
 PAGES = ("README.md", "docs/start/index.md")
 MARK = "=====block====="
+PROGRAMS = {"python": ("# ", ".py"), "javascript": ("// ", ".mjs")}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def test_every_block_has_a_language_that_says_what_happens_to_it() -> None:
         assert {block.language for block in blocks(page)} <= {
             "bash",
             "console",
+            "javascript",
             "python",
             "text",
             "toml",
@@ -51,7 +53,7 @@ def test_every_block_has_a_language_that_says_what_happens_to_it() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, free_port: int) -> Iterator[Path]:
     """A folder in which `leasehold up` runs."""
-    program = Program(["up", "--port", str(free_port)], tmp_path, {})
+    program = Program(["up", "--port", str(free_port), "--no-node"], tmp_path, {})
     try:
         program.heard("leasehold is up")
         yield tmp_path
@@ -66,9 +68,10 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(
     script, expected = ["set -euo pipefail"], []
     for block in blocks(page):
         text = block.text.replace("8470", str(free_port))
-        if block.language == "python":
-            name = text.split("\n", 1)[0].removeprefix("# ")
-            assert name.endswith(".py"), f"the first line of a python block names its file: {text}"
+        if block.language in PROGRAMS:
+            mark, ending = PROGRAMS[block.language]
+            name = text.split("\n", 1)[0].removeprefix(mark)
+            assert name.endswith(ending), f"the first line of a program names its file: {text}"
             (folder / name).write_text(text)
         elif block.language == "bash":
             script += [text, f"echo; echo {MARK}"]
@@ -101,6 +104,12 @@ def matches(output: str, wanted: str) -> bool:
     """Whether the output begins as the text does, `...` standing for anything."""
     pattern = ".*".join(re.escape(part) for part in wanted.strip().split("..."))
     return re.fullmatch(rf"{pattern}.*", output.replace("\r", "").strip(), re.DOTALL) is not None
+
+
+def test_six_lines_of_node_meet_six_lines_of_python() -> None:
+    for name in ("// feed.mjs", "# films.py"):
+        (block,) = (block.text for block in blocks("README.md") if block.text.startswith(name))
+        assert len([line for line in block.splitlines()[1:] if line.strip()]) == 6
 
 
 def test_the_two_commands_are_there() -> None:

@@ -24,9 +24,9 @@ TASKS = {"chat", "plan", "code", "tool", "rag", "embed"}
 class Up:
     """A running `leasehold up` and the folder it lives in."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, *args: str, **environment: str) -> None:
         self.folder, self.port = folder, port
-        self.program = self.start()
+        self.program = self.start(*args, **environment)
 
     def start(self, *args: str, **environment: str) -> Program:
         begin = time.monotonic()
@@ -52,13 +52,19 @@ class Up:
         finally:
             connection.close()
 
+    def videos(self) -> list[str]:
+        """Who added the finished jobs of the BullMQ queue, oldest first."""
+        url = self.call("queues")[1]["queue"]
+        jobs = self.call("ls", "--queue", url, "--state", "completed", "--limit", "500")
+        return [job["payload"]["userId"] for job in jobs if job["result"]["sample"]]
+
     def totals(self) -> dict[str, int]:
         return dict(self.call("queues")[0]["totals"])
 
 
 @pytest.fixture
 def up(tmp_path: Path, free_port: int) -> Iterator[Up]:
-    up = Up(tmp_path, free_port)
+    up = Up(tmp_path, free_port, "--no-node")
     yield up
     up.program.kill()
 
@@ -88,6 +94,83 @@ def test_jobs_of_all_six_tasks_flow_within_a_minute_and_ctrl_c_drains(up: Up) ->
     assert not any(Path(f"/proc/{pid}").exists() for pid in parts)
     assert not (up.folder / ".leasehold" / "up.json").exists()
     assert "stopped; the data stay in" in up.program.words
+
+
+def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(up: Up) -> None:
+    up.program.heard("(--no-node): the jobs of 'video-generation' come from our own producer")
+    assert [queue["workers"] for queue in up.call("queues")] == [1, 1, 1]
+    wait_until(lambda: len(up.videos()) >= 2)
+    assert set(up.videos()) == {"sample-python"}
+    assert not (up.folder / ".leasehold" / "samples").exists()
+
+
+def test_an_omniq_queue_with_groups_is_fed_and_worked_by_the_same_worker(up: Up) -> None:
+    url = up.call("queues")[2]["queue"]
+    assert url.startswith("omniq+")
+
+    def letters() -> list[Any]:
+        return up.call("ls", "--queue", url, "--state", "completed", "--limit", "500")
+
+    wait_until(lambda: len(letters()) >= 2)
+    assert all(job["result"]["tenant"] == job["gid"] for job in letters())
+
+
+def test_node_s_own_bullmq_takes_over_when_npm_has_brought_it(
+    tmp_path: Path, free_port: int
+) -> None:
+    up = Up(tmp_path, free_port)
+    try:
+        assert up.seconds < 30
+        up.program.heard("npm brings bullmq 6.7.0")
+        up.program.heard("Node's own bullmq 6.7.0 adds the jobs", within_s=100)
+        up.program.heard("completed, by a Python worker")
+        wait_until(lambda: "sample-node" in up.videos())
+        (producer,) = children(up.program.process.pid, "main.mjs")
+        os.kill(producer, signal.SIGKILL)
+        up.program.heard("Node's producer was ended by SIGKILL: ours goes on")
+        up.program.signal(signal.SIGTERM)
+        assert up.program.ended() == 0
+
+        up.start()  # what npm brought is still there
+        up.program.heard("Node's own bullmq 6.7.0 adds the jobs")
+        assert "npm brings" not in up.program.words
+        wait_until(lambda: children(up.program.process.pid, "main.mjs"))
+        (producer,) = children(up.program.process.pid, "main.mjs")
+        up.program.process.kill()
+        wait_until(lambda: not Path(f"/proc/{producer}").exists())
+    finally:
+        up.program.kill()
+
+
+def test_without_the_network_the_samples_are_ours_and_it_says_why(
+    tmp_path: Path, free_port: int
+) -> None:
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text("#!/bin/sh\necho 'npm error network is away'\nexit 1\n")
+    npm.chmod(0o755)
+    up = Up(tmp_path, free_port, PATH=f"{npm.parent}:{os.environ['PATH']}")
+    try:
+        up.program.heard("could not bring the package (npm error network is away): the jobs of")
+        wait_until(up.videos)
+        assert list((tmp_path / ".leasehold" / "samples").iterdir()) == []
+    finally:
+        up.program.kill()
+
+
+def test_no_samples_serves_both_queues_and_feeds_none(tmp_path: Path, free_port: int) -> None:
+    up = Up(tmp_path, free_port, "--no-samples")
+    try:
+        url = up.call("queues")[1]["queue"]
+        args = ["submit", "video-generation", "-d", "{}", "--queue", url, "--json"]
+        asked = Program([*args, "--wait", "--timeout", "30"], tmp_path, {})
+        asked.ended()
+        assert "payload.videoId is missing" in asked.words
+        assert up.totals() == {}
+        assert len(up.call("ls", "--queue", url)) == 1
+        assert not (tmp_path / ".leasehold" / "samples").exists()
+    finally:
+        up.program.kill()
 
 
 def test_a_restart_keeps_the_data(up: Up) -> None:
@@ -154,7 +237,9 @@ def test_a_taken_port_names_the_remedy_before_anything_starts(tmp_path: Path) ->
 def test_a_task_with_a_real_model_gets_no_samples(tmp_path: Path, free_port: int) -> None:
     with model_server() as script:
         program = Program(
-            ["up", "--port", str(free_port)], tmp_path, {"LEASEHOLD_LLM_URL": script.url}
+            ["up", "--port", str(free_port), "--no-node"],
+            tmp_path,
+            {"LEASEHOLD_LLM_URL": script.url},
         )
         try:
             program.heard("no samples for chat, plan, code, rag, embed")

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from leasehold.core.errors import UsageError
-from leasehold.gateway.keys import MemoryKeyRing, open_keyring
+from leasehold.gateway.keys import MemoryKeyRing
+from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site, until

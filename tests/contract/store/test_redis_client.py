@@ -189,6 +189,39 @@ async def test_a_late_reply_of_a_cancelled_block_is_never_handed_to_another(redi
     assert await redis.block("BLPOP", "late", 5, wait_ms=5000) == [b"late", b"for the next"]
 
 
+async def test_a_script_behind_a_blocked_command_runs_in_the_moment_it_is_served(
+    redis: Redis, add: Script
+) -> None:
+    await redis.run(add, ["behind"], [1])  # the server holds the script from now on
+    wait = ("BLPOP", "starter", 20)
+    blocked = asyncio.create_task(redis.block_then_run(wait, add, ["behind"], [10], wait_ms=20_000))
+    await until(lambda: blocked_clients(redis, 1))
+    assert await redis.call("GET", "behind") == b"1"
+    # One write: what follows the push finds that the script has not waited for anybody's answer.
+    await redis.call("RPUSH", "starter", "go")
+    assert await redis.call("GET", "behind") == b"11"
+    assert await blocked == 11
+
+
+async def test_a_script_behind_a_block_also_runs_when_nobody_serves_or_knows_it(
+    redis: Redis, add: Script
+) -> None:
+    await redis.call("SCRIPT", "FLUSH")
+    for total in (1, 2):
+        wait = ("BLPOP", "nobody", 0.02)
+        assert await redis.block_then_run(wait, add, ["alone"], [1], wait_ms=20) == total
+
+
+async def test_an_error_of_the_blocking_command_is_raised_and_the_script_has_run(
+    redis: Redis, add: Script
+) -> None:
+    await redis.run(add, ["ran"], [1])
+    with pytest.raises(ServerError, match="WRONGTYPE") as caught:
+        await redis.block_then_run(("BLPOP", "ran", 1), add, ["ran"], [1], wait_ms=1000)
+    assert caught.value.operation == "BLPOP"
+    assert await redis.call("GET", "ran") == b"2"
+
+
 async def test_replies_of_cancelled_callers_are_swallowed_in_order(redis: Redis) -> None:
     await redis.call("PING")
     tasks = [asyncio.create_task(redis.call("ECHO", i)) for i in range(100)]

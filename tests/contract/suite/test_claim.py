@@ -107,6 +107,34 @@ async def test_a_waiting_claim_ends_when_its_time_is_over(stage: Stage) -> None:
     assert 0.05 <= time.monotonic() - began_s < 5
 
 
+async def test_a_second_call_does_not_outwait_its_own_time_behind_one_that_waits(
+    stage: Stage,
+) -> None:
+    queue, producer = stage.queue("w1"), stage.queue()
+    assert await queue.claim(1, wait_ms=0) == []
+    waiting = asyncio.create_task(queue.claim(1, wait_ms=20_000))
+    await asyncio.sleep(0)
+    began_s = time.monotonic()
+    assert await queue.claim(1, wait_ms=0) == []
+    assert await queue.claim(1, wait_ms=30) == []
+    assert time.monotonic() - began_s < 5
+    (job_id,) = await submit(producer, job())
+    (lease,) = await waiting
+    assert lease.job_id == job_id
+
+
+async def test_jobs_that_arrive_one_by_one_are_each_heard_of_at_once(stage: Stage) -> None:
+    """A claim that follows one that took the last job waits, and misses nothing in between."""
+    queue, producer = stage.queue("w1"), stage.queue()
+    began_s = time.monotonic()
+    for _ in range(20):
+        (job_id,) = await submit(producer, job())
+        (lease,) = await queue.claim(5, wait_ms=20_000)
+        assert lease.job_id == job_id
+        await settle(queue, lease, "complete")
+    assert time.monotonic() - began_s < 5
+
+
 async def test_a_cancelled_claim_loses_no_job(stage: Stage) -> None:
     """Whether or not it had taken something when it was cancelled, the next claim has it all."""
     queue, producer = stage.queue("w1"), stage.queue()

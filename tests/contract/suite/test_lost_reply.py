@@ -1,5 +1,7 @@
 """Lost answers: every call may be sent again, and nothing is lost or done twice."""
 
+import asyncio
+
 import pytest
 
 from leasehold.core.errors import LeaseLost, StoreError
@@ -51,6 +53,22 @@ async def test_a_claim_whose_answer_was_lost_loses_nothing(stage: Stage) -> None
     assert sorted(lease.job_id for lease in leases) == sorted(ids)
     for lease in leases:
         assert await settle(queue, lease, "complete") == COMPLETED
+
+
+@pytest.mark.clause("M-9")
+async def test_a_claim_that_waited_and_whose_answer_was_lost_loses_nothing(stage: Stage) -> None:
+    queue, lose = await stage.lossy_queue("w1")
+    producer = stage.queue()
+    assert await queue.claim(1, wait_ms=0) == []
+    lose()
+    waiting = asyncio.create_task(queue.claim(1, wait_ms=2_000))
+    await asyncio.sleep(0)
+    (job_id,) = await submit(producer, job(max_attempts=1))
+    with pytest.raises(StoreError):
+        await waiting
+    lease = await answered(lambda: claim_one(queue))
+    assert (lease.job_id, lease.attempt) == (job_id, 1)
+    assert await settle(queue, lease, "complete") == COMPLETED
 
 
 @pytest.mark.clause("M-9")

@@ -107,13 +107,14 @@ async def test_snooze_does_not_count_the_attempt(stage: Stage) -> None:
     queue = stage.queue("w1")
     (job_id,) = await submit(queue, job(max_attempts=1))
     fences = []
+    delay_ms = max(20, stage.lease_ms // 3)
     for _ in range(4):
         lease = await claim_one(queue)
         assert lease.attempt == 1
         fences.append(lease.fence)
-        assert isinstance(await settle(queue, lease, "snooze", delay_ms=20), Retried)
+        assert isinstance(await settle(queue, lease, "snooze", delay_ms=delay_ms), Retried)
         assert await queue.claim(1, wait_ms=0) == []
-        await stage.advance(21)
+        await stage.advance(delay_ms + 1)
     assert fences == [1, 2, 3, 4]
     assert await settle(queue, await claim_one(queue), "complete") == COMPLETED
     assert await state(stage, job_id) == stage.words.done

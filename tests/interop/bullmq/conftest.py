@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Callable, Generator
@@ -73,3 +74,10 @@ def name() -> str:
 @pytest.fixture
 def url(server: str, name: str) -> str:
     return f"bullmq+{server}?queue={name}"
+
+
+@pytest.fixture(scope="module")
+def runner() -> Generator[asyncio.Runner]:
+    """An event loop for tests that hypothesis calls."""
+    with asyncio.Runner() as runner:
+        yield runner

@@ -56,7 +56,7 @@ async function object(on) {
 const held = new Map();
 
 function plain(value) {
-  if (value instanceof bullmq.Job) return { ...value.asJSON(), id: value.id, token: value.token, attemptsStarted: value.attemptsStarted };
+  if (value instanceof bullmq.Job) return { ...value.asJSON(), id: value.id, token: value.token, attemptsStarted: value.attemptsStarted, deferredFailure: value.deferredFailure };
   if (Array.isArray(value)) return value.map(plain);
   if (value && typeof value === 'object' && value.job instanceof bullmq.Job) {
     return { job: plain(value.job), children: plain(value.children || []) };

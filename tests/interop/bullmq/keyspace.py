@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 OURS = {"lh", "workerId", "pb"}
-TIMES = {"timestamp", "processedOn", "finishedOn"}
+TIMES = {"timestamp", "processedOn", "finishedOn", "prevTS"}
 EXTRA_EVENT_FIELDS = {"timestamp", "workerId", "progress", "step", "info"}
 # `retry` is the contract's own word; `debounced` is what 5.x calls `deduplicated` a second time.
 UNCOMPARED = ("retry", "debounced")

@@ -20,6 +20,8 @@ async def obey(job: Any) -> Any:
     data = job.payload or {}
     if "progress" in data:
         await job.report(data["progress"])
+    if "log" in data:
+        await job.log(data["log"])
     if "ms" in data:
         await asyncio.sleep(data["ms"] / 1000)
     if data.get("do") == "fatal":
@@ -33,10 +35,12 @@ async def obey(job: Any) -> Any:
 
 
 @asynccontextmanager
-async def worker(*urls: str, concurrency: int = 10, name: str = "") -> AsyncGenerator[Worker]:
+async def worker(
+    *urls: str, concurrency: int = 10, name: str = "", handler: Any = obey
+) -> AsyncGenerator[Worker]:
     """A running worker; stopped, with everything settled, when the block ends."""
     settings = Settings(worker_id=name, concurrency=concurrency)
-    running = Worker([obey], queues=list(urls), settings=settings)
+    running = Worker([handler], queues=list(urls), settings=settings)
     serving = asyncio.create_task(running.serve())
     try:
         await asyncio.sleep(0)  # lets it begin: before that it has no health to tell of

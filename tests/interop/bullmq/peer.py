@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
 import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
+from leasehold.store.embedded import locate_node
+from tests.interop.npm import installed
+
 HERE = Path(__file__).parent
 ANSWER_S = 30.0
-# Native extras are left out: the pinned packages alone are what is compared.
-OPTIONS = ("--omit=optional", "--no-audit", "--no-fund", "--ignore-scripts")
 
 
 class NodeError(Exception):
@@ -23,16 +23,7 @@ class NodeError(Exception):
 
 def install() -> None:
     """Make `node_modules` from the lock file, once; whatever is wrong raises."""
-    wanted = (HERE / "package-lock.json").read_text()
-    mark = HERE / "node_modules" / ".made-from"
-    if mark.exists() and mark.read_text() == wanted:
-        return
-    npm = shutil.which("npm")
-    assert npm, "npm is not here: bin/setup brings Node where the machine has none"
-    command = [npm, "install", "--no-save", *OPTIONS]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"npm install failed:\n{done.stdout}\n{done.stderr}"
-    mark.write_text(wanted)
+    installed(HERE)
 
 
 class Node:
@@ -43,7 +34,7 @@ class Node:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            ["node", str(HERE / "driver.cjs"), str(major), str(port), prefix],
+            [str(locate_node()), str(HERE / "driver.cjs"), str(major), str(port), prefix],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncGenerator, Generator
 
 import pytest
 import redis
-from playwright.async_api import Error, Page, async_playwright
+from playwright.async_api import Error, Page
 
 from leasehold.contracts.bullmq import open_producer
+from leasehold.store.embedded import locate_node
+from tests.interop.browser import opened_page
 from tests.interop.bullmq.ours import until, worker
 from tests.interop.bullmq.peer import HERE
 
@@ -21,7 +22,10 @@ pytestmark = pytest.mark.clause("B-48")
 @pytest.fixture
 def board(port: int, name: str) -> Generator[str]:
     process = subprocess.Popen(
-        ["node", "board.cjs", str(port), name], cwd=HERE, stdout=subprocess.PIPE, text=True
+        [str(locate_node()), "board.cjs", str(port), name],
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout
     yield f"http://127.0.0.1:{process.stdout.readline().strip()}/queue/{name}"
@@ -32,14 +36,8 @@ def board(port: int, name: str) -> Generator[str]:
 
 @pytest.fixture
 async def page() -> AsyncGenerator[Page]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        page = await browser.new_page()
-        page.set_default_timeout(10_000)
+    async with opened_page() as page:
         yield page
-        await browser.close()
 
 
 async def press(page: Page, text: str) -> None:

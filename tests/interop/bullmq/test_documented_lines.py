@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from leasehold.store.embedded import locate_node
 from tests.interop.bullmq.peer import HERE
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +36,12 @@ async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_
         head, tail = "\n".join(lines[:2]), "\n".join(lines[2:])
         script = here(f"{head}\n(async () => {{\n{tail}\nprocess.exit(0);\n}})();", port)
         node = await asyncio.create_subprocess_exec(
-            "node", "-e", script, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            str(locate_node()),
+            "-e",
+            script,
+            cwd=HERE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         out, errors = await asyncio.wait_for(node.communicate(), 30)
     finally:

@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from leasehold.contracts.bullmq import Flow
-from tests.interop.bullmq.keyspace import keyspace
 from tests.interop.bullmq.peer import Node
-from tests.interop.bullmq.test_twin_keyspace import OfficialSide, OurSide
+from tests.interop.bullmq.twins import OfficialSide, OurSide, differences
 
 pytestmark = pytest.mark.clause("B-22", "B-23")
 _unique = itertools.count(1)
@@ -71,13 +70,7 @@ class Twins:
 
     def compare(self, what: str) -> None:
         for queue in self.queues:
-            expected = keyspace(self.raw, "official", queue)
-            found = keyspace(self.raw, "ours", queue)
-            different = {
-                key: {"ours": found.get(key), "official": expected.get(key)}
-                for key in expected.keys() | found.keys()
-                if found.get(key) != expected.get(key)
-            }
+            different = differences(self.raw, queue)
             assert not different, f"{queue} after {what}"
 
     async def close(self) -> None:
@@ -129,17 +122,12 @@ async def test_a_child_that_is_removed_is_no_longer_waited_for(twins: Twins) -> 
 async def test_a_parent_failed_by_its_child_fails_at_pickup_and_fails_its_own_parent(
     twins: Twins,
 ) -> None:
-    """Node leaves the pickup and the failure to its worker; ours does both in one claim."""
     await twins.add(failParentOnFailure=True)
     await twins.do(2, "claim")
     await twins.do(2, "fatal", "a")
-    queue = twins.queues[1]
-    twins.official[queue].do("claim", None)
-    twins.node.call(f"job:{queue}:mid", "fail", "child PREFIX:x failed", "token", True)
-    twins.raw.hset(f"official:{queue}:mid", "failedReason", "compared below")
-    await twins.ours[queue].do("claim", None)
-    reason = twins.raw.hget(f"ours:{queue}:mid", "failedReason")
+    await twins.do(1, "claim")
+    reason = twins.raw.hget(f"ours:{twins.queues[1]}:mid", "failedReason")
     assert reason == f"child ours:{twins.queues[2]}:a failed".encode()
-    assert twins.raw.zscore(f"ours:{queue}:failed", "mid")
-    top = twins.queues[0]
-    assert keyspace(twins.raw, "ours", top) == keyspace(twins.raw, "official", top)
+    assert twins.raw.zscore(f"ours:{twins.queues[1]}:failed", "mid")
+    await twins.do(0, "claim")
+    assert twins.raw.zscore(f"ours:{twins.queues[0]}:failed", "top")

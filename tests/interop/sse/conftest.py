@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.gateway.conftest import redis_server, site
-from tests.interop.sse.npm import installed
+from tests.interop.npm import installed
 
 __all__ = ["redis_server", "site"]
 

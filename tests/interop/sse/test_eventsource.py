@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from leasehold.gateway.keys import open_keyring
+from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site

@@ -53,8 +53,14 @@ def test_a_module_is_found_from_the_current_folder(tmp_path: Path, config: Confi
 
 
 def test_the_built_in_tasks_are_the_six_of_the_contract(config: Config) -> None:
-    names = {task.name for task in load_tasks("leasehold.tasks", config, samples=True)}
+    names = {task.name for task in load_tasks("leasehold.tasks", config)}
     assert names == {"chat", "plan", "code", "tool", "rag", "embed"}
+
+
+def test_samples_bring_a_handler_for_the_sample_jobs_of_every_contract(config: Config) -> None:
+    names = [task.name for task in load_tasks("leasehold.tasks", config, samples=True)]
+    assert len(set(names)) == len(names)
+    assert set(names) >= {"chat", "embed", "video-generation"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import leasehold.tasks
 from leasehold.cli.checks.redis import clock_finding, version_finding
 from leasehold.cli.commands.up import Wish, welcome
 from leasehold.cli.gateway_side import GatewaySide, parse_sse
-from leasehold.cli.sampler import sample_job
+from leasehold.cli.samples.streams import sample_job
 from leasehold.core.errors import UsageError
 from leasehold.tasks import TASKS
 
@@ -44,8 +44,9 @@ def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
 
 
 def test_the_welcome_can_be_copied_with_its_live_port() -> None:
-    text = welcome("http://127.0.0.1:9999", samples=True)
+    text = welcome("http://127.0.0.1:9999", ["from Node       new Queue('q')"], samples=True)
     assert text.count("curl -s") == 3
+    assert "  from Node       new Queue('q')" in text.splitlines()
     assert "8470" not in text
 
 
@@ -62,7 +63,7 @@ def test_the_welcome_can_be_copied_with_its_live_port() -> None:
 def test_the_gateway_is_named_by_an_address_that_can_be_opened(host: str, url: str) -> None:
     from pathlib import Path
 
-    wish = Wish(host, 8470, Path(), "", samples=False, browser=False, drain_timeout_s=1)
+    wish = Wish(host, 8470, Path(), "", samples=False, node=False, browser=False, drain_timeout_s=1)
     assert wish.gateway_url == url
 
 

@@ -84,6 +84,31 @@ async def test_the_next_claim_leaves_before_the_handlers_of_the_last_one_run() -
     assert calm[:4] == ["claim", "claim", "run", "run"]
 
 
+async def test_where_nothing_more_waits_a_handler_starts_before_the_next_claim_leaves() -> None:
+    """A claim that came back with less than it asked for is in no hurry to be followed."""
+    store = Store()
+    order: list[str] = []
+
+    class Noting(View):
+        async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+            order.append("claim")
+            leases = await super().claim(limit, wait_ms=wait_ms)
+            order.extend(["claimed"] if leases else [])
+            return leases
+
+    @task("noop")
+    async def noting(job: Job) -> None:
+        order.append("run")
+
+    worker = Worker([noting], queues=[lambda: Noting(store)], concurrency=8)
+    async with serving(worker):
+        for settled in (1, 2, 3):
+            store.add("noop")
+            await worker.watch.until("settled", settled)
+    starts = [place for place, what in enumerate(order) if what == "run"]
+    assert [order[place - 1] for place in starts] == ["claimed"] * 3
+
+
 async def test_no_claim_is_under_way_while_handlers_block_the_loop() -> None:
     """Leases that a claim takes meanwhile would run out before anybody hears of them."""
     store = Store()

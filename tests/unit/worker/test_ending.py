@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from leasehold.core.outcome import Cancel, Fatal, Retry, Snooze
+from leasehold.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
 from leasehold.core.retry import exponential, fixed
 from leasehold.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, serving
@@ -134,6 +134,8 @@ async def test_a_thread_is_told_of_a_cancel_request_and_may_stop_by_itself() -> 
         (Fatal("useless"), "bury", "Fatal"),
         (Retry(2.5), "retry", "Retry"),
         (Snooze(3), "snooze", ""),
+        (RateLimit(3), "snooze", ""),
+        (Park(), "bury", "no_children"),
         (Cancel("enough"), "cancel", "Cancel"),
         (SystemExit(3), "fail", "SystemExit"),
         (asyncio.CancelledError(), "fail", "CancelledError"),

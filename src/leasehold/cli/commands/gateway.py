@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from leasehold.cli.config import load_config, notify_address
+from leasehold.cli.config import Config, load_config, notify_address
 from leasehold.cli.parent import end_with_parent
 from leasehold.core.errors import UsageError
 
@@ -44,15 +46,26 @@ def command(
     from leasehold.cli.logs import set_up_logs
 
     set_up_logs(config, log_level)
+    queues = tuple(urls or [config.text("queue_url")])
     settings = GatewaySettings(
-        queues=tuple(urls or [config.text("queue_url")]),
+        queues=queues,
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         anonymous=not require_key,
         ttl_s=config.integer("gateway.ttl_s"),
+        lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
         redact=tuple(config.texts("gateway.redact")),
         trace_url=config.text("gateway.trace_url"),
         lake=config.text("gateway.lake"),
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))
+
+
+def _lent(config: Config) -> dict[str, Any]:
+    """What an inbox seals credentials with, and who may be named in a job."""
+    from leasehold.cli.key_ring import open_seal
+    from leasehold.egress import Guard, Policy
+
+    guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
+    return {"seal": open_seal(config), "check_url": guard.check_url}

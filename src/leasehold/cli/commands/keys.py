@@ -1,4 +1,7 @@
-"""`leasehold keys`: create, list and revoke the API keys of a queue's gateways."""
+"""`leasehold keys`: create, list and revoke the API keys of a queue's gateways.
+
+The keys of the vault are `rotate` and `new-kek`, in `cli/rotating.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import msgspec
 from leasehold.cli.config import load_config
 from leasehold.cli.options import json_option, queue_option
 from leasehold.cli.output import ago, emit, emit_text, note, table
+from leasehold.cli.rotating import new_kek, rotate
 from leasehold.core.endpoint import SCOPES
 from leasehold.core.errors import NotFound, UsageError
 
@@ -20,7 +24,14 @@ Answer = TypeVar("Answer")
 
 @click.group("keys", short_help="Create, list and revoke API keys.")
 def command() -> None:
-    """Create, list and revoke API keys. They live in the queue's store, as hashes."""
+    """Create, list and revoke API keys. They live in the queue's store, as hashes.
+
+    `new-kek` and `rotate` are for the keys that seal stored credentials.
+    """
+
+
+command.add_command(rotate)
+command.add_command(new_kek)
 
 
 @command.command("create")
@@ -91,7 +102,8 @@ def _day(ts_ms: int) -> str:
 
 
 def _with_ring(queue_url: str | None, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
-    from leasehold.gateway.keys import MemoryKeyRing, open_keyring
+    from leasehold.gateway.keys import MemoryKeyRing
+    from leasehold.gateway.rings import open_keyring
 
     async def asked() -> Answer:
         ring = open_keyring(load_config().text("queue_url", queue_url))

@@ -21,8 +21,7 @@ from leasehold.core.seam import Counts
 @json_option
 def command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """Show depth, totals, workers and the oldest waiting job of each queue."""
-    config = load_config()
-    urls = list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
+    urls = list(queue_urls) or load_config().queue_urls()
     for url, counts in asyncio.run(_counts(urls)):
         view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
         if as_json:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import webbrowser
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from leasehold.cli.config import Config, browser_possible, child_environment, lo
 from leasehold.cli.exits import Exit, Failed
 from leasehold.cli.output import emit_text, note, paint
 from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
-from leasehold.cli.sampler import keep_sampling
+from leasehold.cli.samples import FLOWS, Place, SampleFlow, Stores
 from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
@@ -48,6 +48,7 @@ class Wish:
     data: Path
     redis_url: str
     samples: bool
+    node: bool
     browser: bool
     drain_timeout_s: float
 
@@ -68,6 +69,7 @@ class Wish:
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a page.")
 @click.option("--no-samples", is_flag=True, help="Submit no sample jobs.")
+@click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
 def command(
     port: int | None,
     host: str | None,
@@ -76,6 +78,7 @@ def command(
     postgres_url: str | None,
     no_browser: bool,
     no_samples: bool,
+    no_node: bool,
 ) -> int:
     """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order."""
     config = load_config()
@@ -85,6 +88,7 @@ def command(
         data=(data or config.data).expanduser().absolute(),
         redis_url=config.text("redis_url", redis_url),
         samples=not no_samples,
+        node=not no_node,
         browser=not no_browser and browser_possible(),
         drain_timeout_s=config.number("worker.drain_timeout_s"),
     )
@@ -123,15 +127,16 @@ async def _up(wish: Wish, config: Config) -> int:
     with stopping_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = wish.redis_url or await _start_redis(wish, stack)
-            queue_url = f"streams+{redis_url}"
-            await _check_store(queue_url)
-            await _start_parts(wish, queue_url, supervisor, stack)
+            stores = Stores(redis_url)
+            queues = [flow.queue_url(stores) for flow in FLOWS]
+            await _check_store(queues[0])
+            await _start_parts(wish, queues, supervisor, stack)
             await _until_ready(wish, supervisor, stop)
             if stop.is_set():
                 return Exit.OK
-            _announce(wish, queue_url, redis_url, stack)
+            _announce(wish, queues, stores, stack)
             if wish.samples:
-                await _start_samples(config, queue_url, stack)
+                await _start_samples(wish, config, stores, stack)
             await supervisor.until(stop)
             _say("stopping: running jobs may finish; Ctrl-C again stops at once")
     _say("stopped; the data stay in " + str(wish.data))
@@ -169,11 +174,13 @@ async def _check_store(queue_url: str) -> None:
 
 
 async def _start_parts(
-    wish: Wish, queue_url: str, supervisor: Supervisor, stack: contextlib.AsyncExitStack
+    wish: Wish, queues: list[str], supervisor: Supervisor, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Worker and gateway; the stack stops them in the reverse of this order."""
+    """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
     program = [sys.executable, "-m", "leasehold.cli"]
-    mine = ["--from", queue_url, "--parent", str(os.getpid())]
+    mine = ["--parent", str(os.getpid())]
+    for url in queues:
+        mine += ["--from", url]
     gateway = [*program, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
     worker = [*program, "worker", "leasehold.tasks", "--samples", *mine]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
@@ -213,44 +220,59 @@ def _answers(gateway_url: str) -> bool:
         connection.close()
 
 
-def _announce(wish: Wish, queue_url: str, redis_url: str, stack: contextlib.AsyncExitStack) -> None:
+def _announce(
+    wish: Wish, queues: list[str], stores: Stores, stack: contextlib.AsyncExitStack
+) -> None:
     up = RunningUp(
         pid=os.getpid(),
         gateway_url=wish.gateway_url,
-        queue_url=queue_url,
-        redis_url=redis_url,
+        queue_url=queues[0],
+        redis_url=stores.redis_url,
         started_ms=time.time_ns() // 1_000_000,
+        queues=queues,
     )
     announce_up(wish.data, up)
     stack.callback(withdraw_up, wish.data)
-    emit_text(welcome(wish.gateway_url, samples=wish.samples))
+    invitations = [flow.invitation(stores) for flow in FLOWS if flow.invitation]
+    emit_text(welcome(wish.gateway_url, invitations, samples=wish.samples))
     if wish.browser:
         webbrowser.open(wish.gateway_url)
 
 
-def welcome(url: str, *, samples: bool) -> str:
+def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
     """Where things are, and what to try next, ready to be copied."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
+    more = "".join(f"\n  {line}" for line in invitations)
     return f"""\
 {paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
 
   submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
                     -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'
   follow it       curl -sN {url}/v1/jobs/ID/events
-  read it         curl -s {url}/v1/jobs/ID
+  read it         curl -s {url}/v1/jobs/ID{more}
 
   or: leasehold submit chat -d '{{"prompt": "hello"}}' --follow   leasehold ls   leasehold queues
   Ctrl-C drains and stops."""
 
 
-async def _start_samples(config: Config, queue_url: str, stack: contextlib.AsyncExitStack) -> None:
-    from leasehold.tasks import TASKS, real_tasks
+async def _start_samples(
+    wish: Wish, config: Config, stores: Stores, stack: contextlib.AsyncExitStack
+) -> None:
+    from leasehold.tasks import real_tasks
 
     real = await asyncio.to_thread(real_tasks, task_settings(config))
-    if real:
-        _say(f"no samples for {', '.join(real)}: these have real handlers")
-    names = [name for name in TASKS if name not in real]
-    _background(stack, keep_sampling(queue_url, names, _say))
+    folder = wish.data / "samples"
+    place = Place(stores, folder, _say, frozenset(real), wish.node)
+    for flow in FLOWS:
+        _background(stack, _fed(flow, place))
+
+
+async def _fed(flow: SampleFlow, place: Place) -> None:
+    """Samples that break are told of; they are not what the rest stands on."""
+    try:
+        await flow.feed(place)
+    except Exception as error:
+        _say(f"no more samples of {flow.contract}: {type(error).__name__}: {error}")
 
 
 def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:

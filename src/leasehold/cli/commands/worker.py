@@ -27,7 +27,9 @@ from leasehold.core.errors import UsageError
 )
 @click.option("--parent", type=int, default=0, hidden=True)
 def command(target: str, queue_urls: tuple[str, ...], parent: int, **flags: Any) -> int:
-    """Run the @task functions of a file (app.py) or module (`leasehold.tasks`: the built-in ones).
+    """Run the @task functions of a file (app.py) or module.
+
+    `leasehold.tasks` are the built-in ones, `leasehold.transcode` those of an inbox.
 
     The first SIGTERM or Ctrl-C lets running jobs finish, the second hands them back at once.
     """
@@ -53,17 +55,17 @@ def with_lease(url: str, lease_ms: int) -> str:
 
 
 def _one(target: str, urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from leasehold.cli.loading import load_tasks
+    from leasehold.cli.loading import load_tasks, usual
     from leasehold.cli.logs import set_up_logs
     from leasehold.worker import Settings, Worker, identity
     from leasehold.worker.logs import add_job
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
-    tasks = load_tasks(target, config, samples=flags["samples"])
+    tasks = load_tasks(target, config, samples=flags["samples"], urls=urls)
     socket, watchdog_ms = notify_address()
     settings = Settings(
         worker_id=identity(process_environment()),
-        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or None,
+        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or usual(target),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         burst=flags["burst"],
         debug=level == "debug",

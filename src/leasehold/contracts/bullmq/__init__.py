@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from leasehold.contracts.bullmq.events import Event, QueueEvents
-from leasehold.contracts.bullmq.journal import BullmqJournal
+from leasehold.contracts.bullmq.family import Children, Flow
+from leasehold.contracts.bullmq.journal import BullmqJournal, tape
 from leasehold.contracts.bullmq.ledger import BullmqLedger
 from leasehold.contracts.bullmq.options import Options
-from leasehold.contracts.bullmq.producer import Flow, Producer, open_events, open_producer
+from leasehold.contracts.bullmq.producer import Producer, open_events, open_producer
 from leasehold.contracts.bullmq.queue import BullmqQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
+from leasehold.core.tape import StreamTape
 from leasehold.store.redis import Redis
 
 __all__ = [
     "BullmqJournal",
     "BullmqLedger",
     "BullmqQueue",
+    "Children",
     "Event",
     "Flow",
     "Producer",
@@ -41,6 +44,12 @@ def open_journal(url: QueueUrl) -> BullmqJournal:
     """The journal of the same queue."""
     options, store = _parts(url)
     return BullmqJournal(Redis(store, name="leasehold"), options)
+
+
+def journal_tape(url: QueueUrl) -> StreamTape:
+    """How the journal is written, for readers in bulk."""
+    options, store = _parts(url)
+    return tape(store, options)
 
 
 def _parts(url: QueueUrl) -> tuple[Options, str]:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from leasehold.contracts.bullmq.events import read_events
-from leasehold.contracts.bullmq.options import CONTRACT, Options, client_name, keys
-from leasehold.contracts.bullmq.queue import SCRIPTS
-from leasehold.contracts.bullmq.records import number, record_of
+from leasehold.contracts.bullmq.family import Children, children_of
+from leasehold.contracts.bullmq.finding import STATES, Finder, natural, place
+from leasehold.contracts.bullmq.job_options import PRIORITY_MAX
+from leasehold.contracts.bullmq.options import CONTRACT, Options, client_name
+from leasehold.contracts.bullmq.records import number
+from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
 
-STATES = (
-    *("waiting", "prioritized", "delayed", "active", "waiting-children", "completed", "failed"),
-    "paused",
-)
 # What repeats another event or tells of another request: a job's own story ends with its end.
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
-_SCAN_MAX = 20_000
-_CHUNK = 500
 
 
 class BullmqLedger:
@@ -30,11 +26,13 @@ class BullmqLedger:
     def __init__(self, redis: Redis, options: Options) -> None:
         self._redis = redis
         self._options = options
-        self._keys = keys(options.key_prefix)
+        self._scripts = Scripts(redis, options)
+        self._finder = Finder(redis, options)
+        self._keys = self._scripts.keys
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
-        (record,) = await self._records([job_id])
+        (record,) = await self._finder.records([job_id])
         return record
 
     async def find(self, query: Query) -> Page:
@@ -49,12 +47,12 @@ class BullmqLedger:
                 f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(STATES)}",
                 contract=CONTRACT,
             )
-        ids = await self._ids(query.states or STATES)
-        found = [record for record in await self._records(ids) if record is not None]
-        found.sort(key=_place, reverse=True)
+        ids = await self._finder.ids(query.states or STATES)
+        found = [record for record in await self._finder.records(ids) if record is not None]
+        found.sort(key=place, reverse=True)
         if query.after:
             created, _, last_id = query.after.partition(":")
-            found = [each for each in found if _place(each) < (int(created), _natural(last_id))]
+            found = [each for each in found if place(each) < (int(created), natural(last_id))]
         if query.task:
             found = [each for each in found if each.task == query.task]
         page = found[: query.limit]
@@ -122,39 +120,88 @@ class BullmqLedger:
 
     async def pause(self) -> None:
         """Hand out no more leases."""
-        await self._run("pause", "pause")
+        await self._scripts.run("pause", "pause")
 
     async def resume(self) -> None:
         """Hand out leases again."""
-        await self._run("pause", "resume")
+        await self._scripts.run("pause", "resume")
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send finished jobs back, attempts counted anew; per id "ok" or what forbids it."""
-        return await self._steer("retry", job_ids)
+        return await self._steer("steer", job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
-        return await self._steer("cancel", job_ids)
+        return await self._steer("steer", job_ids, "cancel")
 
-    async def remove(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok", "missing", or "active"."""
-        return await self._steer("remove", job_ids)
+    async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
+        """Remove jobs, and their children unless told otherwise; per id "ok", "missing", or
+        "active" when it or one of those children runs."""
+        return await self._steer("remove", job_ids, int(children))
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
         """Let delayed jobs run now; per id "ok", "missing", or the state it is in instead."""
-        return await self._steer("promote", job_ids)
+        return await self._steer("steer", job_ids, "promote")
+
+    async def change_delay(self, job_ids: Sequence[str], delay_ms: int) -> list[str]:
+        """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or the state it is in
+        instead."""
+        if delay_ms < 0:
+            raise UsageError(f"a delay cannot be negative: {delay_ms} ms", contract=CONTRACT)
+        return await self._steer("change", job_ids, "delay", delay_ms, 0)
+
+    async def change_priority(
+        self, job_ids: Sequence[str], priority: int, *, first: bool = False
+    ) -> list[str]:
+        """Give jobs another priority (0 comes before all), `first` among its equals if asked; per
+        id "ok", "missing", or the end it has come to."""
+        if not 0 <= priority <= PRIORITY_MAX:
+            raise UsageError(
+                f"priority {priority}: a whole number from 0 to {PRIORITY_MAX}", contract=CONTRACT
+            )
+        return await self._steer("change", job_ids, "priority", priority, int(first))
+
+    async def retry_all(self, state: str = "failed", *, before_ms: int | None = None) -> int:
+        """Send every failed (or completed) job back that ended by `before_ms`; how many.
+
+        As BullMQ's `retryJobs`: attempts go on counting, and priorities are not looked at.
+        """
+        if state not in ("failed", "completed"):
+            raise UsageError(f"state {state!r}: only failed or completed jobs can be sent back")
+        last = before_ms if before_ms is not None else await self._redis.server_time_ms()
+        return await self._bulk(state, last)
+
+    async def promote_all(self) -> int:
+        """Let every delayed job run now, as BullMQ's `promoteJobs`; how many."""
+        return await self._bulk("delayed", 0)
 
     async def drain(self, *, delayed: bool = False) -> int:
         """Remove every job that waits; with `delayed` also those that wait for their time."""
-        return len(await self._run("sweep", "drain", 1 if delayed else 0, 0, 0))
+        return len(await self._scripts.run("sweep", "drain", 1 if delayed else 0, 0, 0))
 
     async def clean(self, state: str, *, older_ms: int = 0, limit: int = 1_000) -> list[str]:
-        """Remove jobs of a state that are older than `older_ms`; returns their ids."""
+        """Remove jobs of a state that are older than `older_ms`; returns their ids.
+
+        `limit` (0: none) bounds how many are looked at, those first whose turn is next.
+        """
         word = {"waiting": "wait", "wait": "wait", "paused": "wait"}.get(state, state)
         if word not in ("wait", *STATES):
             raise UsageError(f"no such state: {state}; there are {', '.join(STATES)}")
-        gone = await self._run("sweep", "clean", word, older_ms, limit)
+        gone = await self._scripts.run("sweep", "clean", word, older_ms, limit)
         return [each.decode() for each in gone]
+
+    async def children(self, job_id: str) -> Children:
+        """The children of a job: what each of them left, and which are still to come."""
+        key = self._job_key(job_id)
+        replies = await self._redis.pipeline(
+            [
+                ("HGETALL", f"{key}:processed"),
+                ("HGETALL", f"{key}:failed"),
+                ("ZRANGE", f"{key}:unsuccessful", 0, -1),
+                ("SMEMBERS", f"{key}:dependencies"),
+            ]
+        )
+        return children_of(*replies)
 
     async def logs(self, job_id: str) -> list[str]:
         """The lines that handlers logged to the job."""
@@ -179,65 +226,20 @@ class BullmqLedger:
     def _job_key(self, job_id: str) -> str:
         return self._options.key_prefix + job_id
 
-    async def _run(self, name: str, *args: Arg) -> Any:
-        return await self._redis.run(SCRIPTS[name], self._keys, (self._options.key_prefix, *args))
-
-    async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
+    async def _steer(self, script: str, job_ids: Sequence[str], *how: Arg) -> list[str]:
         answers: list[str] = []
-        for start in range(0, len(job_ids), _CHUNK):  # one script stays short for the others
-            replies = await self._run("steer", verb, *job_ids[start : start + _CHUNK])
+        for start in range(0, len(job_ids), BATCH_MAX):  # one script stays short for the others
+            replies = await self._scripts.run(script, *how, *job_ids[start : start + BATCH_MAX])
             answers += [reply.decode() for reply in replies]
         return answers
 
-    async def _ids(self, states: Sequence[str]) -> list[str]:
-        wait, active, prioritized, delayed, paused = self._keys[:5]
-        last = _SCAN_MAX - 1
-        reads: dict[str, tuple[Arg, ...]] = {
-            "waiting": ("LRANGE", wait, 0, last),
-            "paused": ("LRANGE", paused, 0, last),
-            "active": ("LRANGE", active, 0, last),
-            "prioritized": ("ZRANGE", prioritized, 0, last),
-            "delayed": ("ZRANGE", delayed, 0, last),
-            "waiting-children": ("ZREVRANGE", self._keys[13], 0, last),
-            "completed": ("ZREVRANGE", self._keys[11], 0, last),
-            "failed": ("ZREVRANGE", self._keys[12], 0, last),
-        }
-        replies = await self._redis.pipeline([reads[state] for state in states])
-        return list(dict.fromkeys(each.decode() for reply in replies for each in reply))
-
-    async def _records(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        """Hash and place of each job; the places are asked for in the same go."""
-        found: list[JobRecord | None] = []
-        wait, active, prioritized, delayed, paused = self._keys[:5]
-        sets = (
-            (self._keys[11], "completed"),
-            (self._keys[12], "failed"),
-            (delayed, "delayed"),
-            (prioritized, "prioritized"),
-            (self._keys[13], "waiting-children"),
-        )
-        lists = ((active, "active"), (wait, "waiting"), (paused, "paused"))
-        width = 1 + len(sets) + len(lists)
-        for start in range(0, len(ids), _CHUNK):
-            chunk = ids[start : start + _CHUNK]
-            commands: list[tuple[Arg, ...]] = []
-            for job_id in chunk:
-                commands.append(("HGETALL", self._job_key(job_id)))
-                commands += [("ZSCORE", key, job_id) for key, _ in sets]
-                commands += [("LPOS", key, job_id) for key, _ in lists]
-            replies = await self._redis.pipeline(commands)
-            names = [name for _, name in (*sets, *lists)]
-            for at, job_id in enumerate(chunk):
-                flat, *places = replies[at * width : (at + 1) * width]
-                state = next(
-                    (name for name, place in zip(names, places, strict=True) if place is not None),
-                    "unknown",
-                )
-                raw = dict(zip(flat[::2], flat[1::2], strict=True))
-                found.append(
-                    record_of(job_id, self._options.queue, state, raw) if raw.get(b"name") else None
-                )
-        return found
+    async def _bulk(self, state: str, last_ms: int) -> int:
+        sent = 0
+        while moved := await self._scripts.run("bulk", state, BATCH_MAX, last_ms):
+            sent += moved
+            if moved < BATCH_MAX:
+                break
+        return sent
 
     def _workers(self, clients: bytes) -> int:
         """Connections that carry a worker's name; Node's getWorkers() counts the same way."""
@@ -255,12 +257,3 @@ class BullmqLedger:
             return 0
         created = await self._redis.call("HGET", self._job_key(job_id.decode()), "timestamp")
         return max(0, now - number(created)) if created else 0
-
-
-def _place(record: JobRecord) -> tuple[int, tuple[int, str]]:
-    return (record.created_ms, _natural(record.job_id))
-
-
-def _natural(job_id: str) -> tuple[int, str]:
-    """Ids that BullMQ counts are ordered as numbers."""
-    return (int(job_id), "") if job_id.isdecimal() else (-1, job_id)

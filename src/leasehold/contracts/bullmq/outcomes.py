@@ -48,7 +48,8 @@ def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, 
         result = outcome.result
         return (
             lease.job_id, lease.fence, lease.token, "complete", result, "", short_hash(result), "",
-            0, count, age, attempts, lease.max_attempts, token_h, otherwise, "",
+            backoff_ms(told.backoff, _made(lease)), count, age, attempts, lease.max_attempts,
+            token_h, otherwise, "",
         )  # fmt: skip
     failure = outcome.failure
     kind, wait_ms = _decide(outcome, told, last)
@@ -69,12 +70,13 @@ def _decide(outcome: Outcome, told: JobOptions, last: bool) -> tuple[str, int]:
     if kind == "fail":
         if last:
             return "bury", 0
-        made = lease.attempt - _stalled(lease)
-        wait_ms = outcome.delay_ms or backoff_ms(told.backoff, made)
+        wait_ms = outcome.delay_ms or backoff_ms(told.backoff, _made(lease))
         return "retry", wait_ms
     if kind == "retry" and lease.max_attempts and last:
         return "bury", 0
-    return kind, outcome.delay_ms
+    if outcome.until == "children":
+        return "park", backoff_ms(told.backoff, _made(lease))
+    return "limit" if outcome.until == "rest" else kind, outcome.delay_ms
 
 
 def _stack(failure: Failure, reason: str) -> str:
@@ -84,9 +86,10 @@ def _stack(failure: Failure, reason: str) -> str:
     return f"{failure.code}: {reason}" + (f"\n{failure.stack}" if failure.stack else "")
 
 
-def _stalled(lease: Lease) -> int:
-    claimed = lease.extra if isinstance(lease.extra, Claimed) else None
-    return claimed.stalled if claimed else 0
+def _made(lease: Lease) -> int:
+    """Attempts made when this one has failed; starts that stalled are none."""
+    stalled = lease.extra.stalled if isinstance(lease.extra, Claimed) else 0
+    return lease.attempt - stalled
 
 
 def verdict_of(lease: Lease, reply: list[Any]) -> Verdict:

@@ -18,10 +18,11 @@ import msgspec
 
 from leasehold.contracts.bullmq import job_options, submission
 from leasehold.contracts.bullmq.events import QueueEvents
+from leasehold.contracts.bullmq.family import Flow
 from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
-from leasehold.contracts.bullmq.queue import SCRIPTS
 from leasehold.contracts.bullmq.scheduling import Scheduler
 from leasehold.contracts.bullmq.schema import check as check_schema
+from leasehold.contracts.bullmq.scripts import SCRIPTS
 from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ReplyLost, ServerError
 from leasehold.core.opening import parse_url
 from leasehold.store.redis import Arg, Redis
@@ -30,16 +31,6 @@ _BATCH_MAX = 500
 _TRIES_MAX = 5
 _FOREVER = 9_007_199_254_740_991
 _encode = msgspec.json.Encoder().encode
-
-
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and the children it waits for; each may be in another queue of the same server."""
-
-    name: str
-    data: Any = None
-    queue: str = ""
-    options: Mapping[str, Any] = {}
-    children: Sequence[Flow] = ()
 
 
 class Producer:
@@ -70,15 +61,16 @@ class Producer:
 
     async def add_flow(self, flow: Flow) -> str:
         """Store a tree of jobs in one transaction; the root runs when its children are done."""
-        commands: list[tuple[Arg, ...]] = []
-        root = self._flow(flow, None, commands)
-        script = SCRIPTS["add"]
-        await self._redis.call("SCRIPT", "LOAD", script.source)
-        replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
-        for reply in (*replies, *(replies[-1] or ())):
-            if isinstance(reply, ServerError):
-                raise reply
+        (root,) = await self._add_flows([flow], None)
         return root
+
+    async def add_children(self, job_id: str, flows: Sequence[Flow]) -> list[str]:
+        """Give a job of this queue children, each with its own if it has any, in one transaction.
+
+        Its handler calls this while it runs, and raises `Park` to wait for them.
+        """
+        parent = {"id": job_id, "queue": self._options.key_prefix[:-1]}
+        return await self._add_flows(flows, parent)
 
     async def upsert_scheduler(
         self,
@@ -150,6 +142,30 @@ class Producer:
                     raise
         return [_accepted(status.decode(), job_id.decode()) for status, job_id in replies]
 
+    async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:
+        commands: list[tuple[Arg, ...]] = []
+        # Level by level, as Node's flow producer adds them.
+        level = [(flow, parent) for flow in flows]
+        roots: list[str] = []
+        while level:
+            ids = [self._flow(flow, above, commands) for flow, above in level]
+            roots = roots or ids
+            level = [
+                (child, {"id": job_id, "queue": self._queue_key(flow)})
+                for (flow, _), job_id in zip(level, ids, strict=True)
+                for child in flow.children
+            ]
+        script = SCRIPTS["add"]
+        await self._redis.call("SCRIPT", "LOAD", script.source)
+        replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
+        answers = replies[-1] or ()
+        for reply in (*replies, *answers):
+            if isinstance(reply, ServerError):
+                raise reply
+        for ((status, job_id),) in answers:
+            _accepted(status.decode(), job_id.decode())
+        return roots
+
     def _flow(
         self, flow: Flow, parent: dict[str, str] | None, commands: list[tuple[Arg, ...]]
     ) -> str:
@@ -158,7 +174,6 @@ class Producer:
         submission.check_id(job_id)
         if parent:
             given["parent"] = parent
-        queue_key = f"{self._options.prefix}:{flow.queue or self._options.queue}"
         row = submission.full_row(
             flow.name,
             _encode({} if flow.data is None else flow.data),
@@ -166,11 +181,12 @@ class Producer:
             waits_children=bool(flow.children),
         )
         script = SCRIPTS["add"]
-        prefix = f"{queue_key}:"
+        prefix = f"{self._queue_key(flow)}:"
         commands.append(("EVALSHA", script.sha, script.keys, *keys(prefix), prefix, "", 0, 0, *row))
-        for child in flow.children:
-            self._flow(child, {"id": job_id, "queue": queue_key}, commands)
         return job_id
+
+    def _queue_key(self, flow: Flow) -> str:
+        return f"{self._options.prefix}:{flow.queue or self._options.queue}"
 
 
 def open_producer(url: str, *, schema: Mapping[str, Any] | None = None) -> Producer:

@@ -11,7 +11,9 @@ from leasehold.contracts.bullmq.options import CONTRACT
 from leasehold.core.job import JobRecord
 
 
-def record_of(job_id: str, queue: str, state: str, raw: dict[bytes, bytes]) -> JobRecord:
+def record_of(
+    job_id: str, queue: str, state: str, raw: dict[bytes, bytes], *, due_ms: int = 0
+) -> JobRecord:
     """The record of a job whose place in the queue is known."""
 
     def text(name: bytes) -> str:
@@ -22,10 +24,9 @@ def record_of(job_id: str, queue: str, state: str, raw: dict[bytes, bytes]) -> J
 
     options = job_options.read(raw.get(b"opts", b"{}"))
     made, stalled = count(b"atm"), count(b"stc")
-    created, delay = count(b"timestamp"), count(b"delay")
+    created = count(b"timestamp")
     words = text(b"lh").split(" ")
     lease_until = int(words[2]) if len(words) == 6 and words[2].isdecimal() else 0
-    due = int(words[5]) if len(words) == 6 and words[4] in ("retry", "snooze") else 0
     return JobRecord(
         job_id=job_id,
         contract=CONTRACT,
@@ -40,7 +41,7 @@ def record_of(job_id: str, queue: str, state: str, raw: dict[bytes, bytes]) -> J
         fence=count(b"ats"),
         created_ms=created,
         updated_ms=count(b"finishedOn") or count(b"processedOn") or created,
-        due_ms=(due or created + delay) if state == "delayed" else 0,
+        due_ms=due_ms,
         lease_until_ms=lease_until if state == "active" else 0,
         priority=count(b"priority"),
         worker_id=text(b"workerId") or text(b"pb"),

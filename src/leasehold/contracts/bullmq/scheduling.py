@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from leasehold.contracts.bullmq import cron
+from leasehold.contracts.bullmq.scripts import SCRIPTS
 from leasehold.core.errors import UsageError
 from leasehold.store.redis import Arg, Redis
-from leasehold.store.scripts import load_scripts
 
-_SCRIPT = load_scripts("leasehold.contracts.bullmq")["schedule"]
+_SCRIPT = SCRIPTS["schedule"]
 _FIELDS = ("tz", "limit", "pattern", "endDate", "every", "startDate", "offset")
 
 

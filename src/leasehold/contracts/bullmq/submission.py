@@ -182,6 +182,9 @@ def _dedup(given: Mapping[str, Any]) -> tuple[str, int, str]:
     told = given.get("deduplication") or given.get("de")
     if not isinstance(told, Mapping):
         return "", 0, ""
-    words = (("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive"))
+    words = (
+        *(("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive")),
+        ("s", "reschedule"),
+    )
     mode = "".join(letter for letter, word in words if told.get(word))
     return str(told.get("id") or ""), int(told.get("ttl") or 0), mode

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from leasehold.contracts.streams.journal import StreamsJournal
+from leasehold.contracts.streams.journal import StreamsJournal, tape
 from leasehold.contracts.streams.ledger import StreamsLedger
 from leasehold.contracts.streams.options import Options
 from leasehold.contracts.streams.queue import StreamsQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
+from leasehold.core.tape import StreamTape
 from leasehold.store.redis import Redis
 
 __all__ = ["StreamsJournal", "StreamsLedger", "StreamsQueue"]
@@ -27,6 +28,12 @@ def open_ledger(url: QueueUrl) -> StreamsLedger:
 def open_journal(url: QueueUrl) -> StreamsJournal:
     """The journal of the same queue."""
     return StreamsJournal(*_parts(url))
+
+
+def journal_tape(url: QueueUrl) -> StreamTape:
+    """How the journal is written, for readers in bulk."""
+    options, store = url.read(Options)
+    return tape(store, options)
 
 
 def _parts(url: QueueUrl) -> tuple[Redis, Options]:

@@ -11,13 +11,14 @@ import asyncio
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
 
-from leasehold.contracts.streams.journal import NOTHING_GIVEN, completion
-from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, keys
+from leasehold.contracts.streams.given import leases_of, settle_rows
+from leasehold.contracts.streams.options import CONTRACT, GROUP, Options, keys
 from leasehold.core.errors import InvalidJob, LeaseLost, UsageError
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
 from leasehold.core.job import NewJob, Submitted
@@ -27,12 +28,11 @@ from leasehold.core.outcome import (
     CANCELLED,
     COMPLETED,
     RELEASED,
-    Failure,
     Outcome,
     Retried,
     Verdict,
 )
-from leasehold.core.retry import delay_ms, exponential
+from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.scripts import load_scripts
@@ -44,6 +44,7 @@ _HELD_MAX = 100_000
 _CONSUMER_AGE_MS = 3_600_000
 _FULL_RETRY_MS = 1_000
 _BATCH_MAX = 500
+_NEVER_MS = 10**9
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 _TRACE = re.compile(r"[!-~]{0,512}")
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
@@ -53,6 +54,17 @@ _VERDICTS: dict[bytes, Verdict] = {
     b"release": RELEASED,
     b"cancel": CANCELLED,
 }
+
+
+class _Dry(NamedTuple):
+    """Nothing was left to take. `places`: keys and positions behind which news would show."""
+
+    places: tuple[Arg, ...]
+    due_s: float
+
+    def quiet_ms(self) -> int:
+        """How long nothing will become claimable by itself, rounded up."""
+        return ceil((self.due_s - asyncio.get_running_loop().time()) * 1000)
 
 
 class StreamsQueue:
@@ -66,7 +78,10 @@ class StreamsQueue:
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
         self._held: dict[str, None] = {}
         # One claim at a time: a second one could not tell what the first is about to hold.
-        self._claiming = asyncio.Lock()
+        self._claiming: asyncio.Future[None] | None = None
+        self._listening = False
+        self._dry: _Dry | None = None
+        self._woken = b"0-0"
         self._answer_lost = False
         self._instance = secrets.token_hex(4)
         self._claims = 0
@@ -103,15 +118,19 @@ class StreamsQueue:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            (state, now, last, woken, due), leases = await self._claim_once(limit)
-            if leases:
+            left_ms = max(0, int((deadline - loop.time()) * 1000))
+            if self._claiming is not None:
+                if not await self._their_turn(self._claiming, left_ms):
+                    return []
+                continue
+            self._claiming = loop.create_future()
+            try:
+                leases = await self._claim_once(limit, left_ms)
+            finally:
+                self._claiming.set_result(None)
+                self._claiming = None
+            if leases or loop.time() >= deadline:
                 return leases
-            remaining_ms = int((deadline - loop.time()) * 1000)
-            if due and state == b"ok":
-                remaining_ms = min(remaining_ms, due - now)
-            if remaining_ms <= 0 and loop.time() >= deadline:
-                return []
-            await self._listen(max(1, remaining_ms), state, last, woken)
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Make the pending entries young again; asks for little when most of the lease is left."""
@@ -151,10 +170,7 @@ class StreamsQueue:
         verdicts: list[Verdict] = []
         for start in range(0, len(outcomes), _BATCH_MAX):
             chunk = outcomes[start : start + _BATCH_MAX]
-            args: list[Arg] = []
-            for outcome in chunk:
-                args += self._settle_args(outcome)
-            replies = await self._run("settle", *args)
+            replies = await self._run("settle", *settle_rows(chunk, self._backoff))
             for outcome, reply in zip(chunk, replies, strict=True):
                 self._held.pop(outcome.lease.handle, None)
                 verdicts.append(_verdict(outcome.lease, reply))
@@ -216,72 +232,71 @@ class StreamsQueue:
                 reason = f"the queue holds {self._options.max_depth} jobs, which is its limit"
                 return Submitted(job_id, "full", reason, _FULL_RETRY_MS)
 
-    async def _claim_once(self, limit: int) -> tuple[Any, list[Lease]]:
-        async with self._claiming:
-            recover = self._answer_lost
-            self._claims += 1
-            # Set before asking: whatever ends this call early, the next one looks for what it took.
-            self._answer_lost = True
-            reply = await self._run(
-                "claim",
-                self.worker_id,
-                min(limit, _BATCH_MAX),
-                self._options.lease_ms,
-                self._options.lost_max,
-                1 if recover else 0,
-                self._instance,
-                self._claims,
-                *(self._held if recover else ()),
+    async def _their_turn(self, claiming: asyncio.Future[None], left_ms: int) -> bool:
+        """Let another call of this instance go first; False when ours is over before it is.
+
+        That happens only if the other one listens. What it does not hear of is not there to take.
+        """
+        timeout_s = left_ms / 1000 if self._listening else None
+        done, _ = await asyncio.wait([claiming], timeout=timeout_s)
+        return bool(done)
+
+    async def _claim_once(self, limit: int, left_ms: int) -> list[Lease]:
+        """One call of the script, at once or, where nothing was left, when something comes."""
+        recover = self._answer_lost
+        self._claims += 1
+        args = (
+            self._options.namespace,
+            self.worker_id,
+            min(limit, _BATCH_MAX),
+            self._options.lease_ms,
+            self._options.lost_max,
+            1 if recover else 0,
+            self._instance,
+            self._claims,
+            *(self._held if recover else ()),
+        )
+        # Set before asking: whatever ends this call early, the next one looks for what it took.
+        self._answer_lost = True
+        dry, self._dry = self._dry, None
+        listen_ms = 0 if dry is None else min(left_ms, dry.quiet_ms())
+        if dry is None or listen_ms < 1:
+            reply = await self._redis.run(SCRIPTS["claim"], self._keys, args)
+        else:
+            reply = await self._listen(dry, listen_ms, args)
+        self._answer_lost = False
+        state, now, last, woken, due, rows = reply
+        self._woken = woken or self._woken
+        if last:
+            self._dry = self._dried(state, last, int(due) - now if due != b"0" else _NEVER_MS)
+        return self._leases(rows, now)
+
+    async def _listen(self, dry: _Dry, wait_ms: int, args: Sequence[Arg]) -> Any:
+        """Claim when something is added to the stream, somebody calls, or the time is up."""
+        blocking = ("XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *dry.places)
+        self._listening = True
+        try:
+            return await self._redis.block_then_run(
+                blocking, SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
             )
-            self._answer_lost = False
-            *rest, entries = reply
-            return rest, [self._lease(entry, rest[1]) for entry in entries]
+        finally:
+            self._listening = False
 
-    async def _listen(self, wait_ms: int, state: bytes, last: bytes, woken: bytes) -> None:
-        """Sleep until something is added to the stream, somebody calls, or the time is up."""
+    def _dried(self, state: bytes, last: bytes, quiet_ms: int) -> _Dry:
         stream, wake = self._keys[0], self._keys[3]
-        streams: tuple[Arg, ...] = (stream, wake, last, woken)
-        if state == b"paused":
-            streams = (wake, woken)
-        await self._redis.block(
-            "XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *streams, wait_ms=wait_ms
-        )
+        due_s = asyncio.get_running_loop().time() + quiet_ms / 1000
+        if state == b"paused":  # nothing is handed out, whatever is added or due
+            return _Dry((wake, self._woken), due_s + _NEVER_MS)
+        return _Dry((stream, wake, last, self._woken), due_s)
 
-    def _lease(self, entry: list[Any], now: int) -> Lease:
-        handle = entry[0].decode()
-        self._held[handle] = None
-        if len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
-            del self._held[next(iter(self._held))]
-        lease_ms = self._options.lease_ms
-        return Lease(
-            job_id=entry[1].decode(),
-            queue=QUEUE,
-            task=entry[2].decode(),
-            payload=entry[3],
-            attempt=entry[4],
-            max_attempts=entry[5],
-            fence=entry[6],
-            token=self.worker_id,
-            lease_until_ms=now + lease_ms,
-            lease_ms=lease_ms,
-            created_ms=int(entry[7]),
-            handle=handle,
-            trace="" if entry[8] == b"-" else entry[8].decode(),
-            extra=(entry[9].decode(), entry[10]),
-        )
-
-    def _settle_args(self, outcome: Outcome) -> tuple[Arg, ...]:
-        lease, kind, wait_ms = outcome.lease, outcome.kind, outcome.delay_ms
-        if kind == "complete":
-            result_h = short_hash(outcome.result)
-            given = completion(lease, result_h)
-            return (*_proof(lease), kind, lease.task, outcome.result, result_h, "", 0, *given)
-        failure = outcome.failure
-        if kind == "fail":  # the job's own attempts decide; the delay is the contract's default
-            wait_ms = delay_ms(self._backoff, lease.attempt, secrets.randbelow(1000) / 1000)
-        body = msgspec.json.encode(failure) if failure else b""
-        code = _code(failure)
-        return (*_proof(lease), kind, lease.task, body, "", code, wait_ms, *NOTHING_GIVEN)
+    def _leases(self, rows: list[Any], now: int) -> list[Lease]:
+        held = self._held
+        leases = leases_of(rows, token=self.worker_id, now=now, lease_ms=self._options.lease_ms)
+        for lease in leases:
+            held[lease.handle] = None
+        while len(held) > _HELD_MAX:  # only leases that were lost unsettled stay here
+            del held[next(iter(held))]
+        return leases
 
 
 def _check(job: NewJob, job_id: str) -> None:
@@ -310,11 +325,6 @@ def _proof(lease: Lease) -> tuple[Arg, ...]:
     return (lease.job_id, lease.handle, lease.fence, lease.token)
 
 
-def _code(failure: Failure | None) -> str:
-    """The error code as the journal takes it: one short word without separators."""
-    return "" if failure is None else "".join(failure.code.split())[:80]
-
-
 def _lost(lease: Lease, reason: bytes) -> LeaseLost:
     return LeaseLost(lease.job_id, reason.decode())
 
@@ -327,7 +337,9 @@ def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:
     )
 
 
-def _verdict(lease: Lease, reply: list[Any]) -> Verdict:
+def _verdict(lease: Lease, reply: Any) -> Verdict:
+    if reply == b"complete":
+        return COMPLETED
     code = reply[0]
     if code == b"lost":
         return _lost(lease, reply[1])

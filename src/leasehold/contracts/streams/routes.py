@@ -312,6 +312,6 @@ def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
     )
 
 
-def open_routes(queue: Submits, ledger: Ledger, *, ttl_s: int) -> list[Endpoint]:
+def open_routes(queue: Submits, ledger: Ledger, *, ttl_s: int, **_lent: object) -> list[Endpoint]:
     """The endpoints of a queue of this contract."""
     return StreamsRoutes(queue, ledger, ttl_s=ttl_s).endpoints()

@@ -40,10 +40,8 @@ def spawn(
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
-    identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
-    launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
+    argv = tied(command, dies_by=dies_by, user=user)
     # Its own session: Ctrl-C in the terminal goes to us, and we stop the server when we are ready.
-    argv = [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
@@ -58,6 +56,13 @@ def spawn(
             )
 
     return _in_spawner(start)
+
+
+def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
+    """The command line that runs `command` and ends with the thread that starts it."""
+    identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
+    launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
+    return [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
 
 
 class _Spawner:

@@ -7,7 +7,7 @@
 -- ARGV[4] how long idempotency keys last, ms
 -- ARGV[5..] per job: id ('' for the next number), name, data JSON, opts JSON, timestamp ('' for now),
 --   delay_ms, priority, 1 for lifo, parent key, parent JSON, deduplication id, its ttl_ms, its mode (any
---   of e extend, r replace, k keep the last), 1 for a parent that waits for its children, idempotency
+--   of e extend, r replace, k keep the last, s reschedule), 1 for a parent that waits for its children, idempotency
 --   key, request hash, attempts, hash of the data
 -- Returns per job { 'created' | 'replayed' | 'conflict' | 'deduplicated' | 'full' | 'orphan', id }
 -- Clauses B-1 B-2 B-3 B-4 B-5 B-6 B-7 B-32 B-33
@@ -51,10 +51,7 @@ end
 
 -- The job that is turned away takes the place of the one turned away before, and runs when the active
 -- one has ended.
-local function keep_last(at, id, existing, deid, de)
-  if not call('LPOS', ACTIVE, existing) then
-    return
-  end
+local function keep_last(at, id, deid, de)
   local dn = PREFIX .. 'dn:' .. deid
   call('DEL', dn)
   call('HSET', dn, 'name', ARGV[at + 1], 'data', ARGV[at + 2], 'opts', ARGV[at + 3], 'jid', id)
@@ -64,9 +61,31 @@ local function keep_last(at, id, existing, deid, de)
   call('PERSIST', de)
 end
 
+-- The job that is there gets the delay of the one that is turned away, while it is still delayed.
+local function reschedule(existing, from_ms, wait_ms)
+  local key = PREFIX .. existing
+  if not call('ZSCORE', DELAYED, existing) then
+    return
+  end
+  local due = from_ms + tonumber(wait_ms)
+  call('HSET', key, 'delay', wait_ms)
+  delay(existing, due)
+  local v = call('HMGET', key, 'lh', 'name', 'ats', 'priority')
+  local ver, state, _, old_fence, kind, old_due = read_lh(v[1])
+  if ver > 0 then
+    local fence = v[3] or '0'
+    call('HSET', key, 'lh', text[ver + 1] .. ' delayed 0 ' .. old_fence .. ' ' .. kind .. ' ' .. old_due)
+    note(existing, 'promote', text[ver + 1], NOW_S, plain(v[2]), state, 'delayed', '0', fence, fence, '0',
+      '0', '', '0', text[due], '', '', '', '', v[4])
+  end
+end
+
 -- B-7: nil when the job may be stored, else the answer that names the job it duplicates.
 local function dedup(at, id)
   local deid, ttl, mode = ARGV[at + 10], tonumber(ARGV[at + 11]) or 0, ARGV[at + 12]
+  if find(mode, 'k') then
+    ttl = 0 -- the id is held until its job has ended, so that the one kept can follow
+  end
   local de = PREFIX .. 'de:' .. deid
   local existing = call('GET', de)
   if existing and find(mode, 'k') and call('EXISTS', PREFIX .. existing) == 0 then
@@ -96,12 +115,18 @@ local function dedup(at, id)
     end
     return nil
   end
-  if find(mode, 'k') then
-    keep_last(at, id, existing, deid, de)
+  if find(mode, 'k') and call('LPOS', ACTIVE, existing) then
+    keep_last(at, id, deid, de)
+  elseif find(mode, 'r') then
+    return { 'deduplicated', existing } -- BullMQ tells nobody of a job that came too late to replace
   elseif find(mode, 'e') and ttl > 0 then
     call('SET', de, existing, 'PX', text[ttl])
   end
-  return deduplicated(existing, deid, id)
+  local answer = deduplicated(existing, deid, id)
+  if find(mode, 's') then
+    reschedule(existing, tonumber(ARGV[at + 4]) or NOW, ARGV[at + 5])
+  end
+  return answer
 end
 
 local function known(id, at)

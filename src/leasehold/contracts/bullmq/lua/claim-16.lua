@@ -11,7 +11,7 @@
 -- Returns { state, now_ms, next due_ms, ms to wait for the rate limiter, last event id, leases }; state
 --   is 'ok', 'paused' or 'limited'; a lease is { id, name, data, opts, ats, timestamp, priority }, and
 --   for a job with a history { ..., atm, stc, stacktrace, scheduler, the failure decided for it }
--- Clauses B-8 B-9 B-10 B-11 B-12 B-13 B-14 B-15 B-16 B-17 B-24 B-31
+-- Clauses B-8 B-9 B-10 B-11 B-12 B-13 B-14 B-15 B-16 B-17 B-24 B-31 B-54
 -- @include queue
 -- @include start
 
@@ -72,22 +72,9 @@ if limit_max and allowed > 0 then
 end
 
 local wanted = leases_n + allowed
-while leases_n < wanted do
-  local asked = wanted - leases_n
-  local ids = call('RPOP', WAIT, text[asked]) or {}
-  for i = 1, #ids do
-    start(ids[i], 'waiting')
-  end
-  if #ids < asked then
-    local popped = call('ZPOPMIN', PRIORITIZED, text[wanted - leases_n])
-    for i = 1, #popped, 2 do
-      start(popped[i], 'prioritized')
-    end
-    if #popped == 0 then
-      call('DEL', PC)
-      break
-    end
-  end
+take_from_lines(wanted)
+if alone then
+  wake() -- what had to wait is for another worker
 end
 if #started > 0 then
   each_many('LPUSH', ACTIVE, started)

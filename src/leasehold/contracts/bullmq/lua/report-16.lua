@@ -1,13 +1,13 @@
--- Publishes news of running jobs: progress goes into the hash and the queue's events, other news into
--- the events only. Only the holder of the lock is heard.
+-- Publishes news of running jobs: progress goes into the hash and the queue's events, a line of the log
+-- into the job's log, other news into the events only. Only the holder of the lock is heard.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] worker id
--- ARGV[3..] per report: id, fence, token, event, progress JSON ('' for none), step, data JSON, hash of
---   the token
+-- ARGV[3..] per report: id, fence, token, event, progress JSON ('' for none), step, data JSON (of
+--   the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
 -- Returns per report { 'ok' } or { 'lost', reason }
--- Clauses B-18 B-30
+-- Clauses B-18 B-30 B-46
 -- @include queue
 local WORKER = ARGV[2]
 local answers = {}
@@ -27,6 +27,13 @@ local function report(at)
   if progress ~= '' then
     call('HSET', key, 'progress', progress)
   end
+  if kind == 'log' then -- BullMQ's readers ask for the log; no event tells of it
+    call('RPUSH', key .. ':logs', data)
+    if ARGV[at + 8] ~= '' then
+      call('LTRIM', key .. ':logs', '-' .. ARGV[at + 8], '-1')
+    end
+    return { 'ok' }
+  end
   -- B-30: BullMQ reads `data`, the contract's own readers `progress`; both are JSON.
   local shown = progress ~= '' and progress or data
   if kind == 'progress' then
@@ -38,7 +45,7 @@ local function report(at)
   return { 'ok' }
 end
 
-for at = 3, #ARGV, 8 do
+for at = 3, #ARGV, 9 do
   answers[#answers + 1] = report(at)
 end
 flush()

@@ -5,15 +5,19 @@
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] worker id  ARGV[3] minutes of metrics to keep (0: none)
--- ARGV[4..] per outcome: id, fence, token, kind (complete, retry, bury, snooze, release, cancel, park),
+-- ARGV[4] 1 for a worker with a rate limiter of its own
+-- ARGV[5..] per outcome: id, fence, token, kind (complete, retry, bury, snooze, release, cancel, limit, park),
 --   value (result JSON or the reason), stacktrace (JSON array, '' to leave it), hash of the result,
---   error code, delay_ms, keep count, keep age_s, attempts, most attempts for the journal, hash of the
+--   error code, delay_ms (of a completion or park: before it is tried again when a child forbids it),
+--   keep count, keep age_s, attempts, most attempts for the journal, hash of the
 --   token, what to do when children are pending (retry, bury), 1 for a job that goes to the front
 -- Returns per outcome { verdict, due_ms } or { 'lost', reason }; verdict is the kind, 'retry' for a snooze
--- Clauses B-18 B-19 B-20 B-21 B-22 B-23 B-25 B-26 B-29
+-- Clauses B-15 B-18 B-19 B-20 B-21 B-22 B-23 B-25 B-26 B-29 B-51
 -- @include queue
 local WORKER, METRICS = ARGV[2], tonumber(ARGV[3])
-local WIDTH, FIRST = 16, 4
+local WIDTH, FIRST = 16, 5
+local HAS_LIMITER = ARGV[4] == '1' or settings[3]
+local RESTING = '9007199254740991' -- what the limiter counts while the queue rests, as BullMQ writes it
 
 local verdicts, ids, freed, done = {}, {}, {}, {}
 local with_children = {}
@@ -31,7 +35,8 @@ local function replayed(id, key, fence, kind)
     snooze = { snooze = 'retry', cancel = 'cancel' },
     release = { release = 'release', cancel = 'cancel' },
     cancel = { cancel = 'cancel' },
-    park = { park = 'retry' },
+    limit = { release = 'release', snooze = 'retry', cancel = 'cancel' },
+    park = { park = 'retry', release = 'release', retry = 'retry', bury = 'bury', cancel = 'cancel' },
   }
   local lh = call('HGET', key, 'lh')
   if not lh then
@@ -122,8 +127,23 @@ local function outcomes()
     return { kind == 'release' and 'release' or 'retry', 0 }
   end
 
-  -- A parent that added children while it ran waits for them, and runs again when they are done.
+  -- Without a limiter nobody would look at the time to rest; then this job alone waits for it.
+  local function limit(job, o)
+    if not HAS_LIMITER or o.delay_ms <= 0 then
+      return wait_again(job, o, 'snooze', false)
+    end
+    call('SET', LIMITER, RESTING, 'PX', text[o.delay_ms])
+    o.delay_ms = 0
+    return wait_again(job, o, 'release', false)
+  end
+
+  -- A parent that added children while it ran waits for them, and runs again when they are done; when
+  -- they are done already, at once.
   local function park(job, o)
+    o.delay_ms = 0
+    if job.cancel or call('SCARD', job.key .. ':dependencies') == 0 then
+      return wait_again(job, o, 'release', false)
+    end
     call('ZADD', CHILDREN, NOW_S, job.id)
     emit('waiting-children', 'jobId', job.id, 'prev', 'active')
     back(job, o, 'park', 'waiting-children', '0', false, false)
@@ -136,6 +156,7 @@ local function outcomes()
     retry = function(job, o) return wait_again(job, o, 'retry', true) end,
     snooze = function(job, o) return wait_again(job, o, 'snooze', false) end,
     release = function(job, o) return wait_again(job, o, 'release', false) end,
+    limit = limit,
     park = park,
   }
 end
@@ -148,13 +169,14 @@ local function decide(job, o)
   return rarer[o.kind](job, o)
 end
 
--- B-22: a parent cannot complete while children are pending or have failed it; that is a failure.
+-- B-22: a parent can neither complete nor wait on when a child has failed it, nor complete while one is
+-- pending; that is a failure.
 local function refuse_children(key, o)
-  if o.kind ~= 'complete' or not with_children[key] then
+  if not with_children[key] then
     return
   end
   local id = key:sub(#PREFIX + 1)
-  if call('SCARD', key .. ':dependencies') > 0 then
+  if o.kind == 'complete' and call('SCARD', key .. ':dependencies') > 0 then
     o.value = 'Job ' .. id .. ' has pending dependencies. moveToFinished'
   elseif call('ZCARD', key .. ':unsuccessful') > 0 then
     o.value = 'Cannot complete job ' .. id .. ' because it has at least one failed child. moveToFinished'
@@ -206,7 +228,7 @@ local locks, probes = {}, {}
 for at = FIRST, #ARGV, WIDTH do
   local key = PREFIX .. ARGV[at]
   locks[#locks + 1] = key .. ':lock'
-  if ARGV[at + 3] == 'complete' then
+  if ARGV[at + 3] == 'complete' or ARGV[at + 3] == 'park' then
     local n = #probes
     probes[n + 1], probes[n + 2] = key .. ':dependencies', key .. ':unsuccessful'
   end

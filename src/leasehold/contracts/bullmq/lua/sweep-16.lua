@@ -3,7 +3,7 @@
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] drain or clean  ARGV[3] drain: 1 for delayed jobs too; clean: the state
--- ARGV[4] clean: older than, ms  ARGV[5] clean: at most
+-- ARGV[4] clean: older than, ms  ARGV[5] clean: at most (0: all)
 -- Returns the ids that were removed
 -- Clauses B-41 B-42
 -- @include queue
@@ -24,7 +24,7 @@ local function empty_list(list)
     local into = is_scheduled(id) and stays or gone
     into[#into + 1] = id
   end
-  M.drop_finished(gone)
+  M.drop_finished(gone, true)
   call('DEL', list)
   each_many('RPUSH', list, stays)
   return gone
@@ -37,7 +37,7 @@ local function empty_set(set)
       gone[#gone + 1] = id
     end
   end
-  M.drop_finished(gone)
+  M.drop_finished(gone, true)
   each_many('ZREM', set, gone)
   return gone
 end
@@ -49,27 +49,29 @@ local function is_old(id, field, before)
   return not at or at <= before
 end
 
+-- As in BullMQ the number bounds how many are looked at, from those whose turn is next, not how many go.
+local function candidates(state, before, limit)
+  local set = SETS[state]
+  if state == 'completed' or state == 'failed' then
+    return call('ZRANGEBYSCORE', set, '0', text[before], 'LIMIT', '0', limit > 0 and text[limit] or '-1')
+  elseif set then
+    return call('ZRANGE', set, '0', text[limit > 0 and limit - 1 or -1])
+  end
+  return call('LRANGE', state == 'active' and ACTIVE or WAIT, limit > 0 and text[-limit] or '0', '-1')
+end
+
 local function clean()
   local state, before, limit = ARGV[3], NOW - tonumber(ARGV[4]), tonumber(ARGV[5])
   local finished = state == 'completed' or state == 'failed'
+  local stamp = state == 'active' and 'processedOn' or 'timestamp'
   local gone = {}
-  local ids
-  if SETS[state] then
-    local most = finished and text[before] or '+inf'
-    local count = finished and limit > 0 and text[limit] or '-1'
-    ids = call('ZRANGEBYSCORE', SETS[state], '0', most, 'LIMIT', '0', count)
-  else
-    ids = call('LRANGE', state == 'active' and ACTIVE or WAIT, '0', '-1')
-  end
-  for i = #ids, 1, -1 do
-    local id = ids[i]
+  for _, id in ipairs(candidates(state, before, limit)) do
     local free = state ~= 'active' or call('EXISTS', PREFIX .. id .. ':lock') == 0
-    if (limit <= 0 or #gone < limit) and free and not is_scheduled(id)
-      and (finished or is_old(id, state == 'active' and 'processedOn' or 'timestamp', before)) then
+    if free and not is_scheduled(id) and (finished or is_old(id, stamp, before)) then
       gone[#gone + 1] = id
     end
   end
-  M.drop_finished(gone)
+  M.drop_finished(gone, true)
   if SETS[state] then
     each_many('ZREM', SETS[state], gone)
   else

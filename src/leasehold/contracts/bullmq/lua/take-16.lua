@@ -7,7 +7,7 @@
 -- ARGV[1] prefix  ARGV[2] token  ARGV[3] worker id  ARGV[4] limit  ARGV[5] lease_ms  ARGV[6..8] as in claim
 -- ARGV[9] hash of the token
 -- Returns { 'ok', now_ms, next due_ms, 0, '', leases } as claim does, or 0 when the queue is not ordinary
--- Clauses B-8 B-9 B-10 B-11
+-- Clauses B-8 B-9 B-10 B-11 B-54
 -- @include head
 local settings = call('HMGET', META, 'paused', 'concurrency', 'max')
 local first = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
@@ -17,26 +17,10 @@ if settings[1] or settings[2] or settings[3] or (next_due > 0 and next_due <= NO
 end
 -- @include lh
 -- @include start
-while leases_n < LIMIT do
-  local asked = LIMIT - leases_n
-  local ids = call('RPOP', WAIT, text[asked]) or {}
-  for i = 1, #ids do
-    start(ids[i], 'waiting')
-  end
-  if #ids < asked then
-    local popped = call('ZPOPMIN', PRIORITIZED, text[LIMIT - leases_n])
-    for i = 1, #popped, 2 do
-      start(popped[i], 'prioritized')
-    end
-    if #popped == 0 then
-      call('DEL', PC)
-      break
-    end
-  end
-end
+take_from_lines(LIMIT)
 if leases_n > 0 then
   call('LPUSH', ACTIVE, unpack(started))
-  if leases_n >= LIMIT then
+  if leases_n >= LIMIT or alone then
     call('ZADD', MARKER, '0', '0') -- there may be more, for another worker
   end
   for from = 1, lines_n, 200 do

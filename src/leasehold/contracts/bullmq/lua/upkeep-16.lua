@@ -10,6 +10,7 @@
 -- @include queue
 -- @include waiting
 -- @include reap
+-- @include trim
 local STALLED_MAX = tonumber(ARGV[2])
 local ENDED_AGE_MS = 600000
 
@@ -29,7 +30,6 @@ end
 call('ZREMRANGEBYSCORE', PREFIX .. 'leasehold:ended', '-inf', text[NOW - ENDED_AGE_MS])
 flush()
 if call('EXISTS', JOURNAL) == 1 then
-  call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
-  call('XTRIM', JOURNAL, 'MINID', '~', text[NOW - tonumber(ARGV[5])])
+  trim_journal(ARGV[4], ARGV[5])
 end
 return { promoted, reclaimed, 0, 0, 0 }

@@ -7,234 +7,261 @@
 -- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
 -- ARGV[7] which instance of the worker asks  ARGV[8] the number of this claim, rising within it
 -- ARGV[9..] after a lost answer: the entries this worker knows it holds
--- Returns { state, now_ms, last stream id, last wake id, next due_ms, leases }; state is 'ok',
---   'paused' or 'late' (a later claim came first); a lease is { msg_id, job_id, task,
---   payload, attempt, max_attempts, fence, created_ts, trace, lease words, ttl_s }
+-- Returns { state, now_ms, where to listen on the stream ('': claim again at once), where to listen for
+--   calls ('' with leases: as before), next due_ms (0: none), leases }; state is 'ok', 'paused' or
+--   'late' (a later claim came first); leases are one list, seven parts each: job_id, task, payload,
+--   its lease words before the entry, the entry, its lease words after that, ttl_s
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
--- @include job
--- @include end
--- @include waiting
--- @include reap
+-- @include step
 local WORKER = ARGV[2]
 local LIMIT = tonumber(ARGV[3])
-local LEASE_MS = tonumber(ARGV[4])
-local LOST_MAX = tonumber(ARGV[5])
-local LEASE_UNTIL = text[NOW + LEASE_MS]
-local STARTED = ',"worker":"' .. WORKER .. '"}'
--- How often, over all workers together, the pending list is searched for leases that ran out.
-local SEARCH_EVERY_MS = math.min(1000, math.floor(LEASE_MS / 4))
+local LEASE_UNTIL = format('%d', NOW + ARGV[4])
 
--- A job whose lease ran out this often is claimed alone: if it kills its worker, its neighbours did not.
-local ALONE_FROM = math.max(1, LOST_MAX - 2)
-
-local leases = {}
+local leases
+local leases_n = 0
 local alone = '-'
+local more_idle = false -- the search for what ran out stopped before its end
 
-local function start(job, msg_id, task, payload)
-  local was_fence, was_lease = text[job.fence], job.lease_until
-  if job.ver == 0 then -- stored by a gateway that does not know the index
-    call('ZADD', INDEX, 'NX', job.created_ts, job.id)
+local function hand_out(id, task, payload, before, msg_id, after, ttl_s)
+  local at = leases_n * 7
+  if leases then
+    leases[at + 1], leases[at + 2], leases[at + 3] = id, task, payload
+    leases[at + 4], leases[at + 5], leases[at + 6] = before, msg_id, after
+    leases[at + 7] = ttl_s or ''
+  else
+    leases = { id, task, payload, before, msg_id, after, ttl_s or '' }
   end
-  job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
-  job.lease_until, job.worker, job.msg_id = LEASE_UNTIL, WORKER, msg_id
-  local attempt = text[job.attempt]
-  local words = lease_words(job)
-  call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', words)
-  emit(job.key, 'running', 'worker.start', '{"attempt":' .. attempt .. STARTED, job.ttl_s)
-  note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
-    LEASE_UNTIL, was_lease, WORKER, job.max_attempts)
-  leases[#leases + 1] = { msg_id, job.id, task, payload, job.attempt, tonumber(job.max_attempts),
-    job.fence, job.created_ts, job.trace, words, job.ttl_s or '' }
+  leases_n = leases_n + 1
+end
+
+local rest
+
+-- What most claims do not need; made when it is first asked for.
+local function uncommon()
+  if rest then
+    return rest
+  end
+  -- @include job
+  -- @include end
+  -- @include promote
+  -- @include reap
+  local LEASE_MS = tonumber(ARGV[4])
+  local LOST_MAX = tonumber(ARGV[5])
+  -- How often, over all workers together, the pending list is searched for leases that ran out.
+  local SEARCH_EVERY_MS = math.min(1000, math.floor(LEASE_MS / 4))
+  -- A job whose lease ran out this often is claimed alone: if it kills its worker, its neighbours did
+  -- not.
+  local ALONE_FROM = math.max(1, LOST_MAX - 2)
+
+  local function start(job, msg_id, task, payload)
+    local was_fence, was_lease = text[job.fence], job.lease_until
+    if job.ver == 0 then -- stored by a gateway that does not know the index
+      call('ZADD', INDEX, 'NX', job.created_ts, job.id)
+    end
+    job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
+    job.lease_until, job.worker, job.msg_id = LEASE_UNTIL, WORKER, msg_id
+    local attempt = text[job.attempt]
+    local words = lease_words(job)
+    call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', words)
+    local data = '{"attempt":' .. attempt .. ',"worker":"' .. WORKER .. '"}'
+    emit(job.key, 'running', 'worker.start', data, job.ttl_s)
+    note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
+      LEASE_UNTIL, was_lease, WORKER, job.max_attempts)
+    local before, after = match(words, '^(%S+ %S+ %S+ %S+ %S+ %S+ %S+ )%S+(.*)$')
+    hand_out(job.id, task, payload, before, msg_id, after, job.ttl_s)
+  end
+
+  -- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
+  local function give_back(job, task)
+    local fence, was = text[job.fence], job.lease_until
+    job.ver, job.attempt, job.lease_until, job.status = job.ver + 1, job.attempt - 1, '0', 'queued'
+    note(job.id, 'release', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence,
+      '0', was, WORKER, job.max_attempts)
+  end
+
+  -- An entry of ours or somebody's, in whatever state its job is by now.
+  local function take(msg_id, flat, ours_unknown)
+    local id, task, payload = fields_of(flat)
+    local key = job_key(id)
+    local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
+    if not v[1] then
+      return expire(id, task, msg_id)
+    end
+    local job = job_of(id, key, v)
+    if FINAL[job.status] then -- S-18: a redelivered finished job is only acknowledged
+      return drop_entry(msg_id)
+    end
+    if job.status == 'running' and ours_unknown and job.worker == WORKER then
+      give_back(job, task)
+    elseif job.status == 'running' then
+      local held = tonumber(job.lease_until) > NOW
+      if held and job.msg_id ~= msg_id then -- the same job enqueued twice
+        return drop_entry(msg_id)
+      end
+      if not reap(job, task, LOST_MAX) then
+        return drop_entry(msg_id)
+      end
+    elseif job.msg_id ~= '-' and job.msg_id ~= msg_id then -- superseded by a later entry
+      return drop_entry(msg_id)
+    end
+    start(job, msg_id, task, payload)
+  end
+
+  -- Takes a pending entry over, whoever held it; an entry deleted meanwhile is only acknowledged.
+  local function take_over(msg_id, ours_unknown)
+    local claimed = call('XCLAIM', STREAM, GROUP, WORKER, '0', msg_id)
+    if claimed[1] and claimed[1][2] then
+      take(msg_id, claimed[1][2], ours_unknown)
+    else
+      call('XACK', STREAM, GROUP, msg_id)
+    end
+  end
+
+  -- Takes one idle entry if its lease is over; returns false when it must wait for the next claim.
+  local function take_idle(msg_id)
+    local entry = call('XRANGE', STREAM, msg_id, msg_id)[1]
+    local job = entry and read_job((fields_of(entry[2])))
+    if job and job.status == 'running' and tonumber(job.lease_until) > NOW then
+      return true
+    end
+    local suspect = job and tonumber(job.lost) + (job.status == 'running' and 1 or 0) >= ALONE_FROM
+    if suspect and leases_n > 0 then
+      return false
+    end
+    take_over(msg_id, false)
+    if suspect and leases_n > 0 then
+      alone = job.id
+      return false
+    end
+    return true
+  end
+
+  -- What ran out, whoever held it.
+  local function take_back()
+    ensure_group()
+    each_idle(ARGV[4], function(msg_id)
+      more_idle = leases_n >= LIMIT or not take_idle(msg_id)
+      return not more_idle
+    end)
+    call('HSET', UPKEEP, 'search_at', more_idle and '0' or text[NOW + SEARCH_EVERY_MS])
+  end
+
+  -- S-28: the answer to an earlier claim was lost; what it took is handed out again.
+  local function recover()
+    local held = {}
+    for i = 9, #ARGV do
+      held[ARGV[i]] = true
+    end
+    ensure_group()
+    for _, entry in ipairs(call('XPENDING', STREAM, GROUP, '-', '+', '1000', WORKER)) do
+      if leases_n < LIMIT and not held[entry[1]] then
+        take_over(entry[1], true)
+      end
+    end
+  end
+
+  local function still_runs(id)
+    local job = read_job(id)
+    return job and job.status == 'running' and job.worker == WORKER and tonumber(job.lease_until) > NOW
+  end
+
+  rest = {
+    take = take, take_back = take_back, recover = recover, promote = promote,
+    ensure_group = ensure_group, still_runs = still_runs,
+  }
+  return rest
 end
 
 -- Most entries are of jobs that nobody has touched since they were submitted. Their lease words tell
 -- so, and all that follows is known without taking them apart.
-local FRESH = '^0 1 0 (%d+) 0 0 %- (%S+) ((%d+) (%S+))$'
-local FRESH_EVENT = '{"attempt":1' .. STARTED
+local FRESH = '^0 1 0 (%d+) 0 0 %- (%S+)( %d+ %S+)$'
+local FRESH_EVENT = '{"attempt":1,"worker":"' .. WORKER .. '"}'
 local FRESH_LINE = '\tqueued\trunning\t1\t1\t0\t' .. LEASE_UNTIL .. '\t0\t' .. WORKER .. '\t'
+local FRESH_HEAD = '\tclaim\t2\t' .. NOW_S .. '\t'
+local FRESH_WORDS = ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER .. ' '
 
-local function start_fresh(id, key, v, msg_id, task, payload)
-  local max_attempts, entry, tail, created_ts, trace = match(v[2] or '', FRESH)
-  if v[1] ~= 'queued' or entry ~= msg_id then
-    return false
+local plain = {} -- tasks without anything that would break the journal's lines
+
+local function take_new(msg_id, flat)
+  local id, task = flat[2], flat[4]
+  if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' then
+    return uncommon().take(msg_id, flat, false)
   end
-  local words = '1 2 1 ' .. max_attempts .. ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER .. ' ' .. msg_id
-    .. ' ' .. tail
-  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', words)
-  emit(key, 'running', 'worker.start', FRESH_EVENT, v[3])
-  add_line(id .. '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. FRESH_LINE .. max_attempts)
-  leases[#leases + 1] = { msg_id, id, task, payload, 1, tonumber(max_attempts), 1, created_ts, trace,
-    words, v[3] or '' }
-  return true
-end
-
--- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
-local function give_back(job, task)
-  local fence, was = text[job.fence], job.lease_until
-  job.ver, job.attempt, job.lease_until, job.status = job.ver + 1, job.attempt - 1, '0', 'queued'
-  note(job.id, 'release', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence,
-    '0', was, WORKER, job.max_attempts)
-end
-
--- An entry of ours or somebody's, in whatever state its job is by now.
-local function take(msg_id, flat, ours_unknown)
-  local id, task, payload = fields_of(flat)
-  local key = job_key(id)
+  if not plain[task] then
+    if string.find(task, '%c') then
+      return uncommon().take(msg_id, flat, false)
+    end
+    plain[task] = true
+  end
+  local key = NS .. 'job:' .. id
   local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
-  if not v[1] then
-    return expire(id, task, msg_id)
+  local max_attempts, entry, after = match(v[2] or '', FRESH)
+  if v[1] ~= 'queued' or entry ~= msg_id then
+    return uncommon().take(msg_id, flat, false)
   end
-  if start_fresh(id, key, v, msg_id, task, payload) then
-    return
-  end
-  local job = job_of(id, key, v)
-  if FINAL[job.status] then -- S-18: a redelivered finished job is only acknowledged
-    return drop_entry(msg_id)
-  end
-  if job.status == 'running' and ours_unknown and job.worker == WORKER then
-    give_back(job, task)
-  elseif job.status == 'running' then
-    local held = tonumber(job.lease_until) > NOW
-    if held and job.msg_id ~= msg_id then -- the same job enqueued twice
-      return drop_entry(msg_id)
-    end
-    if not reap(job, task, LOST_MAX) then
-      return drop_entry(msg_id)
-    end
-  elseif job.msg_id ~= '-' and job.msg_id ~= msg_id then -- superseded by a later entry
-    return drop_entry(msg_id)
-  end
-  start(job, msg_id, task, payload)
+  local before = '1 2 1 ' .. max_attempts .. FRESH_WORDS
+  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', before .. msg_id .. after)
+  emit(key, 'running', 'worker.start', FRESH_EVENT, v[3])
+  add_line(id .. FRESH_HEAD .. task .. FRESH_LINE .. max_attempts)
+  hand_out(id, task, flat[6], before, msg_id, after, v[3])
 end
 
--- Takes a pending entry over, whoever held it; an entry deleted meanwhile is only acknowledged.
-local function take_over(msg_id, ours_unknown)
-  local claimed = call('XCLAIM', STREAM, GROUP, WORKER, '0', msg_id)
-  if claimed[1] and claimed[1][2] then
-    take(msg_id, claimed[1][2], ours_unknown)
-  else
-    call('XACK', STREAM, GROUP, msg_id)
-  end
+-- What the workers' table says of this one: its latest claim, and the job it was given alone. When a
+-- later claim came first, nobody would know of what this one takes (S-28).
+local instance, number, lone = match(call('HGET', WORKERS, WORKER) or '', '^%d+ (%S+) (%d+) (%S+)$')
+if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
+  return { 'late', NOW, '', '', '0', {} }
+end
+if lone and lone ~= '-' and uncommon().still_runs(lone) then
+  alone = lone
 end
 
--- Takes one idle entry if its lease is over; returns false when it must wait for the next claim.
-local function take_idle(msg_id)
-  local entry = call('XRANGE', STREAM, msg_id, msg_id)[1]
-  local job = entry and read_job((fields_of(entry[2])))
-  if job and job.status == 'running' and tonumber(job.lease_until) > NOW then
-    return true
-  end
-  local suspect = job and tonumber(job.lost) + (job.status == 'running' and 1 or 0) >= ALONE_FROM
-  if suspect and #leases > 0 then
-    return false
-  end
-  take_over(msg_id, false)
-  if suspect and #leases > 0 then
-    alone = job.id
-    return false
-  end
-  return true
-end
+local state = call('EXISTS', PAUSED) == 1 and 'paused' or 'ok'
+local dry = '' -- the last entry of the stream, once there is nothing new behind it
+local due = '0' -- when the first delayed job is due; 0 when there is none
 
-local function take_back()
-  if NOW < (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
-    return
+if state == 'ok' then
+  due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
+  if due ~= '0' and tonumber(due) <= NOW then
+    uncommon().promote('1000')
+    due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
   end
-  ensure_group()
-  local full = false
-  each_idle(ARGV[4], function(msg_id)
-    full = #leases >= LIMIT or not take_idle(msg_id)
-    return not full
-  end)
-  call('HSET', UPKEEP, 'search_at', full and '0' or text[NOW + SEARCH_EVERY_MS])
-end
-
--- S-28: the answer to an earlier claim was lost; what it took is handed out again.
-local function recover()
-  local held = {}
-  for i = 9, #ARGV do
-    held[ARGV[i]] = true
+  if ARGV[6] == '1' then
+    uncommon().recover()
   end
-  ensure_group()
-  for _, entry in ipairs(call('XPENDING', STREAM, GROUP, '-', '+', '1000', WORKER)) do
-    if #leases < LIMIT and not held[entry[1]] then
-      take_over(entry[1], true)
-    end
+  if alone == '-' and NOW >= (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
+    uncommon().take_back()
   end
 end
 
-local function read_new()
-  while #leases < LIMIT do
-    local wanted = LIMIT - #leases
-    local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', text[wanted], 'STREAMS',
-      STREAM, '>')
-    if reply and reply.err then
-      ensure_group()
-      reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', text[wanted], 'STREAMS', STREAM, '>')
-    end
-    if not reply then
-      return
-    end
-    local entries = reply[1][2]
-    for _, entry in ipairs(entries) do
-      take(entry[1], entry[2], false)
-    end
-    if #entries < wanted then
-      return
-    end
+while state == 'ok' and alone == '-' and dry == '' and leases_n < LIMIT do
+  local wanted = LIMIT - leases_n
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  if reply and reply.err then
+    uncommon().ensure_group()
+    reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  end
+  local entries = reply and reply[1][2] or {}
+  for i = 1, #entries do
+    take_new(entries[i][1], entries[i][2])
+  end
+  if #entries < wanted then
+    dry = entries[1] and entries[#entries][1] or '0-0'
   end
 end
 
--- Where a waiting worker listens from: nothing that is added after this moment is missed. Whatever is
--- in the stream now has been handed out, so its last entry will do (XINFO costs three times as much).
-local function ends()
+call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
+-- Where a waiting worker listens from, so that nothing that is added after this moment is missed. Not
+-- told while there may be more to take at once. What was called out before is not told with leases:
+-- a worker that hears it twice only looks twice.
+local woken = ''
+if leases_n > 0 then
+  call('HINCRBY', STATS, 'started', format('%d', leases_n))
+  dry = not more_idle and dry or ''
+else -- (XINFO, which also tells it, costs three times as much)
   local last = redis.pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
-  local woken = call('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
-  local due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
-  return last and last[1] or '0-0', woken and woken[1] or '0-0', tonumber(due[2]) or 0
+  local called = call('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
+  dry, woken = last and last[1] or '0-0', called and called[1] or '0-0'
 end
-
--- What the workers' table says of this one: its latest claim, and the job it was given alone. False
--- when a later claim came first: whatever this one took, nobody would know of (S-28).
-local function register()
-  local seen = call('HGET', WORKERS, WORKER)
-  local instance, number, job_id = match(seen or '', '^%d+ (%S+) (%d+) (%S+)$')
-  if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
-    return false
-  end
-  local job = job_id and job_id ~= '-' and read_job(job_id)
-  if job and job.status == 'running' and job.worker == WORKER and tonumber(job.lease_until) > NOW then
-    alone = job_id
-  end
-  return true
-end
-
-local function answer(state)
-  call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
-  if #leases > 0 then
-    counted['started'] = #leases
-    flush()
-    return { state, NOW, '', '', 0, leases }
-  end
-  flush()
-  local last, woken, due = ends()
-  return { state, NOW, last, woken, due, leases }
-end
-
-if not register() then
-  return { 'late', NOW, '0-0', '0-0', 0, {} }
-end
-if call('EXISTS', PAUSED) == 1 then
-  return answer('paused')
-end
-promote('1000')
-if ARGV[6] == '1' then
-  recover()
-end
-if alone == '-' then
-  take_back()
-end
-if alone == '-' then
-  read_new()
-end
-return answer('ok')
+flush()
+return { state, NOW, dry, woken, due, leases or {} }

@@ -23,7 +23,7 @@ local function extend(job, msg_id, task)
   job.ver, job.lease_until = job.ver + 1, text[until_ms]
   call('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
   call('HSET', job.key, 'lease', lease_words(job))
-  refresh(job.key, job.key .. ':events', job.ttl_s)
+  refresh(job.key, job.ttl_s)
   local fence = text[job.fence]
   note(job.id, 'extend', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
     job.lease_until, was, job.worker, job.max_attempts)

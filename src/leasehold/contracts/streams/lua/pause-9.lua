@@ -6,6 +6,7 @@
 -- Returns 1 if that changed something
 -- Clauses S-27
 -- @include job
+-- @include enqueue
 local changed
 if ARGV[2] == 'pause' then
   changed = call('SETNX', PAUSED, NOW_S)

@@ -7,7 +7,7 @@
 -- Clauses S-31 S-32 S-33
 -- @include job
 -- @include end
--- @include waiting
+-- @include enqueue
 local answers = {}
 local steps = {}
 

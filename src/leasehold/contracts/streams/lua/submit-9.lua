@@ -8,48 +8,42 @@
 --   requester, delay_ms, trace, payload hash; max_attempts 0 and trace '-' mean none
 -- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', job_id, created_ts if created }
 -- Clauses S-1 S-2 S-3 S-4 S-5 S-6 S-24 S-25 S-26
--- @include job
--- @include waiting
+-- @include step
+-- @include enqueue
 local DEPTH_MAX = tonumber(ARGV[2])
 local IDEM_TTL_S = tonumber(ARGV[3])
 local WIDTH = 11
 
--- Entries that nobody has been given yet. Redis 7 counts them unless deletions made the count
--- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
-local function undelivered(at_most)
-  local groups = redis.pcall('XINFO', 'GROUPS', STREAM)
-  if groups.err or #groups == 0 then
-    return call('XLEN', STREAM)
-  end
-  for _, flat in ipairs(groups) do
-    local group = {}
-    for i = 1, #flat, 2 do
-      group[flat[i]] = flat[i + 1]
-    end
-    if group['name'] == GROUP then
-      if group['lag'] then
-        return group['lag']
-      end
-      return #call('XRANGE', STREAM, '(' .. group['last-delivered-id'], '+', 'COUNT', at_most)
-    end
-  end
-  return call('XLEN', STREAM)
-end
-
 -- Waiting + running + delayed. The stream's length is never less than the first two, so most
 -- submits need no closer look; a foreign worker that acknowledges without deleting makes one needed.
-local function depth()
-  local delayed = call('ZCARD', DELAYED)
-  local length = call('XLEN', STREAM)
-  if DEPTH_MAX == 0 or length + delayed < DEPTH_MAX then
-    return length + delayed
+local used = call('XLEN', STREAM) + call('ZCARD', DELAYED)
+if DEPTH_MAX > 0 and used >= DEPTH_MAX then
+  -- Entries that nobody has been given yet. Redis 7 counts them unless deletions made the count
+  -- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
+  local function undelivered(at_most)
+    local groups = redis.pcall('XINFO', 'GROUPS', STREAM)
+    if groups.err or #groups == 0 then
+      return call('XLEN', STREAM)
+    end
+    for _, flat in ipairs(groups) do
+      local group = {}
+      for i = 1, #flat, 2 do
+        group[flat[i]] = flat[i + 1]
+      end
+      if group['name'] == GROUP then
+        if group['lag'] then
+          return group['lag']
+        end
+        return #call('XRANGE', STREAM, '(' .. group['last-delivered-id'], '+', 'COUNT', at_most)
+      end
+    end
+    return call('XLEN', STREAM)
   end
+
   local pending = redis.pcall('XPENDING', STREAM, GROUP)
   local running = (not pending.err and pending[1]) or 0
-  return undelivered(DEPTH_MAX) + running + delayed
+  used = undelivered(DEPTH_MAX) + running + call('ZCARD', DELAYED)
 end
-
-local used = depth()
 local created = 0
 local answers = {}
 
@@ -61,12 +55,10 @@ local function known(job_id, idem, request_h)
       return { old_h == request_h and 'replayed' or 'conflict', old_id or kept }
     end
   end
-  local old_h = call('HGET', job_key(job_id), 'request_h')
-  if old_h then
+  local key = NS .. 'job:' .. job_id
+  if call('EXISTS', key) == 1 then
+    local old_h = call('HGET', key, 'request_h') -- none: stored by another program
     return { old_h == request_h and 'replayed' or 'conflict', job_id }
-  end
-  if call('EXISTS', job_key(job_id)) == 1 then
-    return { 'conflict', job_id }
   end
   return nil
 end
@@ -82,29 +74,32 @@ local function store(at)
   if DEPTH_MAX > 0 and used + created >= DEPTH_MAX then
     return { 'full', id }
   end
-  local key = job_key(id)
+  local key = NS .. 'job:' .. id
   local due = delay_ms > 0 and NOW + delay_ms or 0
+  local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)
   -- What the scripts read most stands first: small hashes are searched from the front.
   call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 - ' .. msg_id
     .. ' ' .. NOW_S .. ' ' .. trace, 'ttl_s', ttl_s, 'updated_ts', NOW_S, 'job_id', id,
     'created_ts', NOW_S, 'task', task, 'payload', payload, 'result', '', 'error', '', 'request_h', request_h,
-    'requester', requester, 'due_ms', text[due])
+    'requester', requester, 'due_ms', due_s)
   emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
   if idem ~= '' then
     call('SET', NS .. 'idempotency:' .. idem, id .. ' ' .. request_h, 'EX',
-      text[math.max(tonumber(ttl_s), IDEM_TTL_S)])
+      format('%d', math.max(tonumber(ttl_s), IDEM_TTL_S)))
   end
   call('ZADD', INDEX, NOW_S, id)
-  note(id, 'submit', '1', task, '', 'queued', '0', '0', '0', '0', '0', '',
-    more(max_attempts, '', ARGV[at + 10], '', text[due], ''))
+  add_line(id .. '\tsubmit\t1\t' .. NOW_S .. '\t' .. task .. '\t\tqueued\t0\t0\t0\t0\t0\t\t'
+    .. max_attempts .. '\t\t' .. ARGV[at + 10] .. '\t\t' .. due_s .. '\t')
   created = created + 1
-  count('submitted')
   return { 'created', id, NOW }
 end
 
 for at = 4, #ARGV, WIDTH do
   answers[#answers + 1] = store(at)
+end
+if created > 0 then
+  call('HINCRBY', STATS, 'submitted', format('%d', created))
 end
 flush()
 return answers

@@ -10,8 +10,10 @@
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
 -- @include end
--- @include waiting
+-- @include enqueue
+-- @include promote
 -- @include reap
+-- @include trim
 local LOST_MAX = tonumber(ARGV[3])
 local reclaimed, ended = 0, 0
 
@@ -79,8 +81,7 @@ end
 local trimmed = 0
 if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = call('XTRIM', JOURNAL, 'MAXLEN', '~', ARGV[4])
-    + call('XTRIM', JOURNAL, 'MINID', '~', text[math.max(0, NOW - tonumber(ARGV[5]))])
+  trimmed = trim_journal(ARGV[4], ARGV[5])
   forget_workers()
   forget_expired()
   forget_consumers()

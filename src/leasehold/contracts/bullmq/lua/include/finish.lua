@@ -105,6 +105,9 @@ local function finish(job, o)
   local ver = text[job.ver + 1]
   local fence = job.fence
   if keep_count == 0 then
+    if job.parent_key then -- a failure that its parent was to wait on for: nothing is left to wait for
+      more().child_removed(job.key, job.parent_key, job.parent)
+    end
     more().delete_job(job.key)
     ended[#ended + 1], ended[#ended + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
   else

@@ -11,6 +11,11 @@ local function parent_of(parent_key, parent_json)
   return prefix or '', id or parent_key, {}
 end
 
+local function delete_job(key)
+  call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
+    key .. ':unsuccessful')
+end
+
 local function wake_queue(prefix)
   local meta = call('HMGET', prefix .. 'meta', 'paused', 'concurrency')
   if meta[1] then
@@ -23,7 +28,7 @@ local function wake_queue(prefix)
 end
 
 -- The parent was observed by our journal before: its history goes on in its own queue's journal.
-local function note_parent(key, prefix, id, to, due)
+local function note_parent(key, prefix, id, kind, to, due)
   local v = call('HMGET', key, 'lh', 'name', 'atm', 'stc', 'ats', 'priority')
   local ver, state = read_lh(v[1])
   if ver == 0 then
@@ -33,7 +38,7 @@ local function note_parent(key, prefix, id, to, due)
   local fence = v[5] or '0'
   ver = text[ver + 1]
   call('HSET', key, 'lh', ver .. ' ' .. to .. ' 0 0 - 0')
-  call('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\tpromote\t' .. ver .. '\t' .. NOW_S
+  call('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S
     .. '\t' .. plain(v[2]) .. '\t' .. state .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t'
     .. fence .. '\t0\t0\t\t0\t' .. due .. '\t\t\t\t\t' .. (v[6] or '0') .. '\t')
 end
@@ -54,7 +59,7 @@ local function release_parent(prefix, id)
     call('XADD', prefix .. 'events', '*', 'event', 'delayed', 'jobId', id, 'delay', text[due])
     local first = call('ZRANGE', delayed, '0', '0', 'WITHSCORES')
     call('ZADD', prefix .. 'marker', text[math.floor(first[2] / SLOTS)], '1')
-    return note_parent(key, prefix, id, 'delayed', text[due])
+    return note_parent(key, prefix, id, 'promote', 'delayed', text[due])
   end
   local to = 'waiting'
   if priority > 0 then
@@ -66,7 +71,7 @@ local function release_parent(prefix, id)
   end
   wake_queue(prefix)
   call('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
-  note_parent(key, prefix, id, to, '0')
+  note_parent(key, prefix, id, 'promote', to, '0')
 end
 
 local function child_completed(child_key, parent_key, parent_json, result)
@@ -105,11 +110,30 @@ local function child_failed(child_key, parent_key, parent_json, reason)
   end
 end
 
--- A child that is removed is no longer waited for.
-local function child_removed(child_key, parent_key, parent_json)
+-- A child that is removed is no longer waited for: its parent goes to the front of `wait`, whatever its
+-- delay or priority, or when its own queue is swept it goes with the child.
+local function child_removed(child_key, parent_key, parent_json, sweeping)
   local prefix, id = parent_of(parent_key, parent_json)
-  if call('SREM', parent_key .. ':dependencies', child_key) == 1
-    and call('SCARD', parent_key .. ':dependencies') == 0 then
-    release_parent(prefix, id)
+  if call('SREM', parent_key .. ':dependencies', child_key) == 0
+    or call('SCARD', parent_key .. ':dependencies') > 0
+    or call('ZREM', prefix .. 'waiting-children', id) == 0 then
+    return
   end
+  if sweeping and prefix == PREFIX then
+    local v = call('HMGET', parent_key, 'parentKey', 'parent')
+    if v[1] then
+      child_removed(parent_key, v[1], v[2], sweeping)
+    end
+    note_parent(parent_key, prefix, id, 'remove', '', '0')
+    return delete_job(parent_key)
+  end
+  if call('EXISTS', parent_key) == 0 then
+    return
+  end
+  call('RPUSH', prefix .. 'wait', id)
+  wake_queue(prefix)
+  if not sweeping then -- a sweep tells nobody in other queues
+    call('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
+  end
+  note_parent(parent_key, prefix, id, 'promote', 'waiting', '0')
 end

@@ -1,14 +1,10 @@
 -- Takes jobs out of the queue for good, with what hangs on them: deduplication, parents, retention.
 
-local function delete_job(key)
-  call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
-    key .. ':unsuccessful')
-end
-
-local function forget_dedup(id, deid)
-  local de = PREFIX .. 'de:' .. deid
+local function forget_dedup(id, deid, prefix)
+  prefix = prefix or PREFIX
+  local de = prefix .. 'de:' .. deid
   if call('GET', de) == id then
-    call('DEL', de, PREFIX .. 'dn:' .. deid)
+    call('DEL', de, prefix .. 'dn:' .. deid)
   end
 end
 
@@ -25,24 +21,19 @@ local function end_dedup(id, deid)
   local v = call('HMGET', dn, 'name', 'data', 'opts', 'pk', 'pd', 'rjk', 'jid')
   local number = call('INCR', ID)
   local next_id = v[7] or text[number]
-  local ok, opts = pcall(cjson.decode, v[3])
-  local ttl = ok and opts.de and tonumber(opts.de.ttl)
-  if ttl and ttl > 0 then
-    call('SET', de, next_id, 'PX', text[ttl])
-  else
-    call('SET', de, next_id)
-  end
+  call('SET', de, next_id) -- held as long as its job lives, so that another can follow that one
   store_from_opts(next_id, v[1], v[2], v[3],
     { deid = deid, parent_key = v[4] or nil, parent = v[5] or nil, rjk = v[6] or nil })
   call('DEL', dn)
 end
 
-local function drop_finished(ids)
+-- `sweeping` says that the whole line is swept: a parent that waits for nothing else goes with its child.
+local function drop_finished(ids, sweeping)
   for _, id in ipairs(ids) do
     local key = PREFIX .. id
     local v = call('HMGET', key, 'parentKey', 'deid', 'parent', 'lh', 'name', 'ats')
     if v[1] then
-      child_removed(key, v[1], v[3])
+      child_removed(key, v[1], v[3], sweeping)
     end
     if v[2] then
       forget_dedup(id, v[2])

@@ -1,5 +1,6 @@
 -- Starts a job that was just taken: its lock, its event, its hash, its line of the journal, its lease.
--- ARGV[2] token  ARGV[3] worker id  ARGV[4] limit  ARGV[5] lease_ms  ARGV[9] hash of the token
+-- ARGV[2] token  ARGV[3] worker id  ARGV[4] limit  ARGV[5] lease_ms  ARGV[6] how often a lease may run
+-- out  ARGV[9] hash of the token
 local TOKEN, WORKER = ARGV[2], ARGV[3]
 local LIMIT, LEASE_S = tonumber(ARGV[4]), ARGV[5]
 local TOKEN_H = ARGV[9]
@@ -9,6 +10,10 @@ local PLAIN, OTHER = ' active ' .. LEASE_UNTIL .. ' ', ' running ' .. LEASE_UNTI
 
 local leases, leases_n, started = {}, 0, {}
 local counted_starts = 0
+-- B-54: a job whose lease ran out this often is taken alone: if it kills its worker, no neighbour is lost
+-- with it. `alone` says that nothing more may be taken.
+local ALONE_FROM = math.max(1, tonumber(ARGV[6]) - 1)
+local alone = false
 
 local function read(key)
   local flat = call('HGETALL', key)
@@ -29,12 +34,19 @@ local function lend(id, f, ats)
   leases[leases_n] = row
 end
 
+-- False, and nothing done, for a suspect that has to wait because others were taken before it.
 local function start(id, from_list)
   local key = PREFIX .. id
   local f = read(key)
   local name = f.name
   if not name then
-    return -- removed while it waited
+    return true -- removed while it waited
+  end
+  if f.stc and not f.defa and tonumber(f.stc) >= ALONE_FROM then
+    alone = true
+    if leases_n > 0 then
+      return false
+    end
   end
   local was_fence = f.ats or '0'
   local ats = was_fence == '0' and '1' or text[was_fence + 1]
@@ -70,4 +82,41 @@ local function start(id, from_list)
   end
   started[#started + 1] = id
   lend(id, f, ats)
+  return true
+end
+
+-- Starts jobs that were popped, `step` words a job, in their order; returns where the rest begins that
+-- must go back to its place.
+local function start_each(popped, step, from_list)
+  for at = 1, #popped, step do
+    if not start(popped[at], from_list) then
+      return at
+    elseif alone then
+      return at + step
+    end
+  end
+  return #popped + 1
+end
+
+-- Takes up to `wanted` jobs off the lines; returns whether they are empty now.
+local function take_from_lines(wanted)
+  while leases_n < wanted and not alone do
+    local asked = wanted - leases_n
+    local ids = call('RPOP', WAIT, text[asked]) or {}
+    local rest = start_each(ids, 1, 'waiting')
+    for i = #ids, rest, -1 do
+      call('RPUSH', WAIT, ids[i])
+    end
+    if #ids < asked and not alone then
+      local popped = call('ZPOPMIN', PRIORITIZED, text[wanted - leases_n])
+      if #popped == 0 then
+        call('DEL', PC)
+        return true
+      end
+      for i = start_each(popped, 2, 'prioritized'), #popped, 2 do
+        call('ZADD', PRIORITIZED, popped[i + 1], popped[i])
+      end
+    end
+  end
+  return false
 end

@@ -1,0 +1,81 @@
+"""What a job of a BullMQ queue costs the server while few or very many others wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+from harness.adapter import PeerError
+from harness.scenario import Column, Figures, Goal, Scenario, Stage
+
+Median = Callable[[str, str], float | None]
+DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
+OURS, NODE = "leasehold_bullmq", "bullmq_node"
+CONCURRENCY = 100
+WARM_UP = 500
+COMPLETED = "bull:bench:completed"
+
+
+def measure(stage: Stage, name: str) -> Figures:
+    """The server's CPU time per job at each depth that the size of the run allows."""
+    figures: dict[str, float | None] = {}
+    for depth in DEPTHS:
+        asked = depth <= stage.jobs
+        figures[_key(depth)] = _cost_us(stage, name, depth) if asked else None
+    shallow, deep = figures[_key(DEPTHS[0])], figures[_key(DEPTHS[-1])]
+    figures["growth"] = deep / shallow if deep and shallow else None
+    return figures
+
+
+def _cost_us(stage: Stage, name: str, depth: int) -> float:
+    """While so many jobs are measured, the queue shrinks from `depth` and these to `depth`."""
+    measured = min(max(depth, 1_000), 10_000)
+    with stage.peer(name, concurrency=CONCURRENCY) as peer:
+        total = depth + measured + WARM_UP
+        peer.ask("enqueue", within_s=3_600, task="noop", count=total, mode="bulk")
+        peer.start_worker(expect=total)
+        begin = _until_completed(stage, WARM_UP)
+        stage.server.reset_counters()
+        end = _until_completed(stage, begin + measured)
+        return stage.server.spent().cpu_s / (end - begin) * 1e6
+
+
+def _until_completed(stage: Stage, count: int, within_s: float = 120) -> int:
+    deadline = time.monotonic() + within_s
+    while (done := cast("int", stage.server.call("ZCARD", COMPLETED))) < count:
+        if time.monotonic() > deadline:
+            raise PeerError(f"{done} of {count} jobs completed within {within_s:.0f} s")
+        time.sleep(0.005)
+    return done
+
+
+def _key(depth: int) -> str:
+    return f"d{depth}"
+
+
+def _growth(name: str) -> Callable[[Median], float | None]:
+    return lambda median: median(name, "growth")
+
+
+SCENARIO = Scenario(
+    name="depth",
+    title="Redis CPU per job while others wait in the same BullMQ queue",
+    about=(
+        "The queue is filled; then one worker process runs no-op jobs, 100 at once, and the "
+        "server's CPU time is taken over up to 10,000 of them, in microseconds a job. No step "
+        "looks at more jobs than it takes, whoever's scripts they are; what grows is the time to "
+        "reach memory that has left the processor's caches, since the oldest of a million jobs "
+        "was written long ago."
+    ),
+    contenders=(OURS, NODE),
+    jobs=1_000_000,
+    quick_jobs=10_000,
+    headline=_key(DEPTHS[0]),
+    columns=(
+        *(Column(_key(depth), f"us/job, {depth:,} waiting", 1, "low") for depth in DEPTHS),
+        Column("growth", "1,000,000 over 1,000", 2, "low"),
+    ),
+    measure=measure,
+    goals=(Goal("at 1,000,000 at most 1.5 times the cost at 1,000", _growth(OURS), most=1.5),),
+)

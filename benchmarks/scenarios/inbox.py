@@ -1,0 +1,76 @@
+"""How many no-op jobs a second one worker process completes on SQL queues."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+
+from harness.drain import fill
+from harness.postgres import PrivatePostgres
+from harness.scenario import Column, Figures, Goal, Scenario, Stage
+
+Median = Callable[[str, str], float | None]
+
+
+@cache
+def postgres() -> PrivatePostgres:
+    return PrivatePostgres()
+
+
+def measure(stage: Stage, name: str) -> Figures:
+    postgres().fresh()
+    os.environ["BENCH_SQLITE_FILE"] = str(stage.folder / "jobs.db")
+    with stage.peer(name) as peer:
+        fill(peer, "noop", stage.jobs)
+        postgres().reset()
+        worker = peer.start_worker(expect=stage.jobs)
+        peer.wait_for(peer.probe, worker, within_s=60 + stage.jobs / 20)
+        settled_s = peer.until_settled()
+        told = peer.told()
+        worker_cpu_s = (told["cpu_last_ns"] - told["cpu_first_ns"]) / 1e9
+        return {
+            "jobs_per_s": stage.jobs / (settled_s - told["first_ns"] / 1e9),
+            "worker_cpu_us": worker_cpu_s / stage.jobs * 1e6,
+            "server_cpu_us": postgres().spent_cpu_s() / stage.jobs * 1e6,
+        }
+
+
+def _over(other: str) -> Callable[[Median], float | None]:
+    def ratio(median: Median) -> float | None:
+        own, theirs = median("leasehold_inbox", "jobs_per_s"), median(other, "jobs_per_s")
+        return None if own is None or not theirs else own / theirs
+
+    return ratio
+
+
+SCENARIO = Scenario(
+    name="inbox",
+    title="No-op jobs per second on SQL queues, one worker process",
+    about=(
+        "Jobs are enqueued first; then one worker process with the peer's best setting runs them. "
+        "The clock runs from the start of the first handler until the database holds nothing "
+        "unfinished. Ours writes an attempt row and two journal rows for every job besides; "
+        "`bare_sql` is the same statements without a worker: the limit. SQLite runs beside "
+        "PostgreSQL for comparison. `BENCH_SYNCHRONOUS_COMMIT=off` is the other setting."
+    ),
+    contenders=(
+        *("leasehold_inbox", "leasehold_inbox_sqlite", "bare_sql"),
+        *("pgqueuer", "awa", "procrastinate"),
+    ),
+    jobs=20_000,
+    quick_jobs=500,
+    headline="jobs_per_s",
+    columns=(
+        Column("jobs_per_s", "jobs/s", better="high"),
+        Column("worker_cpu_us", "worker CPU us/job", 1, "low"),
+        Column("server_cpu_us", "server CPU us/job", 1, "low"),
+    ),
+    measure=measure,
+    goals=(
+        Goal("leasehold reaches at least 1.5 times pgqueuer", _over("pgqueuer"), least=1.5),
+        Goal("leasehold reaches at least 3 times awa", _over("awa"), least=3),
+        Goal("leasehold reaches at least 20 times procrastinate", _over("procrastinate"), least=20),
+        Goal("leasehold reaches at least 0.5 of the bare statements", _over("bare_sql"), least=0.5),
+    ),
+)

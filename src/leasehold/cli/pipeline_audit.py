@@ -1,0 +1,87 @@
+"""What `leasehold pipeline audit` audits: the lake, live journals, or history files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from leasehold.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from leasehold.pipeline.audit.run import Audited
+
+Found = tuple["Audited", list[dict[str, Any]]]
+
+
+def audit_anything(
+    spark: SparkSession,
+    history: Sequence[str],
+    lake: str,
+    *,
+    full: bool,
+    quiesced: bool,
+    partial: bool,
+    show: int,
+) -> Found:
+    """The summary, and some of what was found."""
+    urls = [each for each in history if "+" in each.partition("://")[0]]
+    files = [each for each in history if each not in urls]
+    if urls and files:
+        raise UsageError("audit either live queues or files, not both at once")
+    if history:
+        return _of_events(spark, urls, files, quiesced=quiesced, partial=partial, show=show)
+    from leasehold.pipeline.audit.lakes import audit_lake, violations
+    from leasehold.pipeline.lake.files import LakeFiles
+
+    audited = audit_lake(spark, lake, full=full, quiesced=quiesced)
+    return audited, _shown(violations(spark, LakeFiles(lake)), show)
+
+
+def _of_events(
+    spark: SparkSession,
+    urls: Sequence[str],
+    files: Sequence[str],
+    *,
+    quiesced: bool,
+    partial: bool,
+    show: int,
+) -> Found:
+    from leasehold.pipeline.audit.run import Audit, History, completed
+    from leasehold.pipeline.events import file_events, journal_events
+    from leasehold.pipeline.source.offsets import first_mark
+    from leasehold.pipeline.source.opening import journal_name, open_reel
+
+    unseen: frozenset[str] = frozenset()
+    cut: list[str] = []
+    if urls:
+        events = journal_events(spark, urls)
+        for url in urls:
+            reel = open_reel(url)
+            # A journal that the store has begun to trim has no beginning any more.
+            if first_mark(reel.head()).added != 0:
+                cut.append(journal_name(url))
+            reel.close()
+    else:
+        events = file_events(spark, files[0])
+        for path in files[1:]:
+            events = events.unionByName(file_events(spark, path))
+        events, unseen = completed(events)
+        cut = (
+            [row.journal for row in events.select("journal").distinct().collect()]
+            if partial
+            else []
+        )
+    audit = Audit(spark, History(new=events, all=events, cut=cut, unseen=unseen, quiesced=quiesced))
+    try:
+        return audit.result(), _shown(audit.violations, show)
+    finally:
+        audit.close()
+
+
+def _shown(found: DataFrame | None, show: int) -> list[dict[str, Any]]:
+    if found is None:
+        return []
+    rows = found.where("invariant <> 'unobserved'").orderBy("invariant", "job_id").limit(show)
+    return [row.asDict() for row in rows.collect()]

@@ -1,0 +1,222 @@
+"""Taking leases: asking the store, and waiting where BullMQ's workers wait while it has nothing.
+
+An ordinary claim is `take`, a short script; whatever is not ordinary (a lost answer to recover, a
+limit, a pause, jobs that are due, locks to look for) goes through `claim`, which does everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from leasehold.contracts.bullmq import job_options
+from leasehold.contracts.bullmq.bell import Bell
+from leasehold.contracts.bullmq.claimed import Claimed
+from leasehold.contracts.bullmq.options import Options, client_name
+from leasehold.contracts.bullmq.records import number
+from leasehold.contracts.bullmq.scheduling import Scheduler
+from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
+from leasehold.core.lease import Lease
+from leasehold.core.outcome import Failure, Outcome, Verdict
+from leasehold.store.redis import Arg, Redis
+
+_HELD_MAX = 100_000
+# Where a job with a history, a scheduler or a decided failure has more to say (see claim-16.lua).
+_PLAIN_LENGTH, _SCHEDULER, _DECIDED = 7, 10, 11
+
+Settle = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
+
+
+class Claims:
+    """The claims of one worker on one queue, under one token. `url` leads to the connection that
+    waits and carries the worker's name; "" uses the given one for everything."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        options: Options,
+        *,
+        worker_id: str,
+        token: tuple[str, str],
+        url: str,
+    ) -> None:
+        self._scripts = scripts
+        self._options = options
+        self._worker_id = worker_id
+        self._token, self._token_h = token
+        self._held: dict[str, None] = {}
+        self._alone: Lease | None = None
+        self._alone_over = asyncio.Event()
+        self._answer_lost = False
+        self._search_at = 0.0
+        self._asking = asyncio.Lock()
+        # Connections that block carry the worker's name: that is how Node's getWorkers() finds it.
+        named = client_name(options, options.name or worker_id)
+        self._redis = redis
+        self._waiting = Redis(url, name=named) if url else redis
+        self._announced = not url
+        self._bell = Bell(self._waiting, scripts.keys[7])
+        self._scheduler = Scheduler(redis, options.key_prefix, scripts.keys)
+
+    async def claim(self, limit: int, wait_ms: int, settle: Settle) -> list[Lease]:
+        """Up to `limit` leases; `settle` ends those whose failure was decided elsewhere."""
+        if not self._announced:
+            await self._announce()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            if self._alone and not await self._has_ended(self._alone, deadline - loop.time()):
+                return []
+            self._alone = None
+            async with self._asking:  # one at a time: a call under way is not a lost answer
+                state, now, due, limited_ms, last, rows = await self._ask(limit)
+                leases = [self._lease(row, now + self._options.lease_ms) for row in rows]
+            if leases:
+                if any(len(row) > _PLAIN_LENGTH and row[_DECIDED] for row in rows):
+                    leases = await _fail_decided(leases, rows, settle)
+                    if not leases:
+                        continue
+                await self._follow_schedules(rows)
+                self._alone = self._suspect(leases[0])
+                return leases
+            remaining_ms = (deadline - loop.time()) * 1000
+            if remaining_ms <= 0:
+                return []
+            if limited_ms:
+                await asyncio.sleep(min(remaining_ms, limited_ms) / 1000)
+            elif state == b"paused":
+                await self._listen_paused(last, remaining_ms)
+            else:
+                wait = min(remaining_ms, due - now) if due else remaining_ms
+                await self._bell.wait(wait / 1000, until_ms=now + wait)
+
+    def forget(self, job_id: str) -> None:
+        """The lease has ended: a claim that looks for lost answers need not pass over it."""
+        self._held.pop(job_id, None)
+        if self._alone is not None and self._alone.job_id == job_id:
+            self._alone_over.set()
+
+    async def close(self) -> None:
+        """Stop waiting, and close the connection that waits if it is its own."""
+        await self._bell.close()
+        if self._waiting is not self._redis:
+            await self._waiting.close()
+
+    async def _announce(self) -> None:
+        """Open the connection that carries the worker's name: it is seen before it waits."""
+        self._announced = True
+        await self._waiting.block("PING", wait_ms=1_000)
+
+    def _suspect(self, lease: Lease) -> Lease | None:
+        """The lease if its job was lost so often that it may be what kills its workers (B-54)."""
+        self._alone_over.clear()
+        claimed = lease.extra
+        often = max(1, self._options.stalled_max - 1)  # as start.lua counts
+        return lease if isinstance(claimed, Claimed) and claimed.stalled >= often else None
+
+    async def _has_ended(self, suspect: Lease, within_s: float) -> bool:
+        """Whether the suspect has ended, or is no longer ours; waits for it so long (B-54)."""
+        try:
+            await asyncio.wait_for(self._alone_over.wait(), max(0.0, within_s))
+        except TimeoutError:
+            lock = await self._redis.call("GET", f"{self._options.key_prefix}{suspect.job_id}:lock")
+            return bool(lock != f"{suspect.token}:{suspect.fence}".encode())
+        return True
+
+    async def _ask(self, limit: int) -> Any:
+        recover = self._answer_lost
+        # Set before asking: whatever ends this call early, the next one looks for what it took.
+        self._answer_lost = True
+        options = self._options
+        search = self._time_to_search()
+        args: tuple[Arg, ...] = (
+            self._token,
+            self._worker_id,
+            min(limit, BATCH_MAX),
+            options.lease_ms,
+            options.stalled_max,
+            options.limit_max or "",
+            options.limit_ms or "",
+            self._token_h,
+        )
+        reply = 0
+        if not (recover or search or options.limit_max):
+            reply = await self._scripts.run("take", *args)
+        if not reply:
+            held = self._held if recover else ()
+            reply = await self._scripts.run("claim", *args, int(search), int(recover), *held)
+        self._answer_lost = False
+        return reply
+
+    def _time_to_search(self) -> bool:
+        """Now and then a claim also looks for locks that ran out; upkeep does it as well."""
+        now = asyncio.get_running_loop().time()
+        if now < self._search_at:
+            return False
+        self._search_at = now + min(1.0, self._options.lease_ms / 4_000)
+        return True
+
+    async def _follow_schedules(self, rows: Sequence[Any]) -> None:
+        """A job that a scheduler made leads to the next one, whoever picks it up (B-39)."""
+        for row in rows:
+            if len(row) > _PLAIN_LENGTH and row[_SCHEDULER]:
+                await self._scheduler.follow(row[_SCHEDULER].decode(), row[0].decode(), row[3])
+
+    async def _listen_paused(self, last: bytes, wait_ms: float) -> None:
+        """While paused, the events are heard: a resume, and a 5.x client that adds a job (B-34)."""
+        wait = max(1, int(wait_ms))
+        events = self._scripts.keys[6]
+        await self._waiting.block(
+            "XREAD", "COUNT", 1, "BLOCK", wait, "STREAMS", events, last, wait_ms=wait
+        )
+
+    def _lease(self, row: list[Any], lease_until_ms: int) -> Lease:
+        job_id = row[0].decode()
+        self._held[job_id] = None
+        if len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
+            del self._held[next(iter(self._held))]
+        options = job_options.read(row[3])
+        made, stalled, stack = _history(row)
+        attempts = options.attempts or self._options.max_attempts
+        return Lease(
+            job_id=job_id,
+            queue=self._options.queue,
+            task=row[1].decode(errors="replace"),
+            payload=row[2],
+            # A stalled start is no attempt to BullMQ: it raises the count and the limit alike.
+            attempt=made + stalled + 1,
+            max_attempts=attempts + stalled if attempts else 0,
+            fence=int(row[4]),
+            token=self._token,
+            lease_until_ms=lease_until_ms,
+            lease_ms=self._options.lease_ms,
+            created_ms=number(row[5]),
+            priority=number(row[6]),
+            trace=options.trace,
+            extra=Claimed(made, stalled, options, stack, self._token_h),
+        )
+
+
+async def _fail_decided(
+    leases: Sequence[Lease], rows: Sequence[Any], settle: Settle
+) -> list[Lease]:
+    """A failure that was decided elsewhere ends the job at pickup (B-17): it was lost too often, a
+    child failed, or a cancel was asked for. Returns the leases that are left."""
+    ends: list[Outcome] = []
+    for lease, row in zip(leases, rows, strict=True):
+        if len(row) > _PLAIN_LENGTH and row[_DECIDED]:
+            reason = row[_DECIDED].decode(errors="replace")
+            cancelled = reason == "cancelled"
+            code = "lease_lost" if "stalled" in reason else "child"
+            failure = Failure(code=reason if cancelled else code, message=reason, retryable=False)
+            ends.append(Outcome(lease, "cancel" if cancelled else "bury", failure=failure))
+    await settle(ends)
+    ended = {outcome.lease.job_id for outcome in ends}
+    return [lease for lease in leases if lease.job_id not in ended]
+
+
+def _history(row: list[Any]) -> tuple[int, int, bytes]:
+    """Ended attempts, stalled starts and earlier stacks, which only a job with a history has."""
+    return (int(row[7]), int(row[8]), row[9]) if len(row) > _PLAIN_LENGTH else (0, 0, b"")

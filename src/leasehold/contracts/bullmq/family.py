@@ -1,0 +1,56 @@
+"""Parents and children: the shape of a flow, and what a parent learns of its children."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and the children it waits for; each may be in another queue of the same server."""
+
+    name: str
+    data: Any = None
+    queue: str = ""
+    options: Mapping[str, Any] = {}
+    children: Sequence[Flow] = ()
+
+
+class Children(msgspec.Struct, frozen=True, kw_only=True):
+    """The children of a job by their keys, such as `bull:scenes:17`.
+
+    `results` of those that completed, `failures` (the reasons) of those that failed and were to be
+    ignored, `fatal` those whose failure fails the parent, `pending` those that have not ended.
+    """
+
+    results: dict[str, Any]
+    failures: dict[str, str]
+    fatal: list[str]
+    pending: list[str]
+
+    def __bool__(self) -> bool:
+        """Whether there are any, in whatever state."""
+        return bool(self.results or self.failures or self.fatal or self.pending)
+
+
+def children_of(processed: Any, failed: Any, unsuccessful: Any, pending: Any) -> Children:
+    """What the four keys beside a parent's hash say."""
+    return Children(
+        results={key: _json(raw) for key, raw in _pairs(processed)},
+        failures={key: raw.decode(errors="replace") for key, raw in _pairs(failed)},
+        fatal=[key.decode() for key in unsuccessful],
+        pending=sorted(key.decode() for key in pending),
+    )
+
+
+def _pairs(flat: Any) -> list[tuple[str, bytes]]:
+    return [(key.decode(), raw) for key, raw in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return raw.decode(errors="replace")

@@ -1,0 +1,68 @@
+"""The `inbox` contract: an SQL inbox and outbox, on SQLite or PostgreSQL.
+
+`inbox+sqlite:///jobs.db`, `inbox+postgresql://user@host/database?schema=leasehold`; with
+`box=outbox` the second queue, of events to be delivered.
+"""
+
+from __future__ import annotations
+
+from leasehold.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
+from leasehold.contracts.inbox.journal import inbox_journal
+from leasehold.contracts.inbox.ledger import inbox_ledger
+from leasehold.contracts.inbox.options import Options
+from leasehold.contracts.inbox.queue import InboxQueue, OutboxQueue
+from leasehold.core.errors import UsageError
+from leasehold.core.opening import QueueUrl
+from leasehold.ledger.engine import Engine
+from leasehold.ledger.history import BoxJournal
+from leasehold.ledger.opening import open_engine
+from leasehold.ledger.reading import BoxLedger
+
+__all__ = [
+    "InboxQueue",
+    "OutboxQueue",
+    "open_credentials",
+    "open_endpoint_secrets",
+    "open_journal",
+    "open_ledger",
+    "open_queue",
+]
+
+
+def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
+    """The queue behind the URL; connects on first use."""
+    engine, options = parts(url)
+    kind = OutboxQueue if options.box == "outbox" else InboxQueue
+    return kind(engine, options, worker_id=worker_id)
+
+
+def open_ledger(url: QueueUrl) -> BoxLedger:
+    """The ledger of the same box."""
+    return inbox_ledger(*parts(url, pinned=False))
+
+
+def open_journal(url: QueueUrl) -> BoxJournal:
+    """The journal of the same box."""
+    return inbox_journal(*parts(url))
+
+
+def open_credentials(url: QueueUrl) -> InboxCredentials:
+    """The sealed credentials of the jobs."""
+    return InboxCredentials(parts(url)[0])
+
+
+def open_endpoint_secrets(url: QueueUrl) -> WebhookSecrets:
+    """The secrets by which webhooks are signed."""
+    return WebhookSecrets(parts(url)[0])
+
+
+def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
+    """The database and the options that a URL names."""
+    if not url.store:
+        raise UsageError(
+            f"{url.safe} names no database; write inbox+sqlite:///jobs.db or "
+            "inbox+postgresql://user@host/database",
+            contract="inbox",
+        )
+    options, store = url.read(Options)
+    return open_engine(store, options.engine(store, pinned=pinned)), options

@@ -1,0 +1,137 @@
+"""A job's sealed credentials and a requester's webhook secrets, in the vault's own types.
+
+The vault is a package with dependencies of its own, so it is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leasehold.core.lease import Lease
+from leasehold.ledger.credentials import SealedColumns
+from leasehold.ledger.engine import INBOX, Engine, Row
+
+OVERLAP_MS = 86_400_000
+SECRET_PREFIX = "whsec_"  # noqa: S105 - how a secret begins
+
+
+class InboxCredentials:
+    """What a worker reads and replaces under its lease, and a rotation moves to another key."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._columns = SealedColumns(engine, INBOX)
+
+    async def read(self, lease: Lease) -> Any:
+        """What is stored now; raises `LeaseLost` when the claim is not the current one."""
+        row = await self._columns.read(lease)
+        return _vault("credentials").StoredCredentials(
+            binding=_binding(lease.job_id, row),
+            sealed=_sealed(row),
+            refresh_url=row["refresh_url"] or "",
+            refreshes=row["credential_refresh_count"],
+        )
+
+    async def replace(self, lease: Lease, *, seen_version: int, sealed: Any) -> bool:
+        """Put new columns in place and raise the version; False when it moved meanwhile."""
+        return await self._columns.replace(lease, seen_version, columns_of(sealed))
+
+    async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
+        """The same for the requester, who holds no lease."""
+        return await self._columns.put(job_id, requester, seen_version, columns_of(sealed))
+
+    async def count_refresh(self, lease: Lease) -> int:
+        """Add one to the job's refresh attempts and return the sum."""
+        return await self._columns.count_refresh(lease)
+
+    async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[Any]:
+        """Rows under another key than this one, in the order of their job ids."""
+        rows = await self._columns.page(not_under=not_under, after=after, limit=limit)
+        wrapped = _vault("rotation").WrappedKey
+        return [
+            wrapped(
+                binding=_binding(row["job_id"], row),
+                kek_id=row["storage_creds_kek_id"],
+                dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
+                encryption_version=row["storage_creds_encryption_version"],
+            )
+            for row in rows
+        ]
+
+    async def swap(self, pairs: Sequence[tuple[Any, Any]]) -> int:
+        """Replace key id and wrapping where all is as seen; how many."""
+        return await self._columns.swap(
+            [
+                (
+                    *(old.binding.job_id, old.binding.credential_version, old.kek_id),
+                    *(old.dek_wrapped, new.kek_id, new.dek_wrapped),
+                )
+                for old, new in pairs
+            ]
+        )
+
+    async def counts(self) -> Mapping[str, int]:
+        """Rows by key id."""
+        return await self._columns.counts()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._columns.close()
+
+
+class WebhookSecrets:
+    """The signing secrets of requesters: the newest, and the one before it for a day."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def texts(self, requester_id: str) -> list[str]:
+        """The live secrets, newest first."""
+        rows = await self._engine.run(INBOX, "secrets_live", requester_id=requester_id)
+        return [row["secret"] for row in rows]
+
+    async def live(self, requester_id: str) -> Sequence[Any]:
+        """The live secrets, newest first, in the vault's wrapping that no log shows."""
+        secret = _vault("secret").Secret
+        return [secret(text.encode()) for text in await self.texts(requester_id)]
+
+    async def renew(self, requester_id: str) -> str:
+        """A new secret, shown this once; the one before stays live for a day."""
+        # Plain base64, as the libraries for Standard Webhooks read it.
+        text = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+        await self._engine.run(
+            INBOX, "secret_add", requester_id=requester_id, secret=text, overlap_ms=OVERLAP_MS
+        )
+        return text
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._engine.close()
+
+
+def columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:
+    """The four columns of sealed credentials."""
+    return sealed.encrypted, sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version
+
+
+def _vault(module: str) -> Any:
+    return importlib.import_module(f"leasehold.vault.{module}")
+
+
+def _binding(job_id: str, row: Row) -> Any:
+    binding = _vault("envelope").Binding
+    return binding(job_id, row["requester_id"], row["credential_version"])
+
+
+def _sealed(row: Row) -> Any:
+    if row["storage_creds_encrypted"] is None:
+        return None
+    return _vault("envelope").Sealed(
+        encrypted=bytes(row["storage_creds_encrypted"]),
+        dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
+        kek_id=row["storage_creds_kek_id"],
+        encryption_version=row["storage_creds_encryption_version"],
+    )

@@ -1,0 +1,44 @@
+"""The `inbox` contract on the seam: jobs, and the events that tell of them, in SQL tables.
+
+Both are boxes of the ledger, with the same protocol: claim, lease, heartbeat, reclaim, and a claim
+version that fences every write. What the statements do and which clause each serves stands at the
+head of every file in `ledger/sql`.
+"""
+
+from __future__ import annotations
+
+import random
+
+from leasehold.contracts.inbox.options import OUTBOX_BATCH_MAX, Options
+from leasehold.contracts.inbox.retrying import backoff
+from leasehold.core.lease import Lease
+from leasehold.core.outcome import Outcome
+from leasehold.core.state import INBOX
+from leasehold.ledger.box import BoxQueue
+from leasehold.ledger.engine import Engine
+
+FINALS = frozenset(INBOX.final)
+
+
+class InboxQueue(BoxQueue):
+    """The inbox: jobs to be done."""
+
+    def __init__(self, engine: Engine, options: Options, *, worker_id: str = "") -> None:
+        def delay(outcome: Outcome) -> tuple[int, bool]:
+            attempt, first_ms = outcome.lease.attempt, options.retry_delay_ms
+            return backoff(outcome.failure, attempt, first_ms, random.random())
+
+        super().__init__(
+            engine, options.settings(), worker_id=worker_id, delay=delay, finals=FINALS
+        )
+
+
+class OutboxQueue(InboxQueue):
+    """The outbox: events to be delivered, one at a time and in order for each job.
+
+    A claim takes at most `OUTBOX_BATCH_MAX` events, however many slots a worker has.
+    """
+
+    async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+        """Take leases on events whose earlier events are delivered or given up."""
+        return await super().claim(min(limit, OUTBOX_BATCH_MAX), wait_ms=wait_ms)

@@ -1,0 +1,344 @@
+"""The HTTP side of the contract: POST /transcode, GET /transcode/status, and what refreshes need.
+
+These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
+body and will word the errors. A job of another requester does not exist for the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from leasehold.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
+from leasehold.contracts.inbox.shapes import (
+    Accepted,
+    AskStatus,
+    CreateTranscode,
+    CredentialsView,
+    IdempotencyKey,
+    NewCredentials,
+    SecretView,
+    TranscodeView,
+    check_url,
+    same_request,
+    view,
+)
+from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply
+from leasehold.core.errors import (
+    Conflict,
+    InvalidJob,
+    LeaseholdError,
+    NotFound,
+    QueueFull,
+    StoreError,
+    UsageError,
+)
+from leasehold.core.idempotency import check_key, request_hash
+from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.ledger.ids import uuid7
+
+TASK = "transcode"
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_SUBMIT_TRIES = 3
+_SUBMIT_PATIENCE_S = 3.0
+_EXAMPLE = {
+    "source": {"url": "s3://media/in/clip.mov"},
+    "outputs": [{"name": "720p.mp4", "format": "mp4", "height": 720}],
+    "destination": {"url": "s3://media/out"},
+    "status_webhook_url": "https://requester.example/hooks/transcode",
+}
+
+Seal = Callable[[bytes, str, str, int], Awaitable[Mapping[str, Any]]]
+"""Encrypts credentials of (job, requester, version) into the four columns of the job."""
+
+
+class Submits(Protocol):
+    """What the routes need of the queue."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs, or say why not."""
+
+
+class Reads(Protocol):
+    """What the routes need of the ledger."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job."""
+
+    async def pruned(self, job_id: str) -> str | None:
+        """Whose job it was, if it was kept long enough and removed."""
+
+
+class Replaces(Protocol):
+    """Where a requester's newer credentials go."""
+
+    async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
+        """Put them in place; False when the version is not the one seen."""
+
+
+class Renews(Protocol):
+    """Where webhook secrets come from."""
+
+    async def renew(self, requester_id: str) -> str:
+        """A new secret."""
+
+
+class InboxRoutes:
+    """The endpoints of one inbox. Without `seal` it takes no credentials.
+
+    `check_url` raises for an address that no worker would be let to call, so that the requester
+    hears of it now; it is checked again, with its name resolved, when it is called.
+    """
+
+    def __init__(
+        self,
+        queue: Submits,
+        ledger: Reads,
+        *,
+        seal: Seal | None = None,
+        credentials: Replaces | None = None,
+        secrets: Renews | None = None,
+        check_url: Callable[[str], object] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._seal = seal
+        self._credentials = credentials
+        self._secrets = secrets
+        self._check_url = check_url
+
+    async def create(self, call: Call) -> Answer:
+        """Store a job and nothing more; the id is chosen here, so that a lost answer can be asked
+        for again."""
+        job = await self._new_job(call)
+        submitted = await self._submit(job)
+        match submitted.status:
+            case "created" | "replayed":
+                headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
+                if submitted.job_id != job.job_id:
+                    headers.append(("idempotency-replayed", "true"))
+                return Answer(202, Accepted(job_id=submitted.job_id), tuple(headers))
+            case "conflict":
+                raise Conflict("this Idempotency-Key was used with another request")
+            case "full":
+                raise QueueFull(submitted.reason, retry_after_ms=submitted.retry_after_ms)
+            case "invalid":
+                raise InvalidJob(submitted.reason)
+
+    async def status(self, call: Call) -> Answer:
+        """The job as it is now; what was pruned is gone, what is not yours does not exist."""
+        return Answer(200, view(await self._record(call, call.query.job_id)))
+
+    async def refresh(self, call: Call) -> Answer:
+        """Newer credentials for a job that is not finished."""
+        asked: NewCredentials = call.body
+        record = await self._record(call, asked.job_id)
+        if self._seal is None or self._credentials is None:
+            raise _no_ring()
+        version = asked.credential_version
+        secret = msgspec.json.encode(asked.credentials)
+        sealed = await self._seal(secret, record.job_id, record.requester, version + 1)
+        if not await self._credentials.put(
+            record.job_id, record.requester, seen_version=version, sealed=_Columns(sealed)
+        ):
+            raise Conflict(
+                "the job has ended, or its credentials are not those of that version any more"
+            )
+        return Answer(200, CredentialsView(job_id=record.job_id, credential_version=version + 1))
+
+    async def renew_secret(self, call: Call) -> Answer:
+        """A new webhook secret; the one before it stays good for a day."""
+        if self._secrets is None:
+            raise NotFound("this gateway keeps no webhook secrets")
+        return Answer(201, SecretView(secret=await self._secrets.renew(call.caller.requester)))
+
+    async def _record(self, call: Call, job_id: str) -> JobRecord:
+        if not _JOB_ID.fullmatch(job_id):
+            raise _unknown()
+        record = await self._ledger.get(job_id)
+        if record is not None and call.caller.may_see(record.requester):
+            return record
+        owner = None if record is not None else await self._ledger.pruned(job_id)
+        if owner is not None and call.caller.may_see(owner):
+            raise Refused("gone", "the job has ended and was kept as long as agreed")
+        raise _unknown()
+
+    async def _submit(self, job: NewJob) -> Submitted:
+        """Ask again after a lost answer, unless the store has taken too long already."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SUBMIT_PATIENCE_S
+        tries_left = _SUBMIT_TRIES
+        while True:
+            tries_left -= 1
+            try:
+                return (await self._queue.submit([job]))[0]
+            except StoreError:
+                if not tries_left or loop.time() > until:
+                    raise
+
+    async def _new_job(self, call: Call) -> NewJob:
+        asked: CreateTranscode = call.body
+        job_id, requester = uuid7(), call.caller.requester
+        options: dict[str, Any] = {
+            "status_webhook_url": self._checked("status_webhook_url", asked.status_webhook_url),
+            "refresh_url": self._checked("refresh_url", asked.refresh_url),
+            "request_hash": request_hash(requester, same_request(asked)),
+        }
+        if asked.credentials is not None:
+            if self._seal is None:
+                raise _no_ring()
+            secret = msgspec.json.encode(asked.credentials)
+            options |= await self._seal(secret, job_id, requester, 1)
+            options["credential_version"] = 1
+        payload = {
+            "source": asked.source,
+            "outputs": asked.outputs,
+            "destination": asked.destination,
+        }
+        return NewJob(
+            task=TASK,
+            payload=msgspec.json.encode(payload),
+            job_id=job_id,
+            idempotency_key=_idempotency_key(call.headers),
+            requester=requester,
+            max_attempts=asked.max_attempts,
+            priority=asked.priority,
+            options=options,
+        )
+
+    def _checked(self, name: str, url: str | None) -> str | None:
+        check_url(name, url)
+        if url is not None and self._check_url is not None:
+            try:
+                self._check_url(url)
+            except LeaseholdError as refused:
+                raise InvalidJob(f"{name}: {refused}") from None
+        return url
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway shall serve."""
+        return [_create(self.create), _status(self.status), *self._of_credentials()]
+
+    def _of_credentials(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                method="PUT",
+                path="/transcode/credentials",
+                operation="replaceCredentials",
+                summary="Give a job newer credentials",
+                scope="jobs:write",
+                tag="transcode",
+                handle=self.refresh,
+                takes=NewCredentials,
+                replies={200: Reply("They are in place.", CredentialsView)},
+                problems=(400, 404, 409, 410, 413, 415, 422),
+            ),
+            Endpoint(
+                method="POST",
+                path="/transcode/webhook-secret",
+                operation="renewWebhookSecret",
+                summary="Make a new webhook secret",
+                description="Webhooks are signed with it from now on, and with the one before it "
+                "too for a day.",
+                scope="jobs:write",
+                tag="transcode",
+                handle=self.renew_secret,
+                replies={201: Reply("The secret, shown this once.", SecretView)},
+                problems=(404,),
+            ),
+        ]
+
+
+class _Columns:
+    """The four columns under the names that sealed credentials have."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.encrypted = columns["storage_creds_encrypted"]
+        self.dek_wrapped = columns["storage_creds_dek_wrapped"]
+        self.kek_id = columns["storage_creds_kek_id"]
+        self.encryption_version = columns["storage_creds_encryption_version"]
+
+
+def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+    return Endpoint(
+        method="POST",
+        path="/transcode",
+        operation="createTranscode",
+        summary="Submit a transcode",
+        description="The job is stored when the answer comes; nothing else is done here. With an "
+        "Idempotency-Key the same request answers with the same job.",
+        scope="jobs:write",
+        tag="transcode",
+        handle=handle,
+        takes=CreateTranscode,
+        example=_EXAMPLE,
+        reads={"Idempotency-Key": IdempotencyKey},
+        replies={
+            202: Reply(
+                "The job is stored.",
+                Accepted,
+                headers={
+                    "Location": "Where its status can be read.",
+                    "Idempotency-Replayed": "`true` when the job is an earlier one.",
+                },
+            )
+        },
+        problems=(400, 408, 409, 413, 415, 422),
+    )
+
+
+def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+    return Endpoint(
+        method="GET",
+        path="/transcode/status",
+        operation="readTranscode",
+        summary="Read the status of a transcode",
+        scope="jobs:read",
+        tag="transcode",
+        handle=handle,
+        asks=AskStatus,
+        replies={200: Reply("The job as it is now.", TranscodeView)},
+        problems=(404, 410, 422),
+    )
+
+
+def _unknown() -> NotFound:
+    return NotFound("there is no such job, or it is not yours")
+
+
+def _no_ring() -> InvalidJob:
+    return InvalidJob(
+        "this gateway has no key ring, so it cannot keep credentials; leave them out and use "
+        "sources that need none, or give it a ring"
+    )
+
+
+def _idempotency_key(headers: Mapping[str, str]) -> str:
+    key = headers.get("idempotency-key")
+    if key is None:
+        return ""
+    try:
+        check_key(key)
+    except UsageError as error:
+        raise Refused("bad_idempotency_key", str(error)) from None
+    return key
+
+
+def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:
+    """The endpoints of a queue of this contract; an outbox has none.
+
+    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` may bring `seal` and
+    `check_url`.
+    """
+    if ledger.is_outbox:
+        return []
+    given = {
+        "credentials": InboxCredentials(ledger.engine),
+        "secrets": WebhookSecrets(ledger.engine),
+        **more,
+    }
+    return InboxRoutes(queue, ledger, **given).endpoints()

@@ -1,0 +1,40 @@
+"""Counting children: a parent knows when the last of them is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leasehold.contracts.omniq.calls import SCRIPTS, insist
+from leasehold.contracts.omniq.errors import OptionValue, Refused
+from leasehold.store.redis import Arg, Redis
+
+_KEY_CHARS_MAX = 128
+
+
+class Children:
+    """The counters of one server; a counter belongs to no queue."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def begin(self, key: str, expected: int) -> None:
+        """Expect so many children; raises `Refused` when a count is under way."""
+        word = await self._run("childs_init", key, expected)
+        if word[0] != b"OK":
+            raise Refused("CHILDS_INIT", f"counter {key!r}", word[1].decode())
+
+    async def ack(self, key: str, child_id: str) -> int:
+        """How many are left; -1 when there is no counter."""
+        word = await self._run("child_ack", key, child_id)
+        return int(word[1]) if word[0] == b"OK" else -1
+
+    async def _run(self, name: str, key: str, arg: Arg) -> Any:
+        anchor = f"{{cc:{_checked(key)}}}:meta"
+        return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], [arg]))
+
+
+def _checked(key: str) -> str:
+    name = key.strip()
+    if not name or len(name) > _KEY_CHARS_MAX or "{" in name or "}" in name:
+        raise OptionValue(f"counter {key!r:.60}: 1 to {_KEY_CHARS_MAX} characters, no braces")
+    return name

@@ -1,0 +1,45 @@
+"""The history of a queue: the stream `{queue}:journal`, written by our scripts.
+
+Lines as `store.journal` reads them: parts in the order of `_FIELDS`, cut off after the last that
+applies. OmniQ's jobs have no task of their own: a line without one is of the queue's task. What
+other OmniQ clients do is not in it; the next step that we make says what it found.
+"""
+
+from __future__ import annotations
+
+from leasehold.contracts.omniq.options import CONTRACT, Options, queue_base
+from leasehold.store.journal import Lines, StreamJournal
+from leasehold.store.redis import Redis
+
+_FIELDS = (
+    "job_id",
+    "type",
+    "ver",
+    "ts_ms",
+    "task",
+    "from_state",
+    "to_state",
+    "attempt",
+    "fence",
+    "prev_fence",
+    "lease_until_ms",
+    "prev_lease_until_ms",
+    "worker_id",
+    "max_attempts",
+    "gid",
+    "result_h",
+    "payload_h",
+    "error_code",
+    "due_ms",
+    "data",
+)
+
+
+class OmniqJournal(StreamJournal):
+    """The journal of one queue of this contract."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        lines = Lines(
+            _FIELDS, contract=CONTRACT, queue=options.queue, task=options.task or options.queue
+        )
+        super().__init__(redis, f"{queue_base(options.queue)}:journal", lines)

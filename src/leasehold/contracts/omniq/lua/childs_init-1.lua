@@ -1,0 +1,21 @@
+-- Begins to count the children of a parent.
+-- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
+-- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
+-- ARGV[1] how many are expected
+-- Returns { 'OK' } or { 'ERR', NO_EXPECTED | BAD_EXPECTED | ALREADY_INIT }
+-- Clauses O-27 O-43
+local base = string.sub(KEYS[1], 1, -6)
+local expected = ARGV[1]
+if not expected or expected == '' then
+  return { 'ERR', 'NO_EXPECTED' }
+end
+local n = tonumber(expected)
+if not n or n < 1 or n ~= math.floor(n) then
+  return { 'ERR', 'BAD_EXPECTED' }
+end
+if redis.call('EXISTS', base .. ':count') == 1 then
+  return { 'ERR', 'ALREADY_INIT' }
+end
+redis.call('SET', base .. ':count', expected)
+redis.call('DEL', base .. ':done')
+return { 'OK' }

@@ -1,0 +1,82 @@
+-- Takes up to `limit` leases in one step. A tending claim first takes back what ran out and promotes what
+-- is due; after a lost answer the claim before is undone, so that nothing it took waits for its lease.
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] limit  ARGV[4] instance of the claimer
+-- ARGV[5] the number of this claim, rising within the instance  ARGV[6] seed of the tokens
+-- ARGV[7] how many due jobs and lost leases to tend to first (0: none)  ARGV[8] chance for jitter
+-- ARGV[9] completed jobs to keep  ARGV[10] failed jobs to keep
+-- ARGV[11] 1 after a lost answer  ARGV[12..] then: ids this instance knows it holds
+-- Returns { state, now_ms, last wake id, next due_ms, leases }; state is 'ok', 'paused' or 'late' (a later
+--   claim came first); a lease is { id, payload, lock_until_ms, attempt, max_attempts, gid, token, fence,
+--   task, created_ms, trace, timeout_ms }
+-- Clauses O-3 O-6 O-8 O-9 O-10 O-11 O-30 O-31 O-33 O-37
+local GIVEN_NOW = ARGV[1]
+-- @include head
+-- @include groups
+-- @include job
+local WORKER, LIMIT, SEED = ARGV[2], tonumber(ARGV[3]), ARGV[6]
+local TEND, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == '1'
+local CLAIMS = BASE .. ':claims'
+-- @include ending
+-- @include tending
+-- @include lease
+KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[9]), tonumber(ARGV[10])
+
+-- What the instance's last claim took and never heard of goes back, in front and with no attempt spent.
+local function undo(before)
+  local held = {}
+  for i = 12, #ARGV do
+    held[ARGV[i]] = true
+  end
+  for i = #before.ids, 1, -1 do
+    local id = before.ids[i]
+    local job = not held[id] and read_job(id)
+    if job and job.state == 'active' and string.sub(job.token, 1, #before.seed + 1) == before.seed .. '.' then
+      back(job, {}, 'release', job.attempt - 1, 0, true)
+    end
+  end
+  flush_groups()
+  flush_moves()
+end
+
+local function last_wake()
+  local last = call('XREVRANGE', BASE .. ':wake', '+', '-', 'COUNT', '1')[1]
+  return last and last[1] or '0-0'
+end
+
+local packed = call('HGET', CLAIMS, ARGV[4])
+local before = packed and cmsgpack.unpack(packed)
+if before and before.number >= tonumber(ARGV[5]) then
+  return { 'late', NOW, '0-0', 0, {} }
+end
+if RECOVER and before then
+  undo(before)
+end
+local paused = call('EXISTS', BASE .. ':paused') == 1
+if TEND > 0 then
+  reap(TEND, CHANCE, true)
+  if promote(TEND) > 0 then
+    flush_groups()
+  end
+  flush_moves()
+end
+if not paused then
+  take(LIMIT)
+end
+if #leases > 0 or RECOVER then
+  if #leases > 0 then
+    times.last_reserve_ms = true
+    count('started', #leases)
+  end
+  call('HSET', CLAIMS, ARGV[4], cmsgpack.pack({ number = tonumber(ARGV[5]), at = NOW, seed = SEED,
+    ids = granted_ids }))
+  if not before or NOW - before.at > 1000 then
+    call('HSET', BASE .. ':workers', WORKER, NOW_S)
+  end
+end
+flush()
+if #leases > 0 then
+  return { 'ok', NOW, '', 0, leases }
+end
+local due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
+return { paused and 'paused' or 'ok', NOW, last_wake(), tonumber(due[2]) or 0, leases }

@@ -1,0 +1,20 @@
+-- Stores one job.
+-- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- ARGV[1] id  ARGV[2] payload  ARGV[3] max_attempts  ARGV[4] timeout_ms  ARGV[5] backoff_ms  ARGV[6] now_ms
+-- ARGV[7] due_ms  ARGV[8] gid  ARGV[9] group_limit
+-- Returns { 'OK', id } or { 'ERR', 'CONFLICT' } when the id is another job's
+-- Clauses O-43
+local GIVEN_NOW = ARGV[6]
+-- @include head
+-- @include groups
+-- @include storing
+local p = { id = ARGV[1], payload = ARGV[2], max_attempts = ARGV[3], timeout_ms = ARGV[4], backoff_ms = ARGV[5],
+  due = tonumber(ARGV[7]) or 0, gid = ARGV[8] or '', group_limit = ARGV[9] or '0', task = '', payload_h = '', idem = '',
+  request_h = '', requester = '', trace = '', backoff = '', backoff_ms_max = '' }
+local answer = known(p) or store(p)
+flush_stored()
+if answer[1] == 'conflict' then
+  return { 'ERR', 'CONFLICT' }
+end
+return { 'OK', p.id }

@@ -1,0 +1,158 @@
+-- Grants leases: jobs leave the two lanes in turn, groups one job each in the order in which they became
+-- ready, never beyond a group's limit. The including script sets SEED and WORKER first.
+local leases, granted_ids = {}, {}
+local DEFAULT_LEASE_MS = 60000
+local seq_at, seq_end = 0, 0
+
+-- Tokens are unique by OmniQ's own sequence and secret by the claimer's seed.
+local function next_token(id, wanted)
+  if seq_at >= seq_end then
+    seq_end = call('INCRBY', BASE .. ':lease:seq', text[wanted])
+    seq_at = seq_end - wanted
+  end
+  seq_at = seq_at + 1
+  if SEED == '' then
+    return redis.sha1hex(id .. ':' .. NOW_S .. ':' .. text[seq_at])
+  end
+  return SEED .. '.' .. text[seq_at]
+end
+
+-- Leases one job that has left its lane. False when there is nothing to lease: the job is gone, or its id
+-- stood in the lane more than once.
+local function grant(id, wanted)
+  local key = JOB .. id
+  local v = call('HMGET', key, 'state', 'lh', 'payload', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'task',
+    'created_ms', 'first_started_ms', 'trace')
+  if v[1] ~= 'wait' or not v[3] then
+    dirty.wait = true
+    if not v[1] then
+      move(id, 'wait', nil)
+      add_line(plain(id) .. '\texpire\t0\t' .. NOW_S .. '\t')
+    end
+    return false
+  end
+  local attempt = (tonumber(v[4]) or 0) + 1
+  local lease_ms = tonumber(v[6]) or 0
+  local lock = text[NOW + (lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS)]
+  local token, gid = next_token(id, wanted), v[7] or ''
+  local max_attempts = v[5] or '1'
+  local task = plain(v[8])
+  local ver, fence, lh
+  if v[2] == NEW_LH then
+    ver, fence = '2', 1
+    lh = '2 1 active ' .. lock .. ' ' .. WORKER .. ' - - 0'
+    add_line(plain(id) .. '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
+      .. lock .. '\t0\t' .. WORKER .. '\t' .. max_attempts .. '\t' .. plain(gid))
+  else
+    local job = read_job(id)
+    first_sight(job)
+    job.ver, job.fence, fence = job.ver + 1, job.fence + 1, job.fence + 1
+    lh = words(job, 'active', lock, WORKER)
+    note(id, 'claim', text[job.ver], task, state_left(job), 'active', text[attempt], text[fence], text[fence - 1],
+      lock, '0', WORKER, max_attempts, gid)
+  end
+  if v[10] and v[10] ~= '' then
+    call('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
+      'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'lh', lh)
+  else
+    call('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
+      'first_started_ms', NOW_S, 'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'lh', lh)
+  end
+  local n = #active_on
+  active_on[n + 1], active_on[n + 2] = lock, id
+  move(id, 'wait', 'active')
+  leases[#leases + 1] = { id, v[3], tonumber(lock), attempt, tonumber(max_attempts) or 0, gid, token, fence, task,
+    v[9] or '0', v[11] or '', lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS }
+  granted_ids[#granted_ids + 1] = id
+  return true
+end
+
+-- Up to `wanted` from the ungrouped lane.
+local function take_ungrouped(wanted)
+  local taken = 0
+  while taken < wanted do
+    local ids = call('LPOP', WAIT, text[wanted - taken])
+    if not ids then
+      break
+    end
+    for _, id in ipairs(ids) do
+      if grant(id, wanted) then
+        taken = taken + 1
+      end
+    end
+  end
+  return taken
+end
+
+-- One job of a group's list that can be leased; false when there is none.
+local function take_first(list, wanted)
+  local id = call('LPOP', list)
+  while id do
+    group_waiting = group_waiting - 1
+    if grant(id, wanted) then
+      return true
+    end
+    id = call('LPOP', list)
+  end
+  return false
+end
+
+-- One job of each group that stands in `popped`; returns how many were granted. Counts and limits are read
+-- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
+local function take_round(popped, wanted)
+  local keys, set, again, taken = {}, {}, {}, 0
+  for i = 1, #popped, 2 do
+    keys[i], keys[i + 1] = GROUP .. popped[i] .. ':limit', GROUP .. popped[i] .. ':inflight'
+  end
+  local counts = call('MGET', unpack(keys))
+  for i = 1, #popped, 2 do
+    local limit, inflight = tonumber(counts[i]) or 1, math.max(0, tonumber(counts[i + 1]) or 0)
+    limit = limit > 0 and limit or 1
+    local list = GROUP .. popped[i] .. ':wait'
+    if inflight < limit and take_first(list, wanted) then
+      taken = taken + 1
+      set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight + 1]
+      if inflight + 1 < limit and call('EXISTS', list) == 1 then
+        again[#again + 1], again[#again + 2] = NOW_S, popped[i]
+      end
+    end
+  end
+  if #set > 0 then
+    call('MSET', unpack(set))
+  end
+  each_many('ZADD', READY, again)
+  return taken
+end
+
+-- Up to `wanted` from the groups, one of each in turn: a long group waits behind the short ones.
+local function take_grouped(wanted)
+  local taken = 0
+  while taken < wanted do
+    local popped = call('ZPOPMIN', READY, text[wanted - taken])
+    if #popped == 0 then
+      break
+    end
+    dirty.groups = true
+    taken = taken + take_round(popped, wanted)
+  end
+  return taken
+end
+
+-- Both lanes in turn: when both have work, each gets half. Every grant flips the turn.
+local function take(limit)
+  local rr = BASE .. ':lane:rr'
+  local turn = call('GET', rr) == '1' and 1 or 0
+  local taken = 0
+  if call('EXISTS', READY) == 1 then
+    local share = turn == 0 and math.ceil(limit / 2) or math.floor(limit / 2)
+    taken = take_grouped(share)
+    taken = taken + take_ungrouped(limit - taken)
+    taken = taken + take_grouped(limit - taken)
+  else
+    taken = take_ungrouped(limit)
+  end
+  if taken % 2 == 1 then
+    call('SET', rr, text[1 - turn])
+  end
+  return taken
+end

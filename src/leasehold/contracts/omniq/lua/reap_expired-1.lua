@@ -1,0 +1,15 @@
+-- Leases that ran out are taken back: their jobs wait out their backoff, or have failed.
+-- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- ARGV[1] now_ms  ARGV[2] at most so many
+-- Returns { 'OK', how many }
+-- Clauses O-22 O-43
+local GIVEN_NOW = ARGV[1]
+-- @include head
+-- @include groups
+-- @include job
+-- @include ending
+-- @include tending
+local reaped = reap(tonumber(ARGV[2]) or 1000, 0.5, false)
+flush()
+return { 'OK', reaped }

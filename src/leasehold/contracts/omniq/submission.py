@@ -1,0 +1,210 @@
+"""From a job to the arguments of the publish script, and back from its answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from leasehold.contracts.omniq.errors import OptionValue, PayloadType, PayloadValue
+from leasehold.contracts.omniq.options import Options
+from leasehold.contracts.omniq.ulid import new_ulid
+from leasehold.core.errors import InvalidJob
+from leasehold.core.idempotency import request_hash, scoped_key, short_hash
+from leasehold.core.job import NewJob, Submitted
+from leasehold.store.redis import Arg
+
+Backoff = Literal["fixed", "exponential"]
+
+FULL_RETRY_MS = 1_000
+BACKOFF_MS_MAX = 600_000
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TRACE = re.compile(r"[!-~]{0,512}")
+_STARTS = (b"{", b"[")
+_JOB_OPTIONS = frozenset({"group_limit", "timeout_ms", "backoff_ms", "backoff", "backoff_ms_max"})
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as the publish script takes it; field for field what its header says."""
+
+    job_id: str
+    payload: bytes
+    max_attempts: int
+    timeout_ms: int
+    backoff_ms: int
+    due_ms: int = 0
+    delay_ms: int = 0
+    gid: str = ""
+    group_limit: int = 0
+    task: str = ""
+    payload_h: str = ""
+    idempotency_key: str = ""
+    request_h: str = ""
+    requester: str = ""
+    trace: str = ""
+    backoff: str = ""
+    backoff_ms_max: int = BACKOFF_MS_MAX
+
+    def args(self) -> tuple[Arg, ...]:
+        """The arguments, in the script's order."""
+        return msgspec.structs.astuple(self)
+
+
+def json_of(payload: Any) -> bytes:
+    """The payload as OmniQ stores it: compact JSON, UTF-8 as it is. Objects and arrays only."""
+    if not isinstance(payload, dict | list | tuple):
+        raise PayloadType(
+            f"a payload is a JSON object or array, not {type(payload).__name__}; "
+            "wrap it: {'value': ...}"
+        )
+    try:
+        return _encode(payload).encode()
+    except TypeError as error:
+        raise PayloadType(f"the payload is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise PayloadValue(f"the payload is not JSON: {error}") from None
+
+
+def publication(
+    payload: Any,
+    *,
+    job_id: str | None,
+    timeout_ms: int,
+    max_attempts: int,
+    backoff_ms: int,
+    due_ms: int,
+    gid: str | None,
+    group_limit: int,
+    backoff: Backoff,
+    backoff_ms_max: int,
+) -> Publication:
+    """What `publish` of the contract's API was asked for, checked."""
+    body = json_of(payload)
+    numbers = {"timeout_ms": (timeout_ms, 1), "max_attempts": (max_attempts, 1)}
+    numbers |= {"backoff_ms": (backoff_ms, 0), "due_ms": (due_ms, 0)}
+    numbers |= {"group_limit": (group_limit, 0), "backoff_ms_max": (backoff_ms_max, 0)}
+    for name, (value, least) in numbers.items():
+        check_number(name, value, least)
+    if backoff not in ("fixed", "exponential"):
+        raise OptionValue(f"backoff is 'fixed' or 'exponential', not {backoff!r}")
+    chosen = new_ulid() if job_id is None else job_id
+    if not chosen or len(chosen) > 512 or _CONTROL.search(chosen):
+        raise OptionValue(f"job_id {chosen!r:.60}: 1 to 512 characters, no control characters")
+    return Publication(
+        job_id=chosen,
+        payload=body,
+        max_attempts=max_attempts,
+        timeout_ms=timeout_ms,
+        backoff_ms=backoff_ms,
+        due_ms=due_ms,
+        gid=check_gid(gid),
+        group_limit=group_limit,
+        payload_h=short_hash(body),
+        backoff="" if backoff == "fixed" else backoff,
+        backoff_ms_max=backoff_ms_max,
+    )
+
+
+def from_new_job(job: NewJob, options: Options) -> Publication:
+    """What a job of the seam means here; raises `InvalidJob` for what cannot be."""
+    job_id = job.job_id or new_ulid()
+    check_new_job(job, job_id)
+    own = job.options
+    payload_h = short_hash(job.payload)
+    key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
+    gid = check_gid(job.gid)
+    publication = Publication(
+        job_id=job_id,
+        payload=job.payload,
+        max_attempts=options.max_attempts if job.max_attempts is None else job.max_attempts,
+        timeout_ms=own.get("timeout_ms", options.timeout_ms),
+        backoff_ms=own.get("backoff_ms", options.backoff_ms),
+        delay_ms=job.delay_ms,
+        gid=gid,
+        group_limit=own.get("group_limit", 0),
+        task=job.task,
+        payload_h=payload_h,
+        idempotency_key=key,
+        request_h=request_hash(job.task, payload_h, job.requester, job.max_attempts, gid)
+        if key
+        else "",
+        requester=job.requester,
+        trace=job.trace,
+        backoff=own.get("backoff", ""),
+        backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
+    )
+    check_number("timeout_ms", publication.timeout_ms, 50)
+    check_number("backoff_ms", publication.backoff_ms, 0)
+    check_number("group_limit", publication.group_limit, 0)
+    check_number("backoff_ms_max", publication.backoff_ms_max, 0)
+    return publication
+
+
+def check_new_job(job: NewJob, job_id: str) -> None:
+    """Refuse what this contract cannot keep."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
+    if not job.task or len(job.task) > 200 or not job.task.isprintable():
+        raise InvalidJob(f"task {job.task[:60]!r}: 1 to 200 printable characters")
+    if job.max_attempts is not None and job.max_attempts < 1:
+        raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
+    if job.delay_ms < 0:
+        raise InvalidJob("delay_ms cannot be negative")
+    if job.ttl_ms is not None:
+        raise InvalidJob("OmniQ jobs have no time to live; leave ttl_ms out")
+    if job.priority:
+        raise InvalidJob("OmniQ has no priorities; leave it out, or use a group per kind of work")
+    if not _TRACE.fullmatch(job.trace):
+        raise InvalidJob("trace is a W3C traceparent: printable ASCII without spaces")
+    unknown = job.options.keys() - _JOB_OPTIONS
+    if unknown:
+        there = ", ".join(sorted(_JOB_OPTIONS))
+        raise InvalidJob(f"no such job option: {', '.join(sorted(unknown))}; there are {there}")
+    if job.options.get("backoff", "exponential") != "exponential":
+        raise InvalidJob("backoff is 'exponential', or left out for a fixed delay")
+    check_payload(job.payload)
+
+
+def check_payload(payload: bytes) -> None:
+    """A JSON object or array, and nothing else."""
+    try:
+        msgspec.json.decode(payload, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        raise InvalidJob(f"the payload is not JSON: {error}") from None
+    if not payload.lstrip().startswith(_STARTS):
+        raise InvalidJob('an OmniQ payload is a JSON object or array; wrap it: {"value": ...}')
+
+
+def check_gid(gid: str | None) -> str:
+    """A group's name as OmniQ keeps it: without blanks around it, "" for no group."""
+    name = (gid or "").strip()
+    if len(name) > 512 or _CONTROL.search(name):
+        raise OptionValue(f"gid {name!r:.60}: at most 512 characters, no control characters")
+    return name
+
+
+def check_number(name: str, value: Any, least: int) -> None:
+    """Whole milliseconds and counts only: a script would cut or garble anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionValue(f"{name} is a whole number of at least {least}, not {value!r}")
+
+
+def submitted(reply: tuple[bytes, bytes, int], options: Options) -> Submitted:
+    """The seam's answer for the script's."""
+    status, raw_id, created_ms = reply
+    job_id = raw_id.decode()
+    match status:
+        case b"created":
+            return Submitted(job_id, "created", created_ms=created_ms)
+        case b"replayed":
+            return Submitted(job_id, "replayed")
+        case b"conflict":
+            reason = f"another request was already made under this key or id: job {job_id}"
+            return Submitted(job_id, "conflict", reason)
+        case _:
+            reason = f"the queue holds {options.max_depth} jobs, which is its limit"
+            return Submitted(job_id, "full", reason, FULL_RETRY_MS)

@@ -1,0 +1,50 @@
+-- What every step does, however common: the keys in their fixed order, the store's clock, the job's own
+-- event with its time to live, the journal and the counters.
+-- ARGV[1] is the namespace that stands before every key ('' for the contract's exact names).
+--
+-- A script pays for each function it makes before it calls one: what the common cases do not need is
+-- not here but in job.lua, which they include inside a function that is called only when it is needed.
+local STREAM, JOURNAL, DELAYED, WAKE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local UPKEEP, STATS, INDEX, PAUSED, WORKERS = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local NS = ARGV[1]
+local GROUP = 'workers'
+local call, match, format = redis.call, string.match, string.format
+local clock = call('TIME')
+local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local NOW_S = format('%s%03d', clock[1], clock[2] / 1000)
+
+-- S-7: every event gives the job and its stream their whole time to live again.
+local function emit(key, kind, step, data, ttl_s)
+  local events = key .. ':events'
+  call('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
+  if ttl_s then
+    call('EXPIRE', key, ttl_s)
+    call('EXPIRE', events, ttl_s)
+  end
+end
+
+-- The journal. Events gather while a script runs and leave as one entry at its end, so that history
+-- costs a text and not a command. `lines` alternates field name and event; journal.py reads it.
+local lines
+local lines_n = 0
+
+local function add_line(line)
+  if lines then
+    lines[lines_n + 1], lines[lines_n + 2] = 'e', line
+  else -- a table that is made with its first contents need not grow to take them
+    lines = { 'e', line }
+  end
+  lines_n = lines_n + 2
+end
+
+local counted = {}
+
+-- Every script ends here: what it noted and counted is written.
+local function flush()
+  for from = 1, lines_n, 200 do
+    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+  end
+  for name, n in pairs(counted) do
+    call('HINCRBY', STATS, name, format('%d', n))
+  end
+end

@@ -1,0 +1,17 @@
+-- Trims the journal by length and age. Once somebody captures it, the field `captured` says how far they
+-- have come, and nothing is dropped that they have not read.
+local function trim_journal(length_max, age_ms)
+  local oldest = math.max(0, NOW - tonumber(age_ms))
+  local captured = call('HGET', UPKEEP, 'captured')
+  if not captured then
+    return call('XTRIM', JOURNAL, 'MAXLEN', '~', length_max)
+      + call('XTRIM', JOURNAL, 'MINID', '~', text[oldest])
+  end
+  local read_until = tonumber(match(captured, '^%d+')) or 0
+  local trimmed = call('XTRIM', JOURNAL, 'MINID', '~', text[math.min(read_until, oldest)])
+  local extra = call('XLEN', JOURNAL) - tonumber(length_max)
+  if extra > 0 then
+    trimmed = trimmed + call('XTRIM', JOURNAL, 'MINID', '~', text[read_until], 'LIMIT', text[extra])
+  end
+  return trimmed
+end

@@ -1,0 +1,51 @@
+"""What a contract says about its journal to readers in bulk: where it lies and how it is written.
+
+`Journal` of the seam reads every history, one event object at a time. A contract whose journal has
+a plain physical form may also declare it, by `journal_tape(url)` beside its `open_journal`; the
+pipeline then reads ranges of it side by side, straight into columns. A contract that declares
+nothing is read through the seam.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class StreamTape(msgspec.Struct, frozen=True, kw_only=True):
+    """A Redis stream of packed lines.
+
+    An entry's every second value is a line: parts in the order of `fields`, joined by tabs and cut
+    off after the last that applies. The last field may itself hold tabs. `captured` names a hash
+    and a field: capture leaves there how far it has come, and the contract trims only behind it.
+    """
+
+    store: str
+    key: str
+    contract: str
+    queue: str
+    fields: tuple[str, ...]
+    captured: tuple[str, str] = ("", "")
+
+
+class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of PostgreSQL or SQLite, one event a row, its columns named as the journal's fields.
+
+    `store` is the database's URL, `seq` the column that rises with every row, `where` an SQL
+    condition that narrows the table to one queue. PostgreSQL gives numbers out before their
+    transactions commit; so it is read only up to a number that no open transaction can still fill:
+    `sequence` names what gives the numbers.
+    """
+
+    store: str
+    table: str
+    contract: str
+    queue: str
+    fields: tuple[str, ...]
+    seq: str = "seq"
+    where: str = "true"
+    sequence: str = ""
+
+
+Tape: TypeAlias = StreamTape | SqlTape

@@ -1,0 +1,93 @@
+"""The key ring of a queue in a database: the tables `api_keys` and `api_tickets` of its ledger."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+import msgspec
+
+from leasehold.core.endpoint import Caller
+from leasehold.core.opening import QueueUrl
+from leasehold.gateway.keys import TICKET_S, Key, new_key, secret_hash
+from leasehold.ledger.engine import INBOX, Engine, Row
+from leasehold.ledger.opening import open_engine
+
+_TICKET_BYTES = 32
+
+
+class SqlKeyRing:
+    """The ring in the store of a queue on SQLite or PostgreSQL; times are the store's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        key, text = new_key(scopes, name, ttl_ms, 0)
+        rows = await self._engine.run(
+            INBOX,
+            "key_add",
+            key_id=key.id,
+            name=key.name,
+            scopes=" ".join(key.scopes),
+            secret_h=key.secret_h,
+            ttl_ms=ttl_ms or 0,
+        )
+        times = {name: rows[0][name] for name in ("created_ms", "expires_ms")}
+        return msgspec.structs.replace(key, **times), text
+
+    async def list(self) -> list[Key]:
+        return [_key(row) for row in await self._engine.run(INBOX, "key_list")]
+
+    async def revoke(self, key_id: str) -> bool:
+        return bool((await self._engine.run(INBOX, "key_revoke", key_id=key_id))[0]["gone"])
+
+    async def find(self, key_id: str) -> Key | None:
+        rows = await self._engine.run(INBOX, "key_find", key_id=key_id)
+        return _key(rows[0]) if rows else None
+
+    async def count(self) -> int:
+        return len(await self._engine.run(INBOX, "key_list"))
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        await self._engine.run(INBOX, "key_touch", key_id=key_id)
+
+    async def issue(self, caller: Caller) -> str:
+        ticket = secrets.token_urlsafe(_TICKET_BYTES)
+        await self._engine.run(
+            INBOX,
+            "ticket_add",
+            ticket_h=secret_hash(ticket),
+            caller=msgspec.json.encode(caller).decode(),
+            ttl_ms=TICKET_S * 1000,
+        )
+        return ticket
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        rows = await self._engine.run(INBOX, "ticket_take", ticket_h=secret_hash(ticket))
+        return msgspec.json.decode(rows[0]["caller"], type=Caller) if rows else None
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+def _key(row: Row) -> Key:
+    return Key(
+        id=row["key_id"],
+        name=row["name"],
+        scopes=tuple(row["scopes"].split()),
+        secret_h=row["secret_h"],
+        created_ms=row["created_ms"],
+        expires_ms=row["expires_ms"],
+        last_used_ms=row["last_used_ms"],
+    )
+
+
+def open_sql_keyring(url: QueueUrl) -> SqlKeyRing:
+    """The ring beside the queue that a URL names."""
+    settings = {}
+    if url.store.startswith("postgres") and "schema" in url.options:
+        settings["schema"] = url.options["schema"]
+    return SqlKeyRing(open_engine(url.store, settings))

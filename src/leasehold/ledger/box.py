@@ -1,0 +1,175 @@
+"""A box on the seam: the queue over one table of jobs.
+
+The parts each have a module of their own: `submitting`, `claiming`, `settling`, `upkeeping`. Every
+write of a holder carries the job's id, its claim version and the hash of its token; what matches
+no row is a lease that was lost, and is told so.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from leasehold.core.errors import InvalidTransition, LeaseLost, UsageError
+from leasehold.core.idempotency import short_hash
+from leasehold.core.job import NewJob, Submitted
+from leasehold.core.lease import Lease, Report
+from leasehold.core.outcome import Outcome, Verdict
+from leasehold.core.seam import Upkeep
+from leasehold.ledger.claiming import Claiming
+from leasehold.ledger.engine import Engine
+from leasehold.ledger.settings import BoxSettings
+from leasehold.ledger.settling import Delay, Settling, refuse
+from leasehold.ledger.submitting import Submitting
+from leasehold.ledger.upkeeping import Upkeeping
+
+STAGES = ("fetching", "processing", "uploading")
+_BATCH_MAX = 1_000
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
+
+
+class BoxQueue:
+    """The queue of one box, for one event loop. `worker_id` names whoever claims through it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: BoxSettings,
+        *,
+        worker_id: str,
+        delay: Delay,
+        finals: frozenset[str],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._finals = finals
+        self.worker_id = _UNSAFE.sub("-", worker_id)[:200] or f"anon-{secrets.token_hex(6)}"
+        self._submitting = Submitting(engine, settings)
+        self._upkeeping = Upkeeping(engine, settings, self.worker_id)
+        self._claiming = Claiming(engine, settings, self.worker_id, self._upkeeping.due)
+        self._settling = Settling(engine, settings, delay, self._claiming.from_the_head)
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
+        return await self._submitting.submit(jobs)
+
+    async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+        """Take up to `limit` leases."""
+        return await self._claiming.claim(limit, wait_ms=wait_ms)
+
+    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        """Keep leases alive; writes only those of which less than two thirds are left."""
+        answers: list[Lease | LeaseLost | None] = [None] * len(leases)
+        for start in range(0, len(leases), _BATCH_MAX):
+            chunk = leases[start : start + _BATCH_MAX]
+            rows = await self._engine.run(
+                self._settings.table,
+                "extend",
+                [_proof(lease) for lease in chunk],
+                queue=self._settings.queue,
+                lease_ms=self._settings.lease_ms,
+            )
+            for row in rows:
+                at = row["n"] - 1
+                answers[start + at] = msgspec.structs.replace(
+                    chunk[at],
+                    lease_until_ms=row["lease_expires_at"],
+                    lease_ms=max(1, row["lease_expires_at"] - row["now_ms"]),
+                    cancel_requested=bool(row["cancel_requested"]),
+                )
+        lost = [at for at, answer in enumerate(answers) if answer is None]
+        told = await refuse(self._engine, self._settings, "extend", [leases[at] for at in lost])
+        for at, answer in zip(lost, told, strict=True):
+            answers[at] = answer
+        return [answer for answer in answers if answer is not None]
+
+    async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
+        """Publish news; a report of type `stage` moves the job to the stage that its step names."""
+        for report in reports:
+            self._check(report)
+        answers: list[LeaseLost | None] = [None] * len(reports)
+        backwards: list[str] = []
+        lost: list[int] = []
+        for part in _rounds(reports):
+            rows = await self._engine.run(
+                self._settings.table,
+                "report",
+                [_news(reports[at]) for at in part],
+                queue=self._settings.queue,
+            )
+            held = {row["n"]: row for row in rows}
+            for number, at in enumerate(part, 1):
+                if number not in held:
+                    lost.append(at)
+                elif not held[number]["becomes"]:
+                    backwards.append(f"{held[number]['was']} to {reports[at].step}")
+        told = await refuse(
+            self._engine, self._settings, "report", [reports[at].lease for at in lost]
+        )
+        for at, answer in zip(lost, told, strict=True):
+            answers[at] = answer
+        if backwards:
+            raise InvalidTransition(
+                f"a job cannot go from {backwards[0]}; stages follow each other as "
+                f"{', '.join(STAGES)}",
+                contract=self._settings.contract,
+            )
+        return answers
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases: job, attempt and journal in one step each."""
+        return await self._settling.settle(outcomes)
+
+    async def upkeep(self) -> Upkeep:
+        """Promote, take back, expire, remove; every worker may do it as often as it likes."""
+        done = await self._upkeeping.upkeep()
+        if done.promoted or done.reclaimed:
+            self._claiming.from_the_head()
+        return done
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._claiming.close()
+        await self._engine.close()
+
+    def _check(self, report: Report) -> None:
+        if report.type in self._finals:
+            raise UsageError(
+                f"a handler cannot report {report.type!r}: followers stop there; return or raise",
+                contract=self._settings.contract,
+            )
+        if report.type == "stage" and report.step not in STAGES:
+            raise UsageError(
+                f"there is no stage {report.step!r}; the stages are {', '.join(STAGES)}",
+                contract=self._settings.contract,
+            )
+
+
+def _proof(lease: Lease) -> tuple[str, int, str]:
+    return lease.job_id, lease.fence, short_hash(lease.token.encode())
+
+
+def _news(report: Report) -> tuple[object, ...]:
+    stage = report.step if report.type == "stage" else ""
+    return (
+        *_proof(report.lease),
+        *(report.type, report.step, report.data.decode(), report.progress.decode(), stage),
+    )
+
+
+def _rounds(reports: Sequence[Report]) -> list[list[int]]:
+    """Parts that one statement each can take: a move to a stage is alone of its job there."""
+    parts: list[list[int]] = []
+    in_part: dict[str, bool] = {}
+    for at, report in enumerate(reports):
+        job_id, moves = report.lease.job_id, report.type == "stage"
+        clash = job_id in in_part and (moves or in_part[job_id])
+        if not parts or clash or len(parts[-1]) >= _BATCH_MAX:
+            parts.append([])
+            in_part = {}
+        parts[-1].append(at)
+        in_part[job_id] = moves or in_part.get(job_id, False)
+    return parts

@@ -1,0 +1,184 @@
+"""Taking leases: in order, without waiting in vain, and without losing what a lost answer held.
+
+Every claim has a token of its own. When an answer does not come, the next claims look first for
+leases under that token, for as long as such a lease may last.
+
+PostgreSQL leaves dead entries at the head of the line for as long as somebody keeps an old
+transaction open. A claimer that found its line full therefore begins where it stopped, and at the
+head again every second, or when it sent something back itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+
+from leasehold.core.idempotency import short_hash
+from leasehold.core.lease import Lease
+from leasehold.ledger.engine import OUTBOX, Engine, Row
+from leasehold.ledger.settings import BoxSettings
+
+_BATCH_MAX = 1_000
+_HEAD = (-(2**31), -1)
+_HEAD_AGAIN_S = 1.0
+_LOOK_EVERY_S = 0.05
+_FREE_EVERY_S = 0.2
+# Contract section 12: a poll when nothing rang, spread so that workers do not come together.
+POLL_MS = (500, 1_500)
+
+
+class Claiming:
+    """Claims of one queue instance, one at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: BoxSettings,
+        worker_id: str,
+        chores: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._worker_id = worker_id
+        self._chores = chores
+        self._bell = engine.bell(settings.queue)
+        self._turn = asyncio.Lock()
+        self._unanswered: dict[str, tuple[str, float]] = {}
+        self._given: set[tuple[str, int]] = set()
+        self._from = _HEAD
+        self._head_at = 0.0
+        self._looked_at = 0.0
+        self._freed_at = 0.0
+
+    async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+        """Up to `limit` leases, waiting for the first."""
+        if limit < 1:
+            return []
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            if wait_ms > 0:
+                await self._bell.arm()
+            leases, due_in_ms = await self._once(min(limit, _BATCH_MAX))
+            if leases:
+                return leases
+            left_ms = round((deadline - loop.time()) * 1000)
+            if left_ms <= 0:
+                return []
+            poll_ms = random.randint(*POLL_MS)
+            await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
+
+    def from_the_head(self) -> None:
+        """Something went back to the line: the next claim begins at its head."""
+        self._from = _HEAD
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._bell.close()
+
+    async def _once(self, limit: int) -> tuple[list[Lease], int]:
+        """What can be had now, and in how many milliseconds a waiting job is due (0: none)."""
+        async with self._turn:
+            if self._unanswered:
+                leases = await self._recover(limit)
+                if leases:
+                    return leases, 0
+            now = asyncio.get_running_loop().time()
+            look = now - self._looked_at > _LOOK_EVERY_S or self._from == _HEAD
+            rows, token = await self._ask(limit, now, look=look)
+            if rows[0]["overdue"] or self._may_be_stuck(rows, now):
+                await self._chores()
+                self.from_the_head()
+                rows, token = await self._ask(limit, now, look=False)
+            return self._leases(rows, token, limit, now), _due_in_ms(rows[0])
+
+    def _may_be_stuck(self, rows: list[Row], now: float) -> bool:
+        """An outbox that looks empty may hold an event that was written while the one before it
+        was being settled: neither of the two saw the other (I-22)."""
+        if rows[0]["job_id"] is not None or self._settings.table != OUTBOX:
+            return False
+        is_time = now - self._freed_at > _FREE_EVERY_S
+        self._freed_at = now if is_time else self._freed_at
+        return is_time
+
+    async def _ask(self, limit: int, now: float, *, look: bool) -> tuple[list[Row], str]:
+        token = secrets.token_hex(16)
+        token_h = short_hash(token.encode())
+        if now - self._head_at > _HEAD_AGAIN_S:
+            self.from_the_head()
+        if self._from == _HEAD:
+            self._head_at = now
+        if look:
+            self._looked_at = now
+        settings = self._settings
+        # Noted before asking: whatever ends this call early, the next one looks for what it took.
+        self._unanswered[token_h] = (token, now + settings.lease_ms / 1000)
+        rows = await self._engine.run(
+            settings.table,
+            "claim",
+            queue=settings.queue,
+            count=limit,
+            lease_ms=settings.lease_ms,
+            worker_id=self._worker_id,
+            token_h=token_h,
+            look=look,
+            from_priority=self._from[0],
+            from_seq=self._from[1],
+        )
+        del self._unanswered[token_h]
+        return list(rows), token
+
+    def _leases(self, rows: list[Row], token: str, limit: int, now: float) -> list[Lease]:
+        if rows[0]["job_id"] is None:
+            self.from_the_head()
+            return []
+        last = rows[-1]
+        self._from = (last["priority"], last["seq"]) if len(rows) >= limit else _HEAD
+        return [self._lease(row, token) for row in rows]
+
+    async def _recover(self, limit: int) -> list[Lease]:
+        now = asyncio.get_running_loop().time()
+        settings = self._settings
+        rows = await self._engine.run(
+            settings.table,
+            "recover",
+            queue=settings.queue,
+            token_hs=list(self._unanswered),
+            count=_BATCH_MAX,
+        )
+        missed = [row for row in rows if (row["job_id"], row["claim_version"]) not in self._given]
+        leases = [
+            self._lease(row, self._unanswered[row["lease_token_h"]][0]) for row in missed[:limit]
+        ]
+        self._given.update((lease.job_id, lease.fence) for lease in leases)
+        for token_h, (_, until) in list(self._unanswered.items()):
+            if now > until:  # a claim that the network kept back this long took nothing
+                del self._unanswered[token_h]
+        if not self._unanswered:
+            self._given.clear()
+        return leases
+
+    def _lease(self, row: Row, token: str) -> Lease:
+        return Lease(
+            job_id=row["job_id"],
+            queue=self._settings.queue,
+            task=row["task"],
+            payload=row["payload"].encode(),
+            attempt=row["attempt_count"],
+            max_attempts=row["max_attempts"],
+            fence=row["claim_version"],
+            token=token,
+            lease_until_ms=row["lease_expires_at"],
+            lease_ms=max(1, row["lease_expires_at"] - row["now_ms"]),
+            created_ms=row["created_ms"],
+            gid=row["gid"],
+            priority=row["priority"],
+            trace=row["trace"],
+            extra=(row["requester_id"], row["status_webhook_url"], row["credential_version"]),
+        )
+
+
+def _due_in_ms(row: Row) -> int:
+    return max(1, row["next_due_ms"] - row["now_ms"]) if row["next_due_ms"] else 0

@@ -1,0 +1,72 @@
+"""What the ledger needs of a database: run an operation, ring when something changed, keep order.
+
+The operations are the files of `sql/<dialect>`, with the same names and parameters in both, so that
+everything above this line is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+PACKAGE = "leasehold.ledger"
+INBOX = "inbox_jobs"
+OUTBOX = "job_outbox_events"
+RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
+
+Row = Any
+"""A row, read by name or by position."""
+
+
+class Bell(Protocol):
+    """Wakes a claimer when somebody may have put something into its queue."""
+
+    async def arm(self) -> None:
+        """From now on no ring is missed."""
+
+    async def wait(self, wait_ms: int) -> None:
+        """Until it rings or the time is up."""
+
+    async def close(self) -> None:
+        """Let go."""
+
+
+class Engine(Protocol):
+    """One database, for one event loop. `dialect` names the folder of its statements."""
+
+    dialect: str
+
+    async def run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+    ) -> Sequence[Row]:
+        """Run one operation on a box as one transaction; `batch` is a list of rows."""
+
+    def bell(self, queue: str) -> Bell:
+        """A bell for one queue."""
+
+    @property
+    def channel(self) -> str:
+        """Where writers ring; a parameter of operations that put something into the line."""
+
+    async def settled_position(self) -> int:
+        """A journal position such that no event before it is still to come."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
+    """The fragments that make the statements of one box."""
+    in_turn = "true"
+    if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
+        in_turn = (
+            f"NOT EXISTS (SELECT 1 FROM {table} earlier WHERE earlier.gid = j.gid"  # noqa: S608
+            " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter'))"
+        )
+    return {
+        "jobs": table,
+        "now": now,
+        "running": RUNNING,
+        "in_turn": in_turn,
+        "after_settle": after_settle,
+    }

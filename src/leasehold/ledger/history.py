@@ -1,0 +1,74 @@
+"""The journal of a box, read by position and never past a writer that has not committed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from leasehold.core.errors import UsageError
+from leasehold.core.event import JournalEvent
+from leasehold.ledger.engine import Engine, Row
+from leasehold.ledger.settings import BoxSettings
+
+_WAIT_MS = 250
+_FIELDS = (
+    *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
+    *("worker_id", "lease_until_ms", "prev_lease_until_ms", "gid", "priority", "due_ms"),
+    *("max_attempts", "error_code", "payload_h", "result_h", "data"),
+)
+
+
+class BoxJournal:
+    """The history of one box. A position is a number that rises."""
+
+    def __init__(self, engine: Engine, settings: BoxSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._bell = engine.bell(settings.queue)
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first."""
+        if after and not after.isdecimal():
+            raise UsageError(
+                f"{after!r} is not a position of this journal", contract=self._settings.contract
+            )
+        upto = await self._engine.settled_position()
+        rows = await self._engine.run(
+            self._settings.table,
+            "journal",
+            queue=self._settings.queue,
+            after=int(after or 0),
+            upto=upto,
+            count=limit,
+        )
+        return [_event(row, self._settings.contract) for row in rows]
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if after == "$":
+            after = str(await self._engine.settled_position())
+        while True:
+            await self._bell.arm()
+            events = await self.read(after=after)
+            left_ms = round((deadline - loop.time()) * 1000)
+            if events or left_ms <= 0:
+                return events
+            await self._bell.wait(min(left_ms, _WAIT_MS))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._bell.close()
+        await self._engine.close()
+
+
+def _event(row: Row, contract: str) -> JournalEvent:
+    return JournalEvent(
+        seq=str(row["seq"]),
+        contract=contract,
+        queue=row["queue"],
+        job_id=row["job_id"],
+        type=row["type"],
+        ts_ms=row["ts_ms"],
+        **{name: row[name] for name in _FIELDS},
+    )

@@ -1,0 +1,25 @@
+"""Opens the engine that a store URL names; a driver is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leasehold.core.errors import UsageError
+from leasehold.ledger.engine import Engine
+
+
+def open_engine(url: str, settings: Mapping[str, Any]) -> Engine:
+    """The engine behind a store URL, `sqlite:///file` or `postgresql://...`; connects when used."""
+    scheme = url.partition("://")[0]
+    if scheme in ("postgresql", "postgres"):
+        from leasehold.ledger.postgres_engine import PostgresEngine
+
+        return PostgresEngine(url, **settings)
+    if scheme in ("sqlite", "libsql"):
+        from leasehold.ledger.sqlite_engine import SqliteEngine
+
+        return SqliteEngine(url, **settings)
+    raise UsageError(
+        f"{scheme}:// is no SQL store; write sqlite:///jobs.db or postgresql://user@host/database"
+    )

@@ -1,0 +1,135 @@
+"""The ledger on PostgreSQL: one statement an operation, LISTEN for wake-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from leasehold.core.errors import StoreError, UsageError
+from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
+from leasehold.ledger.migrating import check_version
+from leasehold.store.postgres import Postgres
+from leasehold.store.statements import Operation, load_operations
+
+NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+HORIZON_PATIENCE_S = 2.0
+
+# An event that ended lets the next one of its job into the line in the same step.
+_RELEASE_NEXT = """,
+released AS (
+  UPDATE {table} e SET ready = true FROM ended d
+  WHERE d.status IN ('succeeded', 'dead_letter') AND e.gid = d.gid AND e.status = 'queued'
+    AND e.due_ms = 0 AND NOT e.ready
+    AND e.seq = (SELECT min(x.seq) FROM {table} x WHERE x.gid = d.gid AND x.job_id <> d.job_id
+      AND x.status NOT IN ('succeeded', 'dead_letter'))
+)"""
+
+
+class PostgresEngine:
+    """The operations of all boxes over one set of connections."""
+
+    dialect = "postgres"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "leasehold",
+        synchronous: str = "full",
+        pinned: bool = True,
+    ) -> None:
+        if not schema.isidentifier() or schema != schema.lower():
+            raise UsageError(f"schema {schema!r}: a plain lower-case name")
+        self.database = Postgres(url, schema=schema, durable=synchronous == "full", pinned=pinned)
+        self._operations: dict[str, dict[str, Operation]] = {}
+        self._checked = False
+
+    @property
+    def channel(self) -> str:
+        return f"{self.database.schema}_jobs"
+
+    async def run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+    ) -> Sequence[Row]:
+        if not self._checked:
+            await check_version(self.database)
+            self._checked = True
+        found = self.operation(table, operation)
+        arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
+        arguments += [takes[name] for name in found.takes]
+        return await self.database.fetch(found.statements[0], arguments)
+
+    def operation(self, table: str, name: str) -> Operation:
+        """An operation on a box, read from its file when first asked for."""
+        box = self._operations.get(table)
+        if box is None:
+            after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
+            box = load_operations(PACKAGE, "postgres", words_of(table, NOW, after))
+            self._operations[table] = box
+        return box[name]
+
+    def bell(self, queue: str) -> Bell:
+        return PostgresBell(self.database, self.channel, queue)
+
+    async def settled_position(self) -> int:
+        """Behind the oldest open transaction: positions are given out before their commits.
+
+        The position is read first and the transactions after it; once all of those have ended, no
+        event at or before the position is still to come.
+        """
+        position = int((await self.run(OUTBOX, "journal_end"))[0]["seq"])
+        until = time.monotonic() + HORIZON_PATIENCE_S
+        ended, following = await self._horizon()
+        wanted = following
+        while ended < wanted:
+            if time.monotonic() > until:
+                return 0  # somebody keeps a transaction open; the caller asks again later
+            await asyncio.sleep(0.002)
+            ended, following = await self._horizon()
+        return position
+
+    async def _horizon(self) -> tuple[int, int]:
+        row = (await self.run(OUTBOX, "horizon"))[0]
+        return row["ended"], row["next"]
+
+    async def close(self) -> None:
+        await self.database.close()
+
+
+class PostgresBell:
+    """Listens for the name of one queue on a connection of its own."""
+
+    def __init__(self, database: Postgres, channel: str, queue: str) -> None:
+        self._database = database
+        self._channel = channel
+        self._queue = queue
+        self._rung = asyncio.Event()
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+
+    async def arm(self) -> None:
+        self._rung.clear()
+        if self._connection is not None and not self._connection.is_closed():
+            return
+        with contextlib.suppress(StoreError, OSError, asyncpg.PostgresError):
+            connection = await self._database.dedicated()
+            await connection.add_listener(self._channel, self._heard)
+            self._connection = connection
+            self._rung.set()  # what was written before we listened
+
+    async def wait(self, wait_ms: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    def _heard(self, _connection: object, _pid: int, _channel: str, queue: object) -> None:
+        if queue == self._queue:
+            self._rung.set()

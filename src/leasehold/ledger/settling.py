@@ -1,0 +1,167 @@
+"""Ending leases, and answering a settle that is sent again with the verdict it had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from leasehold.core.errors import LeaseLost
+from leasehold.core.idempotency import request_hash, short_hash
+from leasehold.core.lease import Lease
+from leasehold.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
+from leasehold.ledger.engine import Engine, Row
+from leasehold.ledger.settings import BoxSettings
+
+_BATCH_MAX = 1_000
+_TRIES = 3
+_MESSAGE_CHARS_MAX = 4_000
+_VERDICTS: dict[str, Verdict] = {
+    "complete": COMPLETED,
+    "bury": BURIED,
+    "release": RELEASED,
+    "cancel": CANCELLED,
+}
+
+Delay = Callable[[Outcome], tuple[int, bool]]
+"""After how many milliseconds a `fail` runs again, and whether it may at all."""
+
+
+class Settling:
+    """Settles of one box."""
+
+    def __init__(
+        self, engine: Engine, settings: BoxSettings, delay: Delay, sent_back: Callable[[], None]
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._delay = delay
+        self._sent_back = sent_back
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases; one lease twice in a batch ends once."""
+        verdicts: list[Verdict | None] = [None] * len(outcomes)
+        left = list(range(len(outcomes)))
+        while left:
+            first: dict[str, int] = {}
+            for position in left:
+                first.setdefault(outcomes[position].lease.job_id, position)
+            chosen = sorted(first.values(), key=lambda at: outcomes[at].lease.job_id)[:_BATCH_MAX]
+            await self._settle(outcomes, chosen, verdicts)
+            left = [position for position in left if verdicts[position] is None]
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    async def _settle(
+        self, outcomes: Sequence[Outcome], chosen: list[int], verdicts: list[Verdict | None]
+    ) -> None:
+        rows = [self._row(outcomes[position]) for position in chosen]
+        left = list(range(len(chosen)))
+        # A row that changed between reading and writing is left out, not lost: it is asked for
+        # again, until what is left is answered from the past or really belongs to somebody else.
+        for _ in range(_TRIES):
+            for at, verdict in await self._ended([rows[at] for at in left]):
+                verdicts[chosen[left[at]]] = verdict
+            left = [at for at in left if verdicts[chosen[at]] is None]
+            if not left:
+                return
+            for at, verdict in await self._again([rows[at] for at in left]):
+                verdicts[chosen[left[at]]] = verdict
+            left = [at for at in left if verdicts[chosen[at]] is None]
+            if not left:
+                return
+        leases = [outcomes[chosen[at]].lease for at in left]
+        answers = await refuse(self._engine, self._settings, "settle", leases)
+        for at, answer in zip(left, answers, strict=True):
+            verdicts[chosen[at]] = answer
+
+    async def _ended(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
+        settings = self._settings
+        rows = await self._engine.run(settings.table, "settle", batch, queue=settings.queue)
+        if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
+            self._sent_back()
+        return [(row["n"] - 1, _verdict(row)) for row in rows]
+
+    async def _again(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
+        asked = [(row[0], row[1], row[-1]) for row in batch]
+        rows = await self._engine.run(self._settings.table, "settled", asked)
+        return [(row["n"] - 1, _verdict(row)) for row in rows]
+
+    def _row(self, outcome: Outcome) -> tuple[Any, ...]:
+        lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
+        token_h = short_hash(lease.token.encode())
+        if kind == "complete":
+            result_h = short_hash(outcome.result)
+            result = outcome.result.decode()
+            outcome_h = f"{token_h}:c:{result_h}"
+            return (
+                *(lease.job_id, lease.fence, token_h, kind, 0, True, result, result_h),
+                *("", "", "", outcome_h),
+            )
+        if kind == "fail":
+            delay_ms, retryable = self._delay(outcome)
+        failure = outcome.failure
+        asked = request_hash(
+            kind, outcome.delay_ms, failure and failure.code, failure and failure.message
+        )
+        return (
+            *(lease.job_id, lease.fence, token_h, kind, delay_ms, retryable, "", ""),
+            *_errors(failure, kind),
+            f"{token_h}:{kind}:{asked}",
+        )
+
+
+async def refuse(
+    engine: Engine, settings: BoxSettings, operation: str, leases: Sequence[Lease]
+) -> list[LeaseLost]:
+    """Tell holders that they lost their leases, and note it."""
+    if not leases:
+        return []
+    batch = [(lease.job_id, lease.fence, short_hash(lease.token.encode()), "") for lease in leases]
+    rows = await engine.run(
+        settings.table, "refuse", batch, queue=settings.queue, operation=operation
+    )
+    why = {row["n"]: _reason(row) for row in rows}
+    return [
+        LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))
+        for number, lease in enumerate(leases, 1)
+    ]
+
+
+def _reason(row: Row) -> str:
+    if row["status"] is None:
+        return "there is no such job (any more)"
+    return f"the job is {row['status']} under claim version {row['claim_version']}"
+
+
+def _verdict(row: Row) -> Verdict:
+    verdict = row["verdict"]
+    return Retried(row["due_ms"]) if verdict in ("retry", "snooze") else _VERDICTS[verdict]
+
+
+def _errors(failure: Failure | None, kind: str) -> tuple[str, str, str]:
+    """What the job shows, what its attempt keeps with the stack, and the code for the journal."""
+    if failure is None:
+        failure = Failure(code="cancelled" if kind == "cancel" else kind, message="")
+        if kind in ("snooze", "release"):
+            return "", "", ""
+    failure = Failure(
+        code="".join(failure.code.split()).replace("\0", "")[:80],
+        message=failure.message.replace("\0", "")[:_MESSAGE_CHARS_MAX],
+        stack=failure.stack.replace("\0", ""),
+        retryable=failure.retryable,
+    )
+    whole = msgspec.json.encode(failure).decode()
+    shown = msgspec.json.encode(
+        {"code": failure.code, "message": failure.message, "retryable": failure.retryable}
+    )
+    return shown.decode(), whole, failure.code

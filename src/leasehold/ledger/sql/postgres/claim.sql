@@ -1,0 +1,63 @@
+-- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
+-- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
+-- Takes: from_priority integer, from_seq bigint
+-- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
+--   when the next waiting job is due, and a lease on each row (one row without a lease if none)
+-- Clauses: I-7 I-8 I-9 I-12
+WITH clock AS MATERIALIZED (
+  SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused
+),
+chores AS MATERIALIZED (
+  SELECT c.now_ms, c.paused, :look AND (
+    EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
+      AND lease_expires_at < c.now_ms)
+    OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND NOT ready
+      AND due_ms > 0 AND due_ms <= c.now_ms)
+    OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND expires_ms > 0
+      AND expires_ms <= c.now_ms)
+  ) AS overdue,
+  CASE WHEN :look THEN (SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'queued'
+    AND NOT ready AND due_ms > 0) END AS next_due_ms
+  FROM clock c
+),
+urgent AS MATERIALIZED (
+  SELECT j.job_id FROM {jobs} j
+  WHERE j.queue = :queue AND j.ready AND j.priority < :from_priority AND {in_turn}
+  ORDER BY j.priority, j.seq
+  LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE :count END FROM chores)
+  FOR UPDATE SKIP LOCKED
+),
+next AS MATERIALIZED (
+  SELECT j.job_id FROM {jobs} j
+  WHERE j.queue = :queue AND j.ready AND (j.priority, j.seq) > (:from_priority, :from_seq)
+    AND {in_turn}
+  ORDER BY j.priority, j.seq
+  LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE :count - (SELECT count(*) FROM urgent) END
+    FROM chores)
+  FOR UPDATE SKIP LOCKED
+),
+taken AS (
+  UPDATE {jobs} j
+  SET status = 'claimed', passed = '', ready = false, due_ms = 0, worker_id = :worker_id,
+    lease_token_h = :token_h, claimed_ms = c.now_ms, heartbeat_at = c.now_ms,
+    lease_expires_at = c.now_ms + :lease_ms, claim_version = j.claim_version + 1,
+    attempt_count = j.attempt_count + 1, ver = j.ver + 1, updated_ms = c.now_ms
+  FROM (SELECT job_id FROM urgent UNION ALL SELECT job_id FROM next) p, clock c
+  WHERE j.job_id = p.job_id
+  RETURNING j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
+    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
+    j.cancel_requested, j.requester_id, j.status_webhook_url, j.credential_version
+),
+noted AS (
+  INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
+    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
+  SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
+    claim_version, claim_version - 1, :token_h, :worker_id, lease_expires_at, gid, priority,
+    max_attempts
+  FROM taken
+)
+SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.job_id, t.task,
+  t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
+  t.gid, t.priority, t.trace, t.seq, t.requester_id, t.status_webhook_url, t.credential_version
+FROM chores h LEFT JOIN taken t ON true
+ORDER BY t.priority, t.seq

@@ -1,0 +1,39 @@
+-- Removes jobs that ended long ago with all that belongs to them; a tombstone answers for each.
+-- Takes: queue text, keep_ms bigint, after bigint, count integer
+-- Returns: how many went, and the last position that was looked at (0 when all later jobs are young)
+-- Clauses: I-23 I-34
+WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
+window_ AS MATERIALIZED (
+  SELECT job_id, seq, ts_ms AS created_ms FROM job_journal
+  WHERE queue = :queue AND type = 'submit' AND seq > :after
+  ORDER BY seq LIMIT :count
+),
+old AS MATERIALIZED (
+  SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id, clock c
+  WHERE j.status IN ('succeeded', 'dead_letter') AND j.updated_ms < c.now_ms - :keep_ms
+    AND NOT EXISTS (SELECT FROM job_outbox_events e WHERE e.gid = j.job_id
+      AND e.status NOT IN ('succeeded', 'dead_letter'))
+  FOR UPDATE OF j SKIP LOCKED
+),
+gone AS (
+  DELETE FROM {jobs} j USING old o WHERE j.job_id = o.job_id
+  RETURNING j.job_id, j.ver, j.task, j.status, j.attempt_count, j.claim_version, j.requester_id
+),
+attempts AS (DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id),
+keys AS (DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id),
+tombs AS (
+  INSERT INTO pruned_jobs (job_id, queue, requester_id, pruned_ms)
+  SELECT g.job_id, :queue, g.requester_id, c.now_ms FROM gone g, clock c
+  ON CONFLICT (job_id) DO NOTHING
+),
+noted AS (
+  INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, attempt, fence,
+    prev_fence, data)
+  SELECT :queue, g.job_id, g.ver + 1, 'remove', c.now_ms, g.task, g.status, g.attempt_count,
+    g.claim_version, g.claim_version, 'kept long enough'
+  FROM gone g, clock c
+)
+SELECT (SELECT count(*) FROM gone) AS pruned,
+  CASE WHEN count(*) < :count OR max(w.created_ms) > (SELECT now_ms FROM clock) - :keep_ms THEN 0
+    ELSE max(w.seq) END AS last
+FROM window_ w

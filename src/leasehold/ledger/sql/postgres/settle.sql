@@ -1,0 +1,62 @@
+-- Ends leases: the job's row, the attempt's row and the journal in one step. What is read is written
+-- only where nothing changed since: a row that was, by an extend or a cancel, is left for another try.
+-- Whoever calls sorts the batch by job id, so that two batches never wait for each other.
+-- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
+-- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
+-- Takes: queue text
+-- Returns: for each lease that was held its number, the verdict, and when the job is due again
+-- Clauses: I-6 I-11 I-16 I-17 I-18 I-20
+WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
+asked AS MATERIALIZED (SELECT * FROM {batch}),
+held AS MATERIALIZED (
+  SELECT a.*, j.status AS was, j.lease_expires_at AS lease_was, j.worker_id AS holder, j.claimed_ms,
+    j.ver AS ver_was, j.cancel_requested AS cancel_was,
+    CASE WHEN j.cancel_requested AND a.kind IN ('fail', 'retry', 'snooze', 'release') THEN 'cancel'
+      WHEN a.kind = 'fail' AND NOT a.retryable THEN 'bury'
+      WHEN a.kind IN ('fail', 'retry') AND j.attempt_count >= j.max_attempts THEN 'bury'
+      WHEN a.kind = 'fail' THEN 'retry' ELSE a.kind END AS verdict
+  FROM asked a JOIN {jobs} j ON j.job_id = a.job_id
+  WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN {running}) IS TRUE
+),
+ended AS (
+  UPDATE {jobs} j
+  SET status = CASE h.verdict WHEN 'complete' THEN 'succeeded' WHEN 'bury' THEN 'dead_letter'
+      WHEN 'cancel' THEN 'dead_letter' ELSE 'queued' END,
+    passed = CASE WHEN h.verdict IN ('bury', 'cancel') THEN 'failed>'
+      WHEN h.verdict <> 'complete' THEN ''
+      WHEN h.was = 'claimed' THEN 'fetching>processing>uploading>'
+      WHEN h.was = 'fetching' THEN 'processing>uploading>'
+      WHEN h.was = 'processing' THEN 'uploading>' ELSE '' END,
+    ready = h.verdict = 'release' OR (h.verdict IN ('retry', 'snooze') AND h.delay_ms <= 0),
+    due_ms = CASE WHEN h.verdict IN ('retry', 'snooze') AND h.delay_ms > 0
+      THEN c.now_ms + h.delay_ms ELSE 0 END,
+    attempt_count = j.attempt_count - CASE WHEN h.verdict IN ('snooze', 'release') THEN 1 ELSE 0 END,
+    lease_expires_at = 0, lease_token_h = '', ver = j.ver + 1, updated_ms = c.now_ms,
+    worker_id = CASE WHEN h.verdict IN ('complete', 'bury', 'cancel') THEN j.worker_id ELSE '' END,
+    cancel_requested = false,
+    result = CASE WHEN h.verdict = 'complete' THEN h.result ELSE j.result END,
+    error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END
+  FROM held h, clock c
+  WHERE j.job_id = h.job_id AND j.claim_version = h.fence AND j.ver = h.ver_was
+    AND j.cancel_requested = h.cancel_was
+  RETURNING h.n, h.job_id, h.fence, h.verdict, h.was, h.lease_was, h.token_h, h.holder, h.claimed_ms,
+    h.result_h, h.attempt_error, h.error_code, h.outcome_h, j.due_ms, j.ver, j.status,
+    j.attempt_count, j.max_attempts, j.task, j.gid, j.priority, j.updated_ms
+),
+noted AS (
+  INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
+    fence, prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
+    error_code, result_h)
+  SELECT :queue, job_id, ver, verdict, updated_ms, task, was, status, attempt_count, fence, fence,
+    token_h, holder, lease_was, gid, priority, due_ms, max_attempts, error_code,
+    CASE WHEN verdict = 'complete' THEN result_h ELSE '' END
+  FROM ended
+),
+kept AS (
+  INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
+    verdict, outcome_h, error_code, error, due_ms)
+  SELECT job_id, fence, :queue, attempt_count + CASE WHEN verdict IN ('snooze', 'release') THEN 1
+    ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error, due_ms
+  FROM ended
+){after_settle}
+SELECT n, verdict, due_ms FROM ended

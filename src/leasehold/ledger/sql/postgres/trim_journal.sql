@@ -1,0 +1,19 @@
+-- Forgets the oldest journal rows, but the submit of a job that is still there: it lists the job.
+-- Takes: queue text, journal_ms bigint, after bigint, count integer
+-- Returns: how many went, and the last position that was looked at (0 when all later rows are young)
+-- Clauses: I-24
+WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
+window_ AS MATERIALIZED (
+  SELECT seq, job_id, type, ts_ms FROM job_journal
+  WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :count
+),
+trimmed AS (
+  DELETE FROM job_journal n USING window_ w, clock c
+  WHERE n.queue = :queue AND n.seq = w.seq AND w.ts_ms < c.now_ms - :journal_ms
+    AND NOT (w.type = 'submit' AND EXISTS (SELECT FROM {jobs} j WHERE j.job_id = w.job_id))
+  RETURNING n.seq
+)
+SELECT (SELECT count(*) FROM trimmed) AS trimmed,
+  CASE WHEN count(*) < :count OR max(w.ts_ms) > (SELECT now_ms FROM clock) - :journal_ms THEN 0
+    ELSE max(w.seq) END AS last
+FROM window_ w

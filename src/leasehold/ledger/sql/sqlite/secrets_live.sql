@@ -1,0 +1,7 @@
+-- The live webhook secrets of a requester, newest first.
+-- Takes: requester_id text
+-- Returns: their rows
+-- Clauses: I-43
+SELECT secret FROM webhook_secrets
+WHERE requester_id = :requester_id AND (expires_ms = 0 OR expires_ms > :now_ms)
+ORDER BY id DESC LIMIT 2;

@@ -1,0 +1,17 @@
+-- Tables of one connection, in memory: what the statements of an operation hand to each other.
+CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms);
+CREATE TEMP TABLE chosen (job_id TEXT PRIMARY KEY, n, was, mark) WITHOUT ROWID;
+CREATE TEMP TABLE entering (n INTEGER PRIMARY KEY, job_id, task, payload, payload_h, priority,
+  delay_ms, max_attempts, ttl_ms, gid, requester_id, request_hash, trace, idempotency_key,
+  status_webhook_url, refresh_url, credential_version, storage_creds_encrypted,
+  storage_creds_dek_wrapped, storage_creds_kek_id, storage_creds_encryption_version);
+CREATE TEMP TABLE news (n INTEGER PRIMARY KEY, job_id, type, step, data, progress, was, ver_was,
+  becomes, nth);
+CREATE TEMP TABLE ending (n INTEGER, job_id TEXT PRIMARY KEY, fence, token_h, verdict, delay_ms,
+  result, result_h, error, attempt_error, error_code, outcome_h, was, lease_was, holder, claimed_ms)
+  WITHOUT ROWID;
+CREATE TEMP TABLE lapsed (job_id TEXT PRIMARY KEY, was, lease_was, holder, claimed_ms, fence,
+  cancelled, ends) WITHOUT ROWID;
+CREATE TEMP TABLE old (job_id TEXT PRIMARY KEY, seq, created_ms, goes) WITHOUT ROWID;
+CREATE TEMP TABLE window_ (seq INTEGER PRIMARY KEY, ts_ms, goes);
+CREATE TEMP TABLE spent (caller);

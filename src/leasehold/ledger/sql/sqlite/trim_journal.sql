@@ -1,0 +1,13 @@
+-- Forgets the oldest journal rows, but the submit of a job that is still there: it lists the job.
+-- Takes: queue text, journal_ms bigint, after bigint, count integer
+-- Returns: how many went, and the last position that was looked at (0 when all later rows are young)
+-- Clauses: I-24
+DELETE FROM temp.window_;
+INSERT INTO temp.window_
+SELECT seq, ts_ms, ts_ms < :now_ms - :journal_ms
+  AND NOT (type = 'submit' AND EXISTS (SELECT 1 FROM {jobs} j WHERE j.job_id = job_journal.job_id))
+FROM job_journal WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :count;
+DELETE FROM job_journal WHERE seq IN (SELECT seq FROM temp.window_ WHERE goes);
+SELECT coalesce(sum(goes), 0) AS trimmed,
+  CASE WHEN count(*) < :count OR max(ts_ms) > :now_ms - :journal_ms THEN 0 ELSE max(seq) END AS last
+FROM temp.window_;

@@ -1,0 +1,141 @@
+"""The ledger on SQLite: an operation is a few statements in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
+from leasehold.ledger.sqlite_migrations import prepare
+from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
+from leasehold.store.statements import Operation, load_operation, load_operations
+from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
+
+# Operations that change nothing.
+READS = frozenset(
+    {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
+    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
+    | {"creds_page", "creds_counts", "secrets_live", "key_list", "key_find"}
+)
+_LISTS = frozenset({"token_hs"})
+
+# An event that ended lets the next one of its job into the line in the same step.
+_RELEASE_NEXT = """
+UPDATE {table} SET ready = 1 WHERE seq IN (
+  SELECT min(x.seq) FROM temp.ending h
+  JOIN {table} d ON d.job_id = h.job_id AND d.status IN ('succeeded', 'dead_letter')
+  JOIN {table} x ON x.gid = d.gid AND x.status NOT IN ('succeeded', 'dead_letter')
+  GROUP BY d.gid
+) AND status = 'queued' AND due_ms = 0;"""
+
+
+class SqliteEngine:
+    """The operations of all boxes in one file."""
+
+    dialect = "sqlite"
+    channel = ""
+
+    def __init__(self, url: str, *, synchronous: str = "full") -> None:
+        self.path = file_of(url)
+        self._synchronous = synchronous
+        self._file: SqliteFile | None = None
+        self._operations: dict[str, dict[str, Operation]] = {}
+
+    async def run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+    ) -> Sequence[Row]:
+        box = self._box(table)
+        if operation == "claim":  # an empty line is seen without the right to write
+            head = await self._run(box["peek"], (), {"queue": takes["queue"]})
+            if not head[0]["work"]:
+                return head
+        return await self._run(box[operation], batch, takes)
+
+    async def _run(
+        self, operation: Operation, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
+    ) -> Sequence[Row]:
+        given = {name: _json(value) if name in _LISTS else value for name, value in takes.items()}
+        if operation.batch:
+            given["batch"] = _json(batch)
+
+        def step(connection: sqlite3.Connection) -> list[Row]:
+            given["now_ms"] = now_ms(connection)
+            rows: list[Row] = []
+            for statement in operation.statements:
+                rows = connection.execute(statement, given).fetchall()
+            return rows
+
+        file = self._opened()
+        if operation.name in READS:
+            await self._prepared(file)
+            return await file.read(step)  # type: ignore[no-any-return]
+        return await file.write(step)  # type: ignore[no-any-return]
+
+    async def _prepared(self, file: SqliteFile) -> None:
+        """A reader cannot make the tables: the writer is asked for once."""
+        if not file.prepared:
+            await file.write(lambda connection: None)
+
+    def _box(self, table: str) -> dict[str, Operation]:
+        box = self._operations.get(table)
+        if box is None:
+            after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
+            words = words_of(table, ":now_ms", after)
+            box = load_operations(PACKAGE, "sqlite", words)
+            peek = files(PACKAGE) / "sql" / "sqlite" / "session" / "peek.sql"
+            box["peek"] = load_operation(peek, "sqlite", words)
+            self._operations[table] = box
+        return box
+
+    def _opened(self) -> SqliteFile:
+        if self._file is None:
+            self._file = open_file(self.path, self._synchronous, prepare)
+        return self._file
+
+    def bell(self, queue: str) -> Bell:
+        return SqliteBell(self)
+
+    async def settled_position(self) -> int:
+        """There is one writer, so what is committed is complete."""
+        return int((await self.run(OUTBOX, "journal_end"))[0]["seq"])
+
+    async def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            await asyncio.to_thread(close_file, file)
+
+
+class SqliteBell:
+    """Rings when any process has written to the file's log."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._wal = engine.path.with_name(engine.path.name + "-wal")
+        self._rung = asyncio.Event()
+        self._watch: FileWatch | None = None
+
+    async def arm(self) -> None:
+        if self._watch is None:
+            self._watch = FileWatch(self._wal, self._rung.set)
+        self._rung.clear()
+
+    async def wait(self, wait_ms: int) -> None:
+        if self._watch is None or not self._watch.is_told:
+            wait_ms = min(wait_ms, LOOK_EVERY_MS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
+
+    async def close(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+
+def _json(value: Any) -> str:
+    """A list as one text; bytes in it become base64."""
+    return msgspec.json.encode(value).decode()

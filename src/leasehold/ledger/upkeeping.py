@@ -1,0 +1,91 @@
+"""What time makes due: promote, take back, expire, decide, remove. Safe from every worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from leasehold.core.seam import Upkeep
+from leasehold.ledger.engine import OUTBOX, Engine
+from leasehold.ledger.settings import BoxSettings
+
+_COUNT = 1_000
+_WINDOWS = 10
+_TRIM_EVERY_S = 10.0
+TOMBSTONE_MS = 30 * 86_400_000
+
+
+class Upkeeping:
+    """Upkeep of one box."""
+
+    def __init__(self, engine: Engine, settings: BoxSettings, worker_id: str) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._worker_id = worker_id
+        self._trimmed_at = float("-inf")
+        self._pruned_to = 0
+        self._trimmed_to = 0
+
+    async def upkeep(self) -> Upkeep:
+        """One round."""
+        table, queue = self._settings.table, self._settings.queue
+        await self._engine.run(table, "beat", queue=queue, worker_id=self._worker_id)
+        promoted, reclaimed, buried, expired = await self.due()
+        rows = await self._engine.run(table, "decide", queue=queue, count=_COUNT)
+        buried += sum(row["buried"] for row in rows)
+        pruned = await self._prune()
+        return Upkeep(promoted, reclaimed, buried, expired, pruned + await self._trim())
+
+    async def due(self) -> tuple[int, int, int, int]:
+        """What a claim cannot do without: promoted, taken back, buried, expired."""
+        run, table, queue = self._engine.run, self._settings.table, self._settings.queue
+        reaped = await run(
+            table, "reap", queue=queue, lost_max=self._settings.lost_max, count=_COUNT
+        )
+        expired = await run(table, "expire", queue=queue, count=_COUNT)
+        promoted = await run(
+            table, "promote", queue=queue, count=_COUNT, channel=self._engine.channel
+        )
+        if table == OUTBOX:
+            await run(table, "unblock", queue=queue, count=_COUNT)
+        buried = sum(bool(row["buried"]) for row in reaped)
+        return promoted[0]["promoted"], len(reaped), buried, expired[0]["expired"]
+
+    async def _prune(self) -> int:
+        keep_ms = self._settings.keep_ms
+        if not keep_ms:
+            return 0
+        pruned, self._pruned_to = await self._sweep(
+            "prune", "pruned", self._pruned_to, keep_ms=keep_ms
+        )
+        return pruned
+
+    async def _trim(self) -> int:
+        now = asyncio.get_running_loop().time()
+        if now - self._trimmed_at < _TRIM_EVERY_S:
+            return 0
+        self._trimmed_at = now
+        table, queue = self._settings.table, self._settings.queue
+        await self._engine.run(table, "trim", queue=queue, tombstone_ms=TOMBSTONE_MS)
+        journal_ms = self._settings.journal_ms
+        trimmed, self._trimmed_to = await self._sweep(
+            "trim_journal", "trimmed", self._trimmed_to, journal_ms=journal_ms
+        )
+        return trimmed
+
+    async def _sweep(self, operation: str, count: str, after: int, **age: int) -> tuple[int, int]:
+        """A few windows of rows from where the last sweep ended; 0 begins again at the oldest."""
+        gone = 0
+        for _ in range(_WINDOWS):
+            rows = await self._engine.run(
+                self._settings.table,
+                operation,
+                queue=self._settings.queue,
+                after=after,
+                count=_COUNT,
+                **age,
+            )
+            gone += rows[0][count]
+            after = rows[0]["last"]
+            if not after:
+                break
+        return gone, after

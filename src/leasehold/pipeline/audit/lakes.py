@@ -1,0 +1,151 @@
+"""The audit of a lake, run after run: each reads only what is new and carries what has not ended.
+
+Proven and ended jobs need not be looked at again. What was found stays in `audit/<run>/violations`;
+the carried rows of the last run lie beside it; one small file says which run is the last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from leasehold.pipeline.audit.run import Audit, Audited, History, Verdict
+from leasehold.pipeline.events import lake_events, positions_after
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.layout import event_files
+from leasehold.pipeline.lake.progress import all_progress, gaps
+from leasehold.pipeline.source.offsets import epoch_name
+from leasehold.pipeline.tables.update import committed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+AUDIT = "audit"
+_STATE = f"{AUDIT}/state.json"
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audits of a lake have come to so far."""
+
+    run: int = 0
+    places: dict[str, int] = {}
+    runs: list[int] = []
+    ended: dict[str, int] = {}
+    carried_events: int = 0
+    total: Audited | None = None
+
+
+def audit_lake(
+    spark: SparkSession, lake_path: str, *, full: bool = False, quiesced: bool = False
+) -> Audited:
+    """Audit what is new in a lake, or all of it; the summary is of everything so far."""
+    lake = LakeFiles(lake_path)
+    lake.require()
+    before = read_state(lake)
+    # Whether a job has ended in the end is a question about all of them.
+    known = State(run=before.run) if full or quiesced else before
+    now = committed(lake)
+    settled = [file for file in event_files(lake) if file.upto <= now.get(file.journal, 0)]
+    fresh = [file for file in settled if file.upto > known.places.get(file.journal, 0)]
+    if known.total is not None and not fresh:
+        return known.total
+    new = positions_after(lake_events(spark, lake, fresh), known.places)
+    history = History(
+        new=new,
+        all=lake_events(spark, lake, settled),
+        carried=_carried(spark, lake, known),
+        cut=cut_journals(lake),
+        quiesced=quiesced,
+    )
+    run = before.run + 1
+    audit = Audit(spark, history)
+    try:
+        folder = f"{AUDIT}/{run:06d}"
+        audit.violations.write.mode("overwrite").parquet(lake.uri(f"{folder}/violations"))
+        audit.carry().write.mode("overwrite").parquet(lake.uri(f"{folder}/carried"))
+        state, total = _after(known, audit, run, now)
+    finally:
+        audit.close()
+    lake.write_json(_STATE, state)
+    _tidy(lake, state)
+    return total
+
+
+def read_state(lake: LakeFiles) -> State:
+    """What is known; empty before the first audit."""
+    kept = lake.read_json(_STATE)
+    return msgspec.convert(kept, State) if kept is not None else State()
+
+
+def violations(spark: SparkSession, lake: LakeFiles) -> DataFrame | None:
+    """All that was found and still counts; None before the first audit."""
+    state = read_state(lake)
+    paths = [lake.uri(f"{AUDIT}/{run:06d}/violations") for run in state.runs]
+    return spark.read.parquet(*paths) if paths else None
+
+
+def cut_journals(lake: LakeFiles) -> list[str]:
+    """Journals that were not captured from their first entry on, or have a gap."""
+    names = {gap.journal for gap in gaps(lake)}
+    for each in all_progress(lake):
+        if not each.is_whole:
+            names.add(epoch_name(each.journal, each.epoch))
+    return sorted(names)
+
+
+def _carried(spark: SparkSession, lake: LakeFiles, known: State) -> DataFrame | None:
+    if not known.runs:
+        return None
+    return spark.read.parquet(lake.uri(f"{AUDIT}/{known.run:06d}/carried"))
+
+
+def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tuple[State, Audited]:
+    """Earlier runs and this one. What was carried is in this one's figures once more."""
+    counts, found = audit.counts(), audit.result()
+    jobs = dict(known.ended)
+    ended = dict(known.ended)
+    for contract, row in counts.items():
+        new = row.jobs - (row.again if known.runs else 0)
+        jobs[contract] = jobs.get(contract, 0) + new
+        ended[contract] = jobs[contract] - row.open_jobs
+    before = known.total
+    total = Audited(
+        events=found.events + (before.events - known.carried_events if before else 0),
+        jobs=sum(jobs.values()),
+        open_jobs=found.open_jobs,
+        begins_late=found.begins_late + (before.begins_late if before else 0),
+        looked_at=found.looked_at + (before.looked_at if before else 0),
+        verdicts=_added(before, audit.verdicts(jobs)),
+    )
+    state = State(
+        run=run,
+        places=places,
+        runs=[*known.runs, run],
+        ended=ended,
+        carried_events=sum(row.open_events for row in counts.values()),
+        total=total,
+    )
+    return state, total
+
+
+def _added(before: Audited | None, verdicts: list[Verdict]) -> list[Verdict]:
+    old = {each.invariant: each for each in before.verdicts} if before else {}
+    return [
+        msgspec.structs.replace(
+            each,
+            violations=each.violations + old[each.invariant].violations,
+            unobserved=each.unobserved + old[each.invariant].unobserved,
+        )
+        if each.invariant in old
+        else each
+        for each in verdicts
+    ]
+
+
+def _tidy(lake: LakeFiles, state: State) -> None:
+    for name in lake.names(AUDIT):
+        if name.isdecimal() and int(name) not in state.runs:
+            lake.remove(f"{AUDIT}/{name}")
+        elif name.isdecimal() and int(name) != state.run:
+            lake.remove(f"{AUDIT}/{name}/carried")

@@ -1,0 +1,121 @@
+"""Promises that concern several jobs: who is first in line, and that a pause holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from leasehold.pipeline.audit.invariants import IN_LINE
+from leasehold.pipeline.audit.proof import (
+    CLOCK_SLACK_MS,
+    CONTRACTS,
+    KEYS,
+    PLACE_BITS,
+    job_keys,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
+
+SLICES = 1_000
+
+
+def overtaken(proofs: DataFrame, first_pos: int, last_pos: int) -> DataFrame:
+    """I22: jobs first claimed before one of their line that was submitted earlier.
+
+    From the rows of the proof, one a job: only they are sorted, not the events; and each slice of
+    the line by itself, for of all earlier slices only the latest claim matters.
+    """
+    promised = [code for code, name in enumerate(CONTRACTS) if name in IN_LINE]
+    width = max(1, (last_pos - first_pos) // SLICES)
+    in_line = (
+        proofs.where(F.col("submit_pos").isNotNull() & F.col("claim_pos").isNotNull())
+        .where(F.col("code").isin(promised))
+        .select(*KEYS, "priority", "submit_pos", "claim_pos")
+        .withColumn("slice", F.floor((F.col("submit_pos") - F.lit(first_pos)) / F.lit(width)))
+    )
+    line = ("line_h", "priority")
+    slices = Window.partitionBy(*line).orderBy("slice")
+    earlier = (
+        in_line.groupBy(*line, "slice")
+        .agg(F.max("claim_pos").alias("latest"))
+        .withColumn("before", F.max("latest").over(_all_before(slices)))
+        .select(*line, "slice", "before")
+    )
+    within = Window.partitionBy(*line, "slice").orderBy("submit_pos")
+    return (
+        in_line.withColumn("latest", F.max("claim_pos").over(_all_before(within)))
+        .join(F.broadcast(earlier), [*line, "slice"])
+        .where(F.greatest("latest", "before") > F.col("claim_pos"))
+        .select(*KEYS)
+    )
+
+
+def _all_before(order: WindowSpec) -> WindowSpec:
+    return order.rowsBetween(Window.unboundedPreceding, -1)
+
+
+def explain_overtaken(events: DataFrame, found: DataFrame) -> DataFrame:
+    """The first claims of such jobs, in words, with the event."""
+    keys = job_keys()
+    claims = events.where((F.col("type") == "claim") & (F.col("fence") == 1))
+    for name, column in keys.items():
+        claims = claims.withColumn(name, column)
+    text = F.lit("claimed before a job of the same line that was submitted earlier")
+    return _violations(claims.join(F.broadcast(found), list(KEYS)), "I22", text)
+
+
+def claimed_while_paused(events: DataFrame) -> DataFrame:
+    """I24: claims between a pause and the next resume of the same queue."""
+    signs = events.where(F.col("type").isin("pause", "resume")).select(
+        "journal", "contract", "queue", "type", F.col("pos").alias("from_pos")
+    )
+    following = Window.partitionBy("journal", "contract", "queue").orderBy("from_pos")
+    # A pause that repeats another ends nothing: the first resume after it does.
+    resumes = F.min(F.when(F.col("type") == "resume", F.col("from_pos"))).over(
+        following.rowsBetween(1, Window.unboundedFollowing)
+    )
+    pauses = (
+        signs.withColumn("upto_pos", F.coalesce(resumes, F.lit(2**63 - 1)))
+        .where(F.col("type") == "pause")
+        .drop("type")
+        .groupBy("journal", "contract", "queue", "upto_pos")
+        .agg(F.min("from_pos").alias("from_pos"))
+    )
+    claims = events.where((F.col("type") == "claim") & (F.col("ver") > 0))
+    inside = (F.col("pos") > F.col("from_pos")) & (F.col("pos") < F.col("upto_pos"))
+    joined = claims.join(F.broadcast(pauses), ["journal", "contract", "queue"]).where(inside)
+    return _violations(joined, "I24", F.lit("claimed while the queue was paused"))
+
+
+def late_clock(events: DataFrame) -> DataFrame:
+    """I35: events whose time lies well before the place that the store gave them."""
+    behind = (F.shiftright("pos", PLACE_BITS) - F.col("ts_ms")).cast("string")
+    text = F.concat(F.lit("the store's clock was "), behind, F.lit(" ms behind its own history"))
+    return _violations(events, "I35", text)
+
+
+def is_behind() -> Column:
+    """Whether an event is such a one."""
+    return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
+
+
+def has(flag: int) -> Column:
+    """Whether the proof saw such an event of the job."""
+    return F.col("flags").bitwiseAND(F.lit(flag)) != 0
+
+
+def _violations(rows: DataFrame, number: str, text: Column) -> DataFrame:
+    event = F.struct("seq", "type", "ver", "from_state", "to_state", "fence", "ts_ms", "worker_id")
+    return rows.select(
+        F.lit(number).alias("invariant"),
+        "journal",
+        "contract",
+        "queue",
+        "job_id",
+        text.alias("text"),
+        F.to_json(F.array(event)).alias("evidence"),
+    )

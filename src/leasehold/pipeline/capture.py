@@ -1,0 +1,165 @@
+"""Capture: follows journals into the lake, exactly once, across any crash.
+
+One streaming query for all journals. Its checkpoint lies in the lake, so that the two share their
+fate. A gap is noted in the lake the moment it is seen, and told to whoever runs the capture.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from leasehold.core.errors import UsageError
+from leasehold.pipeline.lake.compact import compact
+from leasehold.pipeline.lake.feed import RangeFeed
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.progress import CHECKPOINT, all_progress, gaps
+from leasehold.pipeline.lake.sink import LakeSink, tell_store
+from leasehold.pipeline.plainly import one_line
+from leasehold.pipeline.source.offsets import Gap
+from leasehold.pipeline.source.opening import journal_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+MAX_ROWS = 1_000_000
+EVERY_S = 5.0
+_LOOK_S = 0.25
+_COMPACT_EVERY_S = 60.0
+
+
+class Captured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a capture did: events new in the lake, how many it holds, and new gaps."""
+
+    events: int
+    total: int
+    gaps: list[Gap]
+
+
+def capture(
+    spark: SparkSession,
+    lake: str,
+    urls: Sequence[str],
+    *,
+    once: bool = False,
+    every_s: float = EVERY_S,
+    max_rows: int = MAX_ROWS,
+    parts: int = 0,
+    tell: Callable[[str], None] = lambda _text: None,
+    until: Callable[[], bool] = lambda: False,
+) -> Captured:
+    """Follow journals; with `once` only what there is now, else until `until` says so.
+
+    `tell` is given every gap, and now and then how far it is.
+    """
+    files = LakeFiles(lake)
+    files.begin()
+    _check(files, urls)
+    spark.dataSource.register(RangeFeed)
+    spark.dataSource.register(LakeSink)
+    before = sum(each.rows for each in all_progress(files))
+    known = {str(gap) for gap in gaps(files)}
+    compact(files)
+    query = _start(spark, files, urls, once, every_s, max_rows, parts or _cores(spark))
+    try:
+        _watch(query, files, known, tell, until)
+    finally:
+        if query.isActive:
+            query.stop()
+    if once:
+        _announce(files, urls)
+    compact(files)
+    total = sum(each.rows for each in all_progress(files))
+    new = [gap for gap in gaps(files) if str(gap) not in known]
+    return Captured(events=total - before, total=total, gaps=new)
+
+
+def release(urls: Sequence[str]) -> None:
+    """Nobody captures these any more: their stores trim them by age and length alone."""
+    for url in urls:
+        tell_store(url, "")
+
+
+def _announce(files: LakeFiles, urls: Sequence[str]) -> None:
+    """After the last batch nothing is repeated any more: all of it may be trimmed."""
+    newest = {each.journal: each for each in all_progress(files)}
+    for url in urls:
+        progress = newest.get(journal_name(url))
+        if progress is not None and progress.upto:
+            tell_store(url, progress.upto)
+
+
+def _start(
+    spark: SparkSession,
+    files: LakeFiles,
+    urls: Sequence[str],
+    once: bool,
+    every_s: float,
+    max_rows: int,
+    parts: int,
+) -> StreamingQuery:
+    ranges = (
+        spark.readStream.format("leasehold-ranges")
+        .option("lake", files.lake)
+        .option("urls", "\n".join(urls))
+        .option("parts", str(parts))
+        .option("max_rows", str(max_rows))
+        .load()
+    )
+    writer = (
+        ranges.writeStream.format("leasehold-lake")
+        .option("lake", files.lake)
+        .option("checkpointLocation", files.uri(CHECKPOINT))
+        .outputMode("append")
+        .queryName("leasehold-capture")
+    )
+    if once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{every_s} seconds").start()
+
+
+def _watch(
+    query: StreamingQuery,
+    files: LakeFiles,
+    known: set[str],
+    tell: Callable[[str], None],
+    until: Callable[[], bool],
+) -> None:
+    seen = set(known)
+    compacted_s = time.monotonic()
+    ended = False
+    while not ended and not until():
+        with one_line():
+            ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
+        for gap in gaps(files):
+            if str(gap) not in seen:
+                seen.add(str(gap))
+                tell(f"gap: {gap}")
+        if time.monotonic() - compacted_s > _COMPACT_EVERY_S:
+            compact(files)
+            compacted_s = time.monotonic()
+
+
+def _check(files: LakeFiles, urls: Sequence[str]) -> None:
+    if not urls:
+        raise UsageError("capture needs at least one queue URL")
+    names = [journal_name(url) for url in urls]
+    if len(set(names)) < len(names):
+        raise UsageError("two of these URLs name the same journal; name each once")
+    if not files.lake:
+        raise UsageError("capture needs a lake: --lake PATH")
+
+
+def _cores(spark: SparkSession) -> int:
+    """How many tasks may run side by side, without asking for what Connect does not have."""
+    master = spark.conf.get("spark.master", "") or ""
+    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+    if inside.isdecimal():
+        return int(inside)
+    import os
+
+    return os.cpu_count() or 2

@@ -1,0 +1,115 @@
+"""Enqueue: a file of rows becomes jobs, at full speed and once, however often it is started.
+
+The same file, task and queue are the same run, so that a second start only does what the first did
+not; another `run` puts the same rows in again. A row is known by its key columns; without any, by
+its content and, among rows of equal content, by its number: so equal rows are as many jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from leasehold.core.errors import UsageError
+from leasehold.core.job import NewJob
+from leasehold.pipeline.plainly import one_line
+from leasehold.pipeline.source.submitting import Tally, submit_all
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+TASKS = 8
+_CONTROL = {"priority": "int", "delay_ms": "bigint", "gid": "string", "max_attempts": "int"}
+_TALLY_DDL = (
+    "created bigint, replayed bigint, conflict bigint, invalid bigint, reasons array<string>"
+)
+
+
+def read_rows(spark: SparkSession, path: str) -> DataFrame:
+    """Rows of a Parquet, JSON lines or CSV file or folder, by the ending."""
+    bare = path.rstrip("/")
+    if bare.endswith((".jsonl", ".json", ".ndjson")):
+        return spark.read.json(path)
+    if bare.endswith((".csv", ".tsv")):
+        separator = "\t" if bare.endswith(".tsv") else ","
+        return spark.read.csv(path, header=True, inferSchema=True, sep=separator)
+    return spark.read.parquet(path)
+
+
+def jobs_of(
+    rows: DataFrame, *, task: str, run: str, key: Sequence[str] = (), payload: str = ""
+) -> DataFrame:
+    """Rows as jobs: id, task, payload and options; native expressions only."""
+    missing = sorted({*key, *([payload] if payload else [])} - set(rows.columns))
+    if missing:
+        raise UsageError(f"there is no column {missing[0]!r}; there are {', '.join(rows.columns)}")
+    body = [name for name in rows.columns if name not in _CONTROL]
+    content = F.to_json(F.struct(*body), {"ignoreNullFields": "false"})
+    if key:
+        numbered = rows.withColumn("__id", job_id_of(run, key))
+    else:
+        twins = Window.partitionBy(F.md5(content)).orderBy(F.lit(1))
+        numbered = rows.withColumn("__nth", F.row_number().over(twins))
+        numbered = numbered.withColumn("__id", job_id_of(run, [*body, "__nth"]))
+    control = [
+        (F.col(name) if name in rows.columns else F.lit(None)).cast(kind).alias(name)
+        for name, kind in _CONTROL.items()
+    ]
+    return numbered.select(
+        F.col("__id").alias("job_id"),
+        F.lit(task).alias("task"),
+        (F.col(payload) if payload else content).alias("payload"),
+        *control,
+    )
+
+
+def job_id_of(run: str, key: Sequence[str]) -> Column:
+    """The id of a row: the same run and key give the same, and every contract takes it."""
+    known = F.to_json(F.struct(*key), {"ignoreNullFields": "false"})
+    return _uuid(F.md5(F.concat(F.lit(f"{run}\n"), known)))
+
+
+def run_name(path: str, task: str, url: str) -> str:
+    """The run of the same file, task and queue."""
+    return hashlib.sha256(f"{path}\n{task}\n{url}".encode()).hexdigest()[:16]
+
+
+def enqueue(jobs: DataFrame, url: str, *, rate: float = 0.0, tasks: int = TASKS) -> Tally:
+    """Put the jobs of `jobs_of` into a queue; says what became of them."""
+
+    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tally = submit_all(url, _new_jobs(batches), rate=rate / tasks)
+        yield pa.RecordBatch.from_pylist([msgspec.to_builtins(tally)])
+
+    total = Tally()
+    with one_line():
+        for row in jobs.repartition(tasks).mapInArrow(put, _TALLY_DDL).collect():
+            total.add(msgspec.convert(row.asDict(), Tally))
+    return total
+
+
+def _new_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[NewJob]:
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in batch.schema.names]
+        for job_id, task, payload, priority, delay_ms, gid, limit in zip(*columns, strict=True):
+            yield NewJob(
+                task=task,
+                payload=payload.encode(),
+                job_id=job_id,
+                priority=priority or 0,
+                delay_ms=delay_ms or 0,
+                gid=gid or "",
+                max_attempts=limit,
+            )
+
+
+def _uuid(hexadecimal: Column) -> Column:
+    """32 hexadecimal digits as a UUID, which every contract takes as an id."""
+    cuts = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+    return F.concat_ws("-", *(F.substring(hexadecimal, start, length) for start, length in cuts))

@@ -1,0 +1,156 @@
+"""The Spark session of every pipeline command: quiet, quick to start, and the same everywhere.
+
+`local[*]` by default. A master (`spark://...`) or a Spark Connect server (`sc://...`) is only
+another address: everything else in the pipeline keeps to calls that work on all three.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from leasehold.core.errors import UsageError
+from leasehold.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOT_INSTALLED = (
+    "the pipeline needs PySpark, which is not installed here; "
+    "install it with: pip install 'leasehold[spark]'"
+)
+# Short commands end before the second compiler has paid for itself.
+_QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_OPEN_JAVA = "-XX:+UseParallelGC"
+# What goes wrong comes back as an exception; Spark's own words about it would come on top.
+_QUIET = """\
+rootLogger.level = off
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = spark: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = off
+"""
+
+
+class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Spark runs and how large. `conf` goes to Spark as it is and wins over all else.
+
+    `quick` trades the speed of long runs for a start in half the time. `ship` sends this package to
+    the executors of a cluster whose machines do not have it.
+    """
+
+    master: str = "local[*]"
+    remote: str = ""
+    driver_memory: str = "2g"
+    conf: Mapping[str, str] = {}
+    quick: bool = False
+    progress: bool = False
+    ship: bool = False
+
+
+def open_session(
+    settings: SparkSettings, *, environment: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session by these settings, with the data source `leasehold` known to it."""
+    environment = os.environ if environment is None else environment
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UsageError(NOT_INSTALLED) from None
+    opened = _remote(settings) if settings.remote else _classic(SparkSession, settings, environment)
+    return prepare(opened, ship=settings.ship)
+
+
+def prepare(spark: SparkSession, *, ship: bool = False) -> SparkSession:
+    """Make a session that somebody else opened fit for the pipeline."""
+    from leasehold.pipeline.lake.sink import LakeSink
+    from leasehold.pipeline.source.journal import LeaseholdSource
+
+    spark.dataSource.register(LeaseholdSource)
+    spark.dataSource.register(LakeSink)
+    # Filters reach a Python source only if asked for.
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    if ship:
+        from leasehold.pipeline.shipping import ship_package
+
+        ship_package(spark)
+    return spark
+
+
+def _remote(settings: SparkSettings) -> SparkSession:
+    try:
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
+    except ImportError as error:
+        raise UsageError(
+            f"Spark Connect needs more of PySpark ({error}); pip install 'pyspark[connect]'"
+        ) from None
+    builder = ConnectSession.builder.remote(settings.remote)
+    for name, value in settings.conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()  # type: ignore[return-value]
+
+
+def _classic(
+    kind: type[SparkSession], settings: SparkSettings, environment: Mapping[str, str]
+) -> SparkSession:
+    home = runtime_folder(environment)
+    is_local = settings.master.startswith("local")
+    os.environ["JAVA_HOME"] = str(find_java(environment, home))
+    # Executors must run this Python, not the first one on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    java = f"{_QUICK_JAVA if settings.quick else _OPEN_JAVA} {_log_option(home)}"
+    conf = {
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": java,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(settings.progress).lower(),
+        "spark.sql.streaming.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "16",
+        "spark.sql.warehouse.dir": str(home / "warehouse"),
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.streaming.numRecentProgressUpdates": "10",
+        # A repeated task would only find its work done: jobs and files have names of their own.
+        "spark.speculation": "false",
+    }
+    if is_local:
+        conf["spark.python.daemon.module"] = "leasehold.pipeline.daemon"
+        conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+    builder = kind.builder.appName("leasehold").master(settings.master)
+    for name, value in (conf | dict(settings.conf)).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def runtime_folder(environment: Mapping[str, str]) -> Path:
+    """Where launchers and settings for Java lie: the user's cache, or a private place."""
+    cache = environment.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    home = Path(cache) / "leasehold" / "spark"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        home = Path(tempfile.mkdtemp(prefix="leasehold-spark-"))
+    return home
+
+
+def _log_option(home: Path) -> str:
+    path = home / "log4j2.properties"
+    if not path.exists() or path.read_text() != _QUIET:
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(_QUIET)
+        draft.replace(path)
+    return f"-Dlog4j2.configurationFile=file:{path}"

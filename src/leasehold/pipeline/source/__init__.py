@@ -1,0 +1,1 @@
+"""Queue URLs as a Spark data source: journals in ranges, jobs as rows, rows as jobs."""

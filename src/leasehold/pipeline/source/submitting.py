@@ -1,0 +1,112 @@
+"""Rows become jobs: in batches, with two on their way, patient with a full queue or a lost answer.
+
+Every row has a job id of its own, so whatever is sent again finds its job there already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from leasehold.core.errors import StoreError
+from leasehold.core.job import NewJob, Submitted
+from leasehold.core.opening import open_queue
+from leasehold.core.seam import Queue
+
+_BATCH = 500
+_IN_FLIGHT = 3
+_TRIES = 6
+_REASONS_MAX = 5
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What became of the rows. `replayed` were in the queue before; the last two wrote nothing."""
+
+    created: int = 0
+    replayed: int = 0
+    conflict: int = 0
+    invalid: int = 0
+    reasons: list[str] = []
+
+    @property
+    def refused(self) -> int:
+        """Rows that are not in the queue."""
+        return self.conflict + self.invalid
+
+    def count(self, answers: Sequence[Submitted]) -> None:
+        """Add some answers."""
+        for answer in answers:
+            setattr(self, answer.status, getattr(self, answer.status) + 1)
+            if not answer.accepted and len(self.reasons) < _REASONS_MAX:
+                self.reasons = [*self.reasons, f"{answer.job_id}: {answer.reason or answer.status}"]
+
+    def add(self, other: Tally) -> None:
+        """Add another's counts."""
+        for name in ("created", "replayed", "conflict", "invalid"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.reasons = [*self.reasons, *other.reasons][:_REASONS_MAX]
+
+
+def submit_all(url: str, jobs: Iterable[NewJob], *, rate: float = 0.0) -> Tally:
+    """Put all jobs into a queue, at most `rate` a second (0: as fast as it goes)."""
+    return asyncio.run(_submit_all(url, jobs, rate))
+
+
+async def _submit_all(url: str, jobs: Iterable[NewJob], rate: float) -> Tally:
+    tally = Tally()
+    queue = open_queue(url, worker_id="leasehold-pipeline")
+    flying: set[asyncio.Task[list[Submitted]]] = set()
+    began, sent = time.monotonic(), 0
+    try:
+        for batch in _batches(jobs, rate):
+            sent += len(batch)
+            if rate:
+                await asyncio.sleep(max(0.0, began + sent / rate - time.monotonic()))
+            flying.add(asyncio.create_task(_submit(queue, batch)))
+            if len(flying) >= _IN_FLIGHT:
+                done, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    tally.count(each.result())
+        for each in flying:
+            tally.count(await each)
+        return tally
+    finally:
+        for each in flying:
+            each.cancel()
+        await queue.close()
+
+
+async def _submit(queue: Queue, jobs: list[NewJob]) -> list[Submitted]:
+    """One batch to its end: a full queue is waited for, a lost answer asked for again."""
+    answers: list[Submitted] = []
+    tries = 0
+    while jobs:
+        try:
+            got = await queue.submit(jobs)
+        except StoreError:
+            tries += 1
+            if tries == _TRIES:
+                raise
+            await asyncio.sleep(0.2 * 2**tries)
+            continue
+        answers += [answer for answer in got if answer.status != "full"]
+        full = [answer for answer in got if answer.status == "full"]
+        jobs = [job for job, answer in zip(jobs, got, strict=True) if answer.status == "full"]
+        if full:
+            await asyncio.sleep(max(100, full[0].retry_after_ms) / 1000)
+    return answers
+
+
+def _batches(jobs: Iterable[NewJob], rate: float) -> Iterator[list[NewJob]]:
+    size = max(1, min(_BATCH, int(rate / 4))) if rate else _BATCH
+    batch: list[NewJob] = []
+    for job in jobs:
+        batch.append(job)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

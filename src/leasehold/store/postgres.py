@@ -1,0 +1,149 @@
+"""A small PostgreSQL client for queues: one statement a call, and honest errors.
+
+Every call is a single statement that commits by itself, so a call is one round trip. It is never
+sent again from here: an answer that did not come is `ReplyLost`, and the caller, whose calls carry
+ids and fences, decides.
+
+Plans are pinned: a queue's tables swing between empty and huge within seconds, faster than
+statistics follow, and every statement of ours wants an index. Just-in-time compilation would cost
+more than the statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from leasehold.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable
+
+CONNECTIONS_MAX = 4
+CALL_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+
+_PINNED = {
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+_GONE = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, EOFError)
+# The server says that it ends or begins: nothing of the statement is left.
+_AWAY = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
+_FAULTS = (*_GONE, asyncpg.PostgresError, TimeoutError)
+_ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryCanceledError)
+
+
+class Postgres:
+    """Connections to one database and schema, for one event loop; opened when first needed."""
+
+    def __init__(self, url: str, *, schema: str, durable: bool = True, pinned: bool = True) -> None:
+        self._url = url
+        self.schema = schema
+        self._settings = {
+            "application_name": "leasehold",
+            "search_path": schema,
+            "synchronous_commit": "on" if durable else "off",
+            **(_PINNED if pinned else {"jit": "off"}),
+        }
+        self._idle: list[asyncpg.Connection[asyncpg.Record]] = []
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._closed = False
+
+    async def fetch(self, statement: str, arguments: Sequence[Any]) -> list[asyncpg.Record]:
+        """Run one prepared statement and return its rows."""
+        async with self.connection() as connection:
+            try:
+                rows: list[asyncpg.Record] = await connection.fetch(
+                    statement, *arguments, timeout=CALL_TIMEOUT_S
+                )
+                return rows
+            except _FAULTS as error:
+                raise self._told(error, connection) from error
+
+    async def script(self, text: str) -> None:
+        """Run statements without parameters, in the transaction that they open themselves."""
+        async with self.connection() as connection:
+            try:
+                await connection.execute(text)
+            except _FAULTS as error:
+                raise self._told(error, connection) from error
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        """A connection of one's own for a moment; one that broke is not used again."""
+        async with self._slots:
+            connection = await self._take()
+            healthy = False
+            try:
+                yield connection
+                healthy = True
+            except ServerError:
+                healthy = True
+                raise
+            finally:
+                if healthy and not self._closed and not connection.is_closed():
+                    self._idle.append(connection)
+                else:
+                    connection.terminate()
+
+    async def dedicated(self) -> asyncpg.Connection[asyncpg.Record]:
+        """A connection that the caller keeps, to listen on it, and closes."""
+        return await self._connect()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            with contextlib.suppress(Exception):
+                await connection.close(timeout=1)
+
+    async def _take(self) -> asyncpg.Connection[asyncpg.Record]:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await self._connect()
+
+    async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
+        try:
+            return await asyncpg.connect(
+                self._url,
+                server_settings=self._settings,
+                timeout=CONNECT_TIMEOUT_S,
+                statement_cache_size=200,
+                max_cached_statement_lifetime=0,
+            )
+        except (*_GONE, asyncpg.PostgresError, TimeoutError) as error:
+            raise StoreUnreachable(
+                f"PostgreSQL at {_place(self._url)} cannot be reached: {error or type(error)}"
+            ) from error
+
+    def _told(
+        self, error: BaseException, connection: asyncpg.Connection[asyncpg.Record]
+    ) -> StoreError:
+        place = _place(self._url)
+        if isinstance(error, _AWAY):
+            return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")
+        if isinstance(error, _ENDED):
+            connection.terminate()
+            return ReplyLost(f"PostgreSQL at {place} ended the call: {error}")
+        if isinstance(error, TimeoutError):
+            connection.terminate()
+            return ReplyLost(f"PostgreSQL at {place} did not answer in {CALL_TIMEOUT_S:.0f} s")
+        refused = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
+        if refused and not connection.is_closed():
+            return ServerError(f"PostgreSQL at {place} refused: {error}", reply=error)
+        return ReplyLost(f"the connection to PostgreSQL at {place} broke: {error}")
+
+
+def _place(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname or 'its socket'}:{parts.port or 5432}{parts.path}"

@@ -1,0 +1,141 @@
+"""SQL as files: `sql/<dialect>/<operation>.sql`, the same names and parameters for every dialect.
+
+Each file is one operation and one transaction. It opens with a comment: its purpose, then
+
+    -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
+    -- Takes: queue text, count integer     single parameters, read as `:queue`
+    -- Returns: what comes back             -- Clauses: which clauses it serves
+
+PostgreSQL gets one statement with `$1` and arrays; SQLite gets its statements one by one, and the
+batch as one JSON text. `{words}` in braces stand for fragments that the caller gives.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Literal
+
+from leasehold.core.errors import UsageError
+
+Dialect = Literal["postgres", "sqlite"]
+
+_COLUMN = re.compile(r"([a-z_]+) ([a-z]+(?:\[\])?)")
+_PARAMETER = re.compile(r"(?<![:\w\"]):([a-z_]+)\b")
+_WORD = re.compile(r"\{([a-z_]+)\}")
+_LOOP = re.compile(r"^-- @for (\w+) in ([\w ]+)\n(.*?)^-- @end$", re.MULTILINE | re.DOTALL)
+_STORE_GIVES = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[str]()}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One transaction: its statements, and its parameters in the order in which they are given."""
+
+    name: str
+    batch: tuple[str, ...]
+    takes: tuple[str, ...]
+    statements: tuple[str, ...] = field(repr=False)
+
+
+def load_operations(
+    package: str, dialect: Dialect, words: Mapping[str, str]
+) -> dict[str, Operation]:
+    """All operations of a package's `sql/<dialect>` folder; anything wrong with one raises."""
+    folder = files(package) / "sql" / dialect
+    if not folder.is_dir():
+        raise UsageError(f"package {package} has no folder sql/{dialect} to load statements from")
+    return {
+        entry.name.removesuffix(".sql"): load_operation(entry, dialect, words)
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".sql")
+    }
+
+
+def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]) -> Operation:
+    """One file, made ready for its dialect."""
+    name = path.name.removesuffix(".sql")
+    text = path.read_text(encoding="utf-8")
+    batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
+    own = {**words, "batch": _batch_source(dialect, batch)}
+    body = _WORD.sub(lambda match: _given(own, match[1], path.name), _without_comments(text))
+    used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
+    if used - {column for column, _ in takes}:
+        raise UsageError(f"{path.name}: uses {sorted(used)}, its header takes {dict(takes)}")
+    statements = _numbered(body, batch, takes) if dialect == "postgres" else split(body)
+    return Operation(
+        name=name,
+        batch=tuple(column for column, _ in batch),
+        takes=tuple(column for column, _ in takes),
+        statements=tuple(statements),
+    )
+
+
+def header_columns(text: str, part: str) -> list[tuple[str, str]]:
+    """What the header's lines `Batch:` or `Takes:` list: names and types."""
+    lines = re.findall(rf"^-- {part}: (.*)$", text, re.MULTILINE)
+    return [column for line in lines for column in _COLUMN.findall(line)]
+
+
+def load_migrations(package: str, dialect: Dialect) -> list[tuple[int, str, str]]:
+    """The numbered migrations of a package: number, name, text with its loops unrolled."""
+    folder = files(package) / "sql" / dialect / "migrations"
+    found = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".sql"):
+            number, _, name = entry.name.removesuffix(".sql").partition("_")
+            found.append((int(number), name, unrolled(entry.read_text(encoding="utf-8"))))
+    return found
+
+
+def unrolled(text: str) -> str:
+    """What stands between `-- @for box in a b` and `-- @end`, once for each word."""
+
+    def each(match: re.Match[str]) -> str:
+        variable, words, body = match.groups()
+        return "".join(body.replace(f"{{{variable}}}", word) for word in words.split())
+
+    return _LOOP.sub(each, text)
+
+
+def split(text: str) -> list[str]:
+    """The single statements of a text; a trigger's body stays whole."""
+    statements, part = [], ""
+    for piece in text.split(";"):
+        part += piece + ";"
+        if sqlite3.complete_statement(part):
+            if part.strip(" \n;"):
+                statements.append(part.strip())
+            part = ""
+    return statements
+
+
+def _without_comments(text: str) -> str:
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
+    return "\n".join(lines).strip()
+
+
+def _given(words: Mapping[str, str], word: str, file: str) -> str:
+    if word not in words:
+        raise UsageError(f"{file}: {{{word}}} is not one of {', '.join(sorted(words))}")
+    return words[word]
+
+
+def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
+    names = [name for name, _ in columns]
+    if dialect == "sqlite":
+        parts = [f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(names)]
+        return f"(SELECT key + 1 AS n, {', '.join(parts)} FROM json_each(:batch))"  # noqa: S608
+    arrays = ", ".join(f"${at}::{kind}[]" for at, (_, kind) in enumerate(columns, 1))
+    return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
+
+
+def _numbered(
+    body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Positions instead of names; each with its type, so that the server need not guess."""
+    at = {name: f"${number}::{kind}" for number, (name, kind) in enumerate(takes, len(batch) + 1)}
+    return (_PARAMETER.sub(lambda match: at[match[1]], body),)

@@ -1,0 +1,93 @@
+"""Folders for attempts: one per boot, one per attempt within it, and none left behind.
+
+A `finally` removes an attempt's folder. A worker that was killed cannot do that, so each boot locks
+its own folder, and every start sweeps the folders that nobody holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from leasehold.core.errors import UsageError
+
+_PREFIX = "boot-"
+_LOCK = ".lock"
+
+
+class Workspace:
+    """The folder of this boot. `open` sweeps first."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder: Path | None = None
+        self._lock_fd = -1
+        self.swept: list[str] = []
+
+    @property
+    def folder(self) -> Path:
+        """This boot's own folder."""
+        if self._folder is None:
+            raise UsageError("the workspace has not been opened")
+        return self._folder
+
+    def open(self) -> Workspace:
+        """Remove what dead workers left, and make a folder that says we live."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
+        self._folder.chmod(0o711)  # whoever runs ffmpeg must pass through, and need not list
+        self._lock_fd = os.open(self._folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self
+
+    def close(self) -> None:
+        """Remove this boot's folder."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._folder = None
+
+    @asynccontextmanager
+    async def attempt(self) -> AsyncIterator[Path]:
+        """A fresh folder, gone afterwards however the attempt ended."""
+        folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.folder))
+        try:
+            yield folder
+        finally:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+
+    def free_bytes(self) -> int:
+        """What is free on the disk for us."""
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
+
+    def total_bytes(self) -> int:
+        """How large the disk is."""
+        found = os.statvfs(self.folder)
+        return found.f_blocks * found.f_frsize
+
+    def _sweep(self) -> None:
+        for folder in self._root.glob(f"{_PREFIX}*"):
+            if not _is_held(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                self.swept.append(folder.name)
+
+
+def _is_held(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / _LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+    return False

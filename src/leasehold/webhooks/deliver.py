@@ -1,0 +1,167 @@
+"""The handler of the outbox queue: one attempt at one event, signed anew.
+
+    deliver = delivery_handler(Client(Guard(policy)), secrets)
+    Worker([task("*", retry=RETRY, timeout_s=TIMEOUT_S)(deliver)], queues=[outbox])
+
+In the outbox the event is the job: its id is the event's, its payload is the body, which goes out
+byte for byte as it was stored. Every attempt carries the same event under the same id; timestamp
+and nonce are new each time.
+Nothing of the receiver's answer but its status is kept: it is a stranger's text.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from leasehold.core.lease import Lease
+from leasehold.core.outcome import Fatal, Retry, Snooze
+from leasehold.core.retry import delay_ms
+from leasehold.egress import Client, Disconnected, EgressError, Limits, Refused, Response
+from leasehold.egress.target import read_target
+from leasehold.webhooks.answers import PACE, RETRY, Pace, signal_of
+from leasehold.webhooks.breaker import Breaker
+from leasehold.webhooks.secrets import EndpointSecrets, live_keys
+from leasehold.webhooks.signing import new_nonce, signed_headers
+
+LIMITS = Limits(connect_ms=5_000, total_ms=15_000, body_bytes_max=16_384)
+TIMEOUT_S = 25.0
+"""For the task: longer than any exchange, and far shorter than any lease that is being kept."""
+_PUT_OFF_MS_MAX = 86_400_000
+
+__all__ = ["RETRY", "TIMEOUT_S", "Delivery", "EndpointSecrets", "Running", "delivery_handler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What goes out. `body` is the event, a JSON object that holds `event_id` too."""
+
+    event_id: str
+    url: str
+    requester_id: str
+    body: bytes
+
+
+def outbox_delivery(lease: Lease) -> Delivery:
+    """The delivery that an outbox lease stands for; its `extra` begins with requester and URL."""
+    extra = lease.extra
+    if not (isinstance(extra, tuple | list) and len(extra) > 1 and extra[1]):
+        raise Fatal(f"event {lease.job_id} does not say where to deliver it", code="no_url")
+    return Delivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
+
+
+class Running(Protocol):
+    """What a delivery needs of its job."""
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first start."""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease, for the event as it was stored."""
+
+
+def delivery_handler(
+    client: Client,
+    secrets: EndpointSecrets,
+    *,
+    address: Callable[[Lease], Delivery] = outbox_delivery,
+    standard: bool = False,
+    pace: Pace = PACE,
+    breaker: Breaker | None = None,
+    clock: Callable[[], float] = time.time,
+    chance: Callable[[], float] = random.random,
+) -> Callable[[Running], Awaitable[dict[str, Any]]]:
+    """The handler. `standard` adds the Standard Webhooks headers to the contract's four."""
+    courier = _Courier(
+        client, secrets, address, standard, pace, breaker or Breaker(), clock, chance
+    )
+
+    async def deliver(job: Running) -> dict[str, Any]:
+        return await courier.deliver(job)
+
+    return deliver
+
+
+@dataclass(frozen=True, slots=True)
+class _Courier:
+    _client: Client
+    _secrets: EndpointSecrets
+    _address: Callable[[Lease], Delivery]
+    _standard: bool
+    _pace: Pace
+    _breaker: Breaker
+    _clock: Callable[[], float]
+    _chance: Callable[[], float]
+
+    async def deliver(self, job: Running) -> dict[str, Any]:
+        delivery = self._address(job.lease)
+        origin = self._may_try(job, delivery)
+        started_s = self._clock()
+        try:
+            answer = await self._sent(delivery)
+        except Refused as error:
+            raise Fatal(f"not delivered: {error}", code=error.code) from None
+        except EgressError as error:
+            self._breaker.failed(origin, self._clock())
+            wait_ms = delay_ms(self._pace.ordinary, job.attempt, self._chance())
+            words = f"not delivered: {error}"
+            raise Retry(wait_ms / 1000, words, code=error.code) from None
+        now_s = self._clock()
+        if answer.status >= 500:
+            self._breaker.failed(origin, now_s)
+        else:
+            self._breaker.worked(origin)
+        signal = signal_of(
+            answer.status,
+            answer.headers,
+            attempt=job.attempt,
+            chance=self._chance(),
+            now_s=now_s,
+            pace=self._pace,
+        )
+        if signal is not None:
+            raise signal
+        return {"status": answer.status, "ms": round((now_s - started_s) * 1000)}
+
+    def _may_try(self, job: Running, delivery: Delivery) -> str:
+        try:
+            origin = read_target(delivery.url).origin
+        except Refused as error:
+            raise Fatal(f"not delivered: {error}", code=error.code) from None
+        now_s = self._clock()
+        wait_s = self._breaker.wait_s(origin, now_s)
+        old = now_s * 1000 - job.lease.created_ms > _PUT_OFF_MS_MAX
+        if wait_s and not (old and job.lease.created_ms):  # no event is put off for ever
+            raise Snooze(wait_s * (1 + self._chance() / 4), f"{origin} has been failing")
+        return origin
+
+    async def _sent(self, delivery: Delivery) -> Response:
+        try:
+            return await self._attempt(delivery)
+        except Disconnected as error:
+            if not error.stale:
+                raise
+        return await self._attempt(delivery)  # signed anew: the old nonce may have been taken
+
+    async def _attempt(self, delivery: Delivery) -> Response:
+        live = await live_keys(self._secrets, delivery.requester_id)
+        if not live:
+            raise Fatal("the requester has no webhook secret", code="no_secret")
+        body = delivery.body
+        headers = signed_headers(
+            live,
+            event_id=delivery.event_id,
+            body=body,
+            now_s=int(self._clock()),
+            nonce=new_nonce(),
+            standard=self._standard,
+        )
+        headers += [("Content-Type", "application/json"), ("User-Agent", "leasehold-webhooks/1")]
+        return await self._client.send(
+            "POST", delivery.url, headers=headers, body=body, limits=LIMITS
+        )

@@ -1,0 +1,102 @@
+"""The `inbox` contract under chaos: on a SQLite file, and on a PostgreSQL that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from leasehold.core.opening import open_ledger
+from leasehold.ledger.migrating import PostgresMigrations, migrate
+from leasehold.store.embedded import EmbeddedPostgres
+from leasehold.store.postgres import Postgres
+from tests.chaos.subject import Fsync, Subject
+
+
+class SqliteInboxSubject:
+    """The `inbox` contract in a SQLite file: the store is the processes themselves."""
+
+    name = "inbox"
+    async_task = "chat"
+    thread_task = "tool"
+    retries: Mapping[str, Any] = {"max_attempts": 20}
+    jobs_path = ""
+
+    def __init__(self, folder: Path, *, fsync: Fsync = "everysec", **options: int) -> None:
+        self.fsync: Fsync = fsync
+        self._file = folder / "jobs.db"
+        synchronous = "full" if fsync == "always" else "normal"
+        self._options = {"retry_delay_ms": 100, "synchronous": synchronous, **options}
+
+    def claims_until_lost(self, lost_max: int) -> int:
+        return lost_max
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self._file}"
+
+    def url(self, store_url: str = "") -> str:
+        query = "&".join(f"{name}={value}" for name, value in self._options.items())
+        return f"inbox+{store_url or self.store_url}?max_attempts=50&{query}"
+
+    async def start(self) -> None:
+        await self.residue()  # makes the tables
+
+    async def stop(self) -> None:
+        """It ends with its last process."""
+
+    async def warm(self) -> None:
+        """Nothing to know before."""
+
+    async def kill(self) -> None:
+        raise AssertionError("a file cannot be killed")
+
+    async def wipe(self) -> None:
+        raise AssertionError("a file is not emptied under its readers")
+
+    def verb(self, command: Sequence[bytes]) -> str:
+        return ""
+
+    async def residue(self) -> dict[str, int]:
+        ledger = open_ledger(self.url())
+        try:
+            states = (await ledger.counts()).states
+        finally:
+            await ledger.close()
+        unfinished = ("queued", "claimed", "fetching", "processing", "uploading", "failed")
+        return {"unfinished jobs": sum(states[name] for name in unfinished)}
+
+
+class PostgresInboxSubject(SqliteInboxSubject):
+    """The same on a PostgreSQL that is killed and started again."""
+
+    name = "inbox_postgres"
+
+    def __init__(self, folder: Path, *, fsync: Fsync = "everysec", **options: int) -> None:
+        super().__init__(folder, fsync=fsync, **options)
+        folder.chmod(0o755)  # the server becomes another user where it is started by root
+        self._server = EmbeddedPostgres()
+
+    @property
+    def store_url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._server.start)
+        database = Postgres(self._server.url, schema="leasehold")
+        await migrate(PostgresMigrations(database), "postgres")
+        await database.close()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._server.stop)
+
+    async def kill(self) -> None:
+        """An immediate shutdown: what was acknowledged is in the log, and is recovered from it."""
+        await asyncio.to_thread(self._server.stop_immediately)
+
+
+SQL_SUBJECTS: dict[str, Callable[..., Subject]] = {
+    "inbox": SqliteInboxSubject,
+    "inbox_postgres": PostgresInboxSubject,
+}

@@ -1,0 +1,165 @@
+"""What a handler may do besides returning and raising: log, rest, wait for children it added."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from leasehold import Fatal, Job, Park, RateLimit, Worker, task
+from leasehold.contracts.bullmq import Flow
+from leasehold.core.outcome import COMPLETED, RELEASED, Outcome, Retried
+from leasehold.worker.config import Settings
+from tests.contract.bullmq.conftest import Bench
+
+DEADLINE_S = 15.0
+
+
+async def worked(bench: Bench, handler: Any, until: Callable[[], Awaitable[bool]], **options: Any):
+    """Let a worker with this handler run until something holds."""
+    worker = Worker([handler], queues=[bench.url(**options)], settings=Settings(concurrency=2))
+    serving = asyncio.create_task(worker.serve())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not await until():
+                await asyncio.sleep(0.01)  # between two looks
+    finally:
+        worker.stop()
+        await serving
+
+
+def ended(bench: Bench, *job_ids: str) -> Callable[[], Awaitable[bool]]:
+    async def holds() -> bool:
+        return set(job_ids) <= {*bench.ids("completed"), *bench.ids("failed")}
+
+    return holds
+
+
+@pytest.mark.clause("B-46")
+async def test_a_handler_writes_to_the_log_of_its_job_which_keeps_as_much_as_it_asked(
+    bench: Bench,
+) -> None:
+    @task("work")
+    async def handler(job: Job) -> None:
+        for n in range(4):
+            await job.log(f"zeile {n} \N{SNOWMAN}")
+        job.log.info("this goes to the log of the worker")
+
+    job_id = await bench.producer().add("work", keep_logs=2)
+    all_kept = await bench.producer().add("work")
+    await worked(bench, handler, ended(bench, job_id, all_kept))
+    ledger = bench.ledger()
+    assert await ledger.logs(job_id) == ["zeile 2 \N{SNOWMAN}", "zeile 3 \N{SNOWMAN}"]
+    assert len(await ledger.logs(all_kept)) == 4
+    assert "log" not in {event["event"] for event in bench.events()}
+
+
+@pytest.mark.clause("B-46")
+async def test_a_handler_in_a_thread_writes_to_the_log_by_a_plain_call(bench: Bench) -> None:
+    @task("work")
+    def handler(job: Job) -> None:
+        job.log("from a thread")
+
+    job_id = await bench.producer().add("work")
+    await worked(bench, handler, ended(bench, job_id))
+    assert await bench.ledger().logs(job_id) == ["from a thread"]
+
+
+@pytest.mark.clause("B-51", "B-22")
+async def test_a_handler_waits_for_children_that_it_added(bench: Bench) -> None:
+    producer, ledger = bench.producer(), bench.ledger()
+
+    @task("*")
+    async def handler(job: Job) -> Any:
+        if job.task == "scene":
+            return job.payload["n"] * 10
+        children = await ledger.children(job.id)
+        if not children:
+            scenes = [Flow(name="scene", data={"n": n}) for n in (1, 2)]
+            await producer.add_children(job.id, scenes)
+            raise Park
+        return sum(children.results.values())
+
+    job_id = await producer.add("film", attempts=1)
+    await worked(bench, handler, ended(bench, job_id))
+    stored = bench.hash(job_id)
+    assert (stored["returnvalue"], stored["atm"], stored["ats"]) == ("30", "1", "2")
+    told = [event["event"] for event in bench.events() if event.get("jobId") == job_id]
+    assert told == [
+        *("added", "waiting", "active", "waiting-children", "waiting", "active", "completed"),
+    ]
+
+
+@pytest.mark.clause("B-51")
+async def test_a_parked_job_whose_children_have_ended_runs_again_at_once(bench: Bench) -> None:
+    producer, queue = bench.producer(), bench.queue()
+    await producer.add("film")
+    (parent,) = await queue.claim(1, wait_ms=0)
+    await producer.add_children(parent.job_id, [Flow(name="scene")])
+    (child,) = await queue.claim(1, wait_ms=0)
+    assert await queue.settle([Outcome(child, "complete")]) == [COMPLETED]
+    parked = Outcome(parent, "snooze", until="children")
+    assert await queue.settle([parked]) == [RELEASED]
+    assert await queue.settle([parked]) == [RELEASED]  # sent again
+    (again,) = await queue.claim(1, wait_ms=0)
+    assert (again.job_id, again.attempt) == (parent.job_id, 1)
+
+
+@pytest.mark.clause("B-51", "B-26")
+async def test_a_park_that_is_sent_again_gets_the_same_verdict(bench: Bench) -> None:
+    producer, queue = bench.producer(), bench.queue()
+    await producer.add("film")
+    (parent,) = await queue.claim(1, wait_ms=0)
+    await producer.add_children(parent.job_id, [Flow(name="scene")])
+    parked = Outcome(parent, "snooze", until="children")
+    for _ in range(2):
+        assert await queue.settle([parked]) == [Retried(0)]
+    assert bench.ids("waiting-children") == [parent.job_id]
+    assert bench.ids("active") == []
+
+
+@pytest.mark.clause("B-51", "B-15")
+async def test_a_handler_lets_a_rate_limited_queue_rest(bench: Bench) -> None:
+    starts: list[float] = []
+
+    @task("work")
+    async def handler(job: Job) -> None:
+        starts.append(asyncio.get_running_loop().time())
+        if len(starts) == 1:
+            raise RateLimit(0.4)
+
+    jobs = [await bench.producer().add("work") for _ in range(3)]
+    limits = {"limit_max": 1_000, "limit_ms": 1_000}
+    await worked(bench, handler, ended(bench, *jobs), **limits)
+    # The two that were claimed together ran; nothing else did before the rest was over.
+    assert min(starts[2:]) - starts[0] > 0.35
+    assert bench.hash(jobs[0])["atm"] == "1"
+
+
+@pytest.mark.clause("B-51", "B-15")
+async def test_without_a_limiter_only_the_job_itself_waits(bench: Bench) -> None:
+    producer, queue = bench.producer(), bench.queue()
+    await producer.add_bulk([("work", {}, {}), ("work", {}, {})])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    rest = Outcome(lease, "snooze", delay_ms=60_000, until="rest")
+    (verdict,) = await queue.settle([rest])
+    assert isinstance(verdict, Retried)
+    assert await queue.settle([rest]) == [verdict]
+    assert bench.ids("delayed") == [lease.job_id]
+    assert not bench.raw.exists(bench.key("limiter"))
+    assert len(await queue.claim(5, wait_ms=0)) == 1
+
+
+@pytest.mark.clause("B-21")
+async def test_a_fatal_error_is_bullmqs_unrecoverable_one(bench: Bench) -> None:
+    @task("work")
+    async def handler(job: Job) -> None:
+        raise Fatal("no use")
+
+    job_id = await bench.producer().add("work", attempts=5)
+    await worked(bench, handler, ended(bench, job_id))
+    stored = bench.hash(job_id)
+    assert (stored["failedReason"], stored["atm"]) == ("no use", "1")
+    assert "retries-exhausted" not in {event["event"] for event in bench.events()}

@@ -1,0 +1,240 @@
+"""The outbox: each transition tells, in its own transaction; events of a job keep their order."""
+
+import asyncio
+import sqlite3
+
+import asyncpg
+import msgspec
+import pytest
+
+from leasehold.core.job import NewJob
+from leasehold.core.lease import Report
+from leasehold.core.outcome import BURIED, COMPLETED, Failure, Retried
+from leasehold.core.seam import Query
+from tests.chaos.verdict import check
+from tests.contract.inbox.conftest import Outbox, RawSql
+from tests.contract.inbox_stage import InboxStage
+from tests.contract.suite.acting import (
+    claim,
+    claim_one,
+    job,
+    nothing_to_claim,
+    run_out,
+    settle,
+    submit,
+)
+
+HOOK = "https://requester.example/hooks"
+
+
+def told(job_id: str = "", **fields: object) -> NewJob:
+    """A job whose requester wants to be told."""
+    return job(job_id, options={"status_webhook_url": HOOK}, **fields)
+
+
+@pytest.mark.clause("I-36", "I-37")
+async def test_each_transition_of_a_job_leaves_its_event(inbox: InboxStage, outbox: Outbox) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, told(max_attempts=3))
+    lease = await claim_one(queue)
+    await queue.report([Report(lease=lease, type="stage", step="fetching", progress=b"10")])
+    await settle(queue, lease, "retry", failure=Failure(code="http_503", message="busy"))
+    await settle(queue, await claim_one(queue), "complete", result=b'{"files":["a.mp4"]}')
+    bodies = [msgspec.json.decode(row.payload) for row in await outbox.rows()]
+    assert [body["status"] for body in bodies] == [
+        *("claimed", "fetching", "queued", "claimed", "succeeded")
+    ]
+    assert [body["seq"] for body in bodies] == [1, 2, 3, 4, 5]
+    assert [body["event_id"] for body in bodies] == [f"{job_id}.{n}" for n in range(1, 6)]
+    assert [row.job_id for row in await outbox.rows()] == [f"{job_id}.{n}" for n in range(1, 6)]
+    assert {body["job_id"] for body in bodies} == {job_id}
+    assert bodies[1]["progress"] == 10
+    assert bodies[-1]["outputs"] == {"files": ["a.mp4"]}
+    assert all("outputs" not in body for body in bodies[:-1])
+    rows = await outbox.rows()
+    assert {row.extra["status_webhook_url"] for row in rows} == {HOOK}
+
+
+@pytest.mark.clause("I-37")
+async def test_a_job_that_is_given_up_tells_its_error_without_the_stack(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, told())
+    failure = Failure(code="http_404", message='no "source"', stack="secret frame", retryable=False)
+    assert await settle(queue, await claim_one(queue), "bury", failure=failure) == BURIED
+    last = (await outbox.rows())[-1]
+    body = msgspec.json.decode(last.payload)
+    assert body["status"] == "dead_letter"
+    assert body["error"] == {"code": "http_404", "message": 'no "source"', "retryable": False}
+    assert b"secret frame" not in last.payload
+
+
+@pytest.mark.clause("I-36")
+async def test_a_job_without_a_webhook_leaves_no_event(inbox: InboxStage, outbox: Outbox) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, job())
+    await settle(queue, await claim_one(queue), "complete")
+    assert await outbox.rows() == []
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-36")
+async def test_no_transition_is_kept_whose_event_cannot_be(
+    inbox: InboxStage, sql: RawSql, outbox: Outbox
+) -> None:
+    """Also a raw writer's transition tells; and where the event cannot be written, nothing is."""
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, told("atomic"))
+    claims = (
+        "UPDATE inbox_jobs SET status = 'claimed', ready = (1 = 0), lease_expires_at = 9, "
+        "claim_version = claim_version + 1 WHERE job_id = ?"
+    )
+    await sql(
+        "INSERT INTO job_outbox_events (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+        " payload) VALUES ('atomic.1', 'elsewhere', 'x', 1, 1, 1, '{}')"
+    )
+    with pytest.raises((sqlite3.IntegrityError, asyncpg.UniqueViolationError)):
+        await sql(claims, job_id)
+    stored = await inbox.ledger.get(job_id)
+    assert stored is not None
+    assert (stored.state, stored.fence) == ("queued", 0)
+    await sql("DELETE FROM job_outbox_events WHERE job_id = 'atomic.1'")
+    await sql(claims, job_id)
+    assert [row.job_id for row in await outbox.rows()] == ["atomic.1"]
+
+
+@pytest.mark.clause("I-22")
+async def test_events_of_a_job_are_handed_out_one_after_the_other(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    first, second = await submit(queue, told("o1"), told("o2"))
+    for lease in await claim(queue, 2):
+        await settle(queue, lease, "complete")
+    order: list[str] = []
+    for _ in range(2):
+        leases = await claim(outbox.queue, 2)
+        assert await nothing_to_claim(outbox.queue)
+        order += [lease.job_id for lease in leases]
+        for lease in leases:
+            assert await settle(outbox.queue, lease, "complete") == COMPLETED
+    assert order == [f"{first}.1", f"{second}.1", f"{first}.2", f"{second}.2"]
+
+
+@pytest.mark.clause("I-22", "I-39")
+async def test_an_event_that_waits_for_its_retry_holds_back_the_later_ones_of_its_job_only(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    slow, quick = await submit(queue, told("slow"), told("quick"))
+    for lease in await claim(queue, 2):
+        await settle(queue, lease, "complete")
+    stuck, fine = await claim(outbox.queue, 2)
+    delay_ms = inbox.lease_ms
+    verdict = await settle(outbox.queue, stuck, "retry", delay_ms=delay_ms)
+    assert isinstance(verdict, Retried)
+    await settle(outbox.queue, fine, "complete")
+    (after,) = await outbox.queue.claim(10, wait_ms=0)
+    assert after.job_id == f"{quick}.2"
+    await inbox.advance(delay_ms)
+    again = await claim_one(outbox.queue)
+    assert (again.job_id, again.attempt) == (f"{slow}.1", 2)
+    jobs = await inbox.ledger.get(slow)
+    assert jobs is not None
+    assert jobs.attempt == 1  # deliveries are counted with the event, not with the job
+
+
+@pytest.mark.clause("I-22", "I-38")
+async def test_an_event_that_is_given_up_lets_the_next_one_go_and_can_be_sent_again(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, told("gone"))
+    await settle(queue, await claim_one(queue), "complete")
+    assert await settle(outbox.queue, await claim_one(outbox.queue), "bury") == BURIED
+    dead = (await outbox.ledger.find(Query(states=("dead_letter",)))).jobs
+    assert [row.job_id for row in dead] == [f"{job_id}.1"]
+    await settle(outbox.queue, await claim_one(outbox.queue), "complete")
+    assert await outbox.ledger.retry([f"{job_id}.1"]) == ["ok"]
+    again = await claim_one(outbox.queue)
+    assert (again.job_id, again.attempt, again.fence) == (f"{job_id}.1", 1, 2)
+    await settle(outbox.queue, again, "complete")
+
+
+@pytest.mark.clause("I-36")
+async def test_a_stale_worker_leaves_no_event(inbox: InboxStage, outbox: Outbox) -> None:
+    queue = inbox.queue("pod-0")
+    await submit(queue, told("fenced", max_attempts=5))
+    stale = await claim_one(queue)
+    await run_out(inbox)
+    current = await claim_one(queue)
+    before = await outbox.rows()
+    await queue.report([Report(lease=stale, type="stage", step="fetching")])
+    await settle(queue, stale, "complete")
+    assert await outbox.rows() == before
+    await settle(queue, current, "complete")
+    statuses = [msgspec.json.decode(row.payload)["status"] for row in await outbox.rows()]
+    assert statuses == ["claimed", "queued", "claimed", "succeeded"]
+
+
+@pytest.mark.clause("I-38")
+async def test_a_claim_of_events_is_small_whatever_is_asked(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, *[told(f"many-{n}") for n in range(30)])
+    await claim(queue, 30)
+    assert len(await outbox.queue.claim(100, wait_ms=0)) == 25
+
+
+@pytest.mark.clause("I-22", "I-36")
+async def test_four_deliverers_keep_the_order_of_every_job(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    ids = await submit(queue, *[told(f"lots-{n}") for n in range(40)])
+    sent: list[tuple[str, int]] = []
+    deliverers = [Outbox(inbox) for _ in range(4)]
+
+    async def work() -> None:
+        left = len(ids)
+        while left:
+            leases = await queue.claim(7, wait_ms=50)
+            await queue.report(
+                [Report(lease=lease, type="stage", step="processing") for lease in leases]
+            )
+            for lease in leases:
+                await settle(queue, lease, "complete")
+            left -= len(leases)
+
+    async def deliver(box: Outbox) -> None:
+        while len(sent) < 3 * len(ids):
+            for lease in await box.queue.claim(10, wait_ms=50):
+                body = msgspec.json.decode(lease.payload)
+                sent.append((body["job_id"], body["seq"]))
+                await settle(box.queue, lease, "complete")
+
+    await asyncio.wait_for(asyncio.gather(work(), *map(deliver, deliverers)), 60)
+    for box in deliverers:
+        await box.close()
+    for job_id in ids:
+        assert [seq for told_of, seq in sent if told_of == job_id] == [1, 2, 3]
+
+
+@pytest.mark.clause("I-32", "I-36")
+async def test_the_outbox_has_a_history_of_its_own_that_holds(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, told("h1"))
+    await settle(queue, await claim_one(queue), "complete")
+    await settle(outbox.queue, await claim_one(outbox.queue), "retry")
+    for _ in range(2):
+        await settle(outbox.queue, await claim_one(outbox.queue), "complete")
+    events = await outbox.history()
+    verdict = check(events)
+    assert verdict.ok, str(verdict)
+    assert [event.type for event in events if event.job_id == "h1.1"] == [
+        *("submit", "claim", "retry", "claim", "complete")
+    ]

@@ -1,0 +1,206 @@
+"""The transition table: as data, through the queue, and in the database against every writer."""
+
+import itertools
+import sqlite3
+
+import asyncpg
+import pytest
+
+from leasehold.core.errors import InvalidTransition, UsageError
+from leasehold.core.lease import Report
+from leasehold.core.state import INBOX
+from tests.contract.inbox.conftest import RawSql
+from tests.contract.inbox_stage import InboxStage
+from tests.contract.suite.acting import claim_one, job, record, settle, state, submit
+
+REFUSED = (sqlite3.IntegrityError, asyncpg.CheckViolationError)
+PAIRS = [pair for pair in itertools.product(INBOX.states, repeat=2) if pair[0] != pair[1]]
+TABLE = {
+    *(("queued", "claimed"), ("claimed", "fetching"), ("fetching", "processing")),
+    *(("processing", "uploading"), ("uploading", "succeeded")),
+    *((running, to) for running in INBOX.running for to in ("queued", "failed")),
+    *(("failed", "queued"), ("failed", "dead_letter")),
+}
+# The steps by which a raw writer brings a fresh job into each state.
+WAY = {
+    "queued": (),
+    "claimed": ("claimed",),
+    "fetching": ("claimed", "fetching"),
+    "processing": ("claimed", "fetching", "processing"),
+    "uploading": ("claimed", "fetching", "processing", "uploading"),
+    "succeeded": ("claimed", "fetching", "processing", "uploading", "succeeded"),
+    "failed": ("claimed", "failed"),
+    "dead_letter": ("claimed", "failed", "dead_letter"),
+}
+
+
+async def step(sql: RawSql, job_id: str, to: str) -> None:
+    """A raw step with all that belongs to it but the permission."""
+    leased = 9_999_999_999_999 if to in INBOX.running else 0
+    ready = "1 = 1" if to == "queued" else "1 = 0"
+    raised = 1 if to == "claimed" else 0
+    await sql(
+        f"UPDATE inbox_jobs SET status = ?, ready = ({ready}), lease_expires_at = ?, "
+        f"claim_version = claim_version + {raised} WHERE job_id = ?",
+        *(to, leased, job_id),
+    )
+
+
+@pytest.mark.clause("I-6")
+def test_the_table_is_the_contracts_and_every_other_pair_is_refused() -> None:
+    assert len(PAIRS) == 56
+    assert {pair for pair in PAIRS if INBOX.allows(*pair)} == TABLE
+    for pair in PAIRS:
+        if pair not in TABLE:
+            with pytest.raises(InvalidTransition):
+                INBOX.require(*pair)
+    for walk in INBOX.walks:
+        assert all(hop in TABLE for hop in itertools.pairwise(walk)), walk
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-6")
+@pytest.mark.parametrize("pair", PAIRS, ids=">".join)
+async def test_raw_sql_makes_the_steps_of_the_table_and_no_other(
+    inbox: InboxStage, sql: RawSql, pair: tuple[str, str]
+) -> None:
+    queue = inbox.queue()
+    here, there = pair
+    (job_id,) = await submit(queue, job(f"raw-{here}-{there}", max_attempts=3))
+    for state_ in WAY[here]:
+        await step(sql, job_id, state_)
+    if pair in TABLE:
+        await step(sql, job_id, there)
+        assert await state(inbox, job_id) == there
+    else:
+        with pytest.raises(REFUSED, match=r"step|transition"):
+            await step(sql, job_id, there)
+        assert await state(inbox, job_id) == here
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-6")
+async def test_raw_sql_can_neither_begin_elsewhere_nor_move_the_claim_version(
+    inbox: InboxStage, sql: RawSql
+) -> None:
+    (job_id,) = await submit(inbox.queue(), job("raw-fence", max_attempts=1))
+    claims = "UPDATE inbox_jobs SET status = 'claimed', ready = (1 = 0), lease_expires_at = 9"
+    buries = "UPDATE inbox_jobs SET status = 'dead_letter', passed = 'failed>', ready = (1 = 0)"
+    columns = "job_id, queue, task, max_attempts, created_ms, updated_ms, payload, status, ready"
+    values = "?, 'q', 'x', 1, 1, 1, '{}', 'failed', (1 = 0)"
+    for statement in (
+        "UPDATE inbox_jobs SET claim_version = claim_version + 1 WHERE job_id = ?",
+        "UPDATE inbox_jobs SET claim_version = claim_version - 1 WHERE job_id = ?",
+        f"{claims} WHERE job_id = ?",
+        f"{claims}, claim_version = 7 WHERE job_id = ?",
+        f"{buries} WHERE job_id = ?",
+        f"INSERT INTO inbox_jobs ({columns}) VALUES ({values})",
+    ):
+        value = "another" if statement.startswith("INSERT") else job_id
+        with pytest.raises(REFUSED):
+            await sql(statement, value)
+    assert await state(inbox, job_id) == "queued"
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-6")
+async def test_a_failed_job_without_attempts_left_cannot_go_back(
+    inbox: InboxStage, sql: RawSql
+) -> None:
+    queue = inbox.queue()
+    (job_id,) = await submit(queue, job("raw-spent", max_attempts=1))
+    await step(sql, job_id, "claimed")
+    await sql("UPDATE inbox_jobs SET attempt_count = 1 WHERE job_id = ?", job_id)
+    await step(sql, job_id, "failed")
+    with pytest.raises(REFUSED):
+        await step(sql, job_id, "queued")
+    assert (await queue.upkeep()).buried == 1
+    assert await state(inbox, job_id) == "dead_letter"
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-6")
+async def test_a_job_that_another_writer_left_in_failed_is_decided_by_upkeep(
+    inbox: InboxStage, sql: RawSql
+) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job("raw-failed", max_attempts=3))
+    await step(sql, job_id, "claimed")
+    await step(sql, job_id, "failed")
+    await queue.upkeep()
+    assert (await claim_one(queue)).job_id == job_id
+
+
+@pytest.mark.clause("I-5")
+async def test_a_handler_leads_its_job_through_the_stages(inbox: InboxStage) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job())
+    lease = await claim_one(queue)
+    for stage in ("fetching", "processing", "uploading"):
+        assert await queue.report([Report(lease=lease, type="stage", step=stage)]) == [None]
+        assert await state(inbox, job_id) == stage
+    await settle(queue, lease, "complete")
+    events = [event for event in await inbox.journal.read() if event.job_id == job_id]
+    steps = [(event.from_state, event.to_state) for event in events]
+    assert steps == [
+        *(("", "queued"), ("queued", "claimed"), ("claimed", "fetching")),
+        *(("fetching", "processing"), ("processing", "uploading"), ("uploading", "succeeded")),
+    ]
+
+
+@pytest.mark.clause("I-5")
+@pytest.mark.parametrize("here", INBOX.running)
+@pytest.mark.parametrize("there", ["fetching", "processing", "uploading"])
+async def test_stages_go_forwards_only(inbox: InboxStage, here: str, there: str) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job())
+    lease = await claim_one(queue)
+    if here != "claimed":
+        await queue.report([Report(lease=lease, type="stage", step=here)])
+    order = list(INBOX.running)
+    report = Report(lease=lease, type="stage", step=there, progress=b"1")
+    if order.index(there) >= order.index(here):
+        assert await queue.report([report]) == [None]
+        assert await state(inbox, job_id) == there
+    else:
+        with pytest.raises(InvalidTransition, match=f"from {here} to {there}"):
+            await queue.report([report])
+        stored = await record(inbox, job_id)
+        assert (stored.state, stored.progress) == (here, b"")
+
+
+@pytest.mark.clause("I-5")
+async def test_there_are_no_other_stages_and_no_reported_ends(inbox: InboxStage) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, job())
+    lease = await claim_one(queue)
+    with pytest.raises(UsageError, match="the stages are"):
+        await queue.report([Report(lease=lease, type="stage", step="succeeded")])
+    with pytest.raises(UsageError, match="return or raise"):
+        await queue.report([Report(lease=lease, type="dead_letter")])
+
+
+@pytest.mark.clause("I-6")
+@pytest.mark.parametrize("at", ["", "fetching", "processing", "uploading"])
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("complete", "succeeded"),
+        ("bury", "dead_letter"),
+        ("retry", "queued"),
+        ("release", "queued"),
+    ],
+)
+async def test_every_outcome_is_a_walk_of_the_table_from_every_stage(
+    inbox: InboxStage, sql: RawSql, at: str, kind: str, end: str
+) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job(max_attempts=3))
+    lease = await claim_one(queue)
+    if at:
+        await queue.report([Report(lease=lease, type="stage", step=at)])
+    await settle(queue, lease, kind)  # type: ignore[arg-type]
+    ((left, passed),) = await sql("SELECT status, passed FROM inbox_jobs WHERE job_id = ?", job_id)
+    walk = [at or "claimed", *passed.split(">")[:-1], left]
+    assert left == end
+    assert all(hop in TABLE for hop in itertools.pairwise(walk)), walk

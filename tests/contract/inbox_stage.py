@@ -1,0 +1,155 @@
+"""The `inbox` contract for the conformance suite: on SQLite, and on PostgreSQL through a wire that
+can lose an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from leasehold.contracts.inbox import parts
+from leasehold.contracts.inbox.queue import InboxQueue
+from leasehold.core.errors import ReplyLost
+from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
+from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.ledger.migrating import PostgresMigrations, migrate
+from leasehold.ledger.sqlite_engine import SqliteEngine
+from leasehold.store.postgres import Postgres
+from tests.contract.adapters import Words
+from tests.contract.postgres_proxy import PostgresProxy
+
+WORDS = Words("queued", "claimed", "succeeded", "dead_letter", "dead_letter")
+_unique = itertools.count(1)
+
+
+@dataclass
+class InboxStage:
+    """One ledger of its own: a file, or a schema."""
+
+    url: str
+    lease_ms: int
+    cannot: Mapping[str, str]
+    lossy: Callable[[str], Awaitable[tuple[Queue, Callable[[], None], Any]]]
+    clean: Callable[[], Awaitable[None]] | None = None
+    words: Words = WORDS
+    ledger: Ledger = field(init=False)
+    journal: Journal = field(init=False)
+    _closing: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger = open_ledger(self.url)
+        self.journal = open_journal(self.url)
+        self._closing += [self.ledger.close, self.journal.close]
+
+    def queue(self, worker_id: str = "") -> Queue:
+        queue = open_queue(self.url, worker_id=worker_id)
+        self._closing.append(queue.close)
+        return queue
+
+    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
+        queue, lose, close = await self.lossy(worker_id)
+        self._closing += [queue.close, close]
+        return queue, lose
+
+    async def advance(self, ms: int) -> None:
+        # A little more than asked for: the store counts whole milliseconds of its own.
+        await asyncio.sleep((ms + 5) / 1000)
+
+    async def close(self) -> None:
+        for close in self._closing:
+            await close()
+        if self.clean is not None:
+            await self.clean()
+
+
+def _query(options: Mapping[str, object]) -> str:
+    return "&".join(f"{name}={value}" for name, value in options.items())
+
+
+class LosingEngine:
+    """Runs every operation, and loses the answer of the next one when told."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+        self._loses = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def lose(self) -> None:
+        self._loses = True
+
+    async def run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+    ) -> Any:
+        answer = await self._engine.run(table, operation, batch, **takes)
+        if self._loses:
+            self._loses = False
+            raise ReplyLost(f"the answer to {operation} was lost")
+        return answer
+
+
+class SqliteInboxAdapter:
+    """Every stage is a file of its own."""
+
+    name = "inbox"
+    cannot: Mapping[str, str] = {}
+
+    async def open(self, **options: int) -> InboxStage:
+        folder = tempfile.TemporaryDirectory(prefix="leasehold-inbox-")
+        lease_ms = options.setdefault("lease_ms", 300)
+        query = _query({**options, "synchronous": "normal"})
+        url = f"inbox+sqlite:///{folder.name}/jobs.db?{query}"
+
+        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Any]:
+            engine, read = parts(parse_url(url))
+            losing = LosingEngine(engine)  # type: ignore[arg-type]
+            queue = InboxQueue(losing, read, worker_id=worker_id)
+            return queue, losing.lose, _nothing
+
+        async def clean() -> None:
+            folder.cleanup()
+
+        return InboxStage(url, lease_ms, self.cannot, lossy, clean)
+
+
+async def _nothing() -> None:
+    pass
+
+
+class PostgresInboxAdapter:
+    """Every stage is a queue of its own in one schema of a private server."""
+
+    name = "inbox_postgres"
+    cannot: Mapping[str, str] = {}
+    _migrated: ClassVar[set[str]] = set()
+
+    def __init__(self, server_url: Callable[[], str]) -> None:
+        self._server_url = server_url
+
+    async def open(self, **options: int) -> InboxStage:
+        server, schema = self._server_url(), f"suite_{os.getpid()}"
+        if server not in self._migrated:
+            await migrated(server, schema)
+            self._migrated.add(server)
+        lease_ms = options.setdefault("lease_ms", 500)
+        own = {"schema": schema, "synchronous": "normal", "queue": f"stage-{next(_unique)}"}
+        query = _query({**options, **own})
+
+        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Any]:
+            proxy = await PostgresProxy(server).start()
+            queue = open_queue(f"inbox+{proxy.url}?{query}", worker_id=worker_id)
+            return queue, proxy.drop_reply, proxy.stop
+
+        return InboxStage(f"inbox+{server}?{query}", lease_ms, self.cannot, lossy)
+
+
+async def migrated(server: str, schema: str) -> None:
+    """Make a schema with the ledger's tables."""
+    database = Postgres(server, schema=schema)
+    await migrate(PostgresMigrations(database), "postgres")
+    await database.close()

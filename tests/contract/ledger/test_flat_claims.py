@@ -1,0 +1,149 @@
+"""Claims cost the same with a million rows beside them; here with a few ten thousand, by plan."""
+
+import asyncio
+import sqlite3
+import statistics
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
+from leasehold.core.outcome import COMPLETED, Outcome
+from leasehold.core.seam import Queue
+from leasehold.ledger.engine import INBOX
+from leasehold.ledger.postgres_engine import PostgresEngine
+from leasehold.ledger.sqlite_engine import SqliteEngine
+from tests.contract.adapters import Servers
+from tests.contract.inbox_stage import migrated
+
+JOBS = [NewJob(task="t", payload=b"{}") for _ in range(2_000)]
+
+
+@pytest.fixture
+async def server(servers: Servers) -> AsyncGenerator[str]:
+    await migrated(servers.postgres(), "flat")
+    yield servers.postgres()
+    connection = await asyncpg.connect(servers.postgres())
+    await connection.execute("DROP SCHEMA flat CASCADE")
+    await connection.close()
+
+
+async def claims_s(queue: Queue, rounds: int = 30) -> float:
+    """The median seconds of a claim of ten."""
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        leases = await queue.claim(10, wait_ms=0)
+        taken.append(time.perf_counter() - began)
+        assert len(leases) == 10
+    return statistics.median(taken)
+
+
+@pytest.mark.alone
+@pytest.mark.clause("I-7")
+async def test_a_claim_reads_its_own_index_whatever_the_statistics_say(server: str) -> None:
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(INBOX, "counts", queue="q")
+        statement = engine.operation(INBOX, "claim").statements[0]
+        async with engine.database.connection() as connection:
+            plan = await connection.fetch(
+                "EXPLAIN " + statement, "q", 10, 1000, "w", "h", True, -(2**31), -1
+            )
+    finally:
+        await engine.close()
+    text = "\n".join(row[0] for row in plan)
+    assert "inbox_jobs_in_line" in text
+    assert "inbox_jobs_pkey" in text
+    assert "Seq Scan on inbox_jobs" not in text
+    assert "Sort Key: j.priority" not in text.split("CTE taken")[0], text
+
+
+@pytest.mark.clause("I-7")
+async def test_a_settle_looks_up_each_job_by_its_key(server: str) -> None:
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(INBOX, "counts", queue="q")
+        operation = engine.operation(INBOX, "settle")
+        kinds = {"fence": [1], "delay_ms": [0], "retryable": [True]}
+        async with engine.database.connection() as connection:
+            arrays = [kinds.get(name, ["x"]) for name in operation.batch]
+            plan = await connection.fetch("EXPLAIN " + operation.statements[0], *arrays, "q")
+    finally:
+        await engine.close()
+    text = "\n".join(row[0] for row in plan)
+    assert text.count("inbox_jobs_pkey") >= 2
+    assert "inbox_jobs_leased" not in text  # a partial index that looks cheap, and is not
+
+
+def test_a_claim_on_sqlite_reads_its_own_index(tmp_path: Path) -> None:
+    engine = SqliteEngine(f"sqlite:///{tmp_path}/plan.db")
+
+    async def made() -> None:
+        await engine.run(INBOX, "beat", queue="q", worker_id="w")
+        await engine.close()
+
+    asyncio.run(made())
+    statement = next(s for s in engine._box(INBOX)["claim"].statements if "chosen (job_id)" in s)
+    file = sqlite3.connect(tmp_path / "plan.db")
+    file.execute("CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms)")
+    file.execute("CREATE TEMP TABLE chosen (job_id, n, was, mark)")
+    names = ("queue", "count", "now_ms")
+    plan = file.execute("EXPLAIN QUERY PLAN " + statement, dict.fromkeys(names, 1)).fetchall()
+    file.close()
+    text = "\n".join(row[3] for row in plan)
+    assert "USING INDEX inbox_jobs_in_line" in text
+    assert "TEMP B-TREE" not in text
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("kind", ["later", "finished"])
+async def test_rows_that_wait_for_later_or_are_finished_do_not_slow_a_claim(
+    server: str, kind: str
+) -> None:
+    url = f"inbox+{server}?schema=flat&synchronous=normal&queue={kind}"
+    queue = open_queue(url, worker_id="w")
+    await queue.submit(JOBS)
+    before_s = await claims_s(queue)
+    connection = await asyncpg.connect(server, server_settings={"search_path": "flat"})
+    due = "(extract(epoch FROM now()) * 1000)::bigint + 3600000" if kind == "later" else "0"
+    columns = "job_id, queue, task, max_attempts, created_ms, updated_ms, payload, priority, ready"
+    await connection.execute(
+        f"INSERT INTO inbox_jobs ({columns}, due_ms) SELECT 'x{kind}' || n, '{kind}', 't', 1, 1, 1,"
+        f" '{{}}', -5, false, {due} FROM generate_series(1, 30000) n"
+    )
+    if kind == "finished":
+        await connection.execute(
+            "UPDATE inbox_jobs SET status = 'dead_letter', passed = 'claimed>failed>'"
+            " WHERE job_id LIKE 'xfinished%'"
+        )
+    await connection.close()
+    after_s = await claims_s(queue)
+    await queue.close()
+    assert after_s < 3 * before_s + 0.005, f"{before_s * 1000:.2f} ms became {after_s * 1000:.2f}"
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(200)
+async def test_an_open_transaction_does_not_slow_claims_without_end(server: str) -> None:
+    url = f"inbox+{server}?schema=flat&synchronous=normal&queue=held"
+    queue = open_queue(url, worker_id="w")
+    holder = await asyncpg.connect(server)
+    await queue.submit(JOBS * 1)
+    before_s = await claims_s(queue)
+    await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    for _ in range(3):
+        await queue.submit([NewJob(task="t", payload=b"{}") for _ in range(2_000)])
+        while leases := await queue.claim(500, wait_ms=0):
+            verdicts = await queue.settle([Outcome(lease, "complete") for lease in leases])
+            assert verdicts == [COMPLETED] * len(leases)
+    await queue.submit([NewJob(task="t", payload=b"{}") for _ in range(1_000)])
+    after_s = await claims_s(queue)
+    await holder.close()
+    await queue.close()
+    assert after_s < 3 * before_s + 0.010, f"{before_s * 1000:.2f} ms became {after_s * 1000:.2f}"

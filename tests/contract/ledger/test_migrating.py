@@ -1,0 +1,93 @@
+"""Migrations: applied once, in order, checked at the start, refused when they do not fit."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from leasehold.cli.group import group
+from leasehold.core.errors import Conflict, UsageError
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
+from leasehold.ledger.migrating import PostgresMigrations, known, migrate
+from leasehold.ledger.sqlite_migrations import SqliteMigrations
+from leasehold.store.postgres import Postgres
+from tests.contract.adapters import Servers
+
+JOB = NewJob(task="t", payload=b"{}")
+
+
+async def test_a_new_file_gets_its_tables_by_itself(tmp_path: Path) -> None:
+    queue = open_queue(f"inbox+sqlite:///{tmp_path}/new.db")
+    assert (await queue.submit([JOB]))[0].status == "created"
+    await queue.close()
+    assert await SqliteMigrations(tmp_path / "new.db").applied() == {
+        number: checksum for number, _, checksum, _ in known("sqlite")
+    }
+
+
+async def test_a_file_with_other_tables_is_not_touched_until_asked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    with sqlite3.connect(path) as mine:
+        mine.execute("CREATE TABLE notes (text TEXT)")
+    url = f"inbox+sqlite:///{path}"
+    queue = open_queue(url)
+    with pytest.raises(UsageError, match="db migrate"):
+        await queue.submit([JOB])
+    await queue.close()
+    done = await asyncio.to_thread(CliRunner().invoke, group, ["db", "migrate", "--queue", url])
+    assert "0001_ledger" in done.output, done.output
+    queue = open_queue(url)
+    assert (await queue.submit([JOB]))[0].status == "created"
+    await queue.close()
+    with sqlite3.connect(path) as mine:
+        assert mine.execute("SELECT count(*) FROM notes").fetchone() == (0,)
+
+
+async def test_a_migration_that_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "changed.db"
+    await migrate(SqliteMigrations(path), "sqlite")
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE ledger_migrations SET checksum = 'other'")
+    with pytest.raises(Conflict, match="was changed"):
+        await migrate(SqliteMigrations(path), "sqlite")
+    queue = open_queue(f"inbox+sqlite:///{path}")
+    with pytest.raises(Conflict, match="was changed"):
+        await queue.submit([JOB])
+    await queue.close()
+
+
+async def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "later.db"
+    await migrate(SqliteMigrations(path), "sqlite")
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO ledger_migrations (number, name, checksum) VALUES (99, 'x', 'y')")
+    with pytest.raises(Conflict, match="later version"):
+        await migrate(SqliteMigrations(path), "sqlite")
+
+
+async def test_three_migrations_of_one_schema_at_once_are_one(servers: Servers) -> None:
+    databases = [Postgres(servers.postgres(), schema="at_once") for _ in range(3)]
+    done = await asyncio.gather(
+        *(migrate(PostgresMigrations(database), "postgres") for database in databases)
+    )
+    assert max(map(len, done)) == len(known("postgres"))
+    assert await migrate(PostgresMigrations(databases[0]), "postgres") == []
+    await databases[0].script("DROP SCHEMA at_once CASCADE")
+    for database in databases:
+        await database.close()
+
+
+async def test_a_schema_that_is_not_there_is_said_to_be_missing(servers: Servers) -> None:
+    queue = open_queue(f"inbox+{servers.postgres()}?schema=nowhere")
+    with pytest.raises(UsageError, match="db migrate"):
+        await queue.submit([JOB])
+    await queue.close()
+
+
+async def test_three_programs_that_open_a_new_file_at_once_make_it_once(tmp_path: Path) -> None:
+    migrations = [SqliteMigrations(tmp_path / "once.db") for _ in range(3)]
+    await asyncio.gather(*(migrate(each, "sqlite") for each in migrations))
+    assert len(await migrations[0].applied()) == len(known("sqlite"))

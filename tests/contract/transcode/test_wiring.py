@@ -1,0 +1,120 @@
+"""`leasehold.transcode` as the command line puts it together, on the real worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from leasehold import NewJob, Worker, open_ledger, open_queue
+from leasehold.cli.config import Config
+from leasehold.cli.inbox_tasks import transcode_settings
+from leasehold.cli.loading import load_tasks, usual
+from leasehold.core import opening
+from leasehold.core.errors import UsageError
+from leasehold.core.lease import Lease
+from leasehold.vault import Vault, new_kek, read_ring
+from leasehold.webhooks import new_secret
+from leasehold.webhooks.secrets import read_secrets
+from tests.contract.transcode.bucket import S3Server
+from tests.contract.transcode.conftest import KEY, Studio, ask, both
+from tests.contract.webhooks.receiver import receiver
+
+RING, SECRET = new_kek("k1"), new_secret()
+
+
+class Addressed:
+    """A queue whose leases say requester and URL, as those of an outbox do."""
+
+    def __init__(self, queue: Any, url: str) -> None:
+        self._queue = queue
+        self._url = url
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+        leases = await self._queue.claim(limit, wait_ms=wait_ms)
+        return [msgspec.structs.replace(one, extra=("acme", self._url, 1)) for one in leases]
+
+
+@pytest.fixture
+def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contract that has what the inbox has, found as `sealed://`."""
+    known = opening._contract
+    made = SimpleNamespace(
+        open_credentials=lambda url: studio.store,
+        open_endpoint_secrets=lambda url: read_secrets(f"other = {new_secret()}"),
+    )
+    monkeypatch.setattr(
+        opening, "_contract", lambda url: made if url.contract == "sealed" else known(url)
+    )
+
+
+def config(tmp_path: Path, **more: str) -> Config:
+    environment = {
+        "LEASEHOLD_VAULT_KEYS": RING,
+        "LEASEHOLD_EGRESS_ALLOW": "127.0.0.1/32",
+        "LEASEHOLD_TRANSCODE_FOLDER": str(tmp_path / "here"),
+        "LEASEHOLD_WEBHOOKS_HEADERS": "standard",
+        "LEASEHOLD_WEBHOOKS_SECRETS": f"acme = {new_secret()} {SECRET}",
+    }
+    return Config(environment | more, tmp_path)
+
+
+@pytest.mark.usefixtures("contract")
+async def test_the_worker_of_an_inbox_transcodes_and_delivers(
+    s3: S3Server, studio: Studio, tmp_path: Path
+) -> None:
+    await studio.store.add(Vault(read_ring(RING)), "job-1", "acme", both(KEY))
+    url = "memory://inbox-wiring"
+    async with receiver([SECRET]) as there:
+        tasks = load_tasks("leasehold.transcode", config(tmp_path), urls=["sealed://x"])
+        assert [one.name for one in tasks] == ["transcode", "webhook"]
+        queue = open_queue(url)
+        event = json.dumps({"event_id": "e1", "job_id": "job-1", "seq": 1}).encode()
+        payload = json.dumps(ask(s3, {"name": "a.jpg", "format": "jpg"})).encode()
+        await queue.submit(
+            [
+                NewJob(task="transcode", payload=payload, job_id="job-1"),
+                NewJob(task="webhook", payload=event, job_id="e1"),
+            ]
+        )
+        queues = [lambda: Addressed(open_queue(url), there.url)]
+        await Worker(tasks, queues=queues, burst=True).serve()
+    assert there.effects == {"e1": 1}
+    assert there.heads[0]["webhook-id"] == "e1"
+    done = await open_ledger(url).get("job-1")
+    assert done is not None
+    assert list(s3.objects("out")) == [json.loads(done.result)["outputs"][0]["key"]]
+    assert [path.name[:5] for path in (tmp_path / "here").iterdir()] == ["boot-"]
+    await queue.close()
+
+
+@pytest.mark.usefixtures("contract")
+async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leasehold keys new-kek"):
+        load_tasks("leasehold.transcode", Config({}, tmp_path), urls=["sealed://x"])
+    with pytest.raises(UsageError, match="name the inbox"):
+        load_tasks("leasehold.transcode", config(tmp_path))
+
+
+def test_an_inbox_worker_holds_five_attempts_at_once_unless_told() -> None:
+    assert (usual("leasehold.transcode"), usual("app.py")) == (5, None)
+
+
+def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:
+    chosen = transcode_settings(
+        config(
+            tmp_path,
+            LEASEHOLD_TRANSCODE_SOURCE_BYTES_MAX="1000",
+            LEASEHOLD_TRANSCODE_NETWORK="none",
+        )
+    )
+    assert chosen.work_folder == tmp_path / "here"
+    assert (chosen.source_bytes_max, chosen.network_required) == (1_000, True)
+    assert not transcode_settings(Config({}, tmp_path)).network_required

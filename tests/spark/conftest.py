@@ -1,0 +1,77 @@
+"""One Spark and one Redis for the whole lane: both start slowly, and neither minds sharing.
+
+All tests here run in one process (`xdist_group`), beside the other lanes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from leasehold.pipeline import SparkSettings, open_session
+from leasehold.store.embedded import EmbeddedRedis
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+_unique = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session as the commands open it, made small."""
+    work = tmp_path_factory.mktemp("spark")
+    session = open_session(
+        SparkSettings(
+            master="local[2]",
+            driver_memory="1g",
+            quick=True,
+            conf={
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.adaptive.enabled": "false",
+                # A few rows are done before Java code for them would be written and compiled.
+                "spark.sql.codegen.wholeStage": "false",
+                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+                "spark.local.dir": str(work),
+            },
+        )
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def streams_url(redis: EmbeddedRedis) -> str:
+    return f"streams+{redis.url}?namespace=n{os.getpid()}-{next(_unique)}:"
+
+
+@pytest.fixture
+def bullmq_url(redis: EmbeddedRedis) -> str:
+    return f"bullmq+{redis.url}?queue=q{os.getpid()}-{next(_unique)}"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")

@@ -1,0 +1,184 @@
+"""The audit: silent on sound histories, and what is broken is called by its number and its job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from leasehold.core.event import JournalEvent
+from leasehold.pipeline.audit.invariants import BY_NUMBER
+from leasehold.pipeline.audit.proof import Steps, merged, proof
+from leasehold.pipeline.audit.run import Audit, Audited, History, completed
+from leasehold.pipeline.schema import ARROW, COLUMNS
+from tests.chaos.sim.test_verdict import (
+    MUTATIONS,
+    NotHere,
+    a_job_never_ended,
+    an_operator_saw_a_claim_while_paused,
+    judged,
+    sound,
+    two_events_changed_places,
+)
+from tests.chaos.sim.world import Recording
+
+MUTANTS = 4
+SEEDS = 8
+# What only clients or a scan of the store saw, or the order in which events were handed in.
+NOT_IN_THE_JOURNAL = {"I16", "I17", "I18", "I19", "I36"}
+ELSEWHERE = {
+    "an_acknowledged_job_is_nowhere",
+    "a_stale_settle_is_acknowledged",
+    "a_resent_settle_is_refused",
+    an_operator_saw_a_claim_while_paused.__name__,
+    two_events_changed_places.__name__,
+}
+
+
+def frame(spark: SparkSession, histories: dict[str, list[JournalEvent]]) -> DataFrame:
+    """Histories side by side, each under its own name, in the order in which they are given."""
+    rows = [
+        {"journal": name, "pos": at + 1} | msgspec.structs.asdict(event)
+        for name, events in histories.items()
+        for at, event in enumerate(events)
+    ]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, ARROW))
+
+
+def audited(
+    spark: SparkSession, events: DataFrame, **how: bool
+) -> tuple[Audited, dict[str, dict[str, set[str]]]]:
+    """The summary, and by history and number the jobs that were found."""
+    audit = Audit(spark, History(new=events, all=events, quiesced=how.get("quiesced", True)))
+    try:
+        found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        for row in audit.violations.collect():
+            assert row.invariant == "I24" or row.evidence != "[]"
+            found[row.journal][row.invariant].add(row.job_id)
+        return audit.result(), found
+    finally:
+        audit.close()
+
+
+def test_sound_histories_raise_no_alarm_and_nothing_needs_a_closer_look(
+    spark: SparkSession,
+) -> None:
+    events = frame(spark, {f"s{seed}": sound(seed).events for seed in range(SEEDS)})
+    result, found = audited(spark, events)
+    assert not found
+    assert result.violations == 0
+    assert result.looked_at == 0
+    assert result.jobs == sum(judged(sound(seed)).jobs for seed in range(SEEDS))
+
+
+def mutants() -> dict[str, tuple[str, Recording, Recording]]:
+    made: dict[str, tuple[str, Recording, Recording]] = {}
+    for number, mutations in MUTATIONS.items():
+        if number in NOT_IN_THE_JOURNAL:
+            continue
+        for mutation in mutations:
+            if mutation.__name__ in ELSEWHERE:
+                continue
+            count = 0
+            for attempt in range(12 * MUTANTS):
+                rng = Random(f"{number}/{mutation.__name__}/{attempt}")
+                before = sound(attempt % SEEDS)
+                try:
+                    after = mutation(before, rng)
+                except NotHere:
+                    continue
+                made[f"{number}/{mutation.__name__}/{attempt}"] = number, before, after
+                count += 1
+                if count == MUTANTS:
+                    break
+            assert count == MUTANTS, mutation.__name__
+    return made
+
+
+def test_every_kind_of_damage_is_found_in_its_job_and_called_by_its_number(
+    spark: SparkSession,
+) -> None:
+    made = mutants()
+    assert {number for number, _, _ in made.values()} == set(BY_NUMBER) - {"I35"}
+    events = frame(spark, {name: after.events for name, (_, _, after) in made.items()})
+    result, found = audited(spark, events)
+    missed = [name for name, (number, _, _) in made.items() if number not in found[name]]
+    assert not missed
+    for name, (_, _, after) in made.items():
+        # The journal is all that is looked at here, so what only others saw is left out there too.
+        told = judged(msgspec.structs.replace(after, observations=[], snapshot=None))  # type: ignore[arg-type]
+        by_hand: dict[str, set[str]] = defaultdict(set)
+        for violation in told.violations:
+            by_hand[violation.invariant].add(violation.job_id)
+        assert found[name] == by_hand, name
+    assert result.violations > 0
+    assert {each.invariant for each in result.verdicts if each.violations} == set(BY_NUMBER) - {
+        "I35"
+    }
+
+
+def test_a_clock_that_went_back_is_noticed(spark: SparkSession) -> None:
+    at = 1_700_000_000_000
+    first = JournalEvent(
+        seq=f"{at}-0.0", contract="streams", queue="q", job_id="j", type="submit", ts_ms=at,
+        ver=1, to_state="queued",
+    )  # fmt: skip
+    second = JournalEvent(
+        seq=f"{at + 9}-0.0", contract="streams", queue="q", job_id="j", type="claim",
+        ts_ms=at - 5_000, ver=2, from_state="queued", to_state="running", attempt=1, fence=1,
+        lease_until_ms=at + 9,
+    )  # fmt: skip
+    rows = frame(spark, {"a": [first, second]}).withColumnRenamed("pos", "old")
+    rows = rows.selectExpr("*", f"bigint({at} + old) << 22 as pos").drop("old")
+    _, found = audited(spark, rows, quiesced=False)
+    assert found["a"] == {"I35": {"j"}}
+
+
+def test_proofs_of_parts_merge_into_the_proof_of_the_whole(spark: SparkSession) -> None:
+    events = frame(spark, {f"s{seed}": sound(seed).events for seed in range(3)})
+    steps = Steps(spark)
+    whole = proof(events, steps)
+    parts = [proof(events.where(f"pos % 3 = {n}"), steps) for n in range(3)]
+    again = merged(parts[0].unionByName(parts[1]).unionByName(parts[2]))
+    wanted = {tuple(row) for row in whole.where("n > 0").collect()}
+    found = again.select(*whole.columns).where("n > 0").collect()
+    assert {tuple(row) for row in found} == wanted
+
+
+def test_jobs_that_go_on_are_no_loss_until_all_is_quiet(spark: SparkSession) -> None:
+    mutant = a_job_never_ended(sound(1), Random(1))
+    events = frame(spark, {"a": mutant.events})
+    result, found = audited(spark, events, quiesced=False)
+    assert not found
+    assert result.open_jobs == 1
+    assert audited(spark, events, quiesced=True)[0].broken == ["I1"]
+
+
+def test_what_another_system_did_not_write_is_not_judged(spark: SparkSession) -> None:
+    rows = frame(spark, {"a": sound(1).events}).selectExpr(
+        *(
+            f"cast(null as {kind}) as {name}"
+            if name in ("ver", "prev_fence", "from_state", "lease_until_ms", "prev_lease_until_ms")
+            else name
+            for name, kind in COLUMNS
+        )
+    )
+    history, unseen = completed(rows.where("type not in ('reject', 'pause', 'resume')"))
+    audit = Audit(spark, History(new=history, all=history, unseen=unseen, quiesced=True))
+    try:
+        result = audit.result()
+        by_number = {each.invariant: each for each in result.verdicts}
+        assert result.violations == 0, audit.violations.collect()
+        assert by_number["I10"].mark == by_number["I4"].mark == "not seen"
+        assert by_number["I13"].mark == "sound"
+    finally:
+        audit.close()
+
+
+@pytest.mark.parametrize("number", sorted(BY_NUMBER))
+def test_every_invariant_says_what_it_needs(number: str) -> None:
+    assert set(BY_NUMBER[number].needs) <= {name for name, _ in COLUMNS}

@@ -1,0 +1,181 @@
+"""Capture: the lake equals the journals, whatever happens on the way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from leasehold.core.errors import StoreError, UsageError
+from leasehold.core.opening import journal_tape, open_queue
+from leasehold.core.tape import StreamTape
+from leasehold.pipeline.capture import capture
+from leasehold.pipeline.lake.compact import compact
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.layout import event_files
+from leasehold.pipeline.lake.progress import all_progress, gaps
+from leasehold.pipeline.schema import ARROW
+from leasehold.store.bulk import BulkRedis
+from tests.spark.working import as_rows, journal_of, lake_rows, trim, without_place, work
+
+
+async def equal(lake: str, *urls: str) -> bool:
+    """Whether the lake holds exactly what the journals hold, in their order."""
+    found = lake_rows(lake)
+    for url in urls:
+        events = await journal_of(url)
+        mine = [row for row in found if row["queue"] == events[0].queue]
+        if without_place(mine) != as_rows(events):
+            return False
+    return len(found) == sum([len(await journal_of(url)) for url in urls])
+
+
+async def test_two_contracts_are_captured_event_for_event_and_nothing_twice(
+    spark: SparkSession, lake: str, streams_url: str, bullmq_url: str
+) -> None:
+    urls = [streams_url, bullmq_url]
+    for round_ in range(2):
+        for url in urls:
+            await work(url, 50, prefix=f"r{round_}-", fail_every=9)
+        done = capture(spark, lake, urls, once=True)
+        assert done.events > 250
+        assert await equal(lake, *urls)
+    assert capture(spark, lake, urls, once=True).events == 0
+
+
+async def test_bounded_batches_capture_the_same(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    for n in range(6):
+        await work(streams_url, 20, prefix=f"b{n}-")
+    capture(spark, lake, [streams_url], once=True, max_rows=4)
+    assert len(event_files(LakeFiles(lake))) > 2
+    assert await equal(lake, streams_url)
+
+
+def forget_last_commit(lake: str) -> None:
+    """As if the driver had died before Spark noted the end of its last batch."""
+    folder = Path(lake) / "_capture" / "checkpoint" / "commits"
+    last = max(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    (folder / str(last)).unlink()
+    (folder / f".{last}.crc").unlink()
+
+
+@pytest.mark.parametrize(
+    "killed", ["before the end was noted by Spark", "before it was noted at all"]
+)
+async def test_a_batch_that_is_repeated_after_a_crash_changes_nothing(
+    spark: SparkSession, lake: str, streams_url: str, killed: str
+) -> None:
+    await work(streams_url, 40)
+    capture(spark, lake, [streams_url], once=True)
+    await work(streams_url, 40, prefix="more")
+    capture(spark, lake, [streams_url], once=True)
+    before = all_progress(LakeFiles(lake))
+    forget_last_commit(lake)
+    if killed == "before it was noted at all":
+        shutil.rmtree(Path(lake) / "_capture" / "journals")
+        # Another try cuts the range otherwise; what the first left must not count.
+        capture(spark, lake, [streams_url], once=True, parts=5)
+    else:
+        await trim(streams_url, keep=0)  # a committed range is not read again
+        capture(spark, lake, [streams_url], once=True)
+        assert all_progress(LakeFiles(lake))[0].rows == before[0].rows
+        assert len(lake_rows(lake)) == 240
+        return
+    assert await equal(lake, streams_url)
+
+
+async def test_what_was_trimmed_before_it_was_read_is_named_and_counted(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    told: list[str] = []
+    await work(streams_url, 10)
+    capture(spark, lake, [streams_url], once=True)
+    for n in range(5):
+        await work(streams_url, 1, prefix=f"k{n}")
+    await trim(streams_url, keep=4)
+    done = capture(spark, lake, [streams_url], once=True, tell=told.append)
+    (gap,) = done.gaps
+    assert (gap.reason, gap.lost) == ("trimmed", 5 * 3 - 4)
+    assert len(told) == 1
+    assert "11 entries were trimmed between" in told[0]
+    await work(streams_url, 2, prefix="later")
+    assert capture(spark, lake, [streams_url], once=True).gaps == []
+    assert len(gaps(LakeFiles(lake))) == 1
+
+
+async def test_a_store_that_was_emptied_is_named_and_its_new_journal_is_captured(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    await work(streams_url, 10)
+    capture(spark, lake, [streams_url], once=True)
+    tape = journal_tape(streams_url)
+    assert isinstance(tape, StreamTape)
+    with BulkRedis(tape.store) as redis:
+        redis.call("DEL", tape.key)
+    await work(streams_url, 4, prefix="anew")
+    done = capture(spark, lake, [streams_url], once=True)
+    assert [gap.reason for gap in done.gaps] == ["restarted"]
+    assert done.events == 12
+    assert sum(str(row["journal"]).endswith(".1") for row in lake_rows(lake)) == 12
+
+
+@pytest.mark.clause("S-30")
+async def test_a_captured_journal_is_trimmed_only_behind_what_was_captured(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    short = f"{streams_url}&journal_length=1"
+    await work(streams_url, 10)
+    capture(spark, lake, [streams_url], once=True)
+    for n in range(60):
+        await work(streams_url, 1, prefix=f"k{n}-")
+    queue = open_queue(short, worker_id="w")
+    try:
+        await queue.upkeep()
+        left = {event.job_id for event in await journal_of(streams_url)}
+        assert left >= {f"k{n}-0" for n in range(60)}, "what was not captured was trimmed"
+        capture(spark, lake, [streams_url], once=True)
+        tape = journal_tape(streams_url)
+        assert isinstance(tape, StreamTape)
+        with BulkRedis(tape.store) as redis:
+            redis.call("HDEL", tape.captured[0], "tidy_at")  # it tidies every ten seconds
+        await queue.upkeep()
+        assert len(await journal_of(streams_url)) < 180
+    finally:
+        await queue.close()
+    assert len(lake_rows(lake)) == 210
+    assert capture(spark, lake, [streams_url], once=True).gaps == []
+
+
+async def test_small_files_become_one_and_nothing_is_lost_or_doubled(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    for n in range(3):
+        await work(streams_url, 5, prefix=f"c{n}-")
+        capture(spark, lake, [streams_url], once=True, parts=1)
+    files = LakeFiles(lake)
+    small = event_files(files)
+    assert len(small) == 3
+    copies = {file: files.read_table([file.path], ARROW) for file in small}
+    assert compact(files, files_min=2) > 0
+    assert await equal(lake, streams_url)
+    # Killed before the small files were removed, they lie there again and do not count.
+    for file, table in copies.items():
+        if file not in event_files(files):
+            files.write_table(file.path, table)
+    assert await equal(lake, streams_url)
+
+
+def test_a_folder_with_other_files_is_not_made_a_lake(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        capture(spark, str(tmp_path), ["streams+redis://127.0.0.1:1/0"], once=True)
+
+
+def test_a_store_that_is_away_is_told_in_one_line(spark: SparkSession, lake: str) -> None:
+    with pytest.raises(StoreError, match=r"redis://127\.0\.0\.1:1/0: cannot connect") as told:
+        capture(spark, lake, ["streams+redis://127.0.0.1:1/0"], once=True)
+    assert "\n" not in str(told.value)

@@ -1,0 +1,240 @@
+"""Tables: each transform on a few rows, and bit by bit the same as all at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from leasehold.core.errors import NotFound
+from leasehold.core.event import JournalEvent
+from leasehold.pipeline.audit.lakes import audit_lake, violations
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.layout import event_file
+from leasehold.pipeline.lake.progress import Progress, write_progress
+from leasehold.pipeline.lake.sink import day_name
+from leasehold.pipeline.schema import ARROW, rows_of
+from leasehold.pipeline.tables import attempts, jobs
+from leasehold.pipeline.tables.manifest import NAMES, read_manifest
+from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
+from leasehold.pipeline.tables.reading import table
+from leasehold.pipeline.tables.update import update_tables
+from tests.chaos.sim.test_verdict import sound
+
+DAY_MS = 86_400_000
+MONDAY_MS = 20_773 * DAY_MS
+
+
+def event(at_ms: int, kind: str, ver: int, here: str, there: str, **more: object) -> JournalEvent:
+    return msgspec.convert(
+        {
+            "seq": str(at_ms), "contract": "memory", "queue": "q", "job_id": "a", "task": "t",
+            "type": kind, "ts_ms": MONDAY_MS + at_ms, "ver": ver, "from_state": here,
+            "to_state": there,
+        }
+        | more,
+        JournalEvent,
+    )  # fmt: skip
+
+
+# Submitted at 0, due at 100, claimed at 150; fails at 250, due again at 1250; claimed at 1300,
+# lost at 2300; claimed at 2400 and done at 2500.
+HISTORY = [
+    event(0, "submit", 1, "", "waiting", due_ms=MONDAY_MS + 100),
+    event(150, "claim", 2, "waiting", "running", fence=1, attempt=1, worker_id="w1"),
+    event(250, "retry", 3, "running", "waiting", fence=1, attempt=1, worker_id="w1",
+          due_ms=MONDAY_MS + 1250, error_code="503"),
+    event(1300, "claim", 4, "waiting", "running", fence=2, attempt=2, worker_id="w2"),
+    event(1400, "extend", 5, "running", "running", fence=2, attempt=2, worker_id="w2"),
+    event(2300, "reap", 6, "running", "waiting", fence=2, attempt=2, worker_id="w2"),
+    event(2400, "claim", 7, "waiting", "running", fence=3, attempt=3, worker_id="w1"),
+    event(2500, "complete", 8, "running", "done", fence=3, attempt=3, worker_id="w1"),
+]  # fmt: skip
+
+
+def frame(spark: SparkSession, events: Sequence[JournalEvent]) -> DataFrame:
+    return spark.createDataFrame(pa.Table.from_batches([rows_of(events, "j")]))
+
+
+def test_an_attempt_knows_its_wait_its_run_and_its_end(spark: SparkSession) -> None:
+    made = attempts.shown(attempts.attempts_of(frame(spark, HISTORY)))
+    wanted = spark.createDataFrame(
+        [
+            (1, 1, "w1", 50, 100, 1000, "retry", "503", 0, "2026-11-16"),
+            (2, 2, "w2", 50, 1000, 0, "reap", "", 1, "2026-11-16"),
+            (3, 3, "w1", 100, 100, None, "complete", "", 0, "2026-11-16"),
+        ],
+        "fence bigint, attempt int, worker_id string, wait_ms bigint, run_ms bigint, "
+        "backoff_ms bigint, outcome string, error_code string, extends bigint, day string",
+    )
+    assertDataFrameEqual(made.select(*wanted.columns), wanted)
+
+
+def test_a_job_knows_its_state_its_starts_and_its_times(spark: SparkSession) -> None:
+    made = jobs.shown(jobs.jobs_of(frame(spark, HISTORY)))
+    wanted = spark.createDataFrame(
+        [("done", True, 3, 1, 1, 1, 50, 2500, "2026-11-16")],
+        "state string, is_final boolean, starts bigint, retries bigint, lost bigint, "
+        "epochs bigint, wait_ms bigint, total_ms bigint, day string",
+    )
+    assertDataFrameEqual(made.select(*wanted.columns), wanted)
+    unfinished = jobs.shown(jobs.jobs_of(frame(spark, HISTORY[:-1]))).collect()[0]
+    assert (unfinished.state, unfinished.day, unfinished.total_ms) == ("running", "open", None)
+
+
+def test_an_hour_knows_how_many_how_fast_and_how_often_it_failed(spark: SparkSession) -> None:
+    events = frame(spark, HISTORY)
+    done = attempts.shown(attempts.attempts_of(events))
+    ended = jobs.shown(jobs.jobs_of(events))
+    rows = {row.worker_id: row for row in metrics_hourly(done, ended, events).collect()}
+    assert (rows["w1"].attempts, rows["w1"].completed, rows["w1"].retried) == (2, 1, 1)
+    assert (rows["w1"].p50_wait_ms, rows["w1"].p50_run_ms, rows["w1"].retry_rate) == (75, 100, 0.5)
+    assert (rows["w1"].jobs, rows["w1"].p99_total_ms, rows["w1"].dead) == (1, 2500, 0)
+    assert (rows["w2"].lost, rows["w2"].lost_rate) == (1, 1.0)
+    assert (rows[""].submitted, rows[""].attempts) == (1, 0)
+    latencies = {(r.kind, r.bucket): r["count"] for r in latency_hourly(done, ended).collect()}
+    assert latencies == {
+        ("wait", 5): 2, ("wait", 6): 1, ("run", 6): 2, ("run", 9): 1, ("total", 11): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("target_ms", "within"), [(2_500, 1), (2_499, 0)])
+def test_a_target_is_met_up_to_its_last_millisecond(
+    spark: SparkSession, target_ms: int, within: int
+) -> None:
+    ended = jobs.shown(jobs.jobs_of(frame(spark, HISTORY)))
+    (row,) = slo(ended, {"q": target_ms, "": 1}).collect()
+    assert (row.finished, row.within, row.share) == (1, within, float(within))
+
+
+def put(lake: LakeFiles, events: Sequence[JournalEvent], journal: str, after: int) -> None:
+    """A batch of events as capture would leave it."""
+    batch = pa.Table.from_batches([rows_of(events, journal)])
+    days = sorted({day_name(each.ts_ms // DAY_MS) for each in events})
+    for day in days:
+        mine = [n for n, each in enumerate(events) if day_name(each.ts_ms // DAY_MS) == day]
+        file = event_file(day, journal, str(after) if after else "", events[-1].seq)
+        lake.write_table(file.path, batch.take(mine).cast(ARROW))
+    write_progress(
+        lake, Progress(journal=journal, url="memory://x", after=str(after), upto=events[-1].seq)
+    )
+
+
+def spread(seed: int) -> list[JournalEvent]:
+    """A simulated history over three days, with jobs that somebody sends back after their end."""
+    rng = Random(seed)
+    events = [e for e in sound(seed).events if e.ver]
+    for job_id in sorted({e.job_id for e in events}):
+        last = [e for e in events if e.job_id == job_id][-1]
+        if last.to_state in ("done", "failed") and rng.random() < 0.3:
+            events.append(
+                msgspec.structs.replace(
+                    last, type="reopen", ver=last.ver + 1, from_state=last.to_state,
+                    to_state="waiting", attempt=0, prev_fence=last.fence,
+                    prev_lease_until_ms=0, worker_id="", token_h="",
+                )
+            )  # fmt: skip
+    step = 3 * DAY_MS // len(events)
+    return [
+        msgspec.structs.replace(e, seq=str(n + 1), ts_ms=MONDAY_MS + n * step)
+        for n, e in enumerate(events)
+    ]
+
+
+def contents(spark: SparkSession, lake: str) -> dict[str, list[str]]:
+    files = LakeFiles(lake)
+    return {
+        name: sorted(str(row.asDict(recursive=True)) for row in table(spark, files, name).collect())
+        for name in NAMES
+    }
+
+
+def test_bit_by_bit_gives_the_same_tables_and_the_same_audit_as_all_at_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    slowly, at_once = str(tmp_path / "slowly"), str(tmp_path / "at-once")
+    for name in (slowly, at_once):
+        LakeFiles(name).begin()
+    events = spread(3)
+    cuts = [0, len(events) // 2, len(events)]
+    for begin, end in pairwise(cuts):
+        put(LakeFiles(slowly), events[begin:end], "j", begin)
+        update_tables(spark, slowly)
+        bit_by_bit = audit_lake(spark, slowly)
+    assert not update_tables(spark, slowly).is_new
+    put(LakeFiles(at_once), events, "j", 0)
+    update_tables(spark, at_once)
+    assert contents(spark, slowly) == contents(spark, at_once)
+    whole = audit_lake(spark, at_once)
+    assert (bit_by_bit.events, bit_by_bit.jobs) == (whole.events, whole.jobs)
+    assert bit_by_bit.open_jobs == whole.open_jobs
+    assert bit_by_bit.verdicts == whole.verdicts
+    assert bit_by_bit.broken == []
+
+
+def test_damage_in_a_later_part_is_found_with_the_events_of_an_earlier_one(
+    spark: SparkSession, lake: str
+) -> None:
+    LakeFiles(lake).begin()
+    events = [
+        msgspec.structs.replace(e, seq=str(n + 1)) for n, e in enumerate(sound(2).events) if e.ver
+    ]
+    cut, at = _lease_across(events)
+    put(LakeFiles(lake), events[:cut], "j", 0)
+    assert audit_lake(spark, lake).violations == 0
+    events[at] = msgspec.structs.replace(events[at], worker_id="somebody else")
+    put(LakeFiles(lake), events[cut:], "j", int(events[cut - 1].seq))
+    result = audit_lake(spark, lake)
+    assert result.jobs == len({event.job_id for event in events})
+    assert result.broken == ["I8"]
+    found = violations(spark, LakeFiles(lake))
+    assert found is not None
+    (row,) = found.collect()
+    assert row.job_id == events[at].job_id
+    assert "accepted from another than the holder" in row.text
+    assert len(json.loads(row.evidence)) == 2
+
+
+def _lease_across(events: list[JournalEvent]) -> tuple[int, int]:
+    """Where to cut so that a job completes in the second part under a lease of the first."""
+    for at, end in enumerate(events):
+        before = [n for n, e in enumerate(events[:at]) if e.job_id == end.job_id]
+        if end.type == "complete" and events[before[-1]].type == "claim" and at - before[-1] > 1:
+            return before[-1] + 1, at
+    raise AssertionError("no such lease")
+
+
+def test_a_run_that_was_killed_leaves_no_trace(spark: SparkSession, lake: str) -> None:
+    files = LakeFiles(lake)
+    files.begin()
+    put(files, HISTORY, "j", 0)
+    update_tables(spark, lake)
+    before = contents(spark, lake)
+    (path,) = read_manifest(files).of("jobs", ["2026-11-16"])
+    left = pq.read_table(f"{lake}/{path}", partitioning=None)
+    files.write_table("tables/jobs/day=2026-11-16/000002-0000.parquet", left)
+    put(
+        files,
+        [msgspec.structs.replace(e, job_id="b", seq=f"{3000 + n}") for n, e in enumerate(HISTORY)],
+        "j",
+        2500,
+    )
+    update_tables(spark, lake)
+    assert len(contents(spark, lake)["jobs"]) == 2
+    assert contents(spark, lake) != before
+
+
+def test_tables_of_a_folder_that_is_no_lake_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound, match="is no lake"):
+        update_tables(spark, str(tmp_path))

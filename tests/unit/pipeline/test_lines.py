@@ -1,0 +1,81 @@
+"""Packed lines as columns: the fast way says what the certain way says, whatever stands in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leasehold.contracts.bullmq.journal import decode as decode_bullmq
+from leasehold.contracts.streams.journal import decode as decode_streams
+from leasehold.core.opening import journal_tape
+from leasehold.core.tape import StreamTape
+from leasehold.pipeline.schema import place, rows_of
+from leasehold.pipeline.source.lines import LineParser
+
+URLS = {
+    "streams": "streams+redis://localhost:6379/0",
+    "bullmq": "bullmq+redis://localhost:6379/0?queue=q",
+}
+TEXT = st.text(alphabet=st.sampled_from("abé\"'\\ ,;{}\r\n\x00\t"), max_size=6)
+NUMBER = st.integers(0, 2**31 - 1).map(str) | st.just("")
+
+
+def tape_of(contract: str) -> StreamTape:
+    tape = journal_tape(URLS[contract])
+    assert isinstance(tape, StreamTape)
+    return tape
+
+
+def decoded(contract: str, page: list[Any]) -> Any:
+    events = [
+        event
+        for entry in page
+        for event in (decode_streams(entry) if contract == "streams" else decode_bullmq(entry, "q"))
+    ]
+    return rows_of(events, "j")
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> tuple[str, list[Any]]:
+    contract = draw(st.sampled_from(sorted(URLS)))
+    fields = tape_of(contract).fields
+    numbers = {"ver", "ts_ms", "attempt", "fence", "prev_fence", "lease_until_ms", "due_ms"}
+    numbers |= {"prev_lease_until_ms", "max_attempts", "priority"}
+    odd = draw(st.booleans())
+    plain = st.text(alphabet='abc-:{}"é', max_size=6)
+    page = []
+    for n in range(draw(st.integers(1, 4))):
+        flat: list[bytes] = []
+        for _ in range(draw(st.integers(1, 3))):
+            width = draw(st.integers(4, len(fields)))
+            parts = [
+                draw(NUMBER if name in numbers else TEXT if odd and name == "data" else plain)
+                for name in fields[:width]
+            ]
+            flat += [b"e", "\t".join(parts).encode()]
+        page.append([f"17947888721{n:02d}-{n}".encode(), flat])
+    return contract, page
+
+
+@given(pages())
+@settings(deadline=None)
+def test_columns_say_what_the_contracts_own_reader_says(drawn: tuple[str, list[Any]]) -> None:
+    contract, page = drawn
+    fast = LineParser(tape_of(contract), "j").batch(page)
+    assert fast.to_pylist() == decoded(contract, page).to_pylist()
+
+
+def test_bytes_that_are_no_text_and_numbers_that_are_none_stop_nobody() -> None:
+    page = [[b"5-0", [b"e", b"job\tclaim\tx\t1\ttask\xff\tqueued\trunning\t1\t1"]]]
+    batch = LineParser(tape_of("streams"), "j").batch(page)
+    assert batch.to_pylist() == decoded("streams", page).to_pylist()
+    assert batch.column("ver")[0].as_py() == 0
+
+
+def test_places_rise_with_positions() -> None:
+    order = ["", "5-0.0", "5-0.1", "5-0", "5-1.0", "5-18446744073709551615", "6-0.0"]
+    places = [place(position) for position in order]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)

@@ -1,0 +1,73 @@
+"""The operator's file of signing secrets."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from leasehold.core.errors import UsageError
+from leasehold.vault import Secret
+from leasehold.webhooks import new_secret, read_secret
+from leasehold.webhooks.secrets import Together, live_keys, read_secrets
+
+NEW, OLD, REST = new_secret(), new_secret(), new_secret()
+
+
+async def test_a_requester_has_its_own_secrets_and_others_those_of_everybody() -> None:
+    known = read_secrets(f"# ours\nacme = {NEW} {OLD}  # rotating\n\n* = {REST}\n")
+    assert [one.reveal() for one in await known.live("acme")] == [
+        read_secret(NEW),
+        read_secret(OLD),
+    ]
+    assert [one.reveal() for one in await known.live("other")] == [read_secret(REST)]
+
+
+async def test_the_first_place_that_knows_a_requester_counts() -> None:
+    both = Together(read_secrets(f"acme = {NEW}"), read_secrets(f"acme = {OLD}\n* = {REST}"))
+    assert await live_keys(both, "acme") == [read_secret(NEW)]
+    assert await live_keys(both, "other") == [read_secret(REST)]
+    assert await live_keys(Together(), "acme") == []
+
+
+async def test_secrets_are_taken_as_they_were_given_to_the_requester() -> None:
+    class Kept:
+        async def live(self, requester_id: str) -> list[Secret]:
+            return [Secret(NEW), Secret(b"\xff" * 32), Secret(OLD)]
+
+    assert await live_keys(Kept(), "acme") == [read_secret(NEW), b"\xff" * 32]
+
+
+@pytest.mark.parametrize("form", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_secret_may_be_written_in_either_alphabet_and_without_padding(
+    form: Callable[[bytes], bytes],
+) -> None:
+    raw = b"\xfb\xff\xfe" * 10 + b"ab"
+    text = "whsec_" + form(raw).decode()
+    assert read_secret(text) == read_secret(text.rstrip("=")) == raw
+
+
+async def test_without_a_line_for_everybody_a_stranger_has_none() -> None:
+    assert await read_secrets(f"acme = {NEW}").live("other") == []
+    assert await read_secrets("").live("acme") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acme",
+        "acme =",
+        f"= {NEW}",
+        f"acme = {NEW} {OLD} {REST}",
+        f"acme = {NEW}\nacme = {OLD}",
+        "acme = canary-short",
+        "acme = whsec_canary!",
+    ],
+    ids=["bare", "empty", "nobody", "three", "twice", "short", "garbled"],
+)
+def test_a_bad_line_is_named_by_its_number_and_not_shown(text: str) -> None:
+    with pytest.raises(UsageError, match=r"line [12]:") as caught:
+        read_secrets(text)
+    assert "canary" not in str(caught.value)
+    assert NEW not in str(caught.value)
