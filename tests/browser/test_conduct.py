@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from leasehold.core.job import NewJob
-from leasehold.gateway.keys import open_keyring
+from leasehold.gateway.rings import open_keyring
 from tests.browser.conftest import Watched
 from tests.browser.stand import Stand
 

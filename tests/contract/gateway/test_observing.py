@@ -12,7 +12,7 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
 from leasehold.core.seam import Staffed
 from leasehold.dashboard.kinds import kind_of
-from leasehold.gateway.keys import open_keyring
+from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters
