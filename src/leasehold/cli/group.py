@@ -39,6 +39,7 @@ COMMANDS = {
     "receiver": "Receive webhooks and show them on a page.",
     "pipeline": "Keep, count and audit the history of queues, on Spark.",
     "doctor": "Look for what will hurt, and say what helps.",
+    "check": "Run the conformance suite on a live store.",
     "bench": "Measure this machine on a private store.",
     "completion": "Print the completion script for a shell.",
     "config": "Show settings and where they come from.",

@@ -8,7 +8,7 @@ the order of the request; one bad item never harms its neighbours. Calls raise o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -118,6 +118,22 @@ class Ledger(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+
+
+class WorkerBeat(msgspec.Struct, frozen=True):
+    """A worker that is alive, as far as its store can tell. `slots` 0 means it does not say."""
+
+    worker_id: str
+    last_ms: int
+    slots: int = 0
+
+
+@runtime_checkable
+class Staffed(Protocol):
+    """A ledger that also knows the workers, those included that have nothing to do."""
+
+    async def workers(self) -> list[WorkerBeat]:
+        """The workers that are alive."""
 
 
 class Journal(Protocol):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from leasehold.core.seam import Counts
+from leasehold.core.seam import Counts, Staffed
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import kind_of
@@ -24,25 +23,6 @@ DEAD_MAX = 5_000
 _GONE_MS = 600_000
 _OVERDUE_MS = 30_000
 _OLD_MS = 60_000
-
-
-class WorkerBeat(Protocol):
-    """What a contract knows of a worker."""
-
-    @property
-    def worker_id(self) -> str: ...
-    @property
-    def last_ms(self) -> int: ...
-    @property
-    def slots(self) -> int: ...
-
-
-@runtime_checkable
-class Staffed(Protocol):
-    """A ledger that knows its workers, also those that have nothing to do."""
-
-    async def workers(self) -> list[WorkerBeat]:
-        """The workers that are alive."""
 
 
 class Warn(msgspec.Struct, frozen=True):
@@ -196,3 +176,21 @@ def _queue_warnings(name: str, counts: Counts, last_claim_ms: int, now_ms: int) 
             Warn(name, f"the oldest job has waited {waited}", "add workers or slots", link)
         )
     return found
+
+
+async def overdue(finder: Finder, *, now_ms: int) -> list[Warn]:
+    """Queues with jobs whose lease ran out long ago: nobody does their upkeep."""
+    late: dict[str, int] = {}
+    search = Search("", (Term("is", ":", "running"),))
+    for found in (await finder.page(search, limit=_RUNNING_MAX)).jobs:
+        if 0 < found.job.lease_until_ms < now_ms - _OVERDUE_MS:
+            late[found.queue] = late.get(found.queue, 0) + 1
+    return [
+        Warn(
+            queue,
+            f"{count} leases ran out and nobody took the jobs back",
+            "start a worker: workers do the upkeep",
+            f"/jobs?q=queue:{queue}+is:running",
+        )
+        for queue, count in late.items()
+    ]

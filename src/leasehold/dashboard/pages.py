@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from leasehold.dashboard import charts
 from leasehold.dashboard.acting import VERBS, Actor
 from leasehold.dashboard.boxes import boxes, command_of, curl_of
 from leasehold.dashboard.finding import Finder
-from leasehold.dashboard.gathering import by_kind, dead_letters, warnings, workers
+from leasehold.dashboard.gathering import Warn, by_kind, dead_letters, overdue, warnings, workers
 from leasehold.dashboard.history import Histories
 from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import KINDS, kind_of
@@ -53,6 +54,7 @@ class Pages:
         *,
         trace_url: str = "",
         lake: str = "",
+        store_warnings: Callable[[], Awaitable[list[Warn]]],
     ) -> None:
         self._street = street
         self._finder = finder
@@ -61,6 +63,7 @@ class Pages:
         self._redaction = redaction
         self._trace_url = trace_url
         self._histories = Histories(lake)
+        self._store_warnings = store_warnings
 
     async def overview(self, visit: Visit) -> Page:
         """Figures of all queues, warnings, and how to submit a job."""
@@ -83,7 +86,7 @@ class Pages:
                 "heat_wait": charts.heat_map(seconds, "wait", now_s=now_s),
                 "heat_run": charts.heat_map(seconds, "run", now_s=now_s),
                 "queues": [self._queue_row(house) for house in self._street],
-                "warnings": warnings(self._watch, now_ms=now_s * 1000),
+                "warnings": await self._warnings(now_s * 1000),
                 "boxes": boxes(self._street, base, recent),
                 "errors": _top_errors(self._watch),
             },
@@ -208,6 +211,14 @@ class Pages:
         back = with_params("/jobs", q=bulk.search)
         return Page("bulk.html", {"title": f"{bulk.verb.capitalize()} jobs", "bulk": bulk,
                                   "back": back})  # fmt: skip
+
+    async def _warnings(self, now_ms: int) -> list[Warn]:
+        found = warnings(self._watch, now_ms=now_ms)
+        try:
+            found += await overdue(self._finder, now_ms=now_ms)
+            return [*found, *(await self._store_warnings())]
+        except StoreError:  # which is among what was found
+            return found
 
     async def _events(self, house: House, job_id: str) -> list[Any]:
         events: list[Any] = []

@@ -27,6 +27,7 @@ from leasehold.dashboard.audit import AuditLog
 from leasehold.dashboard.doorkeeper import Doorkeeper
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.forms import Forms
+from leasehold.dashboard.gathering import Warn
 from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.live import Live
@@ -49,6 +50,10 @@ _AWAY = {
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
+async def _none() -> list[Warn]:
+    return []
+
+
 class Dashboard:
     """One per gateway process. Call `close` in its event loop."""
 
@@ -62,6 +67,7 @@ class Dashboard:
         trace_url: str = "",
         lake: str = "",
         version: str = "",
+        store_warnings: Callable[[], Awaitable[list[Warn]]] = _none,
     ) -> None:
         street = Street(houses)
         redaction = Redaction(redact)
@@ -74,7 +80,14 @@ class Dashboard:
         self.actor = Actor(street, finder, audit)
         self._api = Api(street, finder, self.actor, self.watch, redaction)
         self._pages = Pages(
-            street, finder, self.actor, self.watch, redaction, trace_url=trace_url, lake=lake
+            street,
+            finder,
+            self.actor,
+            self.watch,
+            redaction,
+            trace_url=trace_url,
+            lake=lake,
+            store_warnings=store_warnings,
         )
         self._forms = Forms(street, finder, self.actor, self._notices, redaction)
         self._templates = _templates()

@@ -27,6 +27,7 @@ from leasehold.gateway import pages
 from leasehold.gateway.auth import Door
 from leasehold.gateway.dispatch import ROUTE, Desk, Resource
 from leasehold.gateway.document import document
+from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.keys import KeyRing
@@ -68,6 +69,7 @@ class Gateway:
             trace_url=settings.trace_url,
             lake=settings.lake,
             version=__version__,
+            store_warnings=Durability(self._side[0] if self._side else None).warnings,
         )
         self.operations = Operations(
             self.served, self.ring, self.metrics, lambda: self.draining, self.dashboard.actor.steer

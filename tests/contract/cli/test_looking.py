@@ -231,3 +231,21 @@ def test_top_ends_quietly_on_ctrl_c(queue_url: str) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert "Traceback" not in said
+
+
+def test_check_says_which_clauses_a_live_store_keeps(cli: Cli, redis_url: str) -> None:
+    done = cli("check", f"streams+{redis_url}", "--only", "test_pause or test_retry", "--json")
+    assert done.code == 0, done.err
+    verdicts = {line["clause"]: line["verdict"] for line in done.lines}
+    assert verdicts["M-10"] == "held"
+    assert set(verdicts.values()) <= {"held", "not asked"}
+
+
+def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
+    from leasehold.cli.conformance import Ran, judge
+
+    ran = [Ran("a", True, ("M-10",)), Ran("b", False, ("M-10", "M-2"))]
+    verdicts = {clause.clause: clause for clause in judge(ran)}
+    assert (verdicts["M-10"].verdict, verdicts["M-10"].failed) == ("broken", ("b",))
+    assert verdicts["M-2"].verdict == "broken"
+    assert verdicts["M-1"].verdict == "not asked"

@@ -10,6 +10,7 @@ import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
+from leasehold.core.seam import Staffed
 from leasehold.dashboard.kinds import kind_of
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
@@ -258,3 +259,30 @@ async def test_the_pulse_tells_what_moved_and_ends_when_the_gateway_goes(site: S
                 running.gateway.drain()
     assert names[0] == "series"
     assert kind_of((await site.ledger.get(job_id)).state) == "waiting"  # type: ignore[union-attr]
+
+
+async def test_the_overview_warns_of_a_queue_without_workers_and_a_store_that_forgets(
+    site: Site,
+) -> None:
+    web = await site.web()
+    await web.submit()
+    await site.redis.call("CONFIG", "SET", "appendonly", "no")
+    try:
+        text = (await web.get("/")).body.decode()
+    finally:
+        await site.redis.call("CONFIG", "SET", "appendonly", "yes")
+    assert "no worker, and 1 jobs wait" in text
+    assert "appendonly is off" in text
+
+
+async def test_a_worker_with_nothing_to_do_is_seen(place: Place) -> None:
+    queue = open_queue(place.stage.url, worker_id="w-idle")
+    try:
+        await queue.claim(1, wait_ms=10)
+        workers = (await place.web.get("/api/workers")).json["workers"]
+    finally:
+        await queue.close()
+    if isinstance(place.stage.ledger, Staffed):
+        assert [worker["worker_id"] for worker in workers] == ["w-idle"]
+    else:
+        assert workers == []

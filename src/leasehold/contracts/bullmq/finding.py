@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from leasehold.contracts.bullmq.options import Options, keys
-from leasehold.contracts.bullmq.records import record_of
+from leasehold.contracts.bullmq.records import number, record_of
 from leasehold.core.job import JobRecord
 from leasehold.store.redis import Arg, Redis
 
@@ -27,8 +27,35 @@ class Finder:
         self._queue = options.queue
         self._keys = keys(options.key_prefix)
 
-    async def ids(self, states: Sequence[str]) -> list[str]:
-        """The ids of the jobs in these states, newest of each first, up to a bound."""
+    async def newest(self, states: Sequence[str], after: str) -> dict[str, str]:
+        """The jobs in these states that come after a cursor, newest first, each with its state.
+
+        BullMQ has no index by time: the ids of the states are read up to a bound, and of each the
+        time alone. Whole records, and their places, are for the few that are shown.
+        """
+        listed = await self._ids(states)
+        ids = list(listed)
+        times: list[tuple[tuple[int, tuple[int, str]], str]] = []
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            commands: list[tuple[Arg, ...]] = [
+                ("HGET", self._prefix + job_id, "timestamp") for job_id in chunk
+            ]
+            stamps = await self._redis.pipeline(commands)
+            times += [
+                ((number(stamp), natural(job_id)), job_id)
+                for job_id, stamp in zip(chunk, stamps, strict=True)
+                if stamp is not None
+            ]
+        if after:
+            created, _, last_id = after.partition(":")
+            last = (int(created), natural(last_id))
+            times = [each for each in times if each[0] < last]
+        times.sort(reverse=True)
+        return {job_id: listed[job_id] for _, job_id in times}
+
+    async def _ids(self, states: Sequence[str]) -> dict[str, str]:
+        """The jobs in these states, newest of each first, up to a bound, each with its state."""
         wait, active, prioritized, delayed, paused = self._keys[:5]
         last = _SCAN_MAX - 1
         reads: dict[str, tuple[Arg, ...]] = {
@@ -42,10 +69,20 @@ class Finder:
             "failed": ("ZREVRANGE", self._keys[12], 0, last),
         }
         replies = await self._redis.pipeline([reads[state] for state in states])
-        return list(dict.fromkeys(each.decode() for reply in replies for each in reply))
+        return {
+            each.decode(): state
+            for state, reply in zip(states, replies, strict=True)
+            for each in reply
+        }
 
-    async def records(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        """Hash and place of each job; the places are asked for in the same go."""
+    async def records(
+        self, ids: Sequence[str], listed: Mapping[str, str] | None = None
+    ) -> list[JobRecord | None]:
+        """Hash and place of each job; the places are asked for in the same go.
+
+        `listed` says where jobs were a moment ago: then no list is searched for them, which takes
+        as long as the list is.
+        """
         found: list[JobRecord | None] = []
         wait, active, prioritized, delayed, paused = self._keys[:5]
         sets = (
@@ -55,7 +92,8 @@ class Finder:
             (prioritized, "prioritized"),
             (self._keys[13], "waiting-children"),
         )
-        lists = ((active, "active"), (wait, "waiting"), (paused, "paused"))
+        every = ((active, "active"), (wait, "waiting"), (paused, "paused"))
+        lists = every if listed is None else ()
         width = 1 + len(sets) + len(lists)
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
@@ -70,7 +108,7 @@ class Finder:
                 flat, *places = replies[at * width : (at + 1) * width]
                 state, place = next(
                     ((n, p) for n, p in zip(names, places, strict=True) if p is not None),
-                    ("unknown", b""),
+                    ("unknown" if listed is None else listed[job_id], b"0"),
                 )
                 raw = dict(zip(flat[::2], flat[1::2], strict=True))
                 due_ms = int(float(place)) // _SLOTS if state == "delayed" else 0
@@ -80,11 +118,6 @@ class Finder:
                     else None
                 )
         return found
-
-
-def place(record: JobRecord) -> tuple[int, tuple[int, str]]:
-    """By what jobs are ordered: their time, and their number."""
-    return (record.created_ms, natural(record.job_id))
 
 
 def natural(job_id: str) -> tuple[int, str]:

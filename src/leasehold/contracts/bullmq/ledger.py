@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 from leasehold.contracts.bullmq.events import read_events
 from leasehold.contracts.bullmq.family import Children, children_of
-from leasehold.contracts.bullmq.finding import STATES, Finder, natural, place
+from leasehold.contracts.bullmq.finding import STATES, Finder
 from leasehold.contracts.bullmq.job_options import PRIORITY_MAX
 from leasehold.contracts.bullmq.options import CONTRACT, Options, client_name
 from leasehold.contracts.bullmq.records import number
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
 
+_STEP_MIN = 50
 # What repeats another event or tells of another request: a job's own story ends with its end.
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
@@ -36,28 +37,24 @@ class BullmqLedger:
         return record
 
     async def find(self, query: Query) -> Page:
-        """Jobs by creation time, newest first. `after` is `created_ms:job_id` of the last seen.
-
-        BullMQ has no index by time: the ids of the asked states are read, newest of each first, up
-        to a bound.
-        """
+        """Jobs by creation time, newest first. `after` is `created_ms:job_id` of the last seen."""
         unknown = set(query.states) - set(STATES)
         if unknown:
             raise UsageError(
                 f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(STATES)}",
                 contract=CONTRACT,
             )
-        ids = await self._finder.ids(query.states or STATES)
-        found = [record for record in await self._finder.records(ids) if record is not None]
-        found.sort(key=place, reverse=True)
-        if query.after:
-            created, _, last_id = query.after.partition(":")
-            found = [each for each in found if place(each) < (int(created), natural(last_id))]
-        if query.task:
-            found = [each for each in found if each.task == query.task]
-        page = found[: query.limit]
-        more = len(found) > query.limit
-        return Page(page, f"{page[-1].created_ms}:{page[-1].job_id}" if more else "")
+        listed = await self._finder.newest(query.states or STATES, query.after)
+        ids, found = list(listed), list[JobRecord]()
+        step = max(query.limit + 1, _STEP_MIN)
+        for start in range(0, len(ids), step):
+            for record in await self._finder.records(ids[start : start + step], listed):
+                if record is None or (query.task and record.task != query.task):
+                    continue
+                if len(found) >= query.limit:
+                    return Page(found, f"{found[-1].created_ms}:{found[-1].job_id}")
+                found.append(record)
+        return Page(found)
 
     async def counts(self) -> Counts:
         """Depth by state now."""
@@ -88,6 +85,20 @@ class BullmqLedger:
             workers=self._workers(clients),
             oldest_waiting_ms=await self._waited(oldest, now),
         )
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers whose connection carries their name, as Node's getWorkers() sees them."""
+        clients, clock = await self._redis.pipeline([("CLIENT", "LIST"), ("TIME",)])
+        now = int(clock[0]) * 1000
+        start = f"{client_name(self._options)}:w:"
+        found: dict[str, int] = {}
+        for line in clients.decode(errors="replace").splitlines():
+            fields = dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
+            if fields.get("name", "").startswith(start):
+                name = fields["name"][len(start) :]
+                heard = now - 1000 * int(fields.get("idle", "0"))
+                found[name] = max(heard, found.get(name, 0))
+        return [WorkerBeat(name, last_ms) for name, last_ms in found.items()]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What the queue's event stream says of one job after a stream id.

@@ -10,7 +10,7 @@ from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options,
 from leasehold.contracts.streams.queue import SCRIPTS
 from leasehold.core.errors import ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
 
 _STATES = ("queued", "running", "done", "error", "canceled")
@@ -94,6 +94,16 @@ class StreamsLedger:
             workers=sum(now - _int(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats),
             oldest_waiting_ms=oldest,
         )
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers that claimed lately, also in vain."""
+        clock, flat = await self._redis.pipeline([("TIME",), ("HGETALL", self._keys[8])])
+        oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
+        beats = [
+            WorkerBeat(worker_id, _int(words.split(b" ")[0]))
+            for worker_id, words in _pairs(flat).items()
+        ]
+        return [beat for beat in beats if beat.last_ms > oldest]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """The job's own event stream after a stream id."""
