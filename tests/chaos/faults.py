@@ -22,6 +22,7 @@ from tests.chaos.subject import Subject
 from tests.chaos.verdict import Fault
 
 LOSS_WITHIN_S = 30.0
+LISTENS_WITHIN_S = 60.0
 BUSY_WITHIN_MS = 20_000
 
 
@@ -98,10 +99,17 @@ class Faults:
             self._herd.go_on(member)
 
     async def kill_gateway(self, member: Member) -> None:
-        """kill -9 while clients post, and a new one on the same port."""
-        async with self._logged("kill gateway", member.worker, 0, []):
+        """kill -9 while clients post, and a new one on the same port.
+
+        Where workers go through it, it hits them all, and for as long as nobody answers there.
+        """
+        port = getattr(self._subject, "gateway_port", 0)
+        hit, slots = (self._herd.workers(), self._herd.slots) if port else ([], 0)
+        async with self._logged("kill gateway", member.worker, slots, hit):
             self._herd.kill(member)
-        self._herd.start(member)
+            self._herd.start(member)
+            if port:
+                await _listening(port)
 
     async def kill_store(self, *, down_ms: int, wipe: bool = False) -> None:
         """kill -9 of the store, and back on its data (or, wiped, on none)."""
@@ -201,3 +209,16 @@ class Faults:
     def close(self) -> None:
         """The log is on disk."""
         self._log.close()
+
+
+async def _listening(port: int) -> None:
+    """Until somebody takes connections on a port of this machine."""
+    async with asyncio.timeout(LISTENS_WITHIN_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)  # a process that starts tells nobody
+            else:
+                writer.close()
+                return

@@ -132,7 +132,7 @@ PLANE = Machine(
         "FAILED": ("QUEUED", "DLQ"),
     },
     reopen={"SUCCEEDED": ("QUEUED",), "DLQ": ("QUEUED",)},
-    overtake_ms=1_000,
+    overtake_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
 )
 
 # `failed` rests: it leads to queued while attempts are left, to dead_letter when none is. A handler

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.cli.samples import FLOWS
 from tests.contract.cli.conftest import Program, wait_until
 from tests.unit.tasks.model_server import model_server
 
@@ -98,7 +99,7 @@ def test_jobs_of_all_six_tasks_flow_within_a_minute_and_ctrl_c_drains(up: Up) ->
 
 def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(up: Up) -> None:
     up.program.heard("(--no-node): the jobs of 'video-generation' come from our own producer")
-    assert [queue["workers"] for queue in up.call("queues")] == [1, 1, 1]
+    assert [queue["workers"] for queue in up.call("queues")] == [1] * len(FLOWS)
     wait_until(lambda: len(up.videos()) >= 2)
     assert set(up.videos()) == {"sample-python"}
     assert not (up.folder / ".leasehold" / "samples").exists()
@@ -156,6 +157,14 @@ def test_without_the_network_the_samples_are_ours_and_it_says_why(
         assert list((tmp_path / ".leasehold" / "samples").iterdir()) == []
     finally:
         up.program.kill()
+
+
+def test_the_gateway_is_a_plane_whose_jobs_are_worked_over_http(up: Up) -> None:
+    def done() -> int:
+        (plane,) = [each for each in up.call("queues") if each["queue"].startswith("plane+")]
+        return int(plane["totals"].get("SUCCEEDED", 0))
+
+    wait_until(lambda: done() >= 2, within_s=60)
 
 
 def test_no_samples_serves_both_queues_and_feeds_none(tmp_path: Path, free_port: int) -> None:

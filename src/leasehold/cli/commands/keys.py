@@ -16,10 +16,13 @@ from leasehold.cli.config import load_config
 from leasehold.cli.options import json_option, queue_option
 from leasehold.cli.output import ago, emit, emit_text, note, table
 from leasehold.cli.rotating import new_kek, rotate
-from leasehold.core.endpoint import SCOPES
+from leasehold.core.endpoint import SCOPES, Scope
 from leasehold.core.errors import NotFound, UsageError
 
 Answer = TypeVar("Answer")
+
+
+_PRODUCER: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel")
 
 
 @click.group("keys", short_help="Create, list and revoke API keys.")
@@ -37,7 +40,11 @@ command.add_command(new_kek)
 @command.command("create")
 @click.argument("name", default="")
 @click.option(
-    "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), help="May be repeated."
+    "--scope",
+    "scopes",
+    multiple=True,
+    metavar="SCOPE",
+    help=f"{', '.join(SCOPES)}, or stream:NAME for streams of a plane. May be repeated.",
 )
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is good.")
 @queue_option
@@ -46,7 +53,7 @@ def create(
     name: str, scopes: tuple[str, ...], days: float | None, queue_url: str | None, as_json: bool
 ) -> None:
     """Make a key and show it, this once; without --scope it may submit, read and cancel jobs."""
-    chosen = scopes or tuple(scope for scope in SCOPES if scope.startswith("jobs:"))
+    chosen = scopes or _PRODUCER
     ttl_ms = None if days is None else round(days * 86_400_000)
     key, text = _with_ring(queue_url, lambda ring: ring.create(chosen, name, ttl_ms))
     if as_json:
