@@ -73,7 +73,10 @@ class PlaneLedger:
         return Page(found, "_".join(nexts.values()) if more else "")
 
     async def counts(self) -> Counts:
-        """Depth by state now, over all streams; paused when all of them are."""
+        """Depth by state now, over all streams; paused when all of them are.
+
+        Workers are those of the stream that has most: who serves several is counted in each.
+        """
         parts = [await box.counts() for box in self._boxes.values()]
         states = dict.fromkeys(MACHINE.states, 0)
         for part in parts:
@@ -83,7 +86,7 @@ class PlaneLedger:
             states=states,
             totals=states,
             paused=all(part.paused for part in parts),
-            workers=sum(part.workers for part in parts),
+            workers=max(part.workers for part in parts),
             oldest_waiting_ms=max(part.oldest_waiting_ms for part in parts),
         )
 
