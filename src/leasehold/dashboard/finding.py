@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import heapq
 from collections.abc import AsyncIterator, Sequence
 
@@ -53,12 +54,17 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class _Place(msgspec.Struct, array_like=True):
-    """Where a queue's part of the list stands. `ended` when it has no more."""
+    """Where a queue's part of the list stands. `ended` when it has no more.
+
+    `seen` are the jobs taken that share the last one's millisecond, by a short hash: what was
+    taken may be gone by the next call, and only its neighbours then tell where we were.
+    """
 
     begun: str = ""
     last_id: str = ""
     last_ms: int = 0
     ended: bool = False
+    seen: list[str] = []
 
 
 class Finder:
@@ -185,7 +191,10 @@ class _Source:
 
     def take(self) -> JobRecord:
         job = self.jobs.pop(0)
+        if job.created_ms != self.place.last_ms:
+            self.place.seen = []
         self.place.last_id, self.place.last_ms = job.job_id, job.created_ms
+        self.place.seen.append(_short(job.job_id))
         if not self.jobs:
             self._page_done()
         return job
@@ -206,7 +215,7 @@ class _Source:
         if not self._next:
             self.place.ended = True
         else:
-            self.place.begun, self.place.last_id, self.place.last_ms = self._next, "", 0
+            self.place = _Place(begun=self._next)
 
 
 def _behind(jobs: list[JobRecord], place: _Place) -> list[JobRecord]:
@@ -216,8 +225,17 @@ def _behind(jobs: list[JobRecord], place: _Place) -> list[JobRecord]:
     for at, job in enumerate(jobs):
         if job.job_id == place.last_id:
             return jobs[at + 1 :]
-    last = (place.last_ms, place.last_id)
-    return [job for job in jobs if (job.created_ms, job.job_id) < last]
+    seen = set(place.seen)
+    return [
+        job
+        for job in jobs
+        if job.created_ms < place.last_ms
+        or (job.created_ms == place.last_ms and _short(job.job_id) not in seen)
+    ]
+
+
+def _short(job_id: str) -> str:
+    return hashlib.blake2b(job_id.encode(), digest_size=4).hexdigest()
 
 
 def _cursor(places: dict[str, _Place]) -> str:
