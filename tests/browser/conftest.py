@@ -33,8 +33,9 @@ def servers() -> Generator[Servers]:
     servers.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
+    """One a module and no longer: while it is open, no test with a loop of its own can run here."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         pytest.fail(f"no browser: put one of {', '.join(PROGRAMS)} on the PATH")

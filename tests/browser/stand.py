@@ -94,7 +94,7 @@ class Stand:
         self.run(self._open(contracts or tuple(CONTRACTS), settings))
         return self
 
-    def work(self, *contracts: str, concurrency: int = 4) -> None:
+    def work(self, *contracts: str, concurrency: int = 20) -> None:
         """Start a worker for these queues; all without a word."""
         urls = [self.stages[name].url for name in contracts or self.stages]
         tasks = [greet, boom, reject, slow]

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import structlog
 
 from leasehold.core.errors import StoreError
 from leasehold.core.event import JournalEvent
+from leasehold.core.job import JobEvent
 from leasehold.core.seam import Counts
 from leasehold.dashboard.house import House
 from leasehold.dashboard.timing import bucket_of
@@ -33,6 +35,9 @@ _AWAY_S = 1.0
 _RICH_PAGE = 500
 _RICH_PAGES_MAX = 40
 _NOW = "$"
+_STORIES_MAX = 5_000
+_STEPS_MAX = 100
+_SMALL_TALK = frozenset({"extend", "report", "reject", "pause", "resume"})
 
 _SUBMITTED = frozenset({"submit", "reopen"})
 _READY = frozenset({"submit", "reopen", "promote", "retry", "snooze", "release", "reap"})
@@ -86,6 +91,7 @@ class Observer:
         self.sampled = False
         self.last_claim_ms = 0
         self._on_moved = on_moved
+        self._stories: OrderedDict[str, list[JobEvent]] = OrderedDict()
         self._ready_ms: OrderedDict[str, int] = OrderedDict()
         self._begun_ms: OrderedDict[str, int] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
@@ -166,7 +172,24 @@ class Observer:
             _remember(self._ready_ms, event.job_id, max(event.ts_ms, event.due_ms))
         if event.worker_id:
             self._seen(event)
+        if event.job_id and kind not in _SMALL_TALK:
+            self._tell(event)
         self._on_moved(self.house.name, event.job_id)
+
+    def story(self, job_id: str) -> list[JobEvent]:
+        """What the journal said of a job lately, for contracts that keep less with the job."""
+        return list(self._stories.get(job_id, ()))
+
+    def _tell(self, event: JournalEvent) -> None:
+        story = self._stories.setdefault(event.job_id, [])
+        self._stories.move_to_end(event.job_id)
+        if len(story) < _STEPS_MAX:
+            data = msgspec.json.encode({"worker": event.worker_id, "due_ms": event.due_ms})
+            story.append(
+                JobEvent(event_id=event.seq, type=event.type, ts_ms=event.ts_ms, data=data)
+            )
+        if len(self._stories) > _STORIES_MAX:
+            self._stories.popitem(last=False)
 
     def _count(self, second: Second, event: JournalEvent) -> None:
         match event.type:

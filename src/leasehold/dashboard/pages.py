@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from leasehold.core.errors import NotFound, StoreError
-from leasehold.core.job import JobRecord
+from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts
 from leasehold.dashboard import charts
 from leasehold.dashboard.acting import VERBS, Actor
@@ -24,7 +24,7 @@ from leasehold.dashboard.reading import decoded, fault_of
 from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import HELP, Search, SearchError, parse
 from leasehold.dashboard.shapes import event_line, job_line
-from leasehold.dashboard.timeline import timeline
+from leasehold.dashboard.timeline import Timeline, timeline
 from leasehold.dashboard.visit import Visit, with_params
 from leasehold.dashboard.watching import Watch
 
@@ -152,7 +152,7 @@ class Pages:
                 "result": pretty(self._redaction.masked(decoded(job.result))) if job.result else "",
                 "error": pretty(self._redaction.masked(decoded(job.error))) if job.error else "",
                 "progress": _progress(job),
-                "timeline": timeline(job, events, now_ms=now_ms),
+                "timeline": self._timeline(queue, job, events, now_ms),
                 "events": [
                     (line, _brief(line.data))
                     for line in (event_line(e, self._redaction) for e in events[-_EVENTS_SHOWN:])
@@ -220,8 +220,8 @@ class Pages:
         except StoreError:  # which is among what was found
             return found
 
-    async def _events(self, house: House, job_id: str) -> list[Any]:
-        events: list[Any] = []
+    async def _events(self, house: House, job_id: str) -> list[JobEvent]:
+        events: list[JobEvent] = []
         while len(events) < 5 * _EVENTS_MAX:
             after = events[-1].event_id if events else ""
             step = await house.ledger.events(job_id, after=after, limit=_EVENTS_MAX)
@@ -229,6 +229,16 @@ class Pages:
             if len(step) < _EVENTS_MAX:
                 break
         return events
+
+    def _timeline(
+        self, queue: str, job: JobRecord, events: list[JobEvent], now_ms: int
+    ) -> Timeline:
+        """By the job's own events; by the journal where those tell of fewer attempts."""
+        own = timeline(job, events, now_ms=now_ms)
+        if len(own.attempts) >= job.attempt:
+            return own
+        told = timeline(job, self._watch.observers[queue].story(job.job_id), now_ms=now_ms)
+        return told if len(told.attempts) > len(own.attempts) else own
 
     async def _recent_tasks(self) -> dict[str, JobRecord]:
         """The newest job of each queue: a good example of what it takes."""
