@@ -21,7 +21,7 @@ from leasehold.gateway.serve import Running, serving
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.worker.config import Settings
 from leasehold.worker.runtime import Worker
-from tests.contract.adapters import Servers, Stage, adapters
+from tests.contract.adapters import Servers, Stage, adapters, served_url
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Stand:
 
     def submit(self, contract: str, *jobs: NewJob) -> list[str]:
         async def submit() -> list[str]:
-            queue = open_queue(self.stages[contract].url)
+            queue = open_queue(served_url(self.stages[contract]))
             try:
                 return [made.job_id for made in await queue.submit(jobs) if made.accepted]
             finally:
@@ -127,7 +127,7 @@ class Stand:
 
     def ask(self, contract: str, question: Callable[[Ledger], Coroutine[Any, Any, T]]) -> T:
         async def ask() -> T:
-            ledger = open_ledger(self.stages[contract].url)
+            ledger = open_ledger(served_url(self.stages[contract]))
             try:
                 return await question(ledger)
             finally:
@@ -158,7 +158,7 @@ class Stand:
             stage = await known[name].open(lease_ms=10_000)
             self._stack.push_async_callback(stage.close)
             self.stages[name] = stage
-        urls = tuple(stage.url for stage in self.stages.values())
+        urls = tuple(served_url(stage) for stage in self.stages.values())
         made = GatewaySettings(queues=urls, **{"port": 0, **settings})
         self.gateway = await self._stack.enter_async_context(serving(made))
         for contract, served in zip(self.stages, self.gateway.gateway.served, strict=True):

@@ -80,6 +80,11 @@ class Stage(Protocol):
         """Let go of everything."""
 
 
+def served_url(stage: Stage) -> str:
+    """Where the jobs lie, for a gateway; a stage's own URL may be that of a worker far away."""
+    return str(getattr(stage, "plane_url", stage.url))
+
+
 class Adapter(Protocol):
     """Makes stages of one contract. Options are in the suite's words; see `OPTIONS`."""
 

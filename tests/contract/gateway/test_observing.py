@@ -15,7 +15,7 @@ from leasehold.dashboard.kinds import kind_of
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
-from tests.contract.adapters import Servers, Stage, adapters
+from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site, until
 from tests.contract.gateway.web import Web
 
@@ -44,11 +44,6 @@ class Place:
         reply = await self.web.get(f"/api/jobs?q={q.replace(' ', '+')}{extra}")
         assert reply.status == 200, reply.body
         return list(reply.json["jobs"])
-
-
-def served_url(stage: Stage) -> str:
-    """Where the jobs lie; a stage's own URL may be that of a worker far away."""
-    return str(getattr(stage, "plane_url", stage.url))
 
 
 @pytest.fixture(params=SERVED)
