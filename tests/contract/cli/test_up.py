@@ -66,7 +66,7 @@ class Up:
     @property
     def receiver_url(self) -> str:
         """Where it said that webhooks are shown."""
-        return re.findall(r"see webhooks +(http://127\.0\.0\.1:\d+)/", self.program.words)[0]
+        return str(re.findall(r"see webhooks +(http://127\.0\.0\.1:\d+)/", self.program.words)[0])
 
     def webhooks(self, job_id: str) -> list[str]:
         """What verified webhooks said of a job, one after the other; no webhook was refused."""
