@@ -83,6 +83,8 @@ def transcode_settings(config: Config) -> TranscodeSettings:
     """The settings of the transcoder."""
     folder = config.text("transcode.folder")
     given: dict[str, Any] = {"work_folder": Path(folder).expanduser()} if folder else {}
+    if files := config.text("transcode.files"):
+        given["local_root"] = Path(files).expanduser()
     return TranscodeSettings(
         source_bytes_max=config.integer("transcode.source_bytes_max"),
         network_required=config.text("transcode.network") == "none",

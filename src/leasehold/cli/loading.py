@@ -30,7 +30,7 @@ def load_tasks(
             return made
         from leasehold.cli.samples import sample_tasks
 
-        return [*made, *sample_tasks()]
+        return [*made, *sample_tasks(config, urls)]
     if samples:
         raise UsageError(f"--samples goes with {BUILT_IN} only")
     if target == INBOX:

@@ -75,6 +75,7 @@ SETTINGS = {
         Setting("webhooks.headers", "contract", "contract, or standard: those besides as well"),
         Setting("webhooks.secrets", "", "lines `requester = secret`; * is for all", secret=True),
         Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
+        Setting("transcode.files", "", "the one folder that file:// may name; empty: none"),
         Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
         Setting("transcode.network", "try", "none: refuse to run ffmpeg if it has a network"),
     )

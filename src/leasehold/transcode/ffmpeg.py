@@ -7,6 +7,7 @@ refused by name). What a user chose reaches the command line as numbers and tabl
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -82,7 +83,8 @@ def locate_ffmpeg(chosen: Path | None = None) -> Path:
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         import imageio_ffmpeg
 
-        return Path(imageio_ffmpeg.get_ffmpeg_exe())
+        with contextlib.suppress(RuntimeError):  # the wheel without a program, for other machines
+            return Path(imageio_ffmpeg.get_ffmpeg_exe())
     raise UsageError("no ffmpeg found; install it, or: pip install 'leasehold[transcode]'")
 
 

@@ -43,9 +43,13 @@ class Up:
         return [json.loads(line) for line in reader.out]
 
     def get(self, path: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: Any = None, port: int = 0) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=10)
+        sent = () if body is None else (json.dumps(body), {"Content-Type": "application/json"})
         try:
-            connection.request("GET", path)
+            connection.request(method, path, *sent)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         except (OSError, http.client.HTTPException):
@@ -58,6 +62,19 @@ class Up:
         url = self.call("queues")[1]["queue"]
         jobs = self.call("ls", "--queue", url, "--state", "completed", "--limit", "500")
         return [job["payload"]["userId"] for job in jobs if job["result"]["sample"]]
+
+    @property
+    def receiver_url(self) -> str:
+        """Where it said that webhooks are shown."""
+        return str(re.findall(r"see webhooks +(http://127\.0\.0\.1:\d+)/", self.program.words)[0])
+
+    def webhooks(self, job_id: str) -> list[str]:
+        """What verified webhooks said of a job, one after the other; no webhook was refused."""
+        port = int(self.receiver_url.rpartition(":")[2])
+        _, shown = self.ask("GET", "/deliveries", port=port)
+        assert {each["verdict"] for each in shown} <= {"verified", "repeated"}
+        verified = [each for each in shown if each["verdict"] == "verified"]
+        return [each["status"] for each in reversed(verified) if each["job_id"] == job_id]
 
     def totals(self) -> dict[str, int]:
         return dict(self.call("queues")[0]["totals"])
@@ -167,6 +184,34 @@ def test_the_gateway_is_a_plane_whose_jobs_are_worked_over_http(up: Up) -> None:
     wait_until(lambda: done() >= 2, within_s=60)
 
 
+def test_a_transcode_succeeds_and_its_webhooks_arrive_verified(up: Up) -> None:
+    ring = up.folder / ".leasehold" / "vault.keys"
+    assert ring.stat().st_mode & 0o777 == 0o600
+    url = next(each["queue"] for each in up.call("queues") if each["queue"].startswith("inbox+"))
+
+    def transcoded() -> list[Any]:
+        return up.call("ls", "--queue", url, "--state", "succeeded")
+
+    wait_until(transcoded, within_s=60)
+    wait_until(lambda: up.webhooks(transcoded()[-1]["job_id"])[-1:] == ["succeeded"])
+
+    clip = (up.folder / ".leasehold" / "transcode" / "clip.mp4").as_uri()
+    asked = {
+        "source": {"url": clip},
+        "outputs": [{"name": "poster.jpg", "format": "jpg"}],
+        "destination": {"url": clip.replace("clip.mp4", "mine")},
+        "status_webhook_url": f"{up.receiver_url}/hooks",
+    }
+    status, job = up.ask("POST", "/transcode", asked)
+    assert status == 202, job
+    path = f"/transcode/status?job_id={job['job_id']}"
+    wait_until(lambda: up.get(path)[1].get("status") == "succeeded", within_s=60)
+    told = ["claimed", "fetching", "processing", "uploading", "succeeded"]
+    wait_until(lambda: up.webhooks(job["job_id"]) == told)
+    (made,) = up.get(path)[1]["outputs"]["outputs"]
+    assert (up.folder / ".leasehold" / "transcode" / made["key"]).stat().st_size == made["bytes"]
+
+
 def test_no_samples_serves_both_queues_and_feeds_none(tmp_path: Path, free_port: int) -> None:
     up = Up(tmp_path, free_port, "--no-samples")
     try:
@@ -178,6 +223,26 @@ def test_no_samples_serves_both_queues_and_feeds_none(tmp_path: Path, free_port:
         assert up.totals() == {}
         assert len(up.call("ls", "--queue", url)) == 1
         assert not (tmp_path / ".leasehold" / "samples").exists()
+        assert not (tmp_path / ".leasehold" / "transcode").exists()
+        assert "see webhooks" not in up.program.words
+        assert not children(up.program.process.pid, "\0receiver\0")
+        hook = {"status_webhook_url": f"http://127.0.0.1:{free_port + 10}/hooks"}
+        wanted = {"source": {"url": "s3://a/b"}, "outputs": [{"name": "a.jpg", "format": "jpg"}]}
+        assert up.ask("POST", "/transcode", wanted | hook)[0] == 422
+    finally:
+        up.program.kill()
+
+
+def test_without_ffmpeg_it_says_so_and_the_rest_runs(tmp_path: Path, free_port: int) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "imageio_ffmpeg.py").write_text(
+        "def get_ffmpeg_exe():\n    raise RuntimeError('no ffmpeg exe could be found')\n"
+    )
+    path = f"{tmp_path / 'hidden'}:{os.environ.get('PYTHONPATH', '')}"
+    up = Up(tmp_path, free_port, "--no-node", PYTHONPATH=path, PATH="/nowhere")
+    try:
+        up.program.heard("no samples of transcoding: no ffmpeg found")
+        wait_until(up.totals)
     finally:
         up.program.kill()
 

@@ -1,8 +1,9 @@
 """`leasehold up`: everything on one machine with one command.
 
 A Redis of our own (unless one is named), a gateway and a worker as child processes, so that each
-can be killed without harm, and sample jobs that show the whole at work. Ctrl-C stops them from the
-top down: samples, worker (which finishes what it runs), gateway, store.
+can be killed without harm, and sample jobs that show the whole at work, with a receiver for their
+webhooks. Ctrl-C stops them from the top down: samples, worker (which finishes what it runs),
+gateway, receiver, store.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from leasehold.cli.asking import StoreSide
 from leasehold.cli.config import Config, browser_possible, child_environment, load_config
 from leasehold.cli.exits import Exit, Failed
 from leasehold.cli.output import emit_text, note, paint
+from leasehold.cli.ready import until_ready
 from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
-from leasehold.cli.samples import FLOWS, Place, SampleFlow, Stores
+from leasehold.cli.samples import Place, SampleFlow, Stores, usable_flows
+from leasehold.cli.samples.receiving import Surroundings, surroundings
 from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
 from leasehold.core.errors import StoreError
 from leasehold.store.embedded import EmbeddedRedis
 
-_READY_WITHIN_S = 60.0
 _GATEWAY_ENDS_WITHIN_S = 15.0
-_LOOK_EVERY_S = 0.05
+_RECEIVER_ENDS_WITHIN_S = 5.0
 _STORE_LOOK_EVERY_S = 0.5
+_PROGRAM = (sys.executable, "-m", "leasehold.cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Wish:
     "--postgres", "postgres_url", metavar="URL", help="For the SQL contracts, which are to come."
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a page.")
-@click.option("--no-samples", is_flag=True, help="Submit no sample jobs.")
+@click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
 @click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
 def command(
     port: int | None,
@@ -123,25 +126,43 @@ def _check_free(wish: Wish) -> None:
 async def _up(wish: Wish, config: Config) -> int:
     stop = asyncio.Event()
     wish.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    supervisor = Supervisor(_say, child_environment(), lambda text: paint(text, "dim", sys.stderr))
+    flows = usable_flows(_say)
+    around = Surroundings({})
+    if any(flow.contract == "inbox" for flow in flows):
+        around = await surroundings(config, wish.data, gateway_port=wish.port, samples=wish.samples)
+    seen = {**child_environment(), **around.environment}
+    supervisor = Supervisor(_say, seen, lambda text: paint(text, "dim", sys.stderr))
     with stopping_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = wish.redis_url or await _start_redis(wish, stack)
-            stores = Stores(redis_url, wish.data, wish.gateway_url)
-            queues = [flow.queue_url(stores) for flow in FLOWS]
+            stores = Stores(
+                redis_url, wish.data, wish.gateway_url, around.receiver_url, around.files
+            )
+            queues = [flow.queue_url(stores) for flow in flows]
             await _check_store(queues[0])
-            worked = [flow.served_at(stores) for flow in FLOWS]
+            worked = [flow.served_at(stores) for flow in flows]
+            await _start_receiver(around, supervisor, stack)
             await _start_parts(wish, queues, worked, supervisor, stack)
-            await _until_ready(wish, supervisor, stop)
+            await until_ready(wish.gateway_url, supervisor, stop)
             if stop.is_set():
                 return Exit.OK
-            _announce(wish, queues, stores, stack)
+            _announce(wish, flows, stores, stack)
             if wish.samples:
-                await _start_samples(wish, config, stores, stack)
+                await _start_samples(wish, config, flows, stores, stack)
             await supervisor.until(stop)
             _say("stopping: running jobs may finish; Ctrl-C again stops at once")
     _say("stopped; the data stay in " + str(wish.data))
     return Exit.OK
+
+
+async def _start_receiver(
+    around: Surroundings, supervisor: Supervisor, stack: contextlib.AsyncExitStack
+) -> None:
+    """Before the others, so that it ends after the worker that still delivers."""
+    if around.port:
+        words = [*_PROGRAM, *around.receiver_words, "--parent", str(os.getpid())]
+        await supervisor.start("receiver", words)
+        stack.push_async_callback(supervisor.stop, "receiver", _RECEIVER_ENDS_WITHIN_S)
 
 
 async def _start_redis(wish: Wish, stack: contextlib.AsyncExitStack) -> str:
@@ -182,12 +203,11 @@ async def _start_parts(
     stack: contextlib.AsyncExitStack,
 ) -> None:
     """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
-    program = [sys.executable, "-m", "leasehold.cli"]
     mine = ["--parent", str(os.getpid())]
     served = [word for url in queues for word in ("--from", url)]
     taken = [word for url in worked for word in ("--from", url)]
-    gateway = [*program, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
-    worker = [*program, "worker", "leasehold.tasks", "--samples", *mine, *taken]
+    gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
+    worker = [*_PROGRAM, "worker", "leasehold.tasks", "--samples", *mine, *taken]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
@@ -195,39 +215,10 @@ async def _start_parts(
     stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
 
 
-async def _until_ready(wish: Wish, supervisor: Supervisor, stop: asyncio.Event) -> None:
-    deadline = time.monotonic() + _READY_WITHIN_S
-    while not stop.is_set():
-        if supervisor.broken.done():
-            supervisor.broken.result()
-        if await asyncio.to_thread(_answers, wish.gateway_url):
-            return
-        if time.monotonic() > deadline:
-            raise Failed(
-                Exit.TIMEOUT,
-                f"the gateway did not answer within {_READY_WITHIN_S:g} s; its words are above",
-            )
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-def _answers(gateway_url: str) -> bool:
-    import http.client
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(gateway_url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def _announce(
-    wish: Wish, queues: list[str], stores: Stores, stack: contextlib.AsyncExitStack
+    wish: Wish, flows: Sequence[SampleFlow], stores: Stores, stack: contextlib.AsyncExitStack
 ) -> None:
+    queues = [flow.queue_url(stores) for flow in flows]
     up = RunningUp(
         pid=os.getpid(),
         gateway_url=wish.gateway_url,
@@ -238,8 +229,8 @@ def _announce(
     )
     announce_up(wish.data, up)
     stack.callback(withdraw_up, wish.data)
-    invitations = [flow.invitation(stores) for flow in FLOWS if flow.invitation]
-    emit_text(welcome(wish.gateway_url, invitations, samples=wish.samples))
+    lines = [flow.invitation(stores) for flow in flows if flow.invitation]
+    emit_text(welcome(wish.gateway_url, list(filter(None, lines)), samples=wish.samples))
     if wish.browser:
         webbrowser.open(wish.gateway_url)
 
@@ -261,23 +252,28 @@ def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
 
 
 async def _start_samples(
-    wish: Wish, config: Config, stores: Stores, stack: contextlib.AsyncExitStack
+    wish: Wish,
+    config: Config,
+    flows: Sequence[SampleFlow],
+    stores: Stores,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
     from leasehold.tasks import real_tasks
 
     real = await asyncio.to_thread(real_tasks, task_settings(config))
     folder = wish.data / "samples"
     place = Place(stores, folder, _say, frozenset(real), wish.node)
-    for flow in FLOWS:
-        _background(stack, _fed(flow, place))
+    for flow in flows:
+        if flow.feed is not None:
+            _background(stack, _fed(flow.contract, flow.feed(place)))
 
 
-async def _fed(flow: SampleFlow, place: Place) -> None:
+async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
     """Samples that break are told of; they are not what the rest stands on."""
     try:
-        await flow.feed(place)
+        await feeding
     except Exception as error:
-        _say(f"no more samples of {flow.contract}: {type(error).__name__}: {error}")
+        _say(f"no more samples of {contract}: {type(error).__name__}: {error}")
 
 
 def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:

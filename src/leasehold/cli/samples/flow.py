@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from leasehold.cli.config import Config
 from leasehold.worker.task import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What `leasehold up` has: a Redis, a folder for files, and the gateway before them."""
+    """What `leasehold up` has: a Redis, a folder for files, and the gateway before them.
+
+    With samples there are `files`, the folder that `file://` may name, and `receiver_url`, to which
+    webhooks may be sent.
+    """
 
     redis_url: str
     folder: Path = Path()
     gateway_url: str = ""
+    receiver_url: str = ""
+    files: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +46,25 @@ class Place:
 class SampleFlow:
     """A contract's samples.
 
-    `feed` submits jobs until cancelled, and outlives a store's absence. `invitation` is a line that
-    tells a person how to reach the queue with a program of their own, in at most 80 columns.
+    `feed` submits jobs until cancelled, and outlives a store's absence; without it somebody else
+    fills the queue. `invitation` is a line that tells a person how to reach the queue with their
+    own program, in at most 80 columns; it may be empty. `handlers` makes tasks from the settings
+    and the URLs that the worker serves, where `tasks` will not do. `needs` are modules of an
+    optional extra.
     """
 
     contract: str
     queue_url: Callable[[Stores], str]
-    feed: Callable[[Place], Coroutine[Any, Any, None]]
+    feed: Callable[[Place], Coroutine[Any, Any, None]] | None = None
     tasks: tuple[Task, ...] = ()
     invitation: Callable[[Stores], str] | None = None
     worker_url: Callable[[Stores], str] | None = None
+    handlers: Callable[[Config, Sequence[str]], list[Task]] | None = None
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """The modules that are not installed."""
+        return [name for name in self.needs if find_spec(name) is None]
 
     def served_at(self, stores: Stores) -> str:
         """Where the worker finds the queue: `queue_url`, unless it goes through the gateway."""

@@ -22,6 +22,7 @@ async def keep_submitting(
     per_s: float,
     chance: random.Random,
     say: Callable[[str], None],
+    pause_s_max: float = _PAUSE_S_MAX,
 ) -> None:
     """Call `submit` with 0, 1, 2 ... until cancelled, unless too many jobs are `waiting`."""
     away, number = False, 0
@@ -35,7 +36,7 @@ async def keep_submitting(
             if not away:
                 say(f"samples pause: {error}")
             away = True
-        await asyncio.sleep(1.0 if away else min(chance.expovariate(per_s), _PAUSE_S_MAX))
+        await asyncio.sleep(1.0 if away else min(chance.expovariate(per_s), pause_s_max))
 
 
 def failures(chance: random.Random) -> int:
