@@ -259,5 +259,5 @@ async def test_a_plane_reaps_by_itself(site: Site) -> None:
         while (await web.get(f"/v1/plane/jobs/{job_id}")).json["status"] != "DLQ":
             await asyncio.sleep(0.02)  # a poll, bounded by the deadline
     stored = (await web.get(f"/v1/plane/jobs/{job_id}")).json
-    assert stored["error"]["code"] == "lease_expired"
+    assert stored["error"]["code"] == "lease_lost"
     assert json.dumps(stored["attempts"]).count('"lost"') == 1
