@@ -82,7 +82,8 @@ def phases(targets: Sequence[str], root: Path) -> list[str]:
 def side_by_side(options: Sequence[str]) -> list[str]:
     if "--pdb" in options:  # a debugger needs the terminal
         return []
-    count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(max(os.cpu_count() or 2, 2), 4))
+    # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
+    count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(2 * (os.cpu_count() or 2), 8))
     return ["-n", count, "--dist", "loadgroup"]
 
 
