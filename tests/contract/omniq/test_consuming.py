@@ -195,6 +195,7 @@ async def test_a_signal_ends_the_consumer_as_it_was_told(
         import asyncio, time
         from leasehold.contracts.omniq import Client
         def handler(ctx):
+            print("begun", flush=True)
             time.sleep({1.5 if drain else 60})
         async def main():
             async with Client({bench.server!r}) as client:
@@ -202,10 +203,15 @@ async def test_a_signal_ends_the_consumer_as_it_was_told(
         asyncio.run(main())
     """
     program = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ}, stderr=subprocess.PIPE
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
-        await _until(lambda: bench.ids("active") or program.poll() is not None)
+        # A job that was claimed and not begun is handed back: the signal comes after its beginning.
+        assert program.stdout is not None
+        await asyncio.to_thread(program.stdout.readline)
         program.send_signal(number)
         _, errors = await asyncio.to_thread(program.communicate, timeout=DEADLINE_S)
     finally:

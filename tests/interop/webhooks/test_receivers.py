@@ -21,7 +21,7 @@ from leasehold.vault import Secret
 from leasehold.webhooks import new_secret, read_secret, signed_headers
 from leasehold.webhooks.deliver import delivery_handler
 from leasehold.webhooks.signing import new_nonce
-from tests.interop.sse.npm import installed
+from tests.interop.npm import installed
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "receivers"
 OLD, NEW = new_secret(), new_secret()
