@@ -5,6 +5,7 @@ A peer without a requirements.txt belongs to the project and runs in the environ
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -32,19 +33,24 @@ def binaries(peer: str) -> Path:
 
 
 def made_from(requirements: Path, name: str) -> Path:
-    """The commands of an environment that holds what a pinned file lists; made when it changed."""
+    """The commands of an environment that holds what a pinned file lists; made when it changed.
+
+    By one process at a time: tests that run side by side ask for the same peer.
+    """
     environment = ENVIRONMENTS / name
     stamp = environment / "requirements.sha256"
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != digest:
-        _make(environment, requirements)
-        stamp.write_text(digest)
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    with (ENVIRONMENTS / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != digest:
+            _make(environment, requirements)
+            stamp.write_text(digest)
     return environment / "bin"
 
 
 def _make(environment: Path, requirements: Path) -> None:
     _say(f"making the environment of {environment.name} (first use, or its pins changed)")
-    ENVIRONMENTS.mkdir(exist_ok=True)
     (ENVIRONMENTS / ".gitignore").write_text("*\n")
     shutil.rmtree(environment, ignore_errors=True)
     python = environment / "bin" / "python"

@@ -58,7 +58,7 @@ async def test_an_event_carries_hashes_and_no_content(stage: Stage, journal_of: 
     events = await journal_of(job_id)
     assert events[0].payload_h == short_hash(secret)
     assert events[-1].result_h == short_hash(b'{"pin":"2222-3333"}')
-    assert not any(word in repr(events) for word in ("4111", "2222"))
+    assert not any(word in repr(events) for word in ("4111-1111", "2222-3333"))
     assert all(event.contract and event.queue and event.task == "work" for event in events)
 
 
