@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     alone = {item for item in items if item.get_closest_marker("alone")}
     # Left for the other phase, not deselected: whoever reads "deselected" should think of -k.
     items[:] = [item for item in items if (item in alone) == (phase == "alone")]
+    # The longest lane that keeps to one process begins first: nobody waits for it at the end.
+    items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "spark"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
