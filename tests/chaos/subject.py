@@ -7,6 +7,7 @@ class as well. Everything else is the same for all.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -259,3 +260,12 @@ OMNIQ = Profile(
 SUBJECTS: dict[str, Callable[..., Subject]] = {
     profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ, OMNIQ)
 } | {"plane": PlaneSubject}
+
+
+def tried() -> list[str]:
+    """Contracts that go through the longer scenarios: in a short run one stands for all.
+
+    `LEASEHOLD_CHAOS=all` takes every one. Kills, lost replies and planted faults are always tried
+    on every contract.
+    """
+    return list(SUBJECTS) if os.environ.get("LEASEHOLD_CHAOS") == "all" else ["streams"]

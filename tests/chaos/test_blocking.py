@@ -6,10 +6,10 @@ import pytest
 
 from tests.chaos.scenario import blocking
 from tests.chaos.stage import Setup
-from tests.chaos.subject import SUBJECTS
+from tests.chaos.subject import tried
 
 
-@pytest.mark.parametrize("contract", SUBJECTS)
+@pytest.mark.parametrize("contract", tried())
 async def test_a_handler_that_blocks_for_three_leases_keeps_its_lease_and_runs_once(
     tmp_path: Path, contract: str
 ) -> None:

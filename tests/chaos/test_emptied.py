@@ -6,10 +6,10 @@ import pytest
 
 from tests.chaos.scenario import emptied
 from tests.chaos.stage import Setup
-from tests.chaos.subject import SUBJECTS
+from tests.chaos.subject import tried
 
 
-@pytest.mark.parametrize("contract", SUBJECTS)
+@pytest.mark.parametrize("contract", tried())
 async def test_workers_and_gateway_go_on_with_an_emptied_store_without_a_restart(
     tmp_path: Path, contract: str
 ) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from tests.chaos.scenario import poison
 from tests.chaos.stage import Setup
-from tests.chaos.subject import SUBJECTS
+from tests.chaos.subject import tried
 
 
-@pytest.mark.parametrize("contract", SUBJECTS)
+@pytest.mark.parametrize("contract", tried())
 async def test_poison_ends_as_lease_lost_at_its_limit_and_healthy_jobs_finish(
     tmp_path: Path, contract: str
 ) -> None:
@@ -20,7 +20,7 @@ async def test_poison_ends_as_lease_lost_at_its_limit_and_healthy_jobs_finish(
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("contract", SUBJECTS)
+@pytest.mark.parametrize("contract", tried())
 async def test_poison_that_kills_at_once_does_not_take_its_neighbours_along(
     tmp_path: Path, contract: str
 ) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from tests.chaos.scenario import stops
 from tests.chaos.stage import Setup
-from tests.chaos.subject import SUBJECTS
+from tests.chaos.subject import tried
 
 
-@pytest.mark.parametrize("contract", SUBJECTS)
+@pytest.mark.parametrize("contract", tried())
 async def test_late_writes_of_a_stopped_holder_are_refused_and_others_do_its_jobs(
     tmp_path: Path, contract: str
 ) -> None:
