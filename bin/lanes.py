@@ -84,7 +84,7 @@ def side_by_side(options: Sequence[str]) -> list[str]:
         return []
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
     count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(2 * (os.cpu_count() or 2), 8))
-    return ["-n", count, "--dist", "loadgroup"]
+    return ["-n", count, "--dist", "loadscope"]  # by tests/conftest.py's own rule
 
 
 def run_phase(phase: str, request: Request, tally: Path) -> int:

@@ -10,8 +10,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).parent
+# Lanes that share something too slow or too large to have more than once.
+ONE_PROCESS = ("spark",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +43,21 @@ def lane_of(nodeid: str) -> str:
     """`tests/unit/core/test_retry.py::test_x` is in lane `unit`."""
     parts = nodeid.split("::")[0].split("/")
     return parts[1] if len(parts) > 2 else parts[0]
+
+
+class Scheduling(LoadScopeScheduling):
+    """Every test by itself to whichever process is free, but all of Spark's to one.
+
+    The marks that the plugin offers for this are lost on the way with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        lane = lane_of(nodeid)
+        return lane if lane in ONE_PROCESS else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,6 @@
 """One Spark and one Redis for the whole lane: both start slowly, and neither minds sharing.
 
-All tests here run in one process (`xdist_group`), beside the other lanes.
+All tests here run in one process (see `ONE_PROCESS`), beside the other lanes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _unique = itertools.count(1)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(600))
+        if item.path.is_relative_to(HERE) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")
