@@ -24,7 +24,6 @@ def of_all_kinds(name: str) -> list[NewJob]:
     sealed = {
         "storage_creds_encrypted": b"\0sealed",
         "storage_creds_dek_wrapped": b"wrapped",
-        "storage_creds_kek_id": "k1",
         "storage_creds_encryption_version": 1,
         "credential_version": 3,
     }
