@@ -21,7 +21,7 @@ from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
-    | {"creds_page", "creds_counts", "secrets_live", "key_list", "key_find"}
+    | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
     | {"plane_current"}
 )
 CLAIMS = frozenset({"claim", "plane_claim"})

@@ -48,7 +48,7 @@ def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     known = opening._contract
     made = SimpleNamespace(
         open_credentials=lambda url: studio.store,
-        open_endpoint_secrets=lambda url: read_secrets(f"other = {new_secret()}"),
+        open_endpoint_secrets=lambda url, vault: read_secrets(f"other = {new_secret()}"),
     )
     monkeypatch.setattr(
         opening, "_contract", lambda url: made if url.contract == "sealed" else known(url)
