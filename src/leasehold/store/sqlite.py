@@ -16,6 +16,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,10 @@ Step = Callable[[sqlite3.Connection], Any]
 VERSION_MIN = (3, 37, 0)
 BUSY_MS = 30_000
 _GROUP_MAX = 100
+_HOLD_S = 0.02
+"""A transaction takes no further part after this: others wait for the lock meanwhile, and for ever
+if this process is stopped inside it."""
+
 _NOW = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
@@ -113,7 +118,8 @@ class SqliteFile:
     def _write_loop(self) -> None:
         connection: sqlite3.Connection | None = None
         turnstile: Turnstile | None = None
-        while (group := _group(self._writes)) is not None:
+        group: list[_Call] | None = []
+        while group or (group := _group(self._writes)) is not None:
             try:
                 if connection is None or turnstile is None:
                     turnstile = turnstile or Turnstile(self.path)
@@ -132,6 +138,7 @@ class SqliteFile:
                 answers = [(call, None, error) for call in group]
             for call, value, fault in answers:
                 call.give(value, fault and self._told(fault))
+            group = group[len(answers) :]  # what the transaction had no time for
         if connection is not None:
             connection.close()
         if turnstile is not None:
@@ -181,11 +188,14 @@ def _group(calls: queue.SimpleQueue[_Call | None]) -> list[_Call] | None:
 def _commit(
     connection: sqlite3.Connection, group: Sequence[_Call]
 ) -> list[tuple[_Call, Any, BaseException | None]]:
-    """Run every step, keep those that went well, and commit once."""
+    """Run the steps there is time for, keep those that went well, and commit once."""
     connection.execute("BEGIN IMMEDIATE")
+    until = time.monotonic() + _HOLD_S
     answers: list[tuple[_Call, Any, BaseException | None]] = []
     try:
         for call in group:
+            if answers and time.monotonic() > until:
+                break
             connection.execute("SAVEPOINT step")
             try:
                 answers.append((call, call.step(connection), None))

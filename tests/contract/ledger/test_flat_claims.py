@@ -104,7 +104,7 @@ async def test_an_event_finds_the_earlier_ones_of_its_job_by_their_index(server:
 
     async with asyncio.timeout(10):  # a backend that ended has told its figures
         while not (read := await entries_read()):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # nobody tells when the figures have come
     await connection.close()
     assert counted == 800
     assert read < 5 * counted
