@@ -42,13 +42,12 @@ class PrivatePostgres:
         self._cpu_before_s = self._cpu_s()
 
     def spent_cpu_s(self) -> float:
-        """CPU of the server since the last reset, also that of backends that ended meanwhile."""
+        """CPU of the server since the last reset, with that of backends that ended meanwhile."""
         return self._cpu_s() - self._cpu_before_s
 
     def _cpu_s(self) -> float:
         assert self._server.pid is not None
-        pid = self._server.pid
-        return processes.usage(pid).cpu_s + processes.reaped_cpu_s(pid)
+        return processes.usage(self._server.pid).cpu_s + processes.reaped_cpu_s(self._server.pid)
 
     async def _create(self, name: str, synchronous: str) -> None:
         connection = await asyncpg.connect(self._server.url)

@@ -79,7 +79,7 @@ def usage(pid: int) -> Usage:
 
 
 def reaped_cpu_s(pid: int) -> float:
-    """CPU of the children of this process that have ended."""
+    """CPU of children of this process that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[13]) + int(fields[14])) / TICKS_PER_S
 
