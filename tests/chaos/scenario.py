@@ -298,7 +298,7 @@ async def blocking(setup: Setup) -> Report:
         ids = [stage.load.acked[job.key] for job in blockers]
         stage.effects.refresh()
         ran = {row.job_id: row.fence for row in stage.effects.starts}
-        under = [[e.type for e in events if (e.job_id, e.fence) == (j, ran[j])] for j in ids]
+        under = [[e.type for e in events if (e.job_id, e.fence) == (j, ran.get(j))] for j in ids]
         kept = [types.count("extend") for types in under]
         more = [
             Check(

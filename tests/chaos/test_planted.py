@@ -83,7 +83,7 @@ async def test_an_extend_that_extends_nothing_ends_in_leases_lost_for_no_reason(
         concurrency=4,
         lease_ms=1_000,
         planted="idle-extend",
-        patience_s=10,
+        patience_s=5,
     )
     report = await blocking(setup)
     assert found(report, "blocked handlers kept their lease to the end"), str(report)
