@@ -10,10 +10,11 @@ import pytest
 
 from leasehold.store.embedded import EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
-from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
 from tests.contract.stages import runs_a_script
+from tests.waiting import until
 
 BODY = {"task": "chat", "payload": {"a": 1}}
 
