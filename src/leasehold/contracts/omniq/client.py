@@ -12,6 +12,7 @@ by the client: each is recognised by the store, and done once.
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -152,7 +153,7 @@ class Client:
 
         All are checked before the first is stored; each batch of five hundred is one step.
         """
-        made = [publication(payload, **given) for payload, given in jobs]
+        made = [publication(payload, **_PUBLISHED | dict(given)) for payload, given in jobs]
         return await self._publish(queue, made, now_ms_override)
 
     async def _publish(self, queue: str, jobs: Sequence[Publication], now_ms: int) -> list[str]:
@@ -355,3 +356,11 @@ class Client:
             line = _Line(calls, Claimer(calls, options, self._worker_id), options)
             self._lines[queue] = self._lines[options.queue] = line
         return line
+
+
+_PUBLISHED: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Client.publish).parameters.items()
+    if parameter.default is not parameter.empty and name != "now_ms_override"
+}
+"""The options of `publish`, which `publish_many` takes for each job, and their defaults."""

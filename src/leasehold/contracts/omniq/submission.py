@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from leasehold.contracts.omniq.errors import OptionValue, PayloadType, PayloadValue
-from leasehold.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
+from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import InvalidJob
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
@@ -71,15 +71,15 @@ def json_of(payload: Any) -> bytes:
 def publication(
     payload: Any,
     *,
-    job_id: str | None = None,
-    timeout_ms: int = TIMEOUT_MS,
-    max_attempts: int = MAX_ATTEMPTS,
-    backoff_ms: int = BACKOFF_MS,
-    due_ms: int = 0,
-    gid: str | None = None,
-    group_limit: int = 0,
-    backoff: Backoff = "fixed",
-    backoff_ms_max: int = BACKOFF_MS_MAX,
+    job_id: str | None,
+    timeout_ms: int,
+    max_attempts: int,
+    backoff_ms: int,
+    due_ms: int,
+    gid: str | None,
+    group_limit: int,
+    backoff: Backoff,
+    backoff_ms_max: int,
 ) -> Publication:
     """What `publish` of the contract's API was asked for, checked."""
     body = json_of(payload)
