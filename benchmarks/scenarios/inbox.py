@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from harness.drain import fill
 from harness.postgres import PrivatePostgres
-from harness.scenario import Column, Figures, Goal, Scenario, Stage
-
-Median = Callable[[str, str], float | None]
+from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 
 
 @cache
@@ -36,13 +33,7 @@ def measure(stage: Stage, name: str) -> Figures:
         }
 
 
-def _over(other: str) -> Callable[[Median], float | None]:
-    def ratio(median: Median) -> float | None:
-        own, theirs = median("leasehold_inbox", "jobs_per_s"), median(other, "jobs_per_s")
-        return None if own is None or not theirs else own / theirs
-
-    return ratio
-
+_over = partial(ratio, "leasehold_inbox", key="jobs_per_s")
 
 SCENARIO = Scenario(
     name="inbox",
