@@ -26,6 +26,7 @@ from typing import Any
 
 from harness import environments, processes
 from harness.server import PrivateRedis
+from harness.waiting import until
 
 
 class PeerError(RuntimeError):
@@ -119,13 +120,11 @@ class Peer:
 
     def wait_for(self, path: Path, child: subprocess.Popen[bytes], within_s: float) -> None:
         """Until the worker has written `path`; it must not end before."""
-        deadline = time.monotonic() + within_s
-        while not path.exists():
-            if child.poll() is not None:
-                raise PeerError(f"{self.name}: its worker ended ({child.returncode}){self.tail()}")
-            if time.monotonic() > deadline:
-                raise PeerError(f"{self.name}: not done within {within_s:.0f} s{self.tail()}")
-            time.sleep(0.01)
+        in_time = until(lambda: path.exists() or child.poll() is not None, within_s=within_s)
+        if not in_time:
+            raise PeerError(f"{self.name}: not done within {within_s:.0f} s{self.tail()}")
+        if not path.exists():
+            raise PeerError(f"{self.name}: its worker ended ({child.returncode}){self.tail()}")
 
     def told(self) -> dict[str, Any]:
         """What the handlers reported."""
@@ -134,11 +133,12 @@ class Peer:
 
     def until_settled(self, within_s: float = 30) -> float:
         """Wait until the store holds nothing unfinished; the monotonic time when that was seen."""
-        deadline = time.monotonic() + within_s
-        while (left := self.ask("unfinished")["unfinished"]) > 0:
-            if time.monotonic() > deadline:
-                raise PeerError(f"{self.name}: {left} jobs still unfinished{self.tail()}")
-            time.sleep(0.002)
+
+        def is_settled() -> bool:
+            return bool(self.ask("unfinished")["unfinished"] <= 0)
+
+        if not until(is_settled, within_s=within_s, every_s=0.002):
+            raise PeerError(f"{self.name}: jobs are still unfinished{self.tail()}")
         return time.monotonic()
 
     def tail(self) -> str:

@@ -14,6 +14,9 @@ from harness.server import PrivateRedis
 Figures = Mapping[str, float | None]
 """One run of one contender; None says that this contender has no such figure."""
 
+Median = Callable[[str, str], float | None]
+"""The median of one contender's column; None where it was not measured."""
+
 OURS = (
     *("leasehold", "leasehold_bullmq", "leasehold_omniq", "bare_pipelines"),
     *("leasehold_inbox", "leasehold_inbox_sqlite", "bare_sql"),
@@ -40,13 +43,23 @@ class Goal:
     """A target: `value` reads medians (contender, column) and answers None if it cannot be told."""
 
     claim: str
-    value: Callable[[Callable[[str, str], float | None]], float | None]
+    value: Callable[[Median], float | None]
     least: float | None = None
     most: float | None = None
 
     def met(self, value: float) -> bool:
         enough = self.least is None or value >= self.least
         return enough and (self.most is None or value <= self.most)
+
+
+def ratio(own: str, other: str, key: str, other_key: str = "") -> Callable[[Median], float | None]:
+    """For a goal: a figure of one contender over the same, or another one, of another."""
+
+    def value(median: Median) -> float | None:
+        ours, theirs = median(own, key), median(other, other_key or key)
+        return None if ours is None or not theirs else ours / theirs
+
+    return value
 
 
 @dataclass(frozen=True, slots=True)

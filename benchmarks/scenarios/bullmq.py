@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 
-from harness.scenario import Column, Figures, Goal, Scenario, Stage
-
-Median = Callable[[str, str], float | None]
 CONCURRENCIES = (1, 10, 50, 100)
 OURS, NODE, PYTHON = "leasehold_bullmq", "bullmq_node", "bullmq_python"
 
@@ -33,14 +30,6 @@ def measure(stage: Stage, name: str) -> Figures:
     return figures
 
 
-def _over(key: str, other: str) -> Callable[[Median], float | None]:
-    def ratio(median: Median) -> float | None:
-        own, theirs = median(OURS, key), median(other, key)
-        return None if own is None or not theirs else own / theirs
-
-    return ratio
-
-
 SCENARIO = Scenario(
     name="bullmq",
     title="No-op jobs per second on a BullMQ queue, one worker process",
@@ -63,9 +52,9 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     goals=(
-        Goal("at 100 at least 3 times Node's BullMQ", _over("c100", NODE), least=3),
-        Goal("at 1 not slower than Node's BullMQ", _over("c1", NODE), least=1),
-        Goal("at 100 at least 15 times the Python package", _over("c100", PYTHON), least=15),
-        Goal("bulk adds at least 2 times Node's addBulk", _over("bulk", NODE), least=2),
+        Goal("at 100 at least 3 times Node's BullMQ", ratio(OURS, NODE, "c100"), least=3),
+        Goal("at 1 not slower than Node's BullMQ", ratio(OURS, NODE, "c1"), least=1),
+        Goal("at 100 at least 15 times the Python package", ratio(OURS, PYTHON, "c100"), least=15),
+        Goal("bulk adds at least 2 times Node's addBulk", ratio(OURS, NODE, "bulk"), least=2),
     ),
 )

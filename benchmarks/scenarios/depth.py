@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import cast
 
 from harness.adapter import PeerError
 from harness.scenario import Column, Figures, Goal, Scenario, Stage
+from harness.waiting import until
 
-Median = Callable[[str, str], float | None]
 DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
 OURS, NODE = "leasehold_bullmq", "bullmq_node"
 CONCURRENCY = 100
@@ -42,20 +40,16 @@ def _cost_us(stage: Stage, name: str, depth: int) -> float:
 
 
 def _until_completed(stage: Stage, count: int, within_s: float = 120) -> int:
-    deadline = time.monotonic() + within_s
-    while (done := cast("int", stage.server.call("ZCARD", COMPLETED))) < count:
-        if time.monotonic() > deadline:
-            raise PeerError(f"{done} of {count} jobs completed within {within_s:.0f} s")
-        time.sleep(0.005)
-    return done
+    def done() -> int:
+        return cast("int", stage.server.call("ZCARD", COMPLETED))
+
+    if not until(lambda: done() >= count, within_s=within_s, every_s=0.005):
+        raise PeerError(f"{done()} of {count} jobs completed within {within_s:.0f} s")
+    return done()
 
 
 def _key(depth: int) -> str:
     return f"d{depth}"
-
-
-def _growth(name: str) -> Callable[[Median], float | None]:
-    return lambda median: median(name, "growth")
 
 
 SCENARIO = Scenario(
@@ -77,5 +71,11 @@ SCENARIO = Scenario(
         Column("growth", "1,000,000 over 1,000", 2, "low"),
     ),
     measure=measure,
-    goals=(Goal("at 1,000,000 at most 1.5 times the cost at 1,000", _growth(OURS), most=1.5),),
+    goals=(
+        Goal(
+            "at 1,000,000 at most 1.5 times the cost at 1,000",
+            lambda median: median(OURS, "growth"),
+            most=1.5,
+        ),
+    ),
 )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from harness.drain import fill
 from harness.postgres import PrivatePostgres
-from harness.scenario import Column, Figures, Goal, Scenario, Stage
-
-Median = Callable[[str, str], float | None]
+from harness.scenario import Column, Figures, Goal, Median, Scenario, Stage, ratio
 
 
 @cache
@@ -37,12 +34,8 @@ def measure(stage: Stage, name: str) -> Figures:
         }
 
 
-def _over(other: str, own: str = "leasehold_inbox") -> Callable[[Median], float | None]:
-    def ratio(median: Median) -> float | None:
-        ours, theirs = median(own, "jobs_per_s"), median(other, "jobs_per_s")
-        return None if ours is None or not theirs else ours / theirs
-
-    return ratio
+_over = partial(ratio, "leasehold_inbox", key="jobs_per_s")
+_with_events = partial(ratio, "leasehold_inbox_events", key="jobs_per_s")
 
 
 def _submits(median: Median) -> float | None:
@@ -89,17 +82,17 @@ SCENARIO = Scenario(
         Goal("leasehold reaches at least 0.5 of the bare statements", _over("bare_sql"), least=0.5),
         Goal(
             "with outbox rows it reaches at least 1.5 times pgqueuer",
-            _over("pgqueuer", "leasehold_inbox_events"),
+            _with_events("pgqueuer"),
             least=1.5,
         ),
         Goal(
             "with outbox rows it reaches at least 3 times awa",
-            _over("awa", "leasehold_inbox_events"),
+            _with_events("awa"),
             least=3,
         ),
         Goal(
             "with outbox rows it reaches at least 20 times procrastinate",
-            _over("procrastinate", "leasehold_inbox_events"),
+            _with_events("procrastinate"),
             least=20,
         ),
         Goal("bulk submits reach at least 50,000 rows/s", _submits, least=50_000),

@@ -11,6 +11,7 @@ from harness import processes
 from harness.adapter import Peer, PeerError
 from harness.drain import fill
 from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage
+from harness.waiting import until
 
 CONCURRENCY = 10
 
@@ -61,7 +62,7 @@ def measure(stage: Stage, name: str) -> Figures:
         log.refresh()
         in_flight = log.running()
         peer.start_worker()
-        _until_all_ended(log, stage, killed_s + stage.patience_s)
+        _until_all_ended(log, stage)
     lost = stage.jobs - len(log.ended)
     return {
         "in_flight": len(in_flight),
@@ -79,18 +80,23 @@ def _recovery_s(log: Log, in_flight: set[int], killed_s: float) -> float:
 
 def _until_halfway(log: Log, count: int, peer: Peer, *, within_s: float) -> None:
     """Until `count` jobs have ended and others run: between two batches a kill hits nothing."""
-    deadline = time.monotonic() + within_s
-    while len(log.ended) < count or len(log.running()) < CONCURRENCY // 2:
-        if time.monotonic() > deadline:
-            raise PeerError(f"{peer.name}: only {len(log.ended)} jobs ended in {within_s:.0f} s")
-        time.sleep(0.005)
+
+    def is_halfway() -> bool:
         log.refresh()
+        return len(log.ended) >= count and len(log.running()) >= CONCURRENCY // 2
+
+    if not until(is_halfway, within_s=within_s, every_s=0.005):
+        raise PeerError(f"{peer.name}: only {len(log.ended)} jobs ended in {within_s:.0f} s")
 
 
-def _until_all_ended(log: Log, stage: Stage, deadline: float) -> None:
-    while len(log.ended) < stage.jobs and time.monotonic() < deadline:
-        time.sleep(0.02)
+def _until_all_ended(log: Log, stage: Stage) -> None:
+    """Patience may end before they do: then some count as lost."""
+
+    def has_ended() -> bool:
         log.refresh()
+        return len(log.ended) >= stage.jobs
+
+    until(has_ended, within_s=stage.patience_s)
 
 
 SCENARIO = Scenario(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from harness.quantiles import quantile
-from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage
+from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage, ratio
 
 RATE_PER_S = 100
 
@@ -33,14 +31,6 @@ def measure(stage: Stage, name: str) -> Figures:
         }
 
 
-def _over_best(key: str) -> Callable[[Callable[[str, str], float | None]], float | None]:
-    def value(median: Callable[[str, str], float | None]) -> float | None:
-        own, best = median("leasehold", key), median("best peer", key)
-        return None if own is None or not best else own / best
-
-    return value
-
-
 SCENARIO = Scenario(
     name="latency",
     title="Submit to start, at 100 jobs a second",
@@ -65,12 +55,12 @@ SCENARIO = Scenario(
     goals=(
         Goal(
             "the p50 of leasehold is not above the best peer's (ratio)",
-            _over_best("p50_ms"),
+            ratio("leasehold", "best peer", "p50_ms"),
             most=1,
         ),
         Goal(
             "the p99 of leasehold is not above the best peer's (ratio)",
-            _over_best("p99_ms"),
+            ratio("leasehold", "best peer", "p99_ms"),
             most=1,
         ),
     ),

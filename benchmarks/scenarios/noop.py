@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from harness.drain import drain
-from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage
-
-Median = Callable[[str, str], float | None]
+from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage, ratio
 
 
 def measure(stage: Stage, name: str) -> Figures:
@@ -20,18 +16,6 @@ def measure(stage: Stage, name: str) -> Figures:
         "scripts": done.scripts / done.jobs,
         "rss_mb": done.rss_all_mb,
     }
-
-
-def _over_best_peer(median: Median) -> float | None:
-    return _over(median("leasehold", "jobs_per_s"), median("best peer", "jobs_per_s"))
-
-
-def _of_bare(median: Median) -> float | None:
-    return _over(median("leasehold", "jobs_per_s"), median("bare_pipelines", "jobs_per_s"))
-
-
-def _over(own: float | None, other: float | None) -> float | None:
-    return None if own is None or not other else own / other
 
 
 SCENARIO = Scenario(
@@ -57,7 +41,15 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     goals=(
-        Goal("leasehold reaches at least 15 times the fastest peer", _over_best_peer, least=15),
-        Goal("leasehold reaches at least 0.5 of the bare pipelines", _of_bare, least=0.5),
+        Goal(
+            "leasehold reaches at least 15 times the fastest peer",
+            ratio("leasehold", "best peer", "jobs_per_s"),
+            least=15,
+        ),
+        Goal(
+            "leasehold reaches at least 0.5 of the bare pipelines",
+            ratio("leasehold", "bare_pipelines", "jobs_per_s"),
+            least=0.5,
+        ),
     ),
 )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.histories import fill_stream
-from harness.scenario import Column, Figures, Goal, Scenario, Stage
+from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from leasehold.core.opening import journal_tape
 from leasehold.core.tape import StreamTape
 from leasehold.pipeline import SparkSettings, open_session
@@ -115,21 +115,13 @@ SCENARIO = Scenario(
     goals=(
         Goal(
             "capture reaches 90 % of plain Python",
-            lambda median: _ratio(
-                median("leasehold", "events_per_s"), median("plain python", "events_per_s")
-            ),
+            ratio("leasehold", "plain python", "events_per_s"),
             least=0.9,
         ),
         Goal(
             "in bounded batches too",
-            lambda median: _ratio(
-                median("leasehold batches", "events_per_s"), median("plain python", "events_per_s")
-            ),
+            ratio("leasehold batches", "plain python", "events_per_s"),
             least=0.9,
         ),
     ),
 )
-
-
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one and other else None

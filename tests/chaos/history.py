@@ -17,7 +17,7 @@ from tests.chaos.faults import Injected
 from tests.chaos.verdict import Observation, Snapshot
 
 PAGE = 2_000
-EVENTS_READ_OF_JOBS = 300
+EVENTS_READ_OF_JOBS = 100
 # Clients that lost the store, or stood still, need a moment to come back to work.
 AFTERMATH_MS = 3_000
 STORE_FAULTS = ("kill store", "empty store")

@@ -257,9 +257,10 @@ OMNIQ = Profile(
     query=_omniq_query,
     verbs={"publish": "submit"},
 )
-SUBJECTS: dict[str, Callable[..., Subject]] = {
+ON_REDIS: dict[str, Callable[..., Subject]] = {
     profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ, OMNIQ)
-} | {"plane": PlaneSubject}
+}
+SUBJECTS = ON_REDIS | {"plane": PlaneSubject}
 
 
 def tried() -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.planted import EVERY, PLANTED, SCRIPTS, plant, planted
 from tests.chaos.report import Report
-from tests.chaos.scenario import blocking, kills, lost_replies, stops
+from tests.chaos.scenario import blocking, kills, latecomers, lost_replies
 from tests.chaos.stage import Setup
 
 
@@ -15,22 +15,26 @@ def found(report: Report, *any_of: str) -> bool:
 
 
 @pytest.mark.parametrize("contract", PLANTED)
-async def test_without_a_fence_the_stops_end_in_stale_accepts(
+async def test_without_a_fence_latecomers_end_in_stale_accepts(
     tmp_path: Path, contract: str
 ) -> None:
-    setup = Setup(
-        folder=tmp_path,
-        contract=contract,
-        seed=8,
-        jobs=40,
-        workers=2,
-        lease_ms=1_000,
-        planted="no-fence",
-    )
-    report = await stops(setup, each=1)
+    """BullMQ's data has no trace of a job's past holders: there it takes a rival at work."""
+    for seed in range(8, 13):
+        setup = Setup(
+            folder=tmp_path / str(seed),
+            contract=contract,
+            seed=seed,
+            jobs=24,
+            workers=2,
+            lease_ms=1_000,
+            planted="no-fence",
+        )
+        report = await latecomers(setup)
+        if found(report, "I8"):
+            break
     assert found(report, "I8"), str(report)
     assert found(report, "stale owners wrote, and all were refused"), str(report)
-    assert "--seed 8" in str(report)
+    assert f"--seed {seed}" in str(report)
     assert "--planted no-fence" in str(report)
 
 
@@ -79,7 +83,7 @@ async def test_an_extend_that_extends_nothing_ends_in_leases_lost_for_no_reason(
         concurrency=4,
         lease_ms=1_000,
         planted="idle-extend",
-        patience_s=15,
+        patience_s=5,
     )
     report = await blocking(setup)
     assert found(report, "blocked handlers kept their lease to the end"), str(report)

@@ -6,13 +6,11 @@ stands in `cannot`, with the reason; the suite then checks that it refuses, inst
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from leasehold.contracts.memory.options import MemoryOptions
 from leasehold.contracts.memory.queue import MemoryQueue
@@ -23,9 +21,15 @@ from leasehold.core.errors import ReplyLost
 from leasehold.core.opening import open_journal, open_ledger, open_queue
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from leasehold.store.redis import Redis
-from leasehold.store.scripts import Script
-from tests.chaos.proxy import LossyProxy
+from tests.contract.bullmq.adapter import BullmqAdapter
+from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
+from tests.contract.omniq.adapter import OmniqAdapter
+from tests.contract.plane_stage import (
+    PostgresPlaneAdapter,
+    RedisPlaneAdapter,
+    SqlitePlaneAdapter,
+)
+from tests.contract.stages import StoredStage, Words, query_of, redis_stage
 
 T = TypeVar("T")
 _unique = itertools.count(1)
@@ -40,21 +44,6 @@ CAPABILITIES = {
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """The contract's own state names."""
-
-    waiting: str
-    running: str
-    done: str
-    failed: str
-    cancelled: str
-
-    def of(self, *names: str) -> tuple[str, ...]:
-        """The contract's words for ours."""
-        return tuple(getattr(self, name) for name in names)
 
 
 class Stage(Protocol):
@@ -82,7 +71,7 @@ class Stage(Protocol):
 
 def served_url(stage: Stage) -> str:
     """Where the jobs lie, for a gateway; a stage's own URL may be that of a worker far away."""
-    return str(getattr(stage, "plane_url", stage.url))
+    return str(getattr(stage, "served_url", stage.url))
 
 
 class Adapter(Protocol):
@@ -126,13 +115,16 @@ class LosingWire:
         return answer
 
 
+_MEMORY_WORDS = Words("waiting", "running", "done", "failed", "cancelled")
+
+
 @dataclass
 class MemoryStage:
     clock: ManualClock
     shared: SharedStore
     lease_ms: int
     cannot: Mapping[str, str]
-    words: Words = Words("waiting", "running", "done", "failed", "cancelled")
+    words: Words = _MEMORY_WORDS
     url: str = field(init=False)
     ledger: Ledger = field(init=False)
     journal: Journal = field(init=False)
@@ -173,57 +165,7 @@ class MemoryAdapter:
 # --- streams -----------------------------------------------------------------------------------
 
 
-@dataclass
-class StreamsStage:
-    server_url: str
-    query: str
-    lease_ms: int
-    cannot: Mapping[str, str]
-    words: Words = Words("queued", "running", "done", "error", "canceled")
-    url: str = field(init=False)
-    ledger: Ledger = field(init=False)
-    journal: Journal = field(init=False)
-    _closing: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.url = f"streams+{self.server_url}?{self.query}"
-        self.ledger = open_ledger(self.url)
-        self.journal = open_journal(self.url)
-        self._closing += [self.ledger.close, self.journal.close]
-
-    def queue(self, worker_id: str = "") -> Queue:
-        return self._opened(self.url, worker_id)
-
-    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
-        await load_scripts(self.server_url, SCRIPTS)
-        proxy = await LossyProxy(self.server_url).start()
-        queue = self._opened(f"streams+{proxy.url}?{self.query}", worker_id)
-        self._closing.append(proxy.stop)  # after the queue: it is listed later
-        return queue, partial(proxy.drop_reply, when=_runs_a_script)
-
-    async def advance(self, ms: int) -> None:
-        # A little more than asked for: the server counts whole milliseconds of its own.
-        await asyncio.sleep((ms + 5) / 1000)
-
-    async def close(self) -> None:
-        for close in self._closing:
-            await close()
-
-    def _opened(self, url: str, worker_id: str) -> Queue:
-        queue = open_queue(url, worker_id=worker_id)
-        self._closing.append(queue.close)
-        return queue
-
-
-async def load_scripts(server_url: str, scripts: Mapping[str, Script]) -> None:
-    """So that what is lost is the answer of a script, not that the server lacks it."""
-    client = Redis(server_url)
-    await client.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.values()])
-    await client.close()
-
-
-def _runs_a_script(command: Any) -> bool:
-    return bytes(command[0]).upper() in (b"EVALSHA", b"EVAL")
+_STREAMS_WORDS = Words("queued", "running", "done", "error", "canceled")
 
 
 class StreamsAdapter:
@@ -240,13 +182,19 @@ class StreamsAdapter:
     def __init__(self, server_url: Callable[[], str]) -> None:
         self._server_url = server_url
 
-    async def open(self, **options: int) -> StreamsStage:
-        options.setdefault("lease_ms", 300)
+    async def open(self, **options: int) -> StoredStage:
+        lease_ms = options.setdefault("lease_ms", 300)
         names = {"depth_max": "max_depth"}
-        query = {names.get(name, name): value for name, value in options.items()}
-        query["namespace"] = f"suite:{os.getpid()}:{next(_unique)}:"  # type: ignore[assignment]
-        text = "&".join(f"{name}={value}" for name, value in query.items())
-        return StreamsStage(self._server_url(), text, options["lease_ms"], self.cannot)
+        named = {names.get(name, name): value for name, value in options.items()}
+        query = query_of({**named, "namespace": f"suite:{os.getpid()}:{next(_unique)}:"})
+        return redis_stage(
+            self,
+            self._server_url(),
+            query,
+            lease_ms=lease_ms,
+            words=_STREAMS_WORDS,
+            scripts=SCRIPTS,
+        )
 
 
 # --- all ---------------------------------------------------------------------------------------
@@ -287,16 +235,6 @@ class Servers:
 
 def adapters(servers: Servers) -> dict[str, Adapter]:
     """An adapter for every contract folder, by its name; more where it has several stores."""
-    # Imported here because they need this module's words.
-    from tests.contract.bullmq.adapter import BullmqAdapter
-    from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
-    from tests.contract.omniq.adapter import OmniqAdapter
-    from tests.contract.plane_stage import (
-        PostgresPlaneAdapter,
-        RedisPlaneAdapter,
-        SqlitePlaneAdapter,
-    )
-
     every: list[Adapter] = [
         MemoryAdapter(),
         StreamsAdapter(servers.redis),

@@ -3,71 +3,29 @@ can lose an answer."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 from leasehold.contracts.inbox import parts
 from leasehold.contracts.inbox.queue import InboxQueue
 from leasehold.core.errors import ReplyLost
-from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
-from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.core.opening import open_queue, parse_url
+from leasehold.core.seam import Queue
 from leasehold.ledger.migrating import PostgresMigrations, migrate
 from leasehold.ledger.sqlite_engine import SqliteEngine
 from leasehold.store.postgres import Postgres
-from tests.contract.adapters import Words
 from tests.contract.postgres_proxy import PostgresProxy
+from tests.contract.stages import Close, StoredStage, Words, query_of
 
 WORDS = Words("queued", "claimed", "succeeded", "dead_letter", "dead_letter")
 _unique = itertools.count(1)
 
 
-@dataclass
-class InboxStage:
-    """One ledger of its own: a file, or a schema."""
-
-    url: str
-    lease_ms: int
-    cannot: Mapping[str, str]
-    lossy: Callable[[str], Awaitable[tuple[Queue, Callable[[], None], Any]]]
-    clean: Callable[[], Awaitable[None]] | None = None
-    words: Words = WORDS
-    ledger: Ledger = field(init=False)
-    journal: Journal = field(init=False)
-    _closing: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ledger = open_ledger(self.url)
-        self.journal = open_journal(self.url)
-        self._closing += [self.ledger.close, self.journal.close]
-
-    def queue(self, worker_id: str = "") -> Queue:
-        queue = open_queue(self.url, worker_id=worker_id)
-        self._closing.append(queue.close)
-        return queue
-
-    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
-        queue, lose, close = await self.lossy(worker_id)
-        self._closing += [queue.close, close]
-        return queue, lose
-
-    async def advance(self, ms: int) -> None:
-        # A little more than asked for: the store counts whole milliseconds of its own.
-        await asyncio.sleep((ms + 5) / 1000)
-
-    async def close(self) -> None:
-        for close in self._closing:
-            await close()
-        if self.clean is not None:
-            await self.clean()
-
-
-def _query(options: Mapping[str, object]) -> str:
-    return "&".join(f"{name}={value}" for name, value in options.items())
+InboxStage: TypeAlias = StoredStage
+"""One ledger of its own: a file, or a schema."""
 
 
 class LosingEngine:
@@ -102,10 +60,10 @@ class SqliteInboxAdapter:
     async def open(self, **options: int) -> InboxStage:
         folder = tempfile.TemporaryDirectory(prefix="leasehold-inbox-")
         lease_ms = options.setdefault("lease_ms", 300)
-        query = _query({**options, "synchronous": "normal"})
+        query = query_of({**options, "synchronous": "normal"})
         url = f"inbox+sqlite:///{folder.name}/jobs.db?{query}"
 
-        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Any]:
+        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Close]:
             engine, read = parts(parse_url(url))
             losing = LosingEngine(engine)  # type: ignore[arg-type]
             queue = InboxQueue(losing, read, worker_id=worker_id)
@@ -114,7 +72,7 @@ class SqliteInboxAdapter:
         async def clean() -> None:
             folder.cleanup()
 
-        return InboxStage(url, lease_ms, self.cannot, lossy, clean)
+        return InboxStage(url, lease_ms, self.cannot, WORDS, lossy, clean)
 
 
 async def _nothing() -> None:
@@ -138,14 +96,14 @@ class PostgresInboxAdapter:
             self._migrated.add(server)
         lease_ms = options.setdefault("lease_ms", 500)
         own = {"schema": schema, "synchronous": "normal", "queue": f"stage-{next(_unique)}"}
-        query = _query({**options, **own})
+        query = query_of({**options, **own})
 
-        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Any]:
+        async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Close]:
             proxy = await PostgresProxy(server).start()
             queue = open_queue(f"inbox+{proxy.url}?{query}", worker_id=worker_id)
             return queue, proxy.drop_reply, proxy.stop
 
-        return InboxStage(f"inbox+{server}?{query}", lease_ms, self.cannot, lossy)
+        return InboxStage(f"inbox+{server}?{query}", lease_ms, self.cannot, WORDS, lossy)
 
 
 async def migrated(server: str, schema: str) -> None:

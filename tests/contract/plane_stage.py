@@ -3,23 +3,20 @@ own loop, on SQLite and on PostgreSQL; through a proxy that can lose an answer."
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from typing import Any
 
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.core.seam import Journal, Ledger, Queue
+from leasehold.core.opening import open_queue
+from leasehold.core.seam import Queue
 from leasehold.gateway.keys import MemoryKeyRing
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
-from tests.contract.adapters import Words
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.inbox_stage import migrated
+from tests.contract.stages import Close, StoredStage, Words, query_of
 
 WORDS = Words("QUEUED", "RUNNING", "SUCCEEDED", "DLQ", "DLQ")
 # The suite asks for upkeep when it wants it, and counts what each round did.
@@ -27,63 +24,20 @@ QUIET: dict[str, object] = {"synchronous": "normal", "upkeep_ms": 0}
 _unique = itertools.count(1)
 
 
-@dataclass
-class PlaneStage:
-    """A database of its own, a gateway that serves its plane, and workers who speak to that."""
-
-    plane_url: str
-    address: str
-    lease_ms: int
-    cannot: Mapping[str, str]
-    stack: AsyncExitStack
-    streams: str
-    words: Words = WORDS
-    url: str = field(init=False)
-    ledger: Ledger = field(init=False)
-    journal: Journal = field(init=False)
-    _closing: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.url = f"plane+{self.address}?streams={self.streams}"
-        self.ledger = open_ledger(self.plane_url)
-        self.journal = open_journal(self.plane_url)
-        self._closing += [self.ledger.close, self.journal.close]
-
-    def queue(self, worker_id: str = "") -> Queue:
-        return self._opened(self.url, worker_id)
-
-    async def lossy_queue(self, worker_id: str) -> tuple[Queue, Callable[[], None]]:
-        proxy = await HttpProxy(self.address).start()
-        queue = self._opened(f"plane+{proxy.url}?streams={self.streams}", worker_id)
-        self._closing.append(proxy.stop)
-        return queue, proxy.drop_reply
-
-    async def advance(self, ms: int) -> None:
-        # A little more than asked for: the store counts whole milliseconds of its own.
-        await asyncio.sleep((ms + 5) / 1000)
-
-    async def close(self) -> None:
-        for close in self._closing:
-            await close()
-        await self.stack.aclose()
-
-    def _opened(self, url: str, worker_id: str) -> Queue:
-        queue = open_queue(url, worker_id=worker_id)
-        self._closing.append(queue.close)
-        return queue
-
-
-def _query(options: Mapping[str, object]) -> str:
-    return "&".join(f"{name}={value}" for name, value in options.items())
-
-
 async def stage_of(
     plane_url: str, lease_ms: int, cannot: Mapping[str, str], stack: AsyncExitStack, streams: str
-) -> PlaneStage:
-    """Serve a plane and open its worker's side."""
+) -> StoredStage:
+    """A gateway that serves a plane, and workers who speak to that."""
     settings = GatewaySettings(queues=(plane_url,), port=0, drain_ms=1_000)
     running = await stack.enter_async_context(serving(settings, ring=MemoryKeyRing()))
-    return PlaneStage(plane_url, running.url, lease_ms, cannot, stack, streams)
+
+    async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Close]:
+        proxy = await HttpProxy(running.url).start()
+        queue = open_queue(f"plane+{proxy.url}?streams={streams}", worker_id=worker_id)
+        return queue, proxy.drop_reply, proxy.stop
+
+    url = f"plane+{running.url}?streams={streams}"
+    return StoredStage(url, lease_ms, cannot, WORDS, lossy, stack.aclose, plane_url)
 
 
 class SqlitePlaneAdapter:
@@ -92,11 +46,11 @@ class SqlitePlaneAdapter:
     name = "plane"
     cannot: Mapping[str, str] = {}
 
-    async def open(self, **options: int) -> PlaneStage:
+    async def open(self, **options: int) -> StoredStage:
         stack = AsyncExitStack()
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
         lease_ms = options.setdefault("lease_ms", 500)
-        query = _query({**options, **QUIET, "streams": "jobs"})
+        query = query_of({**options, **QUIET, "streams": "jobs"})
         url = f"plane+sqlite:///{folder}/plane.db?{query}"
         return await stage_of(url, lease_ms, self.cannot, stack, "jobs")
 
@@ -111,7 +65,7 @@ class PostgresPlaneAdapter:
     def __init__(self, server_url: Callable[[], str]) -> None:
         self._server_url = server_url
 
-    async def open(self, **options: int) -> PlaneStage:
+    async def open(self, **options: int) -> StoredStage:
         server, schema = self._server_url(), f"plane_{os.getpid()}"
         if server not in self._migrated:
             await migrated(server, schema)
@@ -119,7 +73,7 @@ class PostgresPlaneAdapter:
         lease_ms = options.setdefault("lease_ms", 700)
         stream = f"stage-{next(_unique)}"
         own = {**QUIET, "schema": schema, "streams": stream}
-        url = f"plane+{server}{'&' if '?' in server else '?'}{_query({**options, **own})}"
+        url = f"plane+{server}{'&' if '?' in server else '?'}{query_of({**options, **own})}"
         return await stage_of(url, lease_ms, self.cannot, AsyncExitStack(), stream)
 
 
@@ -134,11 +88,11 @@ class RedisPlaneAdapter:
     def __init__(self, server_url: Callable[[], str]) -> None:
         self._server_url = server_url
 
-    async def open(self, **options: int) -> PlaneStage:
+    async def open(self, **options: int) -> StoredStage:
         stack = AsyncExitStack()
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
         lease_ms = options.setdefault("lease_ms", 500)
         namespace = f"suite-{os.getpid()}-{next(_unique)}:"
         own = {**QUIET, "streams": "jobs", "redis": self._server_url(), "namespace": namespace}
-        url = f"plane+sqlite:///{folder}/plane.db?{_query({**options, **own})}"
+        url = f"plane+sqlite:///{folder}/plane.db?{query_of({**options, **own})}"
         return await stage_of(url, lease_ms, self.cannot, stack, "jobs")

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
-from typing import Any
 
-from bench_kit import probe, redis_url, serve
+from bench_kit import redis_url
+from leasehold_kit import main, worker_argv
 
-from leasehold import Worker, open_ledger, task
+from leasehold import open_ledger
 from leasehold.contracts.bullmq import open_producer
 
-BEST = 100
 URL = f"bullmq+{redis_url()}?queue=bench"
-
-
-@task("noop")
-async def noop(job: Any) -> None:
-    probe.noop()
-
-
-@task("stamp")
-async def stamp(job: Any) -> None:
-    probe.stamp(job.payload["argument"])
-
-
-@task("nap")
-async def nap(job: Any) -> None:
-    await probe.nap(job.payload["argument"])
 
 
 class Producer:
@@ -40,7 +22,7 @@ class Producer:
         self.ledger = open_ledger(URL)
 
     def worker(self, concurrency: int | None) -> list[str]:
-        return ["python", "adapter.py", "worker"]
+        return worker_argv()
 
     async def submit(self, task: str, argument: int) -> None:
         await self.producer.add(task, {"argument": argument})
@@ -55,13 +37,5 @@ class Producer:
         return sum(states[name] for name in ("waiting", "prioritized", "delayed", "active"))
 
 
-def work() -> None:
-    slots = int(os.environ.get("BENCH_CONCURRENCY", BEST))
-    Worker([noop, stamp, nap], queues=[URL], concurrency=slots).run()
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["worker"]:
-        work()
-    else:
-        serve(Producer)
+    main(URL, Producer, slots=100)

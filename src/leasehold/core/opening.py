@@ -74,6 +74,14 @@ class QueueUrl(msgspec.Struct, frozen=True):
         return f"QueueUrl({self.safe!r})"
 
 
+def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
+    """Refuse options whose numbers are less than these."""
+    for name, lowest in least.items():
+        value = getattr(options, name)
+        if value < lowest:
+            raise UsageError(f"{name} is {value}; it must be at least {lowest}", contract=contract)
+
+
 def parse_url(text: str) -> QueueUrl:
     """Split a queue URL; raises `UsageError` with an example when it is none."""
     scheme, separator, _ = text.partition("://")

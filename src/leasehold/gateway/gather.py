@@ -9,19 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from leasehold.core.intake import Submits
 from leasehold.core.job import NewJob, Submitted
 
 _JOBS_MAX = 100
 _BYTES_MAX = 1 << 20
-
-
-class Submits(Protocol):
-    """The one method of a queue that is gathered."""
-
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs, or say why not."""
 
 
 class _Waiting(NamedTuple):

@@ -1,8 +1,14 @@
-"""How a box behaves: what a queue URL may say of it, after the contract has read it."""
+"""How a box behaves: what a queue URL may say of it, and what follows for the box."""
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import msgspec
+
+from leasehold.core.opening import check_least
+
+_DAY_MS = 86_400_000
 
 
 class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,3 +27,49 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_ms: int
     keep_ms: int
     journal_ms: int
+
+
+class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the queue URL of every contract over the ledger may say; each adds its own.
+
+    `schema` names one of several ledgers of a PostgreSQL database. `keep_ms` is how long ended
+    jobs are kept (0: for ever). `lost_max` is the claim budget: how often the lease of one job may
+    run out. `synchronous=full` survives a power cut; `normal` may lose the last commits then, and
+    nothing else (SQLite's `synchronous`, PostgreSQL's `synchronous_commit`).
+    """
+
+    schema: str = "leasehold"
+    lease_ms: int = 30_000
+    max_attempts: int = 5
+    retry_delay_ms: int = 1_000
+    lost_max: int = 5
+    depth_max: int = 0
+    idempotency_ttl_s: int = 86_400
+    keep_ms: int = 0
+    journal_days: float = 30.0
+    synchronous: Literal["full", "normal"] = "full"
+
+    def check(self, contract: str) -> None:
+        """Refuse numbers with which no box could work."""
+        check_least(self, contract, lease_ms=50, max_attempts=1, lost_max=1, keep_ms=0)
+
+    def of_box(self, *, contract: str, table: str, queue: str) -> BoxSettings:
+        """How this queue of this table behaves."""
+        return BoxSettings(
+            contract=contract,
+            table=table,
+            queue=queue,
+            lease_ms=self.lease_ms,
+            max_attempts=self.max_attempts,
+            lost_max=self.lost_max,
+            depth_max=self.depth_max,
+            idempotency_ms=self.idempotency_ttl_s * 1000,
+            keep_ms=self.keep_ms,
+            journal_ms=round(self.journal_days * _DAY_MS),
+        )
+
+    def engine(self, store: str, *, pinned: bool) -> dict[str, Any]:
+        """What the database is told."""
+        if store.startswith("postgres"):
+            return {"schema": self.schema, "pinned": pinned, "synchronous": self.synchronous}
+        return {"synchronous": self.synchronous}

@@ -1,9 +1,9 @@
 """A journal kept as lines in a Redis stream, read by position: what the Redis contracts share.
 
 An entry holds the transitions that one script made, up to a hundred: a field `e` each, whose value
-is a line of parts joined by tabs, in an order that is the contract's own; parts that do not apply
-at the end may be missing. The position of an event, `seq`, is the entry's id and the number of its
-line: `1794788872140-0.3`.
+is a line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts
+that do not apply at the end may be missing. The position of an event, `seq`, is the entry's id and
+the number of its line: `1794788872140-0.3`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,24 @@ import msgspec
 
 from leasehold.core.event import JournalEvent
 from leasehold.store.redis import Redis
+
+HEAD = (
+    "job_id",
+    "type",
+    "ver",
+    "ts_ms",
+    "task",
+    "from_state",
+    "to_state",
+    "attempt",
+    "fence",
+    "prev_fence",
+    "lease_until_ms",
+    "prev_lease_until_ms",
+    "worker_id",
+    "max_attempts",
+)
+"""The parts with which the lines of every contract begin."""
 
 _LINES_MAX = 100
 _NUMBERS = frozenset(

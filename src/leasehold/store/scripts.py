@@ -2,7 +2,8 @@
 
 The number in the name is the number of KEYS, and the loader checks it, so that a script and its
 caller cannot drift apart in silence. `-- @include name` on a line of its own puts
-`lua/include/name.lua` there, once a script however often it is asked for.
+`lua/include/name.lua` there, once a script however often it is asked for; what several contracts
+share is in the same folder beside this module.
 
 Each file opens with a comment that tells its purpose, then `KEYS[n]`, `ARGV`, `Returns` and
 `Clauses`; `problems` says what such a header lacks.
@@ -115,12 +116,18 @@ def _expand(
         if wanted in done:
             return f"-- {wanted} is included above"
         done.add(wanted)
-        part = includes / f"{wanted}.lua"
-        if not part.is_file():
-            raise UsageError(f"{name}: there is no lua/include/{wanted}.lua to include")
+        part = _part(wanted, name, includes)
         return _expand(part.read_text(encoding="utf-8"), name, includes, (*chain, wanted), done)
 
     return _INCLUDE.sub(included, text)
+
+
+def _part(wanted: str, name: str, includes: Traversable) -> Traversable:
+    for folder in (includes, files("leasehold.store") / "lua" / "include"):
+        part = folder / f"{wanted}.lua"
+        if part.is_file():
+            return part
+    raise UsageError(f"{name}: there is no lua/include/{wanted}.lua to include")
 
 
 def _without_comments(source: str) -> str:

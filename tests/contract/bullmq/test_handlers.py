@@ -13,18 +13,15 @@ from leasehold.contracts.bullmq import Flow
 from leasehold.core.outcome import COMPLETED, RELEASED, Outcome, Retried
 from leasehold.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
+from tests.waiting import until
 
-DEADLINE_S = 15.0
 
-
-async def worked(bench: Bench, handler: Any, until: Callable[[], Awaitable[bool]], **options: Any):
+async def worked(bench: Bench, handler: Any, holds: Callable[[], Awaitable[bool]], **options: Any):
     """Let a worker with this handler run until something holds."""
     worker = Worker([handler], queues=[bench.url(**options)], settings=Settings(concurrency=2))
     serving = asyncio.create_task(worker.serve())
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not await until():
-                await asyncio.sleep(0.01)  # between two looks
+        await until(holds)
     finally:
         worker.stop()
         await serving

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
@@ -88,10 +87,3 @@ async def site(redis_server: EmbeddedRedis) -> AsyncGenerator[Site]:
 async def web(site: Site) -> Web:
     """A client of a gateway with default settings."""
     return await site.web()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
-    """Wait for something that no event announces."""
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.01)  # a poll, bounded by the deadline

@@ -13,9 +13,10 @@ from leasehold.gateway.keys import MemoryKeyRing
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
-from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
+from tests.waiting import until
 
 BODY = {"task": "chat", "payload": {}}
 ALL = ("jobs:write", "jobs:read", "jobs:cancel")
@@ -127,7 +128,7 @@ async def test_a_revoked_key_is_out_within_two_seconds(keys: Keys) -> None:
     async def refused() -> bool:
         return (await web.get("/v1/jobs")).status == 401
 
-    await until(refused, 2)
+    await until(refused, within_s=2)
     async with asyncio.timeout(2 - (time.monotonic() - begun)):
         async for _event in following:
             pass
@@ -142,7 +143,7 @@ async def test_a_key_ends_by_itself(keys: Keys) -> None:
     async def refused() -> bool:
         return (await web.get("/v1/jobs")).status == 401
 
-    await until(refused, 3)
+    await until(refused, within_s=3)
 
 
 async def test_the_last_use_of_a_key_is_noted(keys: Keys) -> None:
@@ -204,7 +205,7 @@ async def test_a_ticket_is_no_better_than_the_key_that_asked_for_it(keys: Keys) 
     async def refused() -> bool:
         return (await web.get("/v1/jobs")).status == 401
 
-    await until(refused, 3)
+    await until(refused, within_s=3)
     is_problem(await Web(web.url).get(f"/v1/jobs?ticket={ticket}"), 401, "bad_key")
 
 
@@ -233,7 +234,7 @@ async def test_as_soon_as_there_is_a_key_keys_are_asked_for(site: Site, keys: Ke
     async def refused() -> bool:
         return (await bare.get("/v1/jobs")).status == 401
 
-    await until(refused, 3)
+    await until(refused, within_s=3)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Generator
 
 import msgspec
@@ -12,9 +10,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 
 from leasehold.gateway.app import Gateway
-from leasehold.gateway.serve import run_loop, serving
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.store.embedded import EmbeddedRedis
+from tests.contract.gateway.threaded import served_in_a_thread
 
 DOCUMENT = msgspec.json.decode(
     Gateway(GatewaySettings(queues=("streams+redis://127.0.0.1:6379/0",))).openapi
@@ -24,28 +22,10 @@ schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 @pytest.fixture(scope="module")
 def url(redis_server: EmbeddedRedis) -> Generator[str]:
-    """A gateway in a thread of its own, because schemathesis asks synchronously."""
-    ready = threading.Event()
-    found: list[str] = []
-    stop: list[asyncio.Event] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def main() -> None:
-        queue = f"streams+{redis_server.url}?namespace=schema:&max_depth=0"
-        async with serving(GatewaySettings(queues=(queue,), port=0)) as running:
-            found.append(running.url)
-            stop.append(asyncio.Event())
-            loops.append(asyncio.get_running_loop())
-            ready.set()
-            await stop[0].wait()
-
-    thread = threading.Thread(target=run_loop, args=(main(),))
-    thread.start()
-    assert ready.wait(10)
-    yield found[0]
-    loops[0].call_soon_threadsafe(stop[0].set)
-    thread.join(20)
-    assert not thread.is_alive()
+    """A gateway; schemathesis asks synchronously."""
+    queue = f"streams+{redis_server.url}?namespace=schema:&max_depth=0"
+    with served_in_a_thread(GatewaySettings(queues=(queue,), port=0)) as url:
+        yield url
 
 
 @pytest.mark.timeout(300)

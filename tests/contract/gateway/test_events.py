@@ -9,9 +9,10 @@ import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.gateway.settings import GatewaySettings
-from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Following, SseEvent, Web
+from tests.waiting import until
 
 
 async def collect(following: Following, into: list[SseEvent]) -> None:
@@ -252,7 +253,7 @@ async def test_news_reach_a_client_within_milliseconds_not_sweeps(site: Site) ->
         await site.tell(leases[0], "again")
         return any(event.name == "progress" for event in seen)
 
-    await until(running, 5)  # the tail is on from here
+    await until(running, within_s=5)  # the tail is on from here
     second = await web.follow(jobs[1])
     await site.tell(leases[1], "now")
     await site.finish(leases[0])
@@ -273,14 +274,14 @@ async def test_a_client_that_does_not_read_is_cut_off_and_can_resume(site: Site)
         await foreign(site, job_id, "token", '{"text":"%s"}' % ("x" * 50_000))
         return "leasehold_sse_slow_clients_total 1.0" in (await web.get("/metrics")).body.decode()
 
-    await until(dropped, 30)
+    await until(dropped, within_s=30)
 
     async def gone() -> bool:
         return feed.clients == 0
 
     seen: list[SseEvent] = []
     reading = asyncio.create_task(collect(lazy, seen))
-    await until(gone, 15)
+    await until(gone, within_s=15)
     await asyncio.wait_for(reading, 10)
     ids = [event.id for event in seen if event.id]
     await foreign(site, job_id, "done")

@@ -16,8 +16,9 @@ from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters, served_url
-from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
+from tests.waiting import until
 
 SERVED = [name for name in contract_names() if name != "memory"]
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -119,7 +120,7 @@ async def test_an_action_on_a_search_meets_every_job_in_it_and_no_other(place: P
             (await place.web.get(f"/api/bulk/{begun.json['id']}")).json["state"] != "running"
         )
 
-    await until(over, 30)
+    await until(over, within_s=30)
     end = (await place.web.get(f"/api/bulk/{begun.json['id']}")).json
     assert (end["state"], end["done"], end["answers"]) == ("finished", 450, {"ok": 450})
     assert {job["job_id"] for job in await place.find("")} == set(kept)

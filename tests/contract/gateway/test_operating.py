@@ -18,9 +18,10 @@ from leasehold.core.errors import UsageError
 from leasehold.gateway.notify import Notifier
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
-from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
+from tests.waiting import until
 
 PROGRAM = """
 import os, sys, msgspec

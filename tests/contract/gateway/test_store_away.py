@@ -10,9 +10,11 @@ import pytest
 
 from leasehold.store.embedded import EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
-from tests.contract.gateway.conftest import Site, until
+from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
+from tests.contract.stages import runs_a_script
+from tests.waiting import until
 
 BODY = {"task": "chat", "payload": {"a": 1}}
 
@@ -87,7 +89,7 @@ async def test_a_lost_answer_is_asked_for_again_and_makes_one_job(
     web = await distant.web()
     await web.submit()
     headers = {"idempotency_key": "k"} if keyed else {}
-    proxy.drop_reply(when=lambda command: command[0].upper() in (b"EVALSHA", b"EVAL"))
+    proxy.drop_reply(when=runs_a_script)
     reply = await web.post("/v1/jobs", BODY, **headers)
     assert proxy.replies_lost >= 1
     assert reply.status == 202

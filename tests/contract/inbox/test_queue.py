@@ -242,10 +242,14 @@ async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
         assert [await columns.count_refresh(stale) for _ in range(2)] == [1, 2]
         assert not await columns.put("sealed", "bert", 2, (b"no", b"no", "kek-a", 1))
         assert await columns.put("sealed", "anna", 2, (b"newer", b"key4", "kek-a", 1))
-        (page,) = await columns.page(not_under="kek-b", after="", limit=10)
+        (page,) = [
+            row  # whoever rotates a key goes through all queues, so those of other tests too
+            for row in await columns.page(not_under="kek-b", after="", limit=1_000)
+            if row["job_id"] == "sealed"
+        ]
         swap = ("sealed", 3, "kek-a", bytes(page["storage_creds_dek_wrapped"]), "kek-b", b"key5")
         assert (await columns.swap([swap]), await columns.swap([swap])) == (1, 0)
-        assert await columns.counts() == {"kek-b": 1}
+        assert (await columns.counts())["kek-b"] == 1
         assert bytes((await columns.read(stale))["storage_creds_encrypted"]) == b"newer"
         await run_out(inbox)
         current = await claim_one(queue)

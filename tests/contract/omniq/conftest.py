@@ -18,6 +18,7 @@ from leasehold.core.opening import open_journal, open_ledger, open_queue
 from tests.chaos.proxy import LossyProxy
 from tests.contract.adapters import Servers
 from tests.contract.omniq.tables import untrue
+from tests.contract.stages import runs_a_script
 
 _unique = itertools.count(1)
 
@@ -67,7 +68,7 @@ class Bench:
         queue = self._opened(open_queue(url, worker_id="lossy"))
         await queue.upkeep()
         self._closing.append(proxy.stop)
-        return queue, partial(proxy.drop_reply, when=_runs_a_script)
+        return queue, partial(proxy.drop_reply, when=runs_a_script)
 
     async def lossy_client(self) -> tuple[Client, Callable[[], None]]:
         """A client, and a function that makes it lose the answer to its next script."""
@@ -75,7 +76,7 @@ class Bench:
         client = Client(proxy.url)
         await client.is_paused(self.name)
         self._closing += [client.close, proxy.stop]
-        return client, partial(proxy.drop_reply, when=_runs_a_script)
+        return client, partial(proxy.drop_reply, when=runs_a_script)
 
     async def run_all(self, count: int) -> list[str]:
         """Reserve and complete so many jobs, one after the other."""
@@ -116,10 +117,6 @@ class Bench:
             await close()
         await self.client.close()
         self.raw.close()
-
-
-def _runs_a_script(command: Any) -> bool:
-    return bytes(command[0]).upper() in (b"EVALSHA", b"EVAL")
 
 
 @pytest.fixture

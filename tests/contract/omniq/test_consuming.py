@@ -17,18 +17,12 @@ import pytest
 from leasehold.contracts.omniq import JobContext
 from leasehold.core.outcome import Fatal, Snooze
 from tests.contract.omniq.conftest import Bench
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 
 
-async def _until(condition: Any) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        await asyncio.sleep(0.005)  # the store tells nobody
-
-
-async def _consume(bench: Bench, handler: Any, until: Any, **settings: Any) -> None:
+async def _consume(bench: Bench, handler: Any, holds: Any, **settings: Any) -> None:
     """Consume until a condition holds, then end as told."""
     stop = asyncio.Event()
     settings.setdefault("concurrency", 4)
@@ -36,7 +30,7 @@ async def _consume(bench: Bench, handler: Any, until: Any, **settings: Any) -> N
         bench.client.consume(bench.name, handler, stop=stop, signals=False, **settings)
     )
     try:
-        await _until(lambda: until() or consuming.done())
+        await until(lambda: holds() or consuming.done(), within_s=DEADLINE_S)
     finally:
         stop.set()
         await asyncio.wait_for(consuming, DEADLINE_S)

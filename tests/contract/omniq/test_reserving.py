@@ -10,6 +10,7 @@ import pytest
 from leasehold.contracts.omniq import Paused, Reserved
 from leasehold.core.outcome import Outcome
 from tests.contract.omniq.conftest import Bench
+from tests.waiting import until
 
 
 @pytest.mark.clause("O-3", "O-8", "O-13", "O-50")
@@ -200,8 +201,7 @@ async def test_an_idle_worker_hears_of_our_publish_at_once(bench: Bench) -> None
     queue = bench.queue(poll_ms=5_000)  # it would sleep through anything but the bell
     for _ in range(5):
         waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
-        while not bench.raw.client_list(_type="normal") or not _blocked(bench):
-            await asyncio.sleep(0.001)  # until it blocks; the server tells nobody
+        await until(lambda: _blocked(bench), "the claim listens")
         began = time.monotonic()
         await bench.publish({})
         (lease,) = await waiting
@@ -217,7 +217,7 @@ def _blocked(bench: Bench) -> bool:
 async def test_a_job_that_nobody_rang_for_is_seen_by_looking(bench: Bench) -> None:
     queue = bench.queue()
     waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
-    await asyncio.sleep(0.1)  # it waits: that nothing happens has no event
+    await until(lambda: _blocked(bench), "the claim listens")
     assert not waiting.done()
     bench.raw.hset(bench.key("job:x"), mapping=_foreign("x"))
     bench.raw.rpush(bench.key("wait"), "x")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -97,10 +96,3 @@ async def claim(web: Web, **fields: Any) -> Any:
 def proof(lease: Any) -> dict[str, Any]:
     """What a worker sends to end the attempt it holds."""
     return {name: lease[name] for name in ("job_id", "attempt_id", "lease_token", "stream")}
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
-    """Wait for something that no event announces."""
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.01)  # a poll, bounded by the deadline

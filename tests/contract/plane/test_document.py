@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Generator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,8 +12,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from leasehold.gateway.app import Gateway
 from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.serve import run_loop, serving
 from leasehold.gateway.settings import GatewaySettings
+from tests.contract.gateway.threaded import served_in_a_thread
 
 DOCUMENT = msgspec.json.decode(
     Gateway(
@@ -29,30 +26,11 @@ schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """A gateway in a thread of its own, because schemathesis asks synchronously."""
-    ready = threading.Event()
-    found: list[str] = []
-    stop: list[asyncio.Event] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-    file: Path = tmp_path_factory.mktemp("plane") / "plane.db"
-
-    async def main() -> None:
-        queue = f"plane+sqlite:///{file}?synchronous=normal"
-        settings = GatewaySettings(queues=(queue,), port=0)
-        async with serving(settings, ring=MemoryKeyRing()) as running:
-            found.append(running.url)
-            stop.append(asyncio.Event())
-            loops.append(asyncio.get_running_loop())
-            ready.set()
-            await stop[0].wait()
-
-    thread = threading.Thread(target=run_loop, args=(main(),))
-    thread.start()
-    assert ready.wait(20)
-    yield found[0]
-    loops[0].call_soon_threadsafe(stop[0].set)
-    thread.join(20)
-    assert not thread.is_alive()
+    """A gateway; schemathesis asks synchronously."""
+    queue = f"plane+sqlite:///{tmp_path_factory.mktemp('plane')}/plane.db?synchronous=normal"
+    settings = GatewaySettings(queues=(queue,), port=0)
+    with served_in_a_thread(settings, ring=MemoryKeyRing()) as url:
+        yield url
 
 
 @pytest.mark.timeout(300)

@@ -9,7 +9,8 @@ from leasehold.contracts.plane.messages import GROUP
 from leasehold.core.errors import StoreError
 from leasehold.store.embedded import EmbeddedRedis
 from leasehold.store.redis import Redis
-from tests.contract.plane.conftest import Site, claim, enqueue, proof, until, verb
+from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
+from tests.waiting import until
 
 
 async def length(redis: Redis, options: dict[str, object]) -> int:
@@ -149,7 +150,7 @@ async def test_jobs_are_taken_and_done_while_redis_is_away_and_after_it_came_bac
             answer = await verb(web, "claim", max_wait_ms=100)
             return bool(answer["claimed"]) and answer["job_id"] == after
 
-        await until(arrived, 20)
+        await until(arrived, within_s=20)
         redis = site.kept(Redis(server.url))
 
         async def flows_again() -> bool:
@@ -160,7 +161,7 @@ async def test_jobs_are_taken_and_done_while_redis_is_away_and_after_it_came_bac
             except StoreError:
                 return False
 
-        await until(flows_again, 20)
+        await until(flows_again, within_s=20)
     finally:
         server.stop()
 

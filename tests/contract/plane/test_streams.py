@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.contract.gateway.web import Web
-from tests.contract.plane.conftest import Site, claim, enqueue, proof, until, verb
+from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
+from tests.waiting import until
 
 
 @pytest.mark.clause("P-9")
@@ -88,13 +89,9 @@ async def test_a_plane_that_shuts_down_answers_those_who_wait(site: Site) -> Non
     running = await site.gateway()
     web = Web(running.url)
     waiting = asyncio.create_task(verb(web, "claim", max_wait_ms=30_000))
-    await until(lambda: _true(len(running.gateway.served[0].queue.plane._line) == 1))  # type: ignore[attr-defined]
+    await until(lambda: len(running.gateway.served[0].queue.plane._line) == 1)  # type: ignore[attr-defined]
     running.gateway.drain()
     assert await asyncio.wait_for(waiting, 5) == {"claimed": False}
-
-
-async def _true(value: bool) -> bool:
-    return value
 
 
 @pytest.mark.clause("P-20")

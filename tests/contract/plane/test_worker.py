@@ -19,7 +19,8 @@ from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.chaos.herd import free_port
 from tests.contract.http_proxy import HttpProxy
-from tests.contract.plane.conftest import Site, claim, enqueue, until
+from tests.contract.plane.conftest import Site, claim, enqueue
+from tests.waiting import until
 
 
 @task("double")
@@ -64,7 +65,7 @@ async def test_the_worker_survives_restarts_of_the_plane(site: Site) -> None:
                 async def all_done(least: int = done) -> bool:
                     return (await ledger.counts()).states["SUCCEEDED"] >= least
 
-                await until(all_done, 30)
+                await until(all_done, within_s=30)
     finally:
         serving_jobs.cancel()
         await asyncio.gather(serving_jobs, return_exceptions=True)

@@ -15,7 +15,7 @@ from leasehold.core.errors import StoreUnreachable, UsageError
 from leasehold.store.embedded import EmbeddedPostgres, embedded_postgres, postgres, programs
 from leasehold.store.embedded.folder import DataFolder
 from leasehold.store.embedded.spawn import User
-from tests.contract.store.waiting import until
+from tests.waiting import until
 
 PARENT = """
 import pathlib, sys

@@ -15,7 +15,7 @@ import pytest
 from leasehold.core.errors import Conflict, StoreUnreachable, UsageError
 from leasehold.store.embedded import EmbeddedRedis, embedded_redis, folder, programs
 from leasehold.store.redis import Redis
-from tests.contract.store.waiting import until
+from tests.waiting import until
 
 PARENT = """
 import pathlib, sys

@@ -13,7 +13,7 @@ from leasehold.store.embedded import EmbeddedRedis
 from leasehold.store.redis import Redis
 from leasehold.store.scripts import Script, load_script
 from tests.chaos.proxy import LossyProxy
-from tests.contract.store.waiting import until
+from tests.waiting import until
 
 
 @pytest.fixture

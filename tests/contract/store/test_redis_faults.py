@@ -10,7 +10,7 @@ from leasehold.core.errors import ReplyLost, ServerError, StoreUnreachable
 from leasehold.store.embedded import EmbeddedRedis
 from leasehold.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
-from tests.contract.store.waiting import until
+from tests.waiting import until
 
 
 async def test_a_lost_reply_is_told_from_a_command_that_never_left(

@@ -54,6 +54,7 @@ async def test_the_same_lease_twice_in_one_settle_ends_once(stage: Stage) -> Non
     assert len(ends) == 1
 
 
+@pytest.mark.options(lease_ms=60_000)
 async def test_a_settle_of_six_hundred_is_answered_one_by_one(stage: Stage) -> None:
     queue = stage.queue("w1")
     await submit(queue, *[job() for _ in range(600)])

@@ -22,6 +22,7 @@ from leasehold.webhooks.deliver import delivery_handler
 from leasehold.worker.logs import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver
+from tests.waiting import until
 
 SOON = Pace(ordinary=fixed(20, max_attempts=10), crowded=fixed(40, max_attempts=10))
 SECRET, NEWER = new_secret(), new_secret()
@@ -55,10 +56,7 @@ async def run(
         [task("deliver")(handler)], queues=[lambda: Outbox(shelf)], concurrency=concurrency
     )
     serving = asyncio.create_task(worker.serve())
-    deadline = time.monotonic() + within_s
-    while shelf.left and not serving.done():
-        assert time.monotonic() < deadline, f"{shelf.left} events are left"
-        await asyncio.sleep(0.01)  # looks again until the deadline
+    await until(lambda: not shelf.left or serving.done(), "the shelf is empty", within_s=within_s)
     worker.stop()
     await serving
 
@@ -164,8 +162,7 @@ async def test_a_refused_signature_is_tried_again_until_the_receiver_knows_it(
     async with receiver([NEWER]) as there:
         fill(shelf, there, jobs=1, events=1)
         running = asyncio.create_task(run(shelf, client, Kept(SECRET)))
-        while not there.refused["signature"]:
-            await asyncio.sleep(0.005)  # looks again; the run has its own deadline
+        await until(lambda: there.refused["signature"], "the receiver refuses")
         there.secrets = [NEWER, SECRET]
         await running
     assert there.effects == {"e-0-1": 1}
@@ -216,8 +213,7 @@ async def test_a_dead_receiver_does_not_hold_up_the_others(
         worker = Worker([task("deliver")(handler)], queues=queues, concurrency=2)
         serving = asyncio.create_task(worker.serve())
         started = time.monotonic()
-        while len(alive.effects) < 50:
-            await asyncio.sleep(0.01)  # looks again; pytest has a deadline
+        await until(lambda: len(alive.effects) >= 50, "the living receiver has heard of all")
         took_s = time.monotonic() - started
         worker.stop()
         await serving
@@ -250,8 +246,8 @@ async def test_no_secret_and_no_url_path_reaches_logs_or_outcomes(client: Client
         handler = delivery_handler(client, Kept(SECRET), pace=SOON)
         worker = Worker([task("deliver")(handler)], queues=[lambda: Listening(shelf)])
         serving = asyncio.create_task(worker.serve())
-        while shelf.left > 1 or len(said) < 6:  # the unreachable one is tried ten times
-            await asyncio.sleep(0.01)  # looks again; pytest has a deadline
+        # The unreachable one is tried ten times.
+        await until(lambda: shelf.left <= 1 and len(said) >= 6, "all but one have ended")
         worker.stop()
         await serving
     structlog.configure(**before)

@@ -18,6 +18,7 @@ from leasehold.webhooks import MemoryNonces, new_secret, read_secret, verify
 from leasehold.webhooks.refresh import Refresher, RefreshSettings
 from tests.contract.egress.scripted import Scripted, scripted
 from tests.contract.vault.credentials import Credentials
+from tests.waiting import until
 
 SECRET = new_secret()
 QUICK = RefreshSettings(attempts_max=3, wait_ms=300, look_ms=20)
@@ -111,8 +112,7 @@ async def test_credentials_that_come_through_the_api_are_waited_for(
     async with scripted(lambda head, body: answered(202)) as server:
         await store.add(vault, "j1", "acme", {"old": 1}, at(server))
         refreshing = asyncio.create_task(refresher(client, store, vault).refresh(lease(), 1))
-        while not server.heads:
-            await asyncio.sleep(0.005)  # looks again; pytest has a deadline
+        await until(lambda: server.heads, "the requester is asked")
         await store.update(vault, "j1", {"new": 2})
         stored = await refreshing
     assert stored.version == 2

@@ -6,12 +6,9 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Generator
-from urllib.parse import urlsplit
 
 import pytest
-import redis
 
-from leasehold.store.embedded import EmbeddedRedis
 from tests.interop.bullmq.peer import Node, install
 
 _unique = itertools.count(1)
@@ -21,28 +18,6 @@ MAJORS = (5, 6)
 @pytest.fixture(scope="session", autouse=True)
 def packages() -> None:
     install()
-
-
-@pytest.fixture(scope="session")
-def server() -> Generator[str]:
-    server = EmbeddedRedis(appendfsync="no")
-    server.start()
-    yield server.url
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def port(server: str) -> int:
-    port = urlsplit(server).port
-    assert port
-    return port
-
-
-@pytest.fixture(scope="session")
-def raw(port: int) -> Generator[redis.Redis]:
-    client = redis.Redis(port=port)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from leasehold import Fatal, Worker, task
 from leasehold.worker.config import Settings
-
-DEADLINE_S = 15.0
+from tests.waiting import DEADLINE_S, until
 
 
 @task("*")
@@ -49,16 +47,3 @@ async def worker(
     finally:
         running.stop()
         await asyncio.wait_for(serving, DEADLINE_S)
-
-
-async def until(holds: Callable[[], Any], what: str, *, deadline_s: float = DEADLINE_S) -> Any:
-    """The first true value of `holds`, which may be async; fails after the deadline."""
-    end = time.monotonic() + deadline_s
-    while True:
-        value = holds()
-        if isinstance(value, Awaitable):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        await asyncio.sleep(0.01)  # between two looks

@@ -13,8 +13,9 @@ from playwright.async_api import Error, Page
 from leasehold.contracts.bullmq import open_producer
 from leasehold.store.embedded import locate_node
 from tests.interop.browser import opened_page
-from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import HERE
+from tests.waiting import until
 
 pytestmark = pytest.mark.clause("B-48")
 

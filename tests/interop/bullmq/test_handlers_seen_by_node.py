@@ -10,8 +10,9 @@ from leasehold import Job, Park, RateLimit, task
 from leasehold.contracts.bullmq import Flow, open_producer
 from leasehold.contracts.bullmq.ledger import BullmqLedger
 from leasehold.core.opening import open_ledger
-from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
+from tests.waiting import until
 
 
 @pytest.mark.clause("B-46")

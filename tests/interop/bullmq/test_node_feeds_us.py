@@ -10,8 +10,9 @@ import redis
 
 from leasehold.contracts.bullmq import open_producer
 from leasehold.core.opening import open_ledger, open_queue
-from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
+from tests.waiting import until
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "standard": ({"result": {"n": 1}}, {}, {"n": 1}),

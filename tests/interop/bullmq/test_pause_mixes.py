@@ -16,8 +16,9 @@ import redis
 
 from leasehold.contracts.bullmq import open_producer
 from leasehold.core.opening import open_ledger, open_queue
-from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node
+from tests.waiting import until
 
 pytestmark = pytest.mark.clause("B-16", "B-34")
 WHO = ("5", "6", "ours")

@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from leasehold.contracts.bullmq import open_producer
-from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.python_peer import PythonPackage, installed
+from tests.waiting import until
 
 JOBS = 2_000
 KILLED_AT = 500
@@ -52,7 +53,7 @@ async def _all_ended(raw: redis.Redis, name: str) -> None:
         done = raw.zcard(f"{prefix}:completed") == len(KINDS) - 1
         return bool(done and raw.zcard(f"{prefix}:failed") == 1)
 
-    await until(ended, "all but the hopeless one are done", deadline_s=30)
+    await until(ended, "all but the hopeless one are done", within_s=30)
 
 
 def _ends(raw: redis.Redis, name: str) -> Counter[bytes]:
@@ -110,12 +111,12 @@ async def test_the_python_package_and_we_share_a_queue_and_every_job_ends_once(
     rival = await package.work()
     try:
         async with worker(f"{url}&{RIVALS}", concurrency=5, name="ours"):
-            await until(lambda: raw.zcard(done) >= KILLED_AT, "some are done", deadline_s=60)
+            await until(lambda: raw.zcard(done) >= KILLED_AT, "some are done", within_s=60)
             await until(lambda: _held_by_rival(raw, name), "the rival holds jobs")
             rival.kill()
             await rival.communicate()
             rival = await package.work()
-            await until(lambda: raw.zcard(done) == JOBS, "all are done", deadline_s=90)
+            await until(lambda: raw.zcard(done) == JOBS, "all are done", within_s=90)
     finally:
         rival.terminate()
         await asyncio.wait_for(rival.communicate(), 30)

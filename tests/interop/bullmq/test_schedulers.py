@@ -13,8 +13,9 @@ import redis
 from leasehold.contracts.bullmq import cron
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import open_queue
-from tests.interop.bullmq.ours import until, worker
+from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import HERE, Node
+from tests.waiting import until
 
 pytestmark = pytest.mark.clause("B-39", "B-40")
 

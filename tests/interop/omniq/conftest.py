@@ -6,38 +6,13 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-import redis
 
 from leasehold.contracts.omniq.sdk import write_scripts
-from leasehold.store.embedded import EmbeddedRedis
 from tests.interop.omniq.peer import Official, Ours
 
 _unique = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def server() -> Generator[str]:
-    server = EmbeddedRedis(appendfsync="no")
-    server.start()
-    yield server.url
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def port(server: str) -> int:
-    port = urlsplit(server).port
-    assert port
-    return port
-
-
-@pytest.fixture(scope="session")
-def raw(port: int) -> Generator[redis.Redis]:
-    client = redis.Redis(port=port)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="session")

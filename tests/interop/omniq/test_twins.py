@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import redis
 from leasehold.contracts.omniq import JobContext
 from tests.contract.omniq.tables import untrue
 from tests.interop.omniq.peer import HERE, Official, Ours, Party, interpreter
+from tests.waiting import until
 
 OURS_ALONE = ("journal", "wake", "workers", "claims", "counters", "upkeep", "recent", "events")
 FIELDS_OF_OURS = {"lh", "error", "error_ms", "cancel", "result", "task"}
@@ -191,12 +191,14 @@ async def test_the_official_consumer_and_ours_share_the_work_and_each_job_runs_o
         await asyncio.sleep(0.02)  # so that the rival gets its share
 
     try:
-        await _until(lambda: effects.read_text().count("\n") >= 5)
+        await until(lambda: effects.read_text().count("\n") >= 5, within_s=DEADLINE_S)
         consuming = asyncio.create_task(
             ours.client.consume(name, handler, stop=stop, signals=False)
         )
-        await _until(lambda: len(mine) + effects.read_text().count("\n") >= count)
-        await _until(lambda: not raw.zcard(f"{{{name}}}:active"))
+        await until(
+            lambda: len(mine) + effects.read_text().count("\n") >= count, within_s=DEADLINE_S
+        )
+        await until(lambda: not raw.zcard(f"{{{name}}}:active"), within_s=DEADLINE_S)
         stop.set()
         await consuming
     finally:
@@ -210,13 +212,6 @@ async def test_the_official_consumer_and_ours_share_the_work_and_each_job_runs_o
     else:
         await ours.client.repair(name)
         assert untrue(raw, name) == []
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        await asyncio.sleep(0.01)  # another program's files tell nobody
 
 
 @pytest.mark.clause("O-43")

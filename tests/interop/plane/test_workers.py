@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from leasehold.store.embedded.node import locate_node
-from tests.contract.plane.conftest import Site, claim, enqueue, proof, until, verb
+from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LINES_MAX = 60
@@ -52,7 +53,7 @@ async def test_a_worker_in_another_language_does_the_job(site: Site, language: s
         async def all_done() -> bool:
             return (await ledger.counts()).states["SUCCEEDED"] == 5
 
-        await until(all_done, 30)
+        await until(all_done, within_s=30)
     for n, job_id in enumerate(ids):
         stored = (await web.get(f"/v1/plane/jobs/{job_id}")).json
         assert stored["result"] == {"greeting": f"Hello, Ada {n}!"}
@@ -70,7 +71,7 @@ async def test_a_failure_in_another_language_is_kept_and_retried(site: Site, lan
         async def is_dead() -> bool:
             return (await web.get(f"/v1/plane/jobs/{job_id}")).json["status"] == "DLQ"
 
-        await until(is_dead, 30)
+        await until(is_dead, within_s=30)
     stored = (await web.get(f"/v1/plane/jobs/{job_id}")).json
     assert "broke" in stored["error"]["message"]
     assert len(stored["attempts"]) == 2
@@ -88,7 +89,7 @@ async def test_the_bash_worker_keeps_its_lease_while_its_command_runs(site: Site
                 "SUCCEEDED",
             )
 
-        await until(is_over, 30)
+        await until(is_over, within_s=30)
     assert (await web.get(f"/v1/plane/jobs/{job_id}")).json["status"] == "SUCCEEDED"
 
 
@@ -102,7 +103,7 @@ async def test_a_job_that_a_killed_worker_held_goes_to_another_language(site: Si
         async def is_done() -> bool:
             return (await web.get(f"/v1/plane/jobs/{job_id}")).json["status"] == "SUCCEEDED"
 
-        await until(is_done, 30)
+        await until(is_done, within_s=30)
     late = await verb(web, "complete", **proof(held), result="late")
     assert (late["ok"], late["ack"]) == (False, True)
 

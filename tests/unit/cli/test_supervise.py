@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from leasehold.cli.exits import Failed
 from leasehold.cli.supervise import Supervisor
+from tests.waiting import until
 
 SLEEPER = "import time; print('hello', flush=True); time.sleep(300)"
 STUBBORN = (
@@ -38,12 +39,6 @@ async def scene() -> AsyncIterator[Scene]:
     yield scene
     scene.supervisor.hurry.set()
     await scene.supervisor.stop("part", 0.1)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)  # looks again until the deadline
 
 
 def alive(pid: int) -> bool:

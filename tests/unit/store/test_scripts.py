@@ -50,6 +50,15 @@ def test_includes_are_put_in_place_once_however_often_they_are_asked_for(package
     assert source.index("local now") < source.index("local log") < source.index("return log")
 
 
+def test_an_include_is_the_packages_own_before_it_is_one_that_contracts_share(
+    package: Path,
+) -> None:
+    (package / "go-0.lua").write_text("-- @include trim\nreturn 1\n")
+    assert "function trim_journal" in loaded(package)["go"]
+    (package / "include" / "trim.lua").write_text("-- Ours.\n")
+    assert loaded(package)["go"] == "-- Ours.\n\nreturn 1\n"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "says"),
     [

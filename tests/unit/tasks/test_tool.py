@@ -16,6 +16,7 @@ from leasehold.tasks.tool import use_tool
 from leasehold.tasks.toolbox import Tool, load_tools
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import model_server
+from tests.waiting import until
 
 
 async def run(tool: Tool, **args: Any) -> dict[str, Any]:
@@ -87,19 +88,16 @@ async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_pa
 async def test_a_cancelled_attempt_ends_its_command(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid; exec sleep 300"
     attempt = asyncio.create_task(run(Tool(command=["sh", "-c", script])))
-    async with asyncio.timeout(10):
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            await asyncio.sleep(0.01)  # looks again until the deadline
+    pid = tmp_path / "pid"
+    await until(lambda: pid.exists() and pid.read_text(), "the command runs")
     attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
         await attempt
-    await gone(int((tmp_path / "pid").read_text()))
+    await gone(int(pid.read_text()))
 
 
 async def gone(pid: int) -> None:
-    async with asyncio.timeout(10):
-        while running(pid):
-            await asyncio.sleep(0.01)  # looks again until the deadline
+    await until(lambda: not running(pid), f"process {pid} is gone")
 
 
 def running(pid: int) -> bool:

@@ -6,6 +6,7 @@ from leasehold.core.job import NewJob
 from leasehold.core.seam import Upkeep
 from leasehold.worker import Job, Worker, task
 from tests.unit.worker.seam import Store, View
+from tests.waiting import until
 
 
 @task("noop")
@@ -64,8 +65,7 @@ async def test_upkeep_runs_beside_a_running_handler() -> None:
     @task("wait")
     async def wait(job: Job) -> None:
         before = store.calls["upkeep"]
-        while store.calls["upkeep"] < before + 3:
-            await asyncio.sleep(0.001)  # looks again
+        await until(lambda: store.calls["upkeep"] >= before + 3, "upkeep ran thrice")
 
     settings = Settings(upkeep_ms=5)
     worker = Worker([wait], queues=[store.open], settings=settings, burst=True)

@@ -13,15 +13,12 @@ from leasehold.core.errors import LeaseLost, ServerError, UsageError
 from leasehold.worker import Job, Settings, Worker, task
 from tests.unit.worker import process_tasks as child
 from tests.unit.worker.seam import Store, serving
+from tests.waiting import until
 
 
 async def until_gone(pids: list[int], timeout_s: float = 5) -> None:
     """Wait until none of the processes runs any more (a zombie does not run)."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while any(_runs(pid) for pid in pids):
-        assert loop.time() < deadline, f"still running: {[p for p in pids if _runs(p)]}"
-        await asyncio.sleep(0.01)  # looks again
+    await until(lambda: not any(map(_runs, pids)), f"all of {pids} are gone", within_s=timeout_s)
 
 
 def _runs(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leasehold.contracts.bullmq.options import Options, keys
 from leasehold.contracts.bullmq.records import number, record_of
@@ -83,41 +84,45 @@ class Finder:
         `listed` says where jobs were a moment ago: then no list is searched for them, which takes
         as long as the list is.
         """
+        places = self._places(searches_lists=listed is None)
         found: list[JobRecord | None] = []
-        wait, active, prioritized, delayed, paused = self._keys[:5]
-        sets = (
-            (self._keys[11], "completed"),
-            (self._keys[12], "failed"),
-            (delayed, "delayed"),
-            (prioritized, "prioritized"),
-            (self._keys[13], "waiting-children"),
-        )
-        every = ((active, "active"), (wait, "waiting"), (paused, "paused"))
-        lists = every if listed is None else ()
-        width = 1 + len(sets) + len(lists)
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
             commands: list[tuple[Arg, ...]] = []
             for job_id in chunk:
                 commands.append(("HGETALL", self._prefix + job_id))
-                commands += [("ZSCORE", key, job_id) for key, _ in sets]
-                commands += [("LPOS", key, job_id) for key, _ in lists]
-            replies = await self._redis.pipeline(commands)
-            names = [name for _, name in (*sets, *lists)]
-            for at, job_id in enumerate(chunk):
-                flat, *places = replies[at * width : (at + 1) * width]
-                state, place = next(
-                    ((n, p) for n, p in zip(names, places, strict=True) if p is not None),
-                    ("unknown" if listed is None else listed[job_id], b"0"),
-                )
-                raw = dict(zip(flat[::2], flat[1::2], strict=True))
-                due_ms = int(float(place)) // _SLOTS if state == "delayed" else 0
-                found.append(
-                    record_of(job_id, self._queue, state, raw, due_ms=due_ms)
-                    if raw.get(b"name")
-                    else None
-                )
+                commands += [(command, key, job_id) for command, key, _ in places]
+            replies = iter(await self._redis.pipeline(commands))
+            for job_id in chunk:
+                flat = next(replies)
+                stands = [(state, next(replies)) for _, _, state in places]
+                otherwise = "unknown" if listed is None else listed[job_id]
+                found.append(self._record(job_id, flat, stands, otherwise))
         return found
+
+    def _places(self, *, searches_lists: bool) -> list[tuple[str, str, str]]:
+        """Where a job may stand: the command that says so, the key, and the state it means."""
+        wait, active, prioritized, delayed, paused = self._keys[:5]
+        sets = [
+            ("ZSCORE", self._keys[11], "completed"),
+            ("ZSCORE", self._keys[12], "failed"),
+            ("ZSCORE", delayed, "delayed"),
+            ("ZSCORE", prioritized, "prioritized"),
+            ("ZSCORE", self._keys[13], "waiting-children"),
+        ]
+        lists = [("LPOS", active, "active"), ("LPOS", wait, "waiting"), ("LPOS", paused, "paused")]
+        return sets + lists if searches_lists else sets
+
+    def _record(
+        self, job_id: str, flat: list[bytes], stands: list[tuple[str, Any]], otherwise: str
+    ) -> JobRecord | None:
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        if not raw.get(b"name"):
+            return None
+        there = ((state, place) for state, place in stands if place is not None)
+        state, place = next(there, (otherwise, b"0"))
+        due_ms = int(float(place)) // _SLOTS if state == "delayed" else 0
+        return record_of(job_id, self._queue, state, raw, due_ms=due_ms)
 
 
 def natural(job_id: str) -> tuple[int, str]:

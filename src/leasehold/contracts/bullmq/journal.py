@@ -8,24 +8,11 @@ from __future__ import annotations
 
 from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
 from leasehold.core.tape import StreamTape
-from leasehold.store.journal import Lines, StreamJournal
+from leasehold.store.journal import HEAD, Lines, StreamJournal
 from leasehold.store.redis import Redis
 
 _FIELDS = (
-    "job_id",
-    "type",
-    "ver",
-    "ts_ms",
-    "task",
-    "from_state",
-    "to_state",
-    "attempt",
-    "fence",
-    "prev_fence",
-    "lease_until_ms",
-    "prev_lease_until_ms",
-    "worker_id",
-    "max_attempts",
+    *HEAD,
     "due_ms",
     "error_code",
     "payload_h",

@@ -7,6 +7,7 @@ import base64
 import msgspec
 
 from leasehold.core.errors import UsageError
+from leasehold.core.opening import check_least
 
 CONTRACT = "bullmq"
 
@@ -58,12 +59,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     journal_days: float = 7.0
 
     def __post_init__(self) -> None:
-        for name, least in (("lease_ms", 50), ("stalled_max", 0), ("stalled_ms", 50)):
-            value = getattr(self, name)
-            if value < least:
-                raise UsageError(
-                    f"{name} is {value}; it must be at least {least}", contract=CONTRACT
-                )
+        check_least(self, CONTRACT, lease_ms=50, stalled_max=0, stalled_ms=50)
         if not self.queue or ":" in self.queue:
             raise UsageError(
                 f"queue {self.queue!r}: a BullMQ queue has a name, and no colon in it",

@@ -12,10 +12,9 @@ from leasehold.contracts.bullmq.options import Options
 from leasehold.core.errors import InvalidJob
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
 from leasehold.core.job import NewJob, Submitted
+from leasehold.core.submission import check_job, submitted
 from leasehold.store.redis import Arg
 
-_FULL_RETRY_MS = 1_000
-_NAME_CHARS_MAX = 200
 _plain_opts: dict[tuple[int, int, int], bytes] = {}
 
 
@@ -111,19 +110,12 @@ def full_row(
 def answer(status: str, job_id: str, options: Options) -> Submitted:
     """What the script's word for one job means on the seam."""
     match status:
-        case "created":
-            return Submitted(job_id, "created")
-        case "replayed" | "deduplicated":
+        case "deduplicated":
             return Submitted(job_id, "replayed")
-        case "conflict":
-            return Submitted(
-                job_id, "conflict", f"another job was already stored under this key or id: {job_id}"
-            )
         case "orphan":
             return Submitted(job_id, "invalid", "the parent it names does not exist")
         case _:
-            reason = f"the queue holds {options.max_depth} unfinished jobs, which is its limit"
-            return Submitted(job_id, "full", reason, _FULL_RETRY_MS)
+            return submitted(status, job_id, depth_max=options.max_depth)
 
 
 def check_id(job_id: str) -> None:
@@ -149,22 +141,13 @@ def check_options(given: Mapping[str, Any]) -> None:
 
 
 def _check(job: NewJob) -> None:
-    if not job.task or len(job.task) > _NAME_CHARS_MAX or not job.task.isprintable():
-        raise InvalidJob(f"task {job.task[:60]!r}: 1 to {_NAME_CHARS_MAX} printable characters")
-    if job.max_attempts is not None and job.max_attempts < 1:
-        raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
-    if job.delay_ms < 0:
-        raise InvalidJob("delay_ms cannot be negative")
+    check_job(job)
     if job.ttl_ms is not None:
         raise InvalidJob("BullMQ jobs have no time to live; removeOnComplete bounds finished ones")
     if not 0 <= job.priority <= job_options.PRIORITY_MAX:
         raise InvalidJob(f"priority {job.priority}: 0 to {job_options.PRIORITY_MAX}, 0 comes first")
     if job.job_id:
         check_id(job.job_id)
-    try:
-        msgspec.json.decode(job.payload, type=msgspec.Raw)
-    except msgspec.DecodeError as error:
-        raise InvalidJob(f"the payload is not JSON: {error}") from None
 
 
 def _parent(given: Mapping[str, Any]) -> tuple[str, bytes | str]:

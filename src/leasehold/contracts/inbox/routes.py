@@ -6,9 +6,8 @@ body and will word the errors. A job of another requester does not exist for the
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +19,6 @@ from leasehold.contracts.inbox.shapes import (
     AskStatus,
     CreateTranscode,
     CredentialsView,
-    IdempotencyKey,
     NewCredentials,
     SecretView,
     TranscodeView,
@@ -29,36 +27,21 @@ from leasehold.contracts.inbox.shapes import (
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply
-from leasehold.core.errors import (
-    Conflict,
-    InvalidJob,
-    LeaseholdError,
-    NotFound,
-    QueueFull,
-    StoreError,
-    UsageError,
-)
-from leasehold.core.idempotency import check_key, request_hash
-from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, NotFound
+from leasehold.core.idempotency import request_hash
+from leasehold.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
+from leasehold.core.job import JobRecord, NewJob
 from leasehold.ledger.ids import uuid7
+from leasehold.store.resending import submit_surely
 
 TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
-_SUBMIT_TRIES = 3
-_SUBMIT_PATIENCE_S = 3.0
 _EXAMPLE = {
     "source": {"url": "s3://media/in/clip.mov"},
     "outputs": [{"name": "720p.mp4", "format": "mp4", "height": 720}],
     "destination": {"url": "s3://media/out"},
     "status_webhook_url": "https://requester.example/hooks/transcode",
 }
-
-
-class Submits(Protocol):
-    """What the routes need of the queue."""
-
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs, or say why not."""
 
 
 class Reads(Protocol):
@@ -113,19 +96,12 @@ class InboxRoutes:
         """Store a job and nothing more; the id is chosen here, so that a lost answer can be asked
         for again."""
         job = await self._new_job(call)
-        submitted = await self._submit(job)
-        match submitted.status:
-            case "created" | "replayed":
-                headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
-                if submitted.job_id != job.job_id:
-                    headers.append(("idempotency-replayed", "true"))
-                return Answer(202, Accepted(job_id=submitted.job_id), tuple(headers))
-            case "conflict":
-                raise Conflict("this Idempotency-Key was used with another request")
-            case "full":
-                raise QueueFull(submitted.reason, retry_after_ms=submitted.retry_after_ms)
-            case "invalid":
-                raise InvalidJob(submitted.reason)
+        (submitted,) = await submit_surely(self._queue, [job])
+        check_stored(submitted)
+        headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
+        if submitted.job_id != job.job_id:
+            headers.append(("idempotency-replayed", "true"))
+        return Answer(202, Accepted(job_id=submitted.job_id), tuple(headers))
 
     async def status(self, call: Call) -> Answer:
         """The job as it is now; what was pruned is gone, what is not yours does not exist."""
@@ -171,19 +147,6 @@ class InboxRoutes:
             raise Refused("gone", "the job has ended and was kept as long as agreed")
         raise _unknown()
 
-    async def _submit(self, job: NewJob) -> Submitted:
-        """Ask again after a lost answer, unless the store has taken too long already."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _SUBMIT_PATIENCE_S
-        tries_left = _SUBMIT_TRIES
-        while True:
-            tries_left -= 1
-            try:
-                return (await self._queue.submit([job]))[0]
-            except StoreError:
-                if not tries_left or loop.time() > until:
-                    raise
-
     async def _new_job(self, call: Call) -> NewJob:
         asked: CreateTranscode = call.body
         job_id, requester = uuid7(), call.caller.requester
@@ -207,7 +170,7 @@ class InboxRoutes:
             task=TASK,
             payload=msgspec.json.encode(payload),
             job_id=job_id,
-            idempotency_key=_idempotency_key(call.headers),
+            idempotency_key=idempotency_key(call.headers),
             requester=requester,
             max_attempts=asked.max_attempts,
             priority=asked.priority,
@@ -319,17 +282,6 @@ def _no_ring() -> InvalidJob:
         "this gateway has no key ring, so it cannot keep credentials; leave them out and use "
         "sources that need none, or give it a ring"
     )
-
-
-def _idempotency_key(headers: Mapping[str, str]) -> str:
-    key = headers.get("idempotency-key")
-    if key is None:
-        return ""
-    try:
-        check_key(key)
-    except UsageError as error:
-        raise Refused("bad_idempotency_key", str(error)) from None
-    return key
 
 
 def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:

@@ -27,13 +27,6 @@ Status = Literal[
 ]
 Url = Annotated[str, Meta(min_length=1, max_length=URL_CHARS_MAX)]
 JobId = Annotated[str, Meta(min_length=1, max_length=128, description="The job's id.")]
-IdempotencyKey = Annotated[
-    str,
-    Meta(
-        pattern=r"^[!-~]([ -~]{0,253}[!-~])?$",
-        description="The same key and request answer with the same job, another is a conflict.",
-    ),
-]
 Attempts = Annotated[
     int, Meta(ge=1, le=ATTEMPTS_MAX, description="How often the job may be started.")
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from leasehold.contracts.omniq.client import Client, Paused, Reserved
-from leasehold.contracts.omniq.consuming import JobContext
+from leasehold.contracts.omniq.client import Client
+from leasehold.contracts.omniq.context import JobContext
 from leasehold.contracts.omniq.errors import NotActive, Refused, TokenMismatch
 from leasehold.contracts.omniq.journal import OmniqJournal, tape
 from leasehold.contracts.omniq.ledger import OmniqLedger
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.queue import OmniqQueue
+from leasehold.contracts.omniq.replies import Paused, Reserved
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
 from leasehold.core.tape import StreamTape

@@ -12,11 +12,12 @@ by the client: each is recognised by the store, and done once.
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import msgspec
 
@@ -24,13 +25,26 @@ from leasehold.contracts.omniq import options as names
 from leasehold.contracts.omniq.calls import Calls, insist
 from leasehold.contracts.omniq.children import Children
 from leasehold.contracts.omniq.claiming import BATCH_MAX, Claimer, chance
-from leasehold.contracts.omniq.consuming import Handler, consume
+from leasehold.contracts.omniq.consuming import consume
+from leasehold.contracts.omniq.context import Handler
 from leasehold.contracts.omniq.errors import Refused, refusal
 from leasehold.contracts.omniq.ledger import steer
 from leasehold.contracts.omniq.monitor import Monitor
 from leasehold.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
 from leasehold.contracts.omniq.queue import OmniqQueue
 from leasehold.contracts.omniq.repairing import repair
+from leasehold.contracts.omniq.replies import (
+    LANES,
+    AckFailResult,
+    BatchItem,
+    Lane,
+    Paused,
+    Reserved,
+    ReserveResult,
+    batch_item,
+    check_accepted,
+    reserved,
+)
 from leasehold.contracts.omniq.submission import (
     BACKOFF_MS_MAX,
     Backoff,
@@ -42,41 +56,8 @@ from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import Conflict
 from leasehold.store.redis import Arg, Redis
 
-Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
-LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
 _TEND_STEP = 200
 _ERROR_BYTES_MAX = 4096
-
-
-class Paused(msgspec.Struct, frozen=True):
-    """`reserve` of a paused queue."""
-
-    status: Literal["PAUSED"] = "PAUSED"
-
-
-class Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease: `payload` is the JSON text, `lease_token` gates heartbeat and acks."""
-
-    status: Literal["JOB"] = "JOB"
-    job_id: str
-    payload: str
-    lock_until_ms: int
-    attempt: int
-    max_attempts: int
-    gid: str
-    lease_token: str
-
-
-class BatchItem(msgspec.Struct, frozen=True):
-    """What became of one job of a batch: `status` is OK or ERR, and then `reason` says why."""
-
-    job_id: str
-    status: Literal["OK", "ERR"]
-    reason: str | None = None
-
-
-ReserveResult: TypeAlias = Paused | Reserved | None
-AckFailResult: TypeAlias = tuple[Literal["RETRY"], int] | tuple[Literal["FAILED"], None]
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -172,7 +153,7 @@ class Client:
 
         All are checked before the first is stored; each batch of five hundred is one step.
         """
-        made = [publication(payload, **_DEFAULTS | dict(given)) for payload, given in jobs]
+        made = [publication(payload, **_PUBLISHED | dict(given)) for payload, given in jobs]
         return await self._publish(queue, made, now_ms_override)
 
     async def _publish(self, queue: str, jobs: Sequence[Publication], now_ms: int) -> list[str]:
@@ -212,7 +193,7 @@ class Client:
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
         claimer = self._line(queue).claimer
         reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
-        return reply[0], [_reserved(row) for row in reply[4]]
+        return reply[0], [reserved(row) for row in reply[4]]
 
     async def heartbeat(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
@@ -307,7 +288,7 @@ class Client:
     async def retry_failed(self, queue: str, job_id: str, *, now_ms_override: int = 0) -> None:
         """Send a failed job back, with all its attempts; raises `Refused`."""
         (item,) = await self.retry_failed_batch(queue, [job_id], now_ms_override=now_ms_override)
-        _accepted("RETRY_FAILED", item)
+        check_accepted("RETRY_FAILED", item)
 
     async def retry_failed_batch(
         self, queue: str, job_ids: Sequence[str], *, now_ms_override: int = 0
@@ -315,12 +296,12 @@ class Client:
         """Send failed jobs back; one answer per id."""
         calls = self._line(queue).calls
         words = await steer(calls, "retry", job_ids, now_ms=now_ms_override)
-        return [_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
         """Remove a job that nobody runs from the lane where it stands; raises `Refused`."""
         (item,) = await self.remove_jobs_batch(queue, lane, [job_id])
-        _accepted("REMOVE_JOB", item)
+        check_accepted("REMOVE_JOB", item)
 
     async def remove_jobs_batch(
         self, queue: str, lane: Lane, job_ids: Sequence[str]
@@ -329,7 +310,7 @@ class Client:
         if lane not in LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
         words = await steer(self._line(queue).calls, "remove", job_ids, lane=lane)
-        return [_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
 
     async def repair(self, queue: str) -> int:
         """Put counters and mirror tables right, as upkeep does; how many entries were wrong."""
@@ -377,35 +358,9 @@ class Client:
         return line
 
 
-_DEFAULTS: dict[str, Any] = {
-    "job_id": None,
-    "timeout_ms": TIMEOUT_MS,
-    "max_attempts": MAX_ATTEMPTS,
-    "backoff_ms": BACKOFF_MS,
-    "due_ms": 0,
-    "gid": None,
-    "group_limit": 0,
-    "backoff": "fixed",
-    "backoff_ms_max": BACKOFF_MS_MAX,
+_PUBLISHED: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Client.publish).parameters.items()
+    if parameter.default is not parameter.empty and name != "now_ms_override"
 }
-
-
-def _reserved(row: list[Any]) -> Reserved:
-    return Reserved(
-        job_id=row[0].decode(),
-        payload=row[1].decode(),
-        lock_until_ms=row[2],
-        attempt=row[3],
-        max_attempts=row[4],
-        gid=row[5].decode(),
-        lease_token=row[6].decode(),
-    )
-
-
-def _item(job_id: str, word: str) -> BatchItem:
-    return BatchItem(job_id, "OK") if word == "OK" else BatchItem(job_id, "ERR", word)
-
-
-def _accepted(operation: str, item: BatchItem) -> None:
-    if item.reason is not None:
-        raise Refused(operation, f"job {item.job_id}", item.reason)
+"""The options of `publish`, which `publish_many` takes for each job, and their defaults."""

@@ -17,12 +17,12 @@ import inspect
 import random
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import structlog
 
+from leasehold.contracts.omniq.context import Handler, JobContext, context_of
 from leasehold.contracts.omniq.queue import OmniqQueue
 from leasehold.contracts.omniq.threads import Threads, raised_by
 from leasehold.core.errors import LeaseLost, StoreError
@@ -39,24 +39,6 @@ _BEAT_S_MIN = 0.05
 _LEASE_MS_IDLE = 3_000
 _BACKLOG_FACTOR = 8
 _LEAVE_S = 1.0
-
-
-class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler is given. `lost` is set when the lease is gone: stop, nothing counts."""
-
-    queue: str
-    job_id: str
-    payload_raw: str
-    payload: Any
-    attempt: int
-    max_attempts: int
-    lock_until_ms: int
-    lease_token: str
-    gid: str
-    lost: threading.Event
-
-
-Handler: TypeAlias = Callable[[JobContext], Awaitable[Any] | Any]
 
 
 async def consume(
@@ -168,23 +150,7 @@ class Consumer:
             wait.cancel()
 
     def _start(self, lease: Lease, sent: float) -> None:
-        raw = lease.payload.decode(errors="replace")
-        try:
-            payload = msgspec.json.decode(lease.payload)
-        except msgspec.DecodeError:
-            payload = raw  # another client stored it so; the handler shall see what is there
-        context = JobContext(
-            queue=lease.queue,
-            job_id=lease.job_id,
-            payload_raw=raw,
-            payload=payload,
-            attempt=lease.attempt,
-            max_attempts=lease.max_attempts,
-            lock_until_ms=lease.lease_until_ms,
-            lease_token=lease.token,
-            gid=lease.gid,
-            lost=threading.Event(),
-        )
+        context = context_of(lease)
         running = _Running(lease, context, sent + lease.lease_ms / 1000)
         self._running[lease.token] = running
         running.task = self._loop.create_task(self._attempt(running))

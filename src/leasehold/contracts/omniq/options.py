@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from leasehold.core.errors import UsageError
+from leasehold.core.opening import check_least
 
 CONTRACT = "omniq"
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -42,14 +43,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         queue_base(self.queue)
-        least = {"timeout_ms": 50, "max_attempts": 1, "backoff_ms": 0, "keep_completed": 1}
-        least |= {"keep_failed": 0, "max_depth": 0, "poll_ms": 5}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value < lowest:
-                raise UsageError(
-                    f"{name} is {value}; it must be at least {lowest}", contract=CONTRACT
-                )
+        check_least(self, CONTRACT, timeout_ms=50, max_attempts=1, backoff_ms=0, poll_ms=5)
+        check_least(self, CONTRACT, keep_completed=1, keep_failed=0, max_depth=0)
 
 
 class QueueNameError(UsageError, ValueError):

@@ -21,7 +21,7 @@ from leasehold.contracts.omniq.errors import lost
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.outcomes import settle_args, verdict_of
 from leasehold.contracts.omniq.repairing import repair
-from leasehold.contracts.omniq.submission import from_new_job, submitted
+from leasehold.contracts.omniq.submission import answer, from_new_job
 from leasehold.core.errors import LeaseLost, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
@@ -70,8 +70,8 @@ class OmniqQueue:
             )
             chunk = accepted[start : start + BATCH_MAX]
             for position, reply in zip(chunk, replies, strict=True):
-                answers[position] = submitted(reply, self._options)
-        return [answer for answer in answers if answer is not None]
+                answers[position] = answer(reply, self._options)
+        return [each for each in answers if each is not None]
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases; woken by our publishers, and looking often for others'."""

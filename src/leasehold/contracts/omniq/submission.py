@@ -14,15 +14,14 @@ from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import InvalidJob
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
 from leasehold.core.job import NewJob, Submitted
+from leasehold.core.submission import check_job, check_trace, submitted
 from leasehold.store.redis import Arg
 
 Backoff = Literal["fixed", "exponential"]
 
-FULL_RETRY_MS = 1_000
 BACKOFF_MS_MAX = 600_000
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_TRACE = re.compile(r"[!-~]{0,512}")
 _STARTS = (b"{", b"[")
 _JOB_OPTIONS = frozenset({"group_limit", "timeout_ms", "backoff_ms", "backoff", "backoff_ms_max"})
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -148,34 +147,19 @@ def check_new_job(job: NewJob, job_id: str) -> None:
     """Refuse what this contract cannot keep."""
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
-    if not job.task or len(job.task) > 200 or not job.task.isprintable():
-        raise InvalidJob(f"task {job.task[:60]!r}: 1 to 200 printable characters")
-    if job.max_attempts is not None and job.max_attempts < 1:
-        raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
-    if job.delay_ms < 0:
-        raise InvalidJob("delay_ms cannot be negative")
+    check_job(job)
+    check_trace(job.trace)
     if job.ttl_ms is not None:
         raise InvalidJob("OmniQ jobs have no time to live; leave ttl_ms out")
     if job.priority:
         raise InvalidJob("OmniQ has no priorities; leave it out, or use a group per kind of work")
-    if not _TRACE.fullmatch(job.trace):
-        raise InvalidJob("trace is a W3C traceparent: printable ASCII without spaces")
     unknown = job.options.keys() - _JOB_OPTIONS
     if unknown:
         there = ", ".join(sorted(_JOB_OPTIONS))
         raise InvalidJob(f"no such job option: {', '.join(sorted(unknown))}; there are {there}")
     if job.options.get("backoff", "exponential") != "exponential":
         raise InvalidJob("backoff is 'exponential', or left out for a fixed delay")
-    check_payload(job.payload)
-
-
-def check_payload(payload: bytes) -> None:
-    """A JSON object or array, and nothing else."""
-    try:
-        msgspec.json.decode(payload, type=msgspec.Raw)
-    except msgspec.DecodeError as error:
-        raise InvalidJob(f"the payload is not JSON: {error}") from None
-    if not payload.lstrip().startswith(_STARTS):
+    if not job.payload.lstrip().startswith(_STARTS):
         raise InvalidJob('an OmniQ payload is a JSON object or array; wrap it: {"value": ...}')
 
 
@@ -193,18 +177,7 @@ def check_number(name: str, value: Any, least: int) -> None:
         raise OptionValue(f"{name} is a whole number of at least {least}, not {value!r}")
 
 
-def submitted(reply: tuple[bytes, bytes, int], options: Options) -> Submitted:
+def answer(reply: tuple[bytes, bytes, int], options: Options) -> Submitted:
     """The seam's answer for the script's."""
-    status, raw_id, created_ms = reply
-    job_id = raw_id.decode()
-    match status:
-        case b"created":
-            return Submitted(job_id, "created", created_ms=created_ms)
-        case b"replayed":
-            return Submitted(job_id, "replayed")
-        case b"conflict":
-            reason = f"another request was already made under this key or id: job {job_id}"
-            return Submitted(job_id, "conflict", reason)
-        case _:
-            reason = f"the queue holds {options.max_depth} jobs, which is its limit"
-            return Submitted(job_id, "full", reason, FULL_RETRY_MS)
+    status, job_id, created_ms = reply
+    return submitted(status.decode(), job_id.decode(), created_ms, depth_max=options.max_depth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.scoping import check_allowed
@@ -16,23 +16,15 @@ from leasehold.contracts.plane.shapes import (
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
-from leasehold.core.errors import Conflict, InvalidJob, NotFound, QueueFull, StoreError, UsageError
-from leasehold.core.idempotency import check_key
+from leasehold.core.errors import Conflict, NotFound
+from leasehold.core.intake import Submits, check_stored, idempotency_key, trace_context
 from leasehold.core.job import JobRecord, NewJob, Submitted
 from leasehold.ledger.ids import uuid7
+from leasehold.store.resending import submit_surely
 
 BODY_BYTES_MAX = 8 << 20
-_TRIES = 3
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
-
-
-class Submits(Protocol):
-    """What the routes need of the queue."""
-
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs, or say why not."""
 
 
 class Jobs:
@@ -49,22 +41,16 @@ class Jobs:
             return await self._create_all(asked.jobs, call.caller)
         if not bytes(asked.payload):
             raise Refused("invalid", "payload is missing", field="payload")
-        job = self._new_job(asked, call.caller, _idempotency_key(call), _trace(call))
-        (submitted,) = await self._submit([job])
-        match submitted.status:
-            case "created" | "replayed":
-                return await self._accepted(job, submitted)
-            case "conflict":
-                raise Conflict(submitted.reason)
-            case "full":
-                raise QueueFull(submitted.reason, retry_after_ms=submitted.retry_after_ms or 1000)
-            case "invalid":
-                raise InvalidJob(submitted.reason)
+        key, trace = idempotency_key(call.headers), trace_context(call.headers)
+        job = self._new_job(asked, call.caller, key, trace)
+        (submitted,) = await submit_surely(self._queue, [job])
+        check_stored(submitted)
+        return await self._accepted(job, submitted)
 
     async def _create_all(self, asked: Sequence[NewPlaneJob], caller: Caller) -> Answer:
         """Answers are per job: one that is refused harms no other."""
         jobs = [self._new_job(each, caller, each.idempotency_key, each.trace) for each in asked]
-        return Answer(200, Results(await self._submit(jobs) if jobs else []))
+        return Answer(200, Results(await submit_surely(self._queue, jobs) if jobs else []))
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded, and its attempts."""
@@ -80,15 +66,6 @@ class Jobs:
         record = await self._record(call)
         shown = view(record, await self._ledger.attempts(record.job_id))
         return Answer(200 if said == "ok" else 202, shown)
-
-    async def _submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Asked again after a lost answer: the ids are ours, so it changes nothing."""
-        for _ in range(_TRIES - 1):
-            try:
-                return await self._queue.submit(jobs)
-            except StoreError:
-                continue
-        return await self._queue.submit(jobs)
 
     async def _accepted(self, job: NewJob, submitted: Submitted) -> Answer:
         headers = [("location", f"/v1/plane/jobs/{submitted.job_id}")]
@@ -185,20 +162,3 @@ class Jobs:
 
 def _unknown() -> NotFound:
     return NotFound("there is no such job, or it was removed, or it is not yours")
-
-
-def _idempotency_key(call: Call) -> str:
-    key = call.headers.get("idempotency-key")
-    if key is None:
-        return ""
-    try:
-        check_key(key)
-    except UsageError as error:
-        raise Refused("bad_idempotency_key", str(error)) from None
-    return key
-
-
-def _trace(call: Call) -> str:
-    """The trace context if it is one; a malformed header is ignored, as its standard says."""
-    trace = call.headers.get("traceparent", "")
-    return trace if _TRACEPARENT.fullmatch(trace) else ""

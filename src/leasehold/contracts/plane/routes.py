@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from leasehold.contracts.plane.asking import Ask
-from leasehold.contracts.plane.enqueueing import Jobs, Submits
+from leasehold.contracts.plane.enqueueing import Jobs
 from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.plane import Plane
 from leasehold.contracts.plane.scoping import allowed, check_allowed
@@ -43,6 +43,7 @@ from leasehold.contracts.plane.shapes import (
 from leasehold.contracts.plane.words import attempt_id_of, fence_of
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
 from leasehold.core.errors import LeaseLost, UsageError
+from leasehold.core.intake import Submits
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import (
     Buried,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from leasehold.core.errors import UsageError
+from leasehold.core.opening import check_least
 
 CONTRACT = "streams"
 QUEUE = "jobs:stream"
@@ -32,12 +32,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     journal_days: float = 7.0
 
     def __post_init__(self) -> None:
-        for name, least in (("lease_ms", 50), ("ttl_s", 1), ("max_depth", 0), ("lost_max", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise UsageError(
-                    f"{name} is {value}; it must be at least {least}", contract=CONTRACT
-                )
+        check_least(self, CONTRACT, lease_ms=50, ttl_s=1, max_depth=0, lost_max=1)
 
 
 def keys(namespace: str) -> list[str]:

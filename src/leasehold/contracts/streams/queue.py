@@ -13,14 +13,13 @@ import secrets
 from collections.abc import Sequence
 from math import ceil
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import msgspec
 
 from leasehold.contracts.streams.given import leases_of, settle_rows
 from leasehold.contracts.streams.options import CONTRACT, GROUP, Options, keys
-from leasehold.core.errors import InvalidJob, LeaseLost, UsageError
-from leasehold.core.idempotency import request_hash, scoped_key, short_hash
+from leasehold.contracts.streams.submission import ARGS, answer, submit_args
+from leasehold.core.errors import LeaseLost, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import (
@@ -42,11 +41,8 @@ TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _HELD_MAX = 100_000
 _CONSUMER_AGE_MS = 3_600_000
-_FULL_RETRY_MS = 1_000
 _BATCH_MAX = 500
 _NEVER_MS = 10**9
-_JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
-_TRACE = re.compile(r"[!-~]{0,512}")
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 _VERDICTS: dict[bytes, Verdict] = {
     b"complete": COMPLETED,
@@ -94,22 +90,21 @@ class StreamsQueue:
         args: list[Arg] = []
         for position, job in enumerate(jobs):
             try:
-                args += self._submit_args(job)
+                args += submit_args(job, self._options)
                 accepted.append(position)
             except UsageError as error:
                 answers[position] = Submitted(job.job_id, "invalid", str(error))
-        width = 11
         for start in range(0, len(accepted), _BATCH_MAX):
             chunk = accepted[start : start + _BATCH_MAX]
             replies = await self._run(
                 "submit",
                 self._options.max_depth,
                 self._options.idempotency_ttl_s,
-                *args[start * width : (start + len(chunk)) * width],
+                *args[start * ARGS : (start + len(chunk)) * ARGS],
             )
             for position, reply in zip(chunk, replies, strict=True):
-                answers[position] = self._submitted(*reply)
-        return [answer for answer in answers if answer is not None]
+                answers[position] = answer(reply, self._options)
+        return [each for each in answers if each is not None]
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases; waits on the stream itself: foreign producers wake it too."""
@@ -197,41 +192,6 @@ class StreamsQueue:
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
 
-    def _submit_args(self, job: NewJob) -> tuple[Arg, ...]:
-        job_id = job.job_id or str(uuid4())
-        _check(job, job_id)
-        ttl_s = max(1, -(-job.ttl_ms // 1000)) if job.ttl_ms else self._options.ttl_s
-        key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
-        payload_h = short_hash(job.payload)
-        same = request_hash(job.task, payload_h, job.requester, job.ttl_ms, job.max_attempts)
-        return (
-            job_id,
-            job.task,
-            job.payload,
-            ttl_s,
-            job.max_attempts or 0,
-            key,
-            same,
-            job.requester,
-            job.delay_ms,
-            job.trace or "-",
-            payload_h,
-        )
-
-    def _submitted(self, status: bytes, raw_id: bytes, created_ms: int = 0) -> Submitted:
-        job_id = raw_id.decode()
-        match status:
-            case b"created":
-                return Submitted(job_id, "created", created_ms=created_ms)
-            case b"replayed":
-                return Submitted(job_id, "replayed")
-            case b"conflict":
-                reason = f"another request was already made under this key or id: job {job_id}"
-                return Submitted(job_id, "conflict", reason)
-            case _:
-                reason = f"the queue holds {self._options.max_depth} jobs, which is its limit"
-                return Submitted(job_id, "full", reason, _FULL_RETRY_MS)
-
     async def _their_turn(self, claiming: asyncio.Future[None], left_ms: int) -> bool:
         """Let another call of this instance go first; False when ours is over before it is.
 
@@ -297,28 +257,6 @@ class StreamsQueue:
         while len(held) > _HELD_MAX:  # only leases that were lost unsettled stay here
             del held[next(iter(held))]
         return leases
-
-
-def _check(job: NewJob, job_id: str) -> None:
-    if not _JOB_ID.fullmatch(job_id):
-        raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ -")
-    if not job.task or len(job.task) > 200 or not job.task.isprintable():
-        raise InvalidJob(f"task {job.task[:60]!r}: 1 to 200 printable characters")
-    if job.max_attempts is not None and job.max_attempts < 1:
-        raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
-    if not _TRACE.fullmatch(job.trace):
-        raise InvalidJob("trace is a W3C traceparent: printable ASCII without spaces")
-    if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms < 1):
-        raise InvalidJob("delay_ms cannot be negative and ttl_ms is at least 1")
-    if job.priority or job.gid:
-        raise InvalidJob("this contract has neither priorities nor groups; leave them out")
-    if job.options:
-        names = ", ".join(sorted(job.options))
-        raise InvalidJob(f"this contract has no job options; these were given: {names}")
-    try:
-        msgspec.json.decode(job.payload, type=msgspec.Raw)
-    except msgspec.DecodeError as error:
-        raise InvalidJob(f"the payload is not JSON: {error}") from None
 
 
 def _proof(lease: Lease) -> tuple[Arg, ...]:

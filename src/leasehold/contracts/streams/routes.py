@@ -6,12 +6,9 @@ body and will word the errors. A job of another requester does not exist for the
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
@@ -19,38 +16,34 @@ from leasehold.contracts.streams.shapes import (
     CreateJob,
     EventId,
     FollowJob,
-    IdempotencyKey,
     JobNews,
     JobPage,
     JobView,
     ListJobs,
-    TraceParent,
     line,
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply
-from leasehold.core.errors import Conflict, InvalidJob, NotFound, QueueFull, StoreError, UsageError
-from leasehold.core.idempotency import check_key
+from leasehold.core.errors import Conflict, NotFound, StoreError
+from leasehold.core.intake import (
+    IdempotencyKey,
+    Submits,
+    TraceParent,
+    check_stored,
+    idempotency_key,
+    trace_context,
+)
 from leasehold.core.job import JobRecord, NewJob, Submitted
 from leasehold.core.seam import Ledger, Query
 from leasehold.core.state import STREAMS
+from leasehold.store.resending import submit_surely
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_SUBMIT_TRIES = 3
-_SUBMIT_PATIENCE_S = 3.0
 # Pages looked through for one answer when most jobs are other people's.
 _PAGES_MAX = 5
 
 _EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
-
-
-class Submits(Protocol):
-    """What the routes need of the queue."""
-
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs, or say why not."""
 
 
 class StreamsRoutes:
@@ -64,19 +57,9 @@ class StreamsRoutes:
     async def create(self, call: Call) -> Answer:
         """Store a job; the id is chosen here, so that a lost answer can be asked for again."""
         job = self._new_job(call)
-        submitted = await self._submit(job)
-        match submitted.status:
-            case "created" | "replayed":
-                return await self._accepted(job, submitted)
-            case "conflict":
-                raise Conflict("this Idempotency-Key was used with another request")
-            case "full":
-                raise QueueFull(
-                    submitted.reason or "the queue is full",
-                    retry_after_ms=submitted.retry_after_ms or 1000,
-                )
-            case "invalid":
-                raise InvalidJob(submitted.reason)
+        (submitted,) = await submit_surely(self._queue, [job])
+        check_stored(submitted)
+        return await self._accepted(job, submitted)
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded."""
@@ -125,19 +108,6 @@ class StreamsRoutes:
     async def _has_more(self, record: JobRecord, after: str) -> bool:
         return bool(await self._ledger.events(record.job_id, after=after, limit=1))
 
-    async def _submit(self, job: NewJob) -> Submitted:
-        """Ask again after a lost answer, unless the store has taken too long already."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _SUBMIT_PATIENCE_S
-        tries_left = _SUBMIT_TRIES
-        while True:
-            tries_left -= 1
-            try:
-                return (await self._queue.submit([job]))[0]
-            except StoreError:
-                if not tries_left or loop.time() > until:
-                    raise
-
     async def _accepted(self, job: NewJob, submitted: Submitted) -> Answer:
         headers = [("location", f"/v1/jobs/{submitted.job_id}")]
         # The answer to our own repeated submit is no replay: the id was chosen for this request.
@@ -167,12 +137,12 @@ class StreamsRoutes:
             task=asked.task,
             payload=msgspec.json.encode(asked.payload),
             job_id=_uuid4(),
-            idempotency_key=_idempotency_key(call.headers),
+            idempotency_key=idempotency_key(call.headers),
             requester=call.caller.requester,
             delay_ms=asked.delay_ms,
             max_attempts=asked.max_attempts,
             ttl_ms=ttl_s * 1000,
-            trace=_trace(call.headers),
+            trace=trace_context(call.headers),
         )
 
     def endpoints(self) -> list[Endpoint]:
@@ -274,23 +244,6 @@ def _uuid4() -> str:
 
 def _unknown() -> NotFound:
     return NotFound("there is no such job, or it has expired, or it is not yours")
-
-
-def _idempotency_key(headers: Mapping[str, str]) -> str:
-    key = headers.get("idempotency-key")
-    if key is None:
-        return ""
-    try:
-        check_key(key)
-    except UsageError as error:
-        raise Refused("bad_idempotency_key", str(error)) from None
-    return key
-
-
-def _trace(headers: Mapping[str, str]) -> str:
-    """The trace context if it is one; a malformed header is ignored, as its standard says."""
-    trace = headers.get("traceparent", "")
-    return trace if _TRACEPARENT.fullmatch(trace) else ""
 
 
 def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:

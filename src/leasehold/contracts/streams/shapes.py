@@ -30,23 +30,12 @@ TtlS = Annotated[
     ),
 ]
 
-
-IdempotencyKey = Annotated[
-    str,
-    Meta(
-        pattern=r"^[!-~]([ -~]{0,253}[!-~])?$",
-        description="The same key and body answer with the same job, another body is a conflict.",
-    ),
-]
 EventId = Annotated[
     str,
     Meta(
         description="Go on after this event, without gap or repeat.",
         extra_json_schema={"pattern": r"^([0-9]{1,19}-[0-9]{1,19})?$"},
     ),
-]
-TraceParent = Annotated[
-    str, Meta(description="W3C trace context, handed to the worker with the job.")
 ]
 
 

@@ -30,6 +30,6 @@ end
 call('ZREMRANGEBYSCORE', PREFIX .. 'leasehold:ended', '-inf', text[NOW - ENDED_AGE_MS])
 flush()
 if call('EXISTS', JOURNAL) == 1 then
-  trim_journal(ARGV[4], ARGV[5])
+  trim_journal(ARGV[4], ARGV[5], call('HGET', META, 'leasehold.captured'))
 end
 return { promoted, reclaimed, 0, 0, 0 }

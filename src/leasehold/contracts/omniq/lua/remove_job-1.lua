@@ -5,11 +5,6 @@
 -- Returns { 'OK' } or { 'ERR', NO_JOB | ACTIVE | LANE_MISMATCH | NOT_IN_LANE | BAD_LANE }
 -- Clauses O-26 O-43
 local GIVEN_NOW = '0'
--- @include head
--- @include groups
--- @include job
--- @include ending
--- @include removal
 -- @include steering
 local word = LANES[ARGV[2]] and steer('remove', ARGV[1], ARGV[2]) or 'BAD_LANE'
 flush_steering()

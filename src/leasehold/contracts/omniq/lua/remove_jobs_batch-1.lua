@@ -5,32 +5,8 @@
 -- Returns per id, flat: id, 'OK' or id, 'ERR', why; or { 'ERR', 'BATCH_TOO_LARGE', '100' } or { 'ERR', 'BAD_LANE' }
 -- Clauses O-26 O-43
 local GIVEN_NOW = ARGV[3 + (tonumber(ARGV[2]) or 0)] or '0'
--- @include head
--- @include groups
--- @include job
--- @include ending
--- @include removal
--- @include steering
-local VERB, LANE, ids = 'remove', ARGV[1], {}
-if not LANES[LANE] then
+-- @include batch
+if not LANES[ARGV[1]] then
   return { 'ERR', 'BAD_LANE' }
 end
-for at = 3, 2 + (tonumber(ARGV[2]) or 0) do
-  ids[#ids + 1] = ARGV[at]
-end
-if #ids > 100 then
-  return { 'ERR', 'BATCH_TOO_LARGE', '100' }
-end
-slow_left = #ids
-local flat = {}
-for _, id in ipairs(ids) do
-  local word = steer(VERB, id, LANE)
-  flat[#flat + 1] = id
-  if word == 'OK' then
-    flat[#flat + 1] = 'OK'
-  else
-    flat[#flat + 1], flat[#flat + 2] = 'ERR', word
-  end
-end
-flush_steering()
-return flat
+return steer_batch('remove', ARGV[1])

@@ -5,11 +5,6 @@
 -- Returns { 'OK' } or { 'ERR', NO_JOB | NOT_FAILED }
 -- Clauses O-25 O-43
 local GIVEN_NOW = ARGV[2]
--- @include head
--- @include groups
--- @include job
--- @include ending
--- @include removal
 -- @include steering
 local word = steer('retry', ARGV[1], '')
 flush_steering()

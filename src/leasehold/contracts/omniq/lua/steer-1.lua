@@ -8,11 +8,6 @@
 --   LANE_MISMATCH, NOT_IN_LANE, FINISHED
 -- Clauses O-25 O-26 O-34 O-36
 local GIVEN_NOW = ARGV[1]
--- @include head
--- @include groups
--- @include job
--- @include ending
--- @include removal
 -- @include steering
 KEEP_FAILED = tonumber(ARGV[4])
 local answers = {}

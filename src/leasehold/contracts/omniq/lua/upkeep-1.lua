@@ -57,7 +57,7 @@ local trimmed = 0
 local tidies = NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0)
 if tidies then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = trim_journal(ARGV[4], ARGV[5])
+  trimmed = trim_journal(ARGV[4], ARGV[5], call('HGET', UPKEEP, 'captured'))
   forget(WORKERS, function(value) return tonumber(value) or 0 end)
   forget(CLAIMS, function(value) return cmsgpack.unpack(value).at end)
 end

@@ -81,7 +81,7 @@ end
 local trimmed = 0
 if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = trim_journal(ARGV[4], ARGV[5])
+  trimmed = trim_journal(ARGV[4], ARGV[5], call('HGET', UPKEEP, 'captured'))
   forget_workers()
   forget_expired()
   forget_consumers()

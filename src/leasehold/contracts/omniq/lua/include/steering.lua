@@ -1,4 +1,9 @@
 -- Cancel, send back, remove: one job at a time, in OmniQ's words for what went wrong.
+-- @include head
+-- @include groups
+-- @include job
+-- @include ending
+-- @include removal
 local steps = {}
 local gone = {}
 

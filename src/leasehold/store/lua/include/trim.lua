@@ -1,8 +1,7 @@
--- Trims the journal by length and age. Once somebody captures it, the field `captured` says how far they
--- have come, and nothing is dropped that they have not read.
-local function trim_journal(length_max, age_ms)
+-- Trims the journal by length and age. Once somebody captures it, `captured` says how far they have come, and
+-- nothing is dropped that they have not read. The including script has JOURNAL, NOW, call, match and text.
+local function trim_journal(length_max, age_ms, captured)
   local oldest = math.max(0, NOW - tonumber(age_ms))
-  local captured = call('HGET', UPKEEP, 'captured')
   if not captured then
     return call('XTRIM', JOURNAL, 'MAXLEN', '~', length_max)
       + call('XTRIM', JOURNAL, 'MINID', '~', text[oldest])
