@@ -35,7 +35,13 @@ class QueueProducer:
     """Submits to the queue of a URL, `chunk` jobs a call; jobs in a state of `ended` are done."""
 
     def __init__(
-        self, url: str, *packages: str, notes: str, chunk: int, ended: tuple[str, ...]
+        self,
+        url: str,
+        *packages: str,
+        notes: str,
+        chunk: int,
+        ended: tuple[str, ...],
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.notes = notes
         self.packages = ("leasehold", "uvloop", *packages)
@@ -43,6 +49,7 @@ class QueueProducer:
         self.ledger = open_ledger(url)
         self._chunk = chunk
         self._ended = ended
+        self._options = options or {}
 
     def worker(self, concurrency: int | None) -> list[str]:
         return worker_argv()
@@ -51,7 +58,10 @@ class QueueProducer:
         await self.submit_bulk(task, (argument,))
 
     async def submit_bulk(self, task: str, arguments: Iterable[int]) -> None:
-        jobs = [NewJob(task=task, payload=b'{"argument":%d}' % each) for each in arguments]
+        jobs = [
+            NewJob(task=task, payload=b'{"argument":%d}' % each, options=self._options)
+            for each in arguments
+        ]
         for start in range(0, len(jobs), self._chunk):
             for answer in await self.queue.submit(jobs[start : start + self._chunk]):
                 if not answer.accepted:

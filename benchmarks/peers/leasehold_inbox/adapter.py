@@ -12,19 +12,24 @@ from leasehold.store.postgres import Postgres
 SERVER = os.environ["BENCH_POSTGRES_URL"]
 SYNCHRONOUS = "normal" if os.environ.get("BENCH_SYNCHRONOUS_COMMIT") == "off" else "full"
 URL = f"inbox+{SERVER}?synchronous={SYNCHRONOUS}"
+EVENTS = {"status_webhook_url": "http://receiver.example/"} if "BENCH_EVENTS" in os.environ else {}
+"""With an address each step of a job leaves an event in the outbox, in the same transaction."""
 
 
 async def make() -> QueueProducer:
     database = Postgres(SERVER, schema="leasehold")
     await migrate(PostgresMigrations(database), "postgres")
     await database.close()
-    return QueueProducer(
+    producer = QueueProducer(
         URL,
         "asyncpg",
-        notes="journal, attempt and fence for every job; an event where a webhook is named",
-        chunk=2_000,
+        notes="journal, attempt and fence for every job" + ("; two events too" if EVENTS else ""),
+        chunk=100_000,
         ended=("succeeded", "dead_letter"),
+        options=EVENTS,
     )
+    await producer.queue.claim(1, wait_ms=0)  # connected: what is timed is the work
+    return producer
 
 
 if __name__ == "__main__":

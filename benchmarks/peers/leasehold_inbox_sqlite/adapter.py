@@ -9,14 +9,17 @@ from leasehold_kit import QueueProducer, main
 FILE = os.environ["BENCH_SQLITE_FILE"]
 SYNCHRONOUS = "normal" if os.environ.get("BENCH_SYNCHRONOUS_COMMIT") == "off" else "full"
 URL = f"inbox+sqlite:///{FILE}?synchronous={SYNCHRONOUS}"
+EVENTS = {"status_webhook_url": "http://receiver.example/"} if "BENCH_EVENTS" in os.environ else {}
+"""With an address each step of a job leaves an event in the outbox, in the same transaction."""
 
 
 def make() -> QueueProducer:
     return QueueProducer(
         URL,
-        notes="journal, attempt and fence for every job; an event where a webhook is named",
-        chunk=2_000,
+        notes="journal, attempt and fence for every job" + ("; two events too" if EVENTS else ""),
+        chunk=100_000,
         ended=("succeeded", "dead_letter"),
+        options=EVENTS,
     )
 
 

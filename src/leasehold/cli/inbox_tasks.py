@@ -56,7 +56,8 @@ class _Parts:
 
     def _secrets(self) -> EndpointSecrets:
         """What requesters made for themselves, else what stands in the operator's file."""
-        return Together(open_part(self._url, "endpoint_secrets"), self._file)
+        kept = open_part(self._url, "endpoint_secrets", vault=self._vault)
+        return Together(kept, self._file)
 
     async def delivering(self) -> Handler:
         standard = self._config.text("webhooks.headers") == "standard"

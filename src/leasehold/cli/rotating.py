@@ -12,9 +12,10 @@ from leasehold.cli.config import load_config
 from leasehold.cli.exits import Exit
 from leasehold.cli.options import json_option, queue_option
 from leasehold.cli.output import emit, emit_text, note
+from leasehold.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.vault import Rotation
+    from leasehold.vault import Rotation, Vault
 
 
 @click.command("new-kek")
@@ -62,11 +63,28 @@ async def _rotate(queue_url: str | None, batch: int) -> tuple[str, Rotation]:
 
     config = load_config()
     vault = Vault(open_ring(config))
-    rows = open_part(config.text("queue_url", queue_url), "credentials")
+    url = config.text("queue_url", queue_url)
+    rows = open_part(url, "credentials")
     try:
+        await _seal_plain(url, vault)
         return vault.active_kek_id, await rewrap(rows, vault, batch=batch)
     finally:
         await rows.close()
+
+
+async def _seal_plain(url: str, vault: Vault) -> None:
+    """Webhook secrets of an older version lie open; whoever holds the ring closes them."""
+    from leasehold.core.opening import open_part
+
+    try:
+        secrets = open_part(url, "endpoint_secrets", vault=vault)
+    except UsageError:  # a contract without webhooks
+        return
+    try:
+        if sealed := await secrets.seal_plain():
+            note(f"{sealed} webhook secrets that lay open are sealed")
+    finally:
+        await secrets.close()
 
 
 def _view(active: str, done: Rotation) -> dict[str, Any]:

@@ -124,8 +124,8 @@ def open_journal(url: str) -> Journal:
     return cast("Journal", _contract(parsed).open_journal(parsed))
 
 
-def open_part(url: str, part: str) -> Any:
-    """What only some contracts have: `credentials`, `endpoint_secrets`."""
+def open_part(url: str, part: str, **given: Any) -> Any:
+    """What only some contracts have: `credentials`, `endpoint_secrets`; `given` is for the part."""
     parsed = parse_url(url)
     opener = getattr(_contract(parsed), f"open_{part}", None)
     if opener is None:
@@ -134,7 +134,7 @@ def open_part(url: str, part: str) -> Any:
             f"{part.replace('_', ' ')}",
             contract=parsed.contract,
         )
-    return opener(parsed)
+    return opener(parsed, **given)
 
 
 def journal_tape(url: str) -> Tape | None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 
 def uuid7() -> str:
     """A version 7 UUID: 48 bits of milliseconds, then chance."""
+    return next(uuid7s(1))
+
+
+def uuid7s(count: int) -> Iterator[str]:
+    """As many of them, of one moment."""
     time_h = f"{time.time_ns() // 1_000_000:012x}"
-    h = os.urandom(10).hex()
-    variant = "89ab"[int(h[3], 16) & 3]
-    return f"{time_h[:8]}-{time_h[8:]}-7{h[:3]}-{variant}{h[4:7]}-{h[7:19]}"
+    head = f"{time_h[:8]}-{time_h[8:]}-7"
+    chance = os.urandom(10 * count).hex()
+    for at in range(0, len(chance), 20):
+        variant = "89ab"[int(chance[at + 3], 16) & 3]
+        yield (
+            f"{head}{chance[at : at + 3]}-{variant}{chance[at + 4 : at + 7]}"
+            f"-{chance[at + 7 : at + 19]}"
+        )

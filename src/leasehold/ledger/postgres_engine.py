@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import asyncpg
@@ -13,8 +14,9 @@ import asyncpg
 from leasehold.core.errors import StoreError, UsageError
 from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
 from leasehold.ledger.migrating import check_version
+from leasehold.ledger.postgres_copy import WORTH_IT, copied
 from leasehold.store.postgres import Postgres
-from leasehold.store.statements import Operation, load_operations
+from leasehold.store.statements import Operation, load_operation, load_operations
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 HORIZON_PATIENCE_S = 2.0
@@ -59,6 +61,11 @@ class PostgresEngine:
         if not self._checked:
             await check_version(self.database)
             self._checked = True
+        if operation == "submit" and len(batch) >= WORTH_IT and not takes["depth_max"]:
+            begin = self.operation(table, "copy_begin")
+            stored = await copied(self.database, begin, table, batch, takes)
+            if stored is not None:
+                return stored
         found = self.operation(table, operation)
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
         arguments += [takes[name] for name in found.takes]
@@ -69,7 +76,10 @@ class PostgresEngine:
         box = self._operations.get(table)
         if box is None:
             after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
-            box = load_operations(PACKAGE, "postgres", words_of(table, NOW, after))
+            words = words_of(table, NOW, after)
+            box = load_operations(PACKAGE, "postgres", words)
+            begin = files(PACKAGE) / "sql" / "postgres" / "session" / "copy_begin.sql"
+            box["copy_begin"] = load_operation(begin, "postgres", words)
             self._operations[table] = box
         return box[name]
 

@@ -13,6 +13,7 @@ import msgspec
 
 from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
 from leasehold.ledger.sqlite_migrations import prepare
+from leasehold.store.libsql import in_hex
 from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
 from leasehold.store.statements import Operation, load_operation, load_operations
 from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
@@ -21,7 +22,7 @@ from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
-    | {"creds_page", "creds_counts", "secrets_live", "key_list", "key_find"}
+    | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
     | {"plane_current"}
 )
 CLAIMS = frozenset({"claim", "plane_claim"})
@@ -45,6 +46,7 @@ class SqliteEngine:
 
     def __init__(self, url: str, *, synchronous: str = "full") -> None:
         self.path = file_of(url)
+        self._client = url.partition(":")[0]
         self._synchronous = synchronous
         self._file: SqliteFile | None = None
         self._operations: dict[str, dict[str, Operation]] = {}
@@ -64,7 +66,7 @@ class SqliteEngine:
     ) -> Sequence[Row]:
         given = {name: _json(value) if name in _LISTS else value for name, value in takes.items()}
         if operation.batch:
-            given["batch"] = _json(batch)
+            given["batch"] = _json(in_hex(batch) if self._client == "libsql" else batch)
 
         def step(connection: sqlite3.Connection) -> list[Row]:
             given["now_ms"] = now_ms(connection)
@@ -97,7 +99,7 @@ class SqliteEngine:
 
     def _opened(self) -> SqliteFile:
         if self._file is None:
-            self._file = open_file(self.path, self._synchronous, prepare)
+            self._file = open_file(self.path, self._synchronous, prepare, self._client)
         return self._file
 
     def bell(self, queue: str) -> Bell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ from leasehold.core.errors import UsageError
 from leasehold.core.idempotency import check_key, request_hash, short_hash
 from leasehold.core.job import NewJob, Submitted
 from leasehold.ledger.engine import Engine
-from leasehold.ledger.ids import uuid7
+from leasehold.ledger.ids import uuid7s
 from leasehold.ledger.settings import BoxSettings
 
 FULL_RETRY_MS = 1_000
 _BATCH_MAX = 2_000
+_SLICE = 250
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _INT_MAX = 2**31 - 1
 
@@ -30,6 +32,10 @@ COLUMNS: Mapping[str, Any] = {
     "storage_creds_kek_id": None,
     "storage_creds_encryption_version": None,
 }
+_NO_COLUMNS = tuple(COLUMNS.values())
+
+Fresh = tuple[int, tuple[Any, ...]]
+"""A row to be stored, and the place of its answer."""
 
 
 class Submitting:
@@ -42,33 +48,55 @@ class Submitting:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; answers are per job and in order."""
         answers: list[Submitted | None] = [None] * len(jobs)
-        fresh: list[tuple[int, tuple[Any, ...]]] = []
-        firsts: dict[tuple[str, ...], int] = {}
-        again: list[int] = []
-        for position, job in enumerate(jobs):
-            try:
-                row = self._row(job)
-            except UsageError as error:
-                answers[position] = Submitted(job.job_id, "invalid", str(error))
-                continue
-            names = _names(row)
-            if any(name in firsts for name in names):  # a repetition within the batch
-                again.append(position)
-                continue
-            firsts.update(dict.fromkeys(names, position))
-            fresh.append((position, row))
-        for start in range(0, len(fresh), _BATCH_MAX):
-            await self._store(fresh[start : start + _BATCH_MAX], answers)
+        repeated = _Repeated()
+        storing: asyncio.Task[None] | None = None
+        try:
+            for start in range(0, len(jobs), _BATCH_MAX):
+                fresh: list[Fresh] = []
+                for at in range(start, min(start + _BATCH_MAX, len(jobs)), _SLICE):
+                    stop = min(at + _SLICE, start + _BATCH_MAX)
+                    fresh += self._fresh(jobs, range(at, min(stop, len(jobs))), repeated, answers)
+                    if storing is not None:
+                        await asyncio.sleep(0)  # what was made before is sent meanwhile
+                if storing is not None:
+                    await storing
+                storing = asyncio.create_task(self._store(fresh, answers))
+            if storing is not None:
+                await storing
+        finally:
+            if storing is not None:
+                storing.cancel()
+        again = repeated.positions
         if again:
-            for position, answer in zip(
-                again, await self.submit([jobs[at] for at in again]), strict=True
-            ):
+            told = await self.submit([jobs[at] for at in again])
+            for position, answer in zip(again, told, strict=True):
                 answers[position] = answer
         return [answer for answer in answers if answer is not None]
 
-    async def _store(
-        self, fresh: Sequence[tuple[int, tuple[Any, ...]]], answers: list[Submitted | None]
-    ) -> None:
+    def _fresh(
+        self,
+        jobs: Sequence[NewJob],
+        positions: range,
+        repeated: _Repeated,
+        answers: list[Submitted | None],
+    ) -> list[Fresh]:
+        """The rows of jobs that can be, each with its place; without those the batch repeats."""
+        fresh: list[Fresh] = []
+        ids = uuid7s(len(positions))
+        for position in positions:
+            job, made_id = jobs[position], next(ids)
+            try:
+                row = self._row(job, job.job_id or made_id)
+            except UsageError as error:
+                answers[position] = Submitted(job.job_id, "invalid", str(error))
+                continue
+            if not repeated.has(position, row):
+                fresh.append((position, row))
+        return fresh
+
+    async def _store(self, fresh: Sequence[Fresh], answers: list[Submitted | None]) -> None:
+        if not fresh:
+            return
         settings = self._settings
         stored = await self._engine.run(
             settings.table,
@@ -87,9 +115,7 @@ class Submitting:
         if rest:
             await self._look_up(rest, answers)
 
-    async def _look_up(
-        self, rest: Sequence[tuple[int, tuple[Any, ...]]], answers: list[Submitted | None]
-    ) -> None:
+    async def _look_up(self, rest: Sequence[Fresh], answers: list[Submitted | None]) -> None:
         """Not stored: known already, or no room. Asked after the submit, when rivals have ended."""
         batch = [(new[0], new[9], new[12]) for _, new in rest]
         settings = self._settings
@@ -107,10 +133,8 @@ class Submitting:
                 why = f"this {named} belongs to another request: job {row['job_id']}"
                 answers[position] = Submitted(new[0], "conflict", why)
 
-    def _row(self, job: NewJob) -> tuple[Any, ...]:
-        job_id = job.job_id or uuid7()
+    def _row(self, job: NewJob, job_id: str) -> tuple[Any, ...]:
         check(job, job_id)
-        extra = {**COLUMNS, **job.options}
         payload = job.payload.decode()
         payload_h = short_hash(job.payload)
         return (
@@ -127,7 +151,7 @@ class Submitting:
             job.options.get("request_hash") or _request_hash(job, payload_h),
             job.trace,
             job.idempotency_key,
-            *(extra[name] for name in COLUMNS),
+            *(_columns(job.options) if job.options else _NO_COLUMNS),
         )
 
 
@@ -153,10 +177,9 @@ def check(job: NewJob, job_id: str) -> None:
 
 def _check_texts(job: NewJob) -> None:
     for name, text in (("gid", job.gid), ("trace", job.trace), ("requester", job.requester)):
-        if len(text) > 512 or (text and not text.isprintable()):
+        if text and (len(text) > 512 or not text.isprintable()):
             raise UsageError(f"{name}: at most 512 printable characters")
-    unknown = job.options.keys() - COLUMNS.keys() - {"request_hash"}
-    if unknown:
+    if job.options and (unknown := job.options.keys() - COLUMNS.keys() - {"request_hash"}):
         raise UsageError(
             f"no such job option: {', '.join(sorted(unknown))}; there are {', '.join(COLUMNS)}"
         )
@@ -164,12 +187,28 @@ def _check_texts(job: NewJob) -> None:
         check_key(job.idempotency_key)
 
 
-def _names(row: tuple[Any, ...]) -> list[tuple[str, ...]]:
-    """What makes two jobs of one batch the same job."""
-    names: list[tuple[str, ...]] = [("id", row[0])]
-    if row[12]:
-        names.append(("key", row[9], row[12]))
-    return names
+class _Repeated:
+    """Which jobs of a batch are the same as one before them: by id, or by key."""
+
+    def __init__(self) -> None:
+        self._seen: set[str | tuple[str, str]] = set()
+        self.positions: list[int] = []
+
+    def has(self, position: int, row: tuple[Any, ...]) -> bool:
+        """Whether the batch named this job before; noted, so that it is asked for afterwards."""
+        seen, job_id = self._seen, row[0]
+        key = (row[9], row[12]) if row[12] else None
+        if job_id in seen or key in seen:
+            self.positions.append(position)
+            return True
+        seen.add(job_id)
+        if key is not None:
+            seen.add(key)
+        return False
+
+
+def _columns(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(options.get(name, default) for name, default in COLUMNS.items())
 
 
 def _request_hash(job: NewJob, payload_h: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +39,15 @@ _GONE = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, EOFEr
 _AWAY = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
 _FAULTS = (*_GONE, asyncpg.PostgresError, TimeoutError)
 _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryCanceledError)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Rows of a table, for COPY."""
+
+    table: str
+    columns: Sequence[str]
+    records: Sequence[Sequence[Any]]
 
 
 class Postgres:
@@ -74,6 +84,25 @@ class Postgres:
                 await connection.execute(text)
             except _FAULTS as error:
                 raise self._told(error, connection) from error
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        """A transaction of several calls: committed at its end, and undone by any error."""
+        async with self.connection() as connection:
+            try:
+                async with connection.transaction():
+                    yield connection
+            except _FAULTS as error:
+                raise self._told(error, connection) from error
+
+    async def copy(self, connection: asyncpg.Connection[asyncpg.Record], rows: Copied) -> None:
+        """Put rows into a table by COPY, within a transaction."""
+        await connection.copy_records_to_table(
+            rows.table,
+            records=rows.records,
+            columns=rows.columns,
+            timeout=CALL_TIMEOUT_S,
+        )
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:

@@ -16,10 +16,11 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from leasehold.core.errors import ServerError, StoreUnreachable, UsageError
@@ -31,6 +32,10 @@ Step = Callable[[sqlite3.Connection], Any]
 VERSION_MIN = (3, 37, 0)
 BUSY_MS = 30_000
 _GROUP_MAX = 100
+_HOLD_S = 0.02
+"""A transaction takes no further part after this: others wait for the lock meanwhile, and for ever
+if this process is stopped inside it."""
+
 _NOW = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
@@ -72,12 +77,13 @@ class _Call:
 class SqliteFile:
     """The threads of one file in this process; see `open_file`."""
 
-    def __init__(self, path: Path, synchronous: str, prepare: Step) -> None:
+    def __init__(self, path: Path, synchronous: str, prepare: Step, client: str = "sqlite") -> None:
         if sqlite3.sqlite_version_info < VERSION_MIN:
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         self.path = path
         self._synchronous = synchronous
         self._prepare = prepare
+        self.client = client
         self._writes: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self.users = 0
@@ -113,12 +119,13 @@ class SqliteFile:
     def _write_loop(self) -> None:
         connection: sqlite3.Connection | None = None
         turnstile: Turnstile | None = None
-        while (group := _group(self._writes)) is not None:
+        group: list[_Call] | None = []
+        while group or (group := _group(self._writes)) is not None:
             try:
                 if connection is None or turnstile is None:
                     turnstile = turnstile or Turnstile(self.path)
                     with turnstile:
-                        connection = _connect(self.path, self._synchronous)
+                        connection = _connect(self.path, self._synchronous, self.client)
                         self._prepare(connection)
                     self.prepared = True
                 with turnstile:
@@ -132,6 +139,7 @@ class SqliteFile:
                 answers = [(call, None, error) for call in group]
             for call, value, fault in answers:
                 call.give(value, fault and self._told(fault))
+            group = group[len(answers) :]  # what the transaction had no time for
         if connection is not None:
             connection.close()
         if turnstile is not None:
@@ -142,7 +150,7 @@ class SqliteFile:
         while (call := self._reads.get()) is not None:
             try:
                 if connection is None:
-                    connection = _connect(self.path, self._synchronous)
+                    connection = _connect(self.path, self._synchronous, self.client)
                     connection.execute("PRAGMA query_only = on")
                 call.give(call.step(connection))
             except Exception as error:
@@ -181,11 +189,14 @@ def _group(calls: queue.SimpleQueue[_Call | None]) -> list[_Call] | None:
 def _commit(
     connection: sqlite3.Connection, group: Sequence[_Call]
 ) -> list[tuple[_Call, Any, BaseException | None]]:
-    """Run every step, keep those that went well, and commit once."""
+    """Run the steps there is time for, keep those that went well, and commit once."""
     connection.execute("BEGIN IMMEDIATE")
+    until = time.monotonic() + _HOLD_S
     answers: list[tuple[_Call, Any, BaseException | None]] = []
     try:
         for call in group:
+            if answers and time.monotonic() > until:
+                break
             connection.execute("SAVEPOINT step")
             try:
                 answers.append((call, call.step(connection), None))
@@ -201,16 +212,8 @@ def _commit(
     return answers
 
 
-def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path,
-        timeout=BUSY_MS / 1000,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=500,
-    )
-    connection.row_factory = sqlite3.Row
-    connection.create_function("from_base64", 1, _from_base64, deterministic=True)
+def _connect(path: Path, synchronous: str, client: str) -> sqlite3.Connection:
+    connection = _by_libsql(path) if client == "libsql" else _by_sqlite(path)
     for pragma in (
         "journal_mode = WAL",
         f"synchronous = {synchronous}",
@@ -224,6 +227,25 @@ def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
+def _by_sqlite(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path,
+        timeout=BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=500,
+    )
+    connection.row_factory = sqlite3.Row
+    connection.create_function("from_base64", 1, _from_base64, deterministic=True)
+    return connection
+
+
+def _by_libsql(path: Path) -> sqlite3.Connection:
+    from leasehold.store.libsql import LibsqlConnection
+
+    return cast("sqlite3.Connection", LibsqlConnection(path, BUSY_MS))
+
+
 def _from_base64(text: str | None) -> bytes | None:
     """How bytes travel in a batch, which is JSON."""
     return None if text is None else base64.b64decode(text)
@@ -233,13 +255,17 @@ _open_files: dict[tuple[int, Path], SqliteFile] = {}
 _opening = threading.Lock()
 
 
-def open_file(path: Path, synchronous: str, prepare: Step) -> SqliteFile:
+def open_file(path: Path, synchronous: str, prepare: Step, client: str = "sqlite") -> SqliteFile:
     """The file's threads in this process, started for its first user."""
     with _opening:
         key = (os.getpid(), path)
         file = _open_files.get(key)
         if file is None:
-            file = _open_files[key] = SqliteFile(path, synchronous, prepare)
+            file = _open_files[key] = SqliteFile(path, synchronous, prepare, client)
+        elif file.client != client:  # two libraries in one process undo each other's locks
+            raise UsageError(
+                f"{path.name} is open by the {file.client} client in this process; use one for all"
+            )
         file.users += 1
         return file
 

@@ -46,6 +46,7 @@ async def test_one_connection_serves_many_requests_in_turn(client: Client) -> No
     assert server.bodies == [b"%d" % number for number in range(20)]
 
 
+@pytest.mark.clause("I-53")
 async def test_a_redirect_is_an_answer_and_is_not_followed(client: Client) -> None:
     async with scripted(lambda head, body: OK) as other:
         there = f"Location: http://127.0.0.1:{other.port}/"
@@ -55,6 +56,7 @@ async def test_a_redirect_is_an_answer_and_is_not_followed(client: Client) -> No
         assert other.connections == 0
 
 
+@pytest.mark.clause("I-53")
 async def test_only_the_agreed_bytes_of_an_answer_are_read() -> None:
     big = b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n" + b"x" * 100_000
     client = Client(Guard(LOOPBACK), limits=Limits(body_bytes_max=1_000))
@@ -65,12 +67,14 @@ async def test_only_the_agreed_bytes_of_an_answer_are_read() -> None:
     assert server.connections == 2, "a connection with an unread rest must not be used again"
 
 
+@pytest.mark.clause("I-53")
 async def test_a_peer_that_never_answers_is_given_up_at_the_deadline(client: Client) -> None:
     async with scripted(lambda head, body: b"") as server:
         with pytest.raises(Unreachable, match=r"took longer than 0\.2 s"):
             await client.send("POST", url(server), limits=Limits(total_ms=200))
 
 
+@pytest.mark.clause("I-53")
 async def test_an_answer_that_drips_ends_at_the_total_deadline(client: Client) -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -146,6 +150,7 @@ async def test_a_peer_that_breaks_off_or_speaks_otherwise_is_told_apart(
     server.close()
 
 
+@pytest.mark.clause("I-53")
 async def test_headers_without_end_are_cut_off(client: Client) -> None:
     flood = b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"y" * 200) for i in range(400))
     async with scripted(lambda head, body: flood) as server:
@@ -236,6 +241,7 @@ async def test_the_certificate_is_held_against_the_name_and_not_the_address() ->
     await client.close()
 
 
+@pytest.mark.clause("I-52")
 async def test_errors_name_the_origin_and_never_the_path_or_query(client: Client) -> None:
     async with scripted(lambda head, body: None) as server:
         with pytest.raises(Disconnected) as caught:

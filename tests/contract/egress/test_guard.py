@@ -78,10 +78,12 @@ SPELLINGS = [
 LIMITS = Limits(connect_ms=1_000, total_ms=2_000)
 
 
+@pytest.mark.clause("I-53")
 def test_the_table_has_at_least_forty_spellings() -> None:
     assert len(set(SPELLINGS)) == len(SPELLINGS) >= 40
 
 
+@pytest.mark.clause("I-53")
 async def test_no_spelling_of_a_private_address_reaches_the_canary() -> None:
     async with canary() as bird:
         client = Client(Guard(Policy(ports=(443, bird.port))), limits=LIMITS)
@@ -102,6 +104,7 @@ async def refusal(client: Client, url: str) -> str:
     return "answered"
 
 
+@pytest.mark.clause("I-53")
 async def test_the_canary_would_have_noticed_a_connection() -> None:
     async with canary() as bird:
         allowed = Policy(allow=(f"127.0.0.1:{bird.port}",))
@@ -123,6 +126,7 @@ class Rebinding:
         return self._answers[min(self.asked, len(self._answers)) - 1]
 
 
+@pytest.mark.clause("I-53")
 @pytest.mark.parametrize(
     "addresses",
     [
@@ -143,6 +147,7 @@ async def test_a_name_that_leads_to_a_private_address_is_refused(addresses: list
     assert bird.hits == 0
 
 
+@pytest.mark.clause("I-53")
 async def test_a_name_is_resolved_once_and_its_second_answer_is_never_used() -> None:
     """The checked address is the one that is dialled, whatever the name means by then."""
     async with canary() as bird:
@@ -158,6 +163,7 @@ async def test_a_name_is_resolved_once_and_its_second_answer_is_never_used() -> 
     assert (names.asked, bird.hits) == (2, 0)
 
 
+@pytest.mark.clause("I-53")
 async def test_the_proxy_for_libraries_refuses_the_same_table() -> None:
     async with canary() as bird:
         guard = Guard(Policy(ports=(443, bird.port)))
@@ -170,6 +176,7 @@ async def test_the_proxy_for_libraries_refuses_the_same_table() -> None:
     assert bird.hits == 0
 
 
+@pytest.mark.clause("I-53")
 async def test_the_proxy_serves_only_who_knows_its_password() -> None:
     async with canary() as bird:
         guard = Guard(Policy(allow=("127.0.0.1/32",)))

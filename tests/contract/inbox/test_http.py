@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.inbox.credentials import SECRET_PREFIX
 from leasehold.core.opening import open_queue
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
@@ -180,26 +179,6 @@ async def test_a_request_that_cannot_be_served_is_refused_with_a_reason(
     assert reply.status == 422
     assert reply.json["detail"]
     assert (await site.stage.ledger.counts()).states["queued"] == 0
-
-
-@pytest.mark.clause("I-43")
-async def test_a_requester_makes_webhook_secrets_and_the_last_two_are_live(site: Site) -> None:
-    from leasehold.contracts.inbox import open_endpoint_secrets
-    from leasehold.core.opening import parse_url
-
-    made = []
-    for _ in range(3):
-        reply = await site.web().send("POST", "/transcode/webhook-secret", b"", JSON)
-        assert reply.status == 201, reply.body
-        made.append(reply.json["secret"])
-    assert all(secret.startswith(SECRET_PREFIX) for secret in made)
-    ring = open_keyring(site.stage.url)
-    anna = next(key for key in await ring.list() if key.name == "anna")
-    await ring.close()
-    secrets = open_endpoint_secrets(parse_url(site.stage.url))
-    assert await secrets.texts(anna.id) == [made[2], made[1]]
-    assert await secrets.texts("somebody-else") == []
-    await secrets.close()
 
 
 @pytest.mark.clause("I-44")

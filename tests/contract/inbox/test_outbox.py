@@ -189,6 +189,7 @@ async def test_a_claim_of_events_is_small_whatever_is_asked(
 
 
 @pytest.mark.clause("I-22", "I-36")
+@pytest.mark.options(lease_ms=10_000)
 async def test_four_deliverers_keep_the_order_of_every_job(
     inbox: InboxStage, outbox: Outbox
 ) -> None:

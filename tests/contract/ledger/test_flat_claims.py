@@ -80,6 +80,36 @@ async def test_a_settle_looks_up_each_job_by_its_key(server: str) -> None:
     assert "inbox_jobs_leased" not in text  # a partial index that looks cheap, and is not
 
 
+@pytest.mark.clause("I-36")
+async def test_an_event_finds_the_earlier_ones_of_its_job_by_their_index(server: str) -> None:
+    """With two collations the whole index was read for every event, and a thousand took seconds."""
+    queue = open_queue(f"inbox+{server}?schema=flat&queue=told", worker_id="w")
+    hook = {"status_webhook_url": "https://requester.example/hook"}
+    await queue.submit([NewJob(task="t", payload=b"{}", options=hook)] * 400)
+    connection = await asyncpg.connect(server, server_settings={"search_path": "flat"})
+    leases = await queue.claim(200, wait_ms=0)
+    leases += await queue.claim(200, wait_ms=0)
+    await queue.settle([Outcome(lease, "complete") for lease in leases])
+    await queue.close()
+    counted = await connection.fetchval("SELECT count(*) FROM job_outbox_events")
+
+    async def entries_read() -> int:
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        return int(
+            await connection.fetchval(
+                "SELECT idx_tup_read FROM pg_stat_user_indexes"
+                " WHERE schemaname = 'flat' AND indexrelname = 'job_outbox_events_of_job'"
+            )
+        )
+
+    async with asyncio.timeout(10):  # a backend that ended has told its figures
+        while not (read := await entries_read()):
+            await asyncio.sleep(0.05)  # nobody tells when the figures have come
+    await connection.close()
+    assert counted == 800
+    assert read < 5 * counted
+
+
 def test_a_claim_on_sqlite_reads_its_own_index(tmp_path: Path) -> None:
     engine = SqliteEngine(f"sqlite:///{tmp_path}/plan.db")
 

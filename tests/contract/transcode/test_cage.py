@@ -34,6 +34,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.clause("I-56")
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_playlist_dressed_as_a_clip_is_refused_and_fetches_nothing(
     s3: S3Server, studio: Studio, name: str
@@ -49,6 +50,7 @@ async def test_a_playlist_dressed_as_a_clip_is_refused_and_fetches_nothing(
     assert s3.objects("out") == {}
 
 
+@pytest.mark.clause("I-56")
 async def test_what_runs_in_the_cage_has_no_network(tmp_path: Path) -> None:
     """ffmpeg itself is asked to fetch; outside the cage it would."""
     cage = await find_cage()
@@ -61,6 +63,7 @@ async def test_what_runs_in_the_cage_has_no_network(tmp_path: Path) -> None:
         assert (loose.code != 0, bird.hits) == (True, 1)
 
 
+@pytest.mark.clause("I-56")
 async def test_what_runs_in_the_cage_is_nobody_and_sees_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +81,7 @@ async def test_what_runs_in_the_cage_is_nobody_and_sees_no_environment(
     assert sorted(line.partition("=")[0] for line in shown) == ["LANG", "PATH"]
 
 
+@pytest.mark.clause("I-56")
 async def test_where_the_network_must_go_and_cannot_a_worker_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,11 +95,13 @@ async def test_where_the_network_must_go_and_cannot_a_worker_does_not_start(
     assert (shared.network, shared.why) == ("shared", "Operation not permitted")
 
 
+@pytest.mark.clause("I-56")
 async def test_the_result_says_whether_ffmpeg_had_a_network(s3: S3Server, studio: Studio) -> None:
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
     assert (await (await studio.handler())(Job(ask(s3))))["network"] == "none"
 
 
+@pytest.mark.clause("I-53")
 @pytest.mark.parametrize("which", ["source", "destination"])
 async def test_a_storage_endpoint_inside_our_network_is_never_reached(
     s3: S3Server, studio: Studio, which: str
@@ -110,6 +116,7 @@ async def test_a_storage_endpoint_inside_our_network_is_never_reached(
     assert bird.hits == 0
 
 
+@pytest.mark.clause("I-53")
 async def test_a_signed_url_inside_our_network_is_never_reached(studio: Studio) -> None:
     studio.policy = Policy()
     async with canary() as bird:
@@ -122,6 +129,7 @@ async def test_a_signed_url_inside_our_network_is_never_reached(studio: Studio) 
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.clause("I-57")
 async def test_credentials_of_this_machine_are_used_for_nobody(
     s3: S3Server, studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +147,7 @@ async def test_credentials_of_this_machine_are_used_for_nobody(
         await (await studio.handler())(Job(ask(s3)))
 
 
+@pytest.mark.clause("I-57")
 async def test_no_session_token_of_this_machine_travels_with_a_jobs_keys(
     studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, make_
 WAV = {"name": "a.wav", "format": "wav"}
 
 
+@pytest.mark.clause("I-54")
 async def test_an_output_over_two_hundred_percent_is_stopped_while_it_is_written(
     s3: S3Server, studio: Studio, clip: Path
 ) -> None:
@@ -41,12 +42,14 @@ async def test_an_output_over_two_hundred_percent_is_stopped_while_it_is_written
     assert small["outputs"][0]["bytes"] <= 2 * clip.stat().st_size
 
 
+@pytest.mark.clause("I-54")
 async def test_a_small_source_has_a_limit_of_its_own(s3: S3Server, studio: Studio) -> None:
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
     with pytest.raises(Fatal, match="would exceed 50000 bytes"):
         await (await studio.handler(output_bytes_max=50_000))(Job(ask(s3, WAV)))
 
 
+@pytest.mark.clause("I-54")
 async def test_a_source_over_the_limit_is_not_fetched(s3: S3Server, studio: Studio) -> None:
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
     with pytest.raises(Fatal, match="this worker takes 1000"):
@@ -54,6 +57,7 @@ async def test_a_source_over_the_limit_is_not_fetched(s3: S3Server, studio: Stud
     assert studio.leftovers() == []
 
 
+@pytest.mark.clause("I-54")
 async def test_a_source_that_lies_about_its_size_is_cut_off(studio: Studio) -> None:
     """No length is announced, and it does not end."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -69,6 +73,7 @@ async def test_a_source_that_lies_about_its_size_is_cut_off(studio: Studio) -> N
     assert studio.leftovers() == []
 
 
+@pytest.mark.clause("I-54")
 async def test_without_room_on_the_disk_the_job_waits_and_spends_no_attempt(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -80,6 +85,7 @@ async def test_without_room_on_the_disk_the_job_waits_and_spends_no_attempt(
     assert studio.leftovers() == []
 
 
+@pytest.mark.clause("I-54")
 async def test_what_is_fetched_already_is_not_asked_of_the_disk_again(
     studio: Studio, clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +110,7 @@ async def test_what_is_fetched_already_is_not_asked_of_the_disk_again(
     assert studio.leftovers() == []
 
 
+@pytest.mark.clause("I-54")
 async def test_a_job_that_no_disk_of_this_worker_can_hold_is_refused(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -114,6 +121,7 @@ async def test_a_job_that_no_disk_of_this_worker_can_hold_is_refused(
         await (await studio.handler(disk_reserve_bytes=total))(Job(ask(s3)))
 
 
+@pytest.mark.clause("I-55")
 async def test_a_cancelled_attempt_kills_ffmpeg_and_removes_its_folder(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -151,6 +159,7 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.clause("I-56")
 async def test_ffmpeg_that_takes_too_long_is_ended(s3: S3Server, studio: Studio) -> None:
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
     with pytest.raises(Fatal, match=r"took longer than 0\.001 s"):
@@ -158,6 +167,7 @@ async def test_ffmpeg_that_takes_too_long_is_ended(s3: S3Server, studio: Studio)
     assert processes_in(studio.folder) == []
 
 
+@pytest.mark.clause("I-56")
 async def test_no_more_ffmpegs_run_at_once_than_permitted(
     s3: S3Server, studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +194,7 @@ async def test_no_more_ffmpegs_run_at_once_than_permitted(
     assert len(s3.objects("out")) == 6
 
 
+@pytest.mark.clause("I-56")
 async def test_memory_and_cpu_limits_hold_for_what_runs_in_the_cage(tmp_path: Path) -> None:
     cage = await find_cage()
     limits = Limits(memory_bytes=2**28, file_bytes=1_000, cpu_s=1, wall_s=30)

@@ -45,6 +45,7 @@ def granting(credentials: object) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
+@pytest.mark.clause("I-45", "I-57")
 async def test_keys_that_expire_between_fetch_and_upload_are_refreshed(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -68,6 +69,7 @@ async def test_keys_that_expire_between_fetch_and_upload_are_refreshed(
     assert (row[3], row[4]) == (2, 1), "the version rose by one, with one refresh"
 
 
+@pytest.mark.clause("I-46")
 async def test_keys_that_are_never_accepted_end_the_job_at_the_limit(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -82,6 +84,7 @@ async def test_keys_that_are_never_accepted_end_the_job_at_the_limit(
     assert len(requester.heads) == 3
 
 
+@pytest.mark.clause("I-57")
 async def test_signed_urls_serve_instead_of_keys(s3: S3Server, studio: Studio) -> None:
     def signed(bucket: str, method: str, path: str) -> str:
         config = {"endpoint": s3.endpoint, "region": "us-east-1", **keys(KEY)}
@@ -98,6 +101,7 @@ async def test_signed_urls_serve_instead_of_keys(s3: S3Server, studio: Studio) -
     assert s3.objects("out") == {"picture.jpg": result["outputs"][0]["bytes"]}
 
 
+@pytest.mark.clause("I-45")
 async def test_a_signed_url_that_has_expired_asks_for_a_new_one(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -119,6 +123,7 @@ async def test_a_signed_url_that_has_expired_asks_for_a_new_one(
     assert asked == [1]
 
 
+@pytest.mark.clause("I-52")
 async def test_no_secret_reaches_logs_errors_or_results(
     s3: S3Server, studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +159,7 @@ async def test_no_secret_reaches_logs_errors_or_results(
     assert not found
 
 
+@pytest.mark.clause("I-51")
 async def test_a_worker_transcodes_while_the_operator_rotates_keys(
     s3: S3Server, studio: Studio
 ) -> None:

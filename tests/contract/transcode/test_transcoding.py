@@ -20,6 +20,7 @@ def seen_by_ffmpeg(file: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True).stderr
 
 
+@pytest.mark.clause("I-55", "I-57")
 async def test_a_clip_is_fetched_processed_uploaded_and_cleaned_up(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -38,6 +39,7 @@ async def test_a_clip_is_fetched_processed_uploaded_and_cleaned_up(
     assert studio.leftovers() == []
 
 
+@pytest.mark.clause("I-57")
 async def test_progress_comes_from_ffmpeg_and_rises_to_a_hundred(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -51,6 +53,7 @@ async def test_progress_comes_from_ffmpeg_and_rises_to_a_hundred(
     assert any(0 < share < 100 for share in shares), "some of it was seen in between"
 
 
+@pytest.mark.clause("I-57")
 @pytest.mark.parametrize(
     ("form", "codec"),
     [
@@ -72,6 +75,7 @@ async def test_every_format_that_is_offered_can_be_made(
     assert codec in seen_by_ffmpeg(s3.folder / "out" / result["outputs"][0]["key"])
 
 
+@pytest.mark.clause("I-55")
 async def test_a_claim_lost_in_the_middle_publishes_nothing_and_leaves_nothing(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -87,6 +91,7 @@ async def test_a_claim_lost_in_the_middle_publishes_nothing_and_leaves_nothing(
     assert studio.leftovers() == []
 
 
+@pytest.mark.clause("I-55")
 async def test_a_stale_worker_writes_beside_and_never_over_its_successor(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -100,6 +105,7 @@ async def test_a_stale_worker_writes_beside_and_never_over_its_successor(
     assert list(s3.objects("out")) == ["films/job-1/v2/small.mp4"]
 
 
+@pytest.mark.clause("I-55")
 async def test_a_stale_worker_gets_no_credentials(s3: S3Server, studio: Studio) -> None:
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
     studio.store.reclaim("job-1")
@@ -108,6 +114,7 @@ async def test_a_stale_worker_gets_no_credentials(s3: S3Server, studio: Studio) 
     assert s3.objects("out") == {}
 
 
+@pytest.mark.clause("I-55")
 async def test_a_failed_attempt_takes_back_what_it_had_uploaded(
     s3: S3Server, studio: Studio
 ) -> None:
@@ -126,12 +133,14 @@ async def test_a_failed_attempt_takes_back_what_it_had_uploaded(
     assert s3.objects("out") == {}
 
 
+@pytest.mark.clause("I-57")
 async def test_a_source_that_is_not_there_ends_the_job(s3: S3Server, studio: Studio) -> None:
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
     with pytest.raises(Fatal, match="no such object"):
         await (await studio.handler())(Job(ask(s3, source="s3://in/nothing.mp4")))
 
 
+@pytest.mark.clause("I-57")
 async def test_a_source_without_pictures_makes_no_film(s3: S3Server, studio: Studio) -> None:
     make_clip(s3.folder / "in" / "tone.wav", "sine=frequency=440:duration=1")
     await studio.store.add(studio.vault, "job-1", "acme", both(KEY))
@@ -142,6 +151,7 @@ async def test_a_source_without_pictures_makes_no_film(s3: S3Server, studio: Stu
     assert (await handler(Job(ask(s3, tone, source="s3://in/tone.wav"))))["outputs"]
 
 
+@pytest.mark.clause("I-57")
 async def test_a_local_folder_serves_only_what_lies_within_it(
     studio: Studio, clip: Path, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     known = opening._contract
     made = SimpleNamespace(
         open_credentials=lambda url: studio.store,
-        open_endpoint_secrets=lambda url: read_secrets(f"other = {new_secret()}"),
+        open_endpoint_secrets=lambda url, vault: read_secrets(f"other = {new_secret()}"),
     )
     monkeypatch.setattr(
         opening, "_contract", lambda url: made if url.contract == "sealed" else known(url)
@@ -66,6 +66,7 @@ def config(tmp_path: Path, **more: str) -> Config:
     return Config(environment | more, tmp_path)
 
 
+@pytest.mark.clause("I-58")
 @pytest.mark.usefixtures("contract")
 async def test_the_worker_of_an_inbox_transcodes_and_delivers(
     s3: S3Server, studio: Studio, tmp_path: Path
@@ -103,6 +104,7 @@ async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> 
         load_tasks("leasehold.transcode", config(tmp_path))
 
 
+@pytest.mark.clause("I-58")
 def test_an_inbox_worker_holds_five_attempts_at_once_unless_told() -> None:
     assert (usual("leasehold.transcode"), usual("app.py")) == (5, None)
 

@@ -41,6 +41,7 @@ async def opens(rows: Rows, vault: Vault, number: int) -> bool:
     return (await vault.open(sealed, bound)).text().startswith(f"secret of {number}")
 
 
+@pytest.mark.clause("I-51")
 async def test_a_rotation_moves_all_wrappings_and_touches_no_ciphertext(rows: Rows) -> None:
     await fill(rows, Vault(read_ring(OLD)), 1_000)
     before = rows.ciphertexts()
@@ -51,6 +52,7 @@ async def test_a_rotation_moves_all_wrappings_and_touches_no_ciphertext(rows: Ro
     assert all([await opens(rows, alone, number) for number in range(1_000)])
 
 
+@pytest.mark.clause("I-51")
 async def test_readers_never_meet_a_row_that_does_not_open(rows: Rows, path: Path) -> None:
     await fill(rows, Vault(read_ring(OLD)), 400)
     both = Vault(read_ring(f"{NEW}\n{OLD}"))
@@ -114,6 +116,7 @@ class Refreshing(Breathing):
         return done
 
 
+@pytest.mark.clause("I-51")
 async def test_a_credential_refreshed_in_between_keeps_its_newer_wrapping(rows: Rows) -> None:
     old = Vault(read_ring(f"{OLD}\n{NEW}"))  # a worker that has not heard of the new active key
     await fill(rows, old, 300)
@@ -126,6 +129,7 @@ async def test_a_credential_refreshed_in_between_keeps_its_newer_wrapping(rows: 
     assert sum(rows.read(f"job-{n:05}")[0].credential_version == 2 for n in range(300)) == 100
 
 
+@pytest.mark.clause("I-51")
 async def test_two_rotations_beside_each_other_do_no_harm(rows: Rows, path: Path) -> None:
     await fill(rows, Vault(read_ring(OLD)), 300)
     other = Rows(path)
@@ -139,6 +143,7 @@ async def test_two_rotations_beside_each_other_do_no_harm(rows: Rows, path: Path
     assert dict(await rows.counts()) == {"new": 300}
 
 
+@pytest.mark.clause("I-51")
 async def test_a_row_that_cannot_be_opened_is_named_and_holds_up_no_other(rows: Rows) -> None:
     await fill(rows, Vault(read_ring(OLD)), 30)
     bound = Binding("job-00007", "tenant-0", 9)
@@ -164,6 +169,7 @@ asyncio.run(rotate(Told(Path(sys.argv[1])), Vault(read_ring(sys.argv[2])), batch
 """
 
 
+@pytest.mark.clause("I-51")
 async def test_a_rotation_that_was_killed_is_finished_by_the_next_one(
     rows: Rows, path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def in_order(there: Receiver) -> bool:
     return True
 
 
+@pytest.mark.clause("I-22", "I-47")
 async def test_events_arrive_verified_once_each_and_in_order_per_job(client: Client) -> None:
     shelf = Shelf()
     async with receiver([SECRET]) as there:
@@ -89,6 +90,7 @@ async def test_events_arrive_verified_once_each_and_in_order_per_job(client: Cli
     assert there.connections <= 5, "connections are used again"
 
 
+@pytest.mark.clause("I-49")
 async def test_a_receiver_that_fails_hangs_and_leaves_gets_each_effect_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ async def test_a_receiver_that_fails_hangs_and_leaves_gets_each_effect_once(
     assert in_order(there)
 
 
+@pytest.mark.clause("I-47")
 async def test_every_attempt_has_a_new_nonce_and_the_same_event(client: Client) -> None:
     shelf = Shelf()
     async with receiver([SECRET], lambda event, seen: 503 if seen < 4 else 200) as there:
@@ -129,6 +132,7 @@ async def test_every_attempt_has_a_new_nonce_and_the_same_event(client: Client) 
     assert all(head["webhook-id"] == "e-0-1" for head in there.heads)
 
 
+@pytest.mark.clause("I-43", "I-47")
 async def test_a_secret_is_rotated_without_a_refused_delivery(client: Client) -> None:
     """Sender: old; both; new. Receiver: old, then both, then new, one step behind or ahead."""
     kept = Kept(SECRET)
@@ -150,6 +154,7 @@ async def test_a_secret_is_rotated_without_a_refused_delivery(client: Client) ->
     assert there.effects.total() == 5
 
 
+@pytest.mark.clause("I-49")
 async def test_a_refused_signature_is_tried_again_until_the_receiver_knows_it(
     client: Client,
 ) -> None:
@@ -163,6 +168,7 @@ async def test_a_refused_signature_is_tried_again_until_the_receiver_knows_it(
     assert there.effects == {"e-0-1": 1}
 
 
+@pytest.mark.clause("I-49", "I-53")
 @pytest.mark.parametrize(
     "url", ["http://169.254.169.254/latest", "https://127.1/", "ftp://x/", "http://10.0.0.1/"]
 )
@@ -174,6 +180,7 @@ async def test_an_event_for_a_forbidden_address_is_a_dead_letter_at_once(url: st
     assert (shelf.dead, shelf.attempts) == (["e1"], {"e1": 1})
 
 
+@pytest.mark.clause("I-49")
 async def test_an_idle_connection_that_the_receiver_closed_costs_no_attempt(
     client: Client,
 ) -> None:
@@ -186,6 +193,7 @@ async def test_an_idle_connection_that_the_receiver_closed_costs_no_attempt(
     assert (there.effects.total(), there.connections) == (5, 5)
 
 
+@pytest.mark.clause("I-49")
 async def test_a_dead_receiver_does_not_hold_up_the_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +220,7 @@ async def test_a_dead_receiver_does_not_hold_up_the_others(
     assert took_s < 5, "200 timeouts, two at a time, would have taken 20 s"
 
 
+@pytest.mark.clause("I-52")
 async def test_no_secret_and_no_url_path_reaches_logs_or_outcomes(client: Client) -> None:
     canary = "canary-path-5d1c"
     out = io.StringIO()
@@ -248,6 +257,7 @@ async def test_no_secret_and_no_url_path_reaches_logs_or_outcomes(client: Client
     assert SECRET[6:] not in everything
 
 
+@pytest.mark.clause("I-22")
 @pytest.mark.alone
 async def test_a_thousand_deliveries_a_second_keep_the_order_of_each_job(
     client: Client, record_property: Callable[[str, object], None]

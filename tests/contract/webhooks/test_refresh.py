@@ -76,6 +76,7 @@ def refresher(client: Client, store: Credentials, vault: Vault) -> Refresher:
     return Refresher(client, OneSecret(), store, vault, settings=QUICK)
 
 
+@pytest.mark.clause("I-45")
 async def test_credentials_in_the_answer_are_sealed_and_raise_the_version(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -90,6 +91,7 @@ async def test_credentials_in_the_answer_are_sealed_and_raise_the_version(
     assert CANARY.encode() not in repr(store.row("j1")).encode()
 
 
+@pytest.mark.clause("I-45")
 async def test_the_request_is_signed_like_a_webhook_and_names_the_version(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -103,6 +105,7 @@ async def test_the_request_is_signed_like_a_webhook_and_names_the_version(
     assert (verified.event["job_id"], verified.event["credential_version"]) == ("j1", 1)
 
 
+@pytest.mark.clause("I-45")
 async def test_credentials_that_come_through_the_api_are_waited_for(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -116,6 +119,7 @@ async def test_credentials_that_come_through_the_api_are_waited_for(
     assert len(server.heads) == 1
 
 
+@pytest.mark.clause("I-46")
 async def test_a_version_that_never_rises_ends_the_job_after_the_limit(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -126,6 +130,7 @@ async def test_a_version_that_never_rises_ends_the_job_after_the_limit(
     assert len(server.heads) == 3
 
 
+@pytest.mark.clause("I-45")
 async def test_newer_credentials_that_are_there_already_need_no_request(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -136,6 +141,7 @@ async def test_newer_credentials_that_are_there_already_need_no_request(
     assert server.heads == []
 
 
+@pytest.mark.clause("I-46")
 async def test_a_stale_worker_may_not_ask_for_credentials(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -147,6 +153,7 @@ async def test_a_stale_worker_may_not_ask_for_credentials(
     assert server.heads == []
 
 
+@pytest.mark.clause("I-46")
 async def test_a_claim_lost_while_asking_writes_nothing(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -161,6 +168,7 @@ async def test_a_claim_lost_while_asking_writes_nothing(
     assert store.row("j1")[3] == 1, "the version is as it was"
 
 
+@pytest.mark.clause("I-46")
 @pytest.mark.parametrize(
     ("status", "signal"), [(500, Retry), (429, Retry), (404, Fatal), (302, Fatal)]
 )
@@ -174,6 +182,7 @@ async def test_a_refusal_of_the_requester_ends_the_attempt_by_its_class(
     assert store.row("j1")[4] == 1, "it counts as a refresh"
 
 
+@pytest.mark.clause("I-53")
 @pytest.mark.parametrize("body", [b"x" * 70_000, b'{"credentials": {"a": "' + b"x" * 70_000])
 async def test_an_answer_without_end_is_not_taken(
     client: Client, store: Credentials, vault: Vault, body: bytes
@@ -184,6 +193,7 @@ async def test_an_answer_without_end_is_not_taken(
             await refresher(client, store, vault).refresh(lease(), 1)
 
 
+@pytest.mark.clause("I-53")
 async def test_a_refresh_url_inside_our_network_is_refused(
     store: Credentials, vault: Vault
 ) -> None:
@@ -194,6 +204,7 @@ async def test_a_refresh_url_inside_our_network_is_refused(
     assert server.connections == 0
 
 
+@pytest.mark.clause("I-45")
 async def test_a_job_without_a_refresh_url_says_so(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -202,6 +213,7 @@ async def test_a_job_without_a_refresh_url_says_so(
         await refresher(client, store, vault).refresh(lease(), 1)
 
 
+@pytest.mark.clause("I-45")
 async def test_a_storm_of_refreshes_raises_each_version_once(
     client: Client, store: Credentials, vault: Vault
 ) -> None:

@@ -26,6 +26,7 @@ class Holder:
     secret: Secret
 
 
+@pytest.mark.clause("I-52")
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_secret_reaches_no_log_line(as_json: bool) -> None:
     out = io.StringIO()
@@ -43,12 +44,14 @@ def test_a_secret_reaches_no_log_line(as_json: bool) -> None:
     assert "***" in out.getvalue()
 
 
+@pytest.mark.clause("I-52")
 def test_a_secret_reaches_no_standard_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("x").warning("%s %r %s", Secret(CANARY), Secret(CANARY), [Secret(CANARY)])
     assert CANARY not in caplog.text
 
 
+@pytest.mark.clause("I-52")
 def test_a_secret_cannot_be_encoded_or_pickled_by_mistake() -> None:
     for encode in (json.dumps, msgspec.json.encode, msgspec.msgpack.encode):
         with pytest.raises(TypeError) as caught:
@@ -58,6 +61,7 @@ def test_a_secret_cannot_be_encoded_or_pickled_by_mistake() -> None:
         pickle.dumps(Secret(CANARY))
 
 
+@pytest.mark.clause("I-52")
 async def test_no_failure_of_the_vault_holds_plaintext_or_keys() -> None:
     line = new_kek("k1")
     vault = Vault(read_ring(line))
@@ -74,6 +78,7 @@ async def test_no_failure_of_the_vault_holds_plaintext_or_keys() -> None:
     )
 
 
+@pytest.mark.clause("I-52")
 def test_equal_secrets_are_equal_and_others_are_not() -> None:
     assert Secret("a") == Secret(b"a")
     assert hash(Secret("a")) == hash(Secret(b"a"))
@@ -82,6 +87,7 @@ def test_equal_secrets_are_equal_and_others_are_not() -> None:
     assert not Secret("")
 
 
+@pytest.mark.clause("I-52")
 @pytest.mark.parametrize(
     "text",
     [
@@ -97,6 +103,7 @@ def test_text_for_keeping_is_freed_of_secrets(text: str) -> None:
     assert cleaned.split()[0]
 
 
+@pytest.mark.clause("I-52")
 def test_queries_are_hidden_even_when_nobody_knows_the_secret() -> None:
     cleaned = without_secrets(f"https://user:{CANARY}@h.example/p?token={CANARY} was refused")
     assert cleaned == "https://h.example/p?*** was refused"

@@ -20,26 +20,31 @@ def wait_ms(signal: Signal | None) -> int:
     return signal.after_ms
 
 
+@pytest.mark.clause("I-49")
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_any_success_is_a_delivery(status: int) -> None:
     assert asked(status) is None
 
 
+@pytest.mark.clause("I-49")
 @pytest.mark.parametrize("status", [401, 403, 408, 423, 425, 500, 502, 503, 504, 599])
 def test_what_passes_by_itself_is_tried_again_later_and_later(status: int) -> None:
     waits = [wait_ms(asked(status, attempt=attempt)) for attempt in range(1, 6)]
     assert waits == [5_000, 20_000, 80_000, 320_000, 1_280_000]
 
 
+@pytest.mark.clause("I-49")
 def test_a_crowded_receiver_waits_in_a_larger_bucket() -> None:
     assert wait_ms(asked(429)) == 60_000 > wait_ms(asked(503))
 
 
+@pytest.mark.clause("I-49")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 404, 405, 410, 413, 422])
 def test_what_repetition_will_not_change_is_a_dead_letter(status: int) -> None:
     assert isinstance(asked(status), Fatal)
 
 
+@pytest.mark.clause("I-49")
 def test_a_retry_after_is_respected_within_an_hour_and_never_shortens_the_wait() -> None:
     assert wait_ms(asked(503, retry_after="120")) == 120_000
     assert wait_ms(asked(503, retry_after="999999")) == 3_600_000
@@ -48,6 +53,7 @@ def test_a_retry_after_is_respected_within_an_hour_and_never_shortens_the_wait()
     assert wait_ms(asked(429, retry_after="Thu, 01 Jan 1970 00:02:00 GMT")) == 120_000
 
 
+@pytest.mark.clause("I-49")
 def test_five_failures_in_a_row_open_the_breaker_and_one_probe_is_let_through() -> None:
     breaker = Breaker()
     for _ in range(4):

@@ -15,6 +15,7 @@ from leasehold.webhooks.secrets import Together, live_keys, read_secrets
 NEW, OLD, REST = new_secret(), new_secret(), new_secret()
 
 
+@pytest.mark.clause("I-43")
 async def test_a_requester_has_its_own_secrets_and_others_those_of_everybody() -> None:
     known = read_secrets(f"# ours\nacme = {NEW} {OLD}  # rotating\n\n* = {REST}\n")
     assert [one.reveal() for one in await known.live("acme")] == [
@@ -24,6 +25,7 @@ async def test_a_requester_has_its_own_secrets_and_others_those_of_everybody() -
     assert [one.reveal() for one in await known.live("other")] == [read_secret(REST)]
 
 
+@pytest.mark.clause("I-43")
 async def test_the_first_place_that_knows_a_requester_counts() -> None:
     both = Together(read_secrets(f"acme = {NEW}"), read_secrets(f"acme = {OLD}\n* = {REST}"))
     assert await live_keys(both, "acme") == [read_secret(NEW)]
@@ -31,6 +33,7 @@ async def test_the_first_place_that_knows_a_requester_counts() -> None:
     assert await live_keys(Together(), "acme") == []
 
 
+@pytest.mark.clause("I-43")
 async def test_secrets_are_taken_as_they_were_given_to_the_requester() -> None:
     class Kept:
         async def live(self, requester_id: str) -> list[Secret]:
@@ -39,6 +42,7 @@ async def test_secrets_are_taken_as_they_were_given_to_the_requester() -> None:
     assert await live_keys(Kept(), "acme") == [read_secret(NEW), b"\xff" * 32]
 
 
+@pytest.mark.clause("I-43")
 @pytest.mark.parametrize("form", [base64.b64encode, base64.urlsafe_b64encode])
 def test_a_secret_may_be_written_in_either_alphabet_and_without_padding(
     form: Callable[[bytes], bytes],
@@ -48,11 +52,13 @@ def test_a_secret_may_be_written_in_either_alphabet_and_without_padding(
     assert read_secret(text) == read_secret(text.rstrip("=")) == raw
 
 
+@pytest.mark.clause("I-43")
 async def test_without_a_line_for_everybody_a_stranger_has_none() -> None:
     assert await read_secrets(f"acme = {NEW}").live("other") == []
     assert await read_secrets("").live("acme") == []
 
 
+@pytest.mark.clause("I-52")
 @pytest.mark.parametrize(
     "text",
     [

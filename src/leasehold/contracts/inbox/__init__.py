@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
-from leasehold.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
+from typing import Any
+
+from leasehold.contracts.inbox.credentials import InboxCredentials
 from leasehold.contracts.inbox.journal import inbox_journal, tape
 from leasehold.contracts.inbox.ledger import inbox_ledger
 from leasehold.contracts.inbox.options import Options
 from leasehold.contracts.inbox.queue import InboxQueue, OutboxQueue
+from leasehold.contracts.inbox.secrets import WebhookSecrets
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
 from leasehold.core.tape import SqlTape
@@ -52,9 +55,9 @@ def open_credentials(url: QueueUrl) -> InboxCredentials:
     return InboxCredentials(parts(url)[0])
 
 
-def open_endpoint_secrets(url: QueueUrl) -> WebhookSecrets:
-    """The secrets by which webhooks are signed."""
-    return WebhookSecrets(parts(url)[0])
+def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets:
+    """The secrets by which webhooks are signed; `vault` opens them."""
+    return WebhookSecrets(parts(url)[0], vault)
 
 
 def journal_tape(url: QueueUrl) -> SqlTape:

@@ -1,13 +1,11 @@
-"""A job's sealed credentials and a requester's webhook secrets, in the vault's own types.
+"""A job's sealed credentials, in the vault's own types.
 
 The vault is a package with dependencies of its own, so it is loaded when it is asked for.
 """
 
 from __future__ import annotations
 
-import base64
 import importlib
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +13,12 @@ from leasehold.core.lease import Lease
 from leasehold.ledger.credentials import SealedColumns
 from leasehold.ledger.engine import INBOX, Engine, Row
 
-OVERLAP_MS = 86_400_000
-SECRET_PREFIX = "whsec_"  # noqa: S105 - how a secret begins
-
 
 class InboxCredentials:
-    """What a worker reads and replaces under its lease, and a rotation moves to another key."""
+    """What a worker reads and replaces under its lease, and a rotation moves to another key.
+
+    A rotation moves the webhook secrets too: it sees them as rows under the names of the secrets.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._columns = SealedColumns(engine, INBOX)
@@ -80,36 +78,6 @@ class InboxCredentials:
     async def close(self) -> None:
         """Close the connections."""
         await self._columns.close()
-
-
-class WebhookSecrets:
-    """The signing secrets of requesters: the newest, and the one before it for a day."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    async def texts(self, requester_id: str) -> list[str]:
-        """The live secrets, newest first."""
-        rows = await self._engine.run(INBOX, "secrets_live", requester_id=requester_id)
-        return [row["secret"] for row in rows]
-
-    async def live(self, requester_id: str) -> Sequence[Any]:
-        """The live secrets, newest first, in the vault's wrapping that no log shows."""
-        secret = _vault("secret").Secret
-        return [secret(text.encode()) for text in await self.texts(requester_id)]
-
-    async def renew(self, requester_id: str) -> str:
-        """A new secret, shown this once; the one before stays live for a day."""
-        # Plain base64, as the libraries for Standard Webhooks read it.
-        text = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
-        await self._engine.run(
-            INBOX, "secret_add", requester_id=requester_id, secret=text, overlap_ms=OVERLAP_MS
-        )
-        return text
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._engine.close()
 
 
 def columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leasehold.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
+from leasehold.contracts.inbox.credentials import InboxCredentials
+from leasehold.contracts.inbox.secrets import Seal, WebhookSecrets
 from leasehold.contracts.inbox.shapes import (
     Accepted,
     AskStatus,
@@ -42,9 +43,6 @@ _EXAMPLE = {
     "status_webhook_url": "https://requester.example/hooks/transcode",
 }
 
-Seal = Callable[[bytes, str, str, int], Awaitable[Mapping[str, Any]]]
-"""Encrypts credentials of (job, requester, version) into the four columns of the job."""
-
 
 class Reads(Protocol):
     """What the routes need of the ledger."""
@@ -66,8 +64,8 @@ class Replaces(Protocol):
 class Renews(Protocol):
     """Where webhook secrets come from."""
 
-    async def renew(self, requester_id: str) -> str:
-        """A new secret."""
+    async def renew(self, requester_id: str, seal: Seal) -> str:
+        """A new secret, kept sealed."""
 
 
 class InboxRoutes:
@@ -130,7 +128,13 @@ class InboxRoutes:
         """A new webhook secret; the one before it stays good for a day."""
         if self._secrets is None:
             raise NotFound("this gateway keeps no webhook secrets")
-        return Answer(201, SecretView(secret=await self._secrets.renew(call.caller.requester)))
+        if self._seal is None:
+            raise InvalidJob(
+                "this gateway has no key ring, so it cannot keep webhook secrets; give it a ring, "
+                "or ask its operator for a line in webhooks.secrets"
+            )
+        made = await self._secrets.renew(call.caller.requester, self._seal)
+        return Answer(201, SecretView(secret=made))
 
     async def _record(self, call: Call, job_id: str) -> JobRecord:
         if not _JOB_ID.fullmatch(job_id):

@@ -15,3 +15,4 @@ CREATE TEMP TABLE lapsed (job_id TEXT PRIMARY KEY, was, lease_was, holder, claim
 CREATE TEMP TABLE old (job_id TEXT PRIMARY KEY, seq, created_ms, goes) WITHOUT ROWID;
 CREATE TEMP TABLE window_ (seq INTEGER PRIMARY KEY, ts_ms, goes);
 CREATE TEMP TABLE spent (caller);
+CREATE TEMP TABLE moved (rows);
