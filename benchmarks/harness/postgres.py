@@ -42,12 +42,12 @@ class PrivatePostgres:
         self._cpu_before_s = self._cpu_s()
 
     def spent_cpu_s(self) -> float:
-        """CPU of the server since the last reset; a backend that ended meanwhile is left out."""
+        """CPU of the server since the last reset, with that of backends that ended meanwhile."""
         return self._cpu_s() - self._cpu_before_s
 
     def _cpu_s(self) -> float:
         assert self._server.pid is not None
-        return processes.usage(self._server.pid).cpu_s
+        return processes.usage(self._server.pid).cpu_s + processes.reaped_cpu_s(self._server.pid)
 
     async def _create(self, name: str, synchronous: str) -> None:
         connection = await asyncpg.connect(self._server.url)

@@ -78,6 +78,12 @@ def usage(pid: int) -> Usage:
     return Usage(cpu_s, rss_bytes / 1e6, count)
 
 
+def reaped_cpu_s(pid: int) -> float:
+    """CPU of children of this process that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / TICKS_PER_S
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory of this one process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

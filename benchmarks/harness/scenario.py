@@ -16,7 +16,7 @@ Figures = Mapping[str, float | None]
 
 OURS = (
     *("leasehold", "leasehold_bullmq", "leasehold_omniq", "bare_pipelines"),
-    *("leasehold_inbox", "leasehold_inbox_sqlite", "bare_sql"),
+    *("leasehold_inbox", "leasehold_inbox_sqlite", "leasehold_plane", "bare_sql"),
 )
 """Contenders that are not peers: ratios are to the best of the others."""
 
