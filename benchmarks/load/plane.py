@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
+
+import msgspec
 
 CONNECTING_AT_ONCE = 100
 _HEAD = "POST /internal/worker/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
@@ -75,7 +76,7 @@ class _Worker(asyncio.Protocol):
         if not head.startswith(b"HTTP/1.1 200"):
             self._crowd.refused = (head[:60] + body[:300]).decode(errors="replace")
         elif self._claiming:
-            self._claimed(json.loads(body))
+            self._claimed(msgspec.json.decode(body))
         else:
             if b'"ok":true' not in body:
                 self._crowd.refused = body.decode(errors="replace")
@@ -98,9 +99,9 @@ class _Worker(asyncio.Protocol):
     def _send(self, verb: str, body: Any) -> None:
         assert self._transport is not None
         self._claiming = verb == "claim"
-        raw = json.dumps(body)
-        request = f"{self._heads[verb]}Content-Length: {len(raw)}\r\n\r\n{raw}"
-        self._transport.write(request.encode())
+        raw = msgspec.json.encode(body)
+        head = f"{self._heads[verb]}Content-Length: {len(raw)}\r\n\r\n"
+        self._transport.write(head.encode() + raw)
 
 
 def _content_length(head: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Leasehold's control plane on PostgreSQL: a gateway process, and a worker that speaks HTTP to it."""
+"""Leasehold's control plane on PostgreSQL: a gateway, and a worker that reaches it by HTTP."""
 
 from __future__ import annotations
 

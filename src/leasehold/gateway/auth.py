@@ -8,8 +8,10 @@ for. What the ring said is believed for a second, so a revoked key is out within
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.types import Scope
@@ -18,6 +20,8 @@ from leasehold.core.endpoint import SCOPES, Caller
 from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings, is_loopback
+
+T = TypeVar("T")
 
 BELIEVE_S = 1.0
 TOUCH_MS = 60_000
@@ -38,6 +42,7 @@ class Door:
         self._found: dict[str, tuple[float, Key | None]] = {}
         self._counted: tuple[float, int] = (float("-inf"), 0)
         self._touched_ms: dict[str, int] = {}
+        self._asking: dict[str, asyncio.Future[Any]] = {}
 
     async def admit(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """The caller of a request, or `Problem` 401 or 403."""
@@ -86,7 +91,7 @@ class Door:
         asked, key = self._found.get(key_id, (float("-inf"), None))
         if now - asked < BELIEVE_S:
             return key
-        key = await self._ring.find(key_id)
+        key = await self._asked(key_id, lambda: self._ring.find(key_id))
         if len(self._found) >= _CACHED_MAX:  # a flood of made-up ids must not grow it for ever
             self._found.clear()
         self._found[key_id] = (now, key)
@@ -97,9 +102,18 @@ class Door:
         now = time.monotonic()
         if now - asked < BELIEVE_S:
             return count
-        count = await self._ring.count()
+        count = await self._asked("", self._ring.count)
         self._counted = (now, count)
         return count
+
+    async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The ring's answer; those who ask for the same while it is under way share it."""
+        answer = self._asking.get(what)
+        if answer is None:
+            answer = self._asking[what] = asyncio.ensure_future(ask())
+            answer.add_done_callback(lambda _: self._asking.pop(what, None))
+        told: T = await asyncio.shield(answer)
+        return told
 
     def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
         client = scope.get("client")

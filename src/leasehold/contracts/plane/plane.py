@@ -53,6 +53,7 @@ _BEAT_S = 5.0
 _BEATEN_MAX = 20_000
 _RECOVER_MAX = 1_000
 _GATHERED_MAX = 500
+_SENT_BACK = (Released, Retried)
 _NO_PRIORITY = (
     "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
 )
@@ -125,6 +126,8 @@ class Plane:
             if held:
                 return held
         nonce = tokens.nonce(ask.requester, worker_id, ask.claim_id)
+        if not ask.claim_id:  # nobody can send it again
+            return await self._wait(ask, streams, nonce, worker_id)
         asking = asyncio.ensure_future(self._wait(ask, streams, nonce, worker_id))
         self._asking[nonce] = asking
         try:
@@ -143,7 +146,9 @@ class Plane:
     ) -> list[Lease]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(ask.wait_ms, WAIT_MS_MAX) / 1000
-        leases = await self._once(streams, ask.limit, nonce, worker_id)
+        leases: list[Lease] = []
+        if not ask.looked:
+            leases = await self._once(streams, ask.limit, nonce, worker_id)
         if leases or ask.wait_ms <= 0:
             return leases
         waiter = self._line.join(streams)
@@ -258,7 +263,7 @@ class Plane:
                 continue
             if outcome.lease.handle:
                 decided.setdefault(outcome.lease.queue, []).append(outcome.lease.handle)
-            if isinstance(verdict, Released | Retried):
+            if type(verdict) in _SENT_BACK:
                 back.add(outcome.lease.queue)
         for stream, message_ids in decided.items():
             await self._transport.done(stream, message_ids)

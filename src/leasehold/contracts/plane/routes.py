@@ -8,7 +8,7 @@ as `stream:mail` is good for these streams alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -101,9 +101,17 @@ class WorkerRoutes:
         return Answer(200, claimed(leases[0], ttl_s, Claimed))
 
     async def _waited(self, call: Call, ask: Ask) -> list[Lease]:
-        """The claim, given up when the client hangs up: nobody would keep what it took."""
+        """The claim, given up when the client hangs up: nobody would keep what it took.
+
+        Most claims under load find something at once: who waits is watched, who need not is looked
+        after when it is done.
+        """
         if call.gone is None or not ask.wait_ms:
             return await self._plane.claim(ask)
+        leases = await self._plane.claim(msgspec.structs.replace(ask, wait_ms=0))
+        if leases:
+            return await self._kept_by(call.gone(), leases)
+        ask = msgspec.structs.replace(ask, fresh=True, looked=True)
         claiming = asyncio.ensure_future(self._plane.claim(ask))
         gone = asyncio.ensure_future(call.gone())
         try:
@@ -116,6 +124,17 @@ class WorkerRoutes:
             if not claiming.done():
                 claiming.cancel()
                 await asyncio.gather(claiming, return_exceptions=True)
+
+    async def _kept_by(self, gone: Awaitable[None], leases: list[Lease]) -> list[Lease]:
+        """The leases, unless the client has hung up meanwhile: then they go back."""
+        asking = gone.__await__()
+        try:
+            next(asking)  # it stops where it would wait, if the client is there
+        except StopIteration:
+            await self._plane.settle([Outcome(lease, "release") for lease in leases])
+            return []
+        asking.close()
+        return leases
 
     async def heartbeat(self, call: Call) -> Answer:
         """Keep one lease, or those of a list."""
@@ -295,7 +314,7 @@ def _require(asked: Any, *names: str) -> None:
 
 
 def _stream(given: str | StreamRef) -> tuple[str, str]:
-    return (given.name, given.message_id) if isinstance(given, StreamRef) else (given, "")
+    return (given, "") if isinstance(given, str) else (given.name, given.message_id)
 
 
 def _completed(job: CompletedJob) -> Outcome:
