@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from starlette.types import Scope
 
 from leasehold.core.endpoint import SCOPES, Caller
-from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key
+from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key, worker_key
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings, is_loopback
 
@@ -39,6 +39,7 @@ class Door:
         self._ring = ring
         self._open = settings.anonymous and settings.on_loopback
         self._unix = bool(settings.unix_socket)
+        self._own = worker_key(settings.worker_key) if settings.worker_key else None
         self._found: dict[str, tuple[float, Key | None]] = {}
         self._counted: tuple[float, int] = (float("-inf"), 0)
         self._touched_ms: dict[str, int] = {}
@@ -75,7 +76,7 @@ class Door:
         now_ms = _now_ms()
         if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(now_ms):
             raise Problem("bad_key", headers=_CHALLENGE)
-        if now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
+        if key is not self._own and now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
             self._touched_ms[key.id] = now_ms
             await self._ring.touch(key.id, now_ms)
         return Caller(key.id, frozenset(key.scopes))
@@ -87,6 +88,8 @@ class Door:
         return caller
 
     async def _find(self, key_id: str) -> Key | None:
+        if self._own is not None and key_id == self._own.id:
+            return self._own
         now = time.monotonic()
         asked, key = self._found.get(key_id, (float("-inf"), None))
         if now - asked < BELIEVE_S:
