@@ -293,6 +293,7 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
     from tests.contract.omniq.adapter import OmniqAdapter
     from tests.contract.plane_stage import (
         PostgresPlaneAdapter,
+        PostgresRedisPlaneAdapter,
         RedisPlaneAdapter,
         SqlitePlaneAdapter,
     )
@@ -307,5 +308,6 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         SqlitePlaneAdapter(),
         PostgresPlaneAdapter(servers.postgres),
         RedisPlaneAdapter(servers.redis),
+        PostgresRedisPlaneAdapter(servers.postgres, servers.redis),
     ]
     return {adapter.name: adapter for adapter in every}
