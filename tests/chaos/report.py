@@ -208,7 +208,7 @@ def check_recovery(
     Faults that hit nobody at work prove nothing, so somebody must have been hit.
     """
     bound = lease_ms + LONGEST_SEARCH_MS + SLACK_MS
-    kinds = ("kill worker", "stop worker", "death")
+    kinds = ("kill worker", "stop worker", "cut network", "death")
     times = [ms for kind in kinds for ms in recovery.get(kind, ())]
     p99 = quantile(times, 0.99)
     return Check(
