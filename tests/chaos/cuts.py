@@ -23,8 +23,11 @@ from tests.contract.http_proxy import HttpProxy
 
 KIND = "cut network"
 # A handler that runs so many leases is still at work when its worker has to give it up.
-LONG = 4
-LONG_SHARE = 0.06
+LONG = 3
+# How many of these are under way on average, in the whole herd: the others must have room for them.
+LONG_HELD = 3
+BATCH = 3
+PAUSE_S = 0.15
 # What has run for so long is no short job.
 SURELY_LONG_MS = 400
 LATE_MS = 1_000
@@ -80,15 +83,17 @@ async def _behind(stage: Stage, port: int, proxies: AsyncExitStack) -> tuple[Htt
 
 async def _feed(stage: Stage, over: asyncio.Event) -> None:
     jobs = _jobs(stage, stage.rng("jobs"), over)
-    await stage.load.feed(stage.library(), jobs, batch=3, ahead=stage.is_ahead, pause_s=0.15)
+    await stage.load.feed(stage.library(), jobs, batch=BATCH, ahead=stage.is_ahead, pause_s=PAUSE_S)
 
 
 def _jobs(stage: Stage, rng: Random, over: asyncio.Event) -> Iterator[Wanted]:
     """Short ones, and some that outlast their lease several times; until it is enough."""
-    n = 0
+    n, long_ms = 0, LONG * stage.setup.lease_ms
+    per_s = (1 + BATCH) / 2 / PAUSE_S
+    share = LONG_HELD / (per_s * long_ms / 1000)
     while n < stage.setup.jobs or not over.is_set():
-        short = rng.random() > LONG_SHARE or over.is_set()
-        ms = rng.randint(5, 120) if short else LONG * stage.setup.lease_ms
+        short = rng.random() > share or over.is_set()
+        ms = rng.randint(5, 120) if short else long_ms
         yield Wanted(key_of(rng), stage.subject.async_task, {"n": n, "do": "work", "ms": ms})
         n += 1
 
