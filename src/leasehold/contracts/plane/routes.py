@@ -86,13 +86,12 @@ class WorkerRoutes:
             worker_id=asked.worker_id,
             streams=allowed(call.caller, self._plane.served(asked.streams), bool(asked.streams)),
             limit=asked.max_jobs or 1,
-            wait_ms=asked.max_wait_ms,
             claim_id=asked.claim_id,
             lost=tuple(asked.lost),
             fresh=asked.fresh,
             requester=call.caller.requester,
         )
-        leases = await self._waited(call, ask)
+        leases = await self._waited(call, ask, asked.max_wait_ms)
         ttl_s = self._plane.options.lease_ms / 1000
         if asked.max_jobs:
             return Answer(200, ClaimedJobs(bool(leases), [claimed(each, ttl_s) for each in leases]))
@@ -100,18 +99,18 @@ class WorkerRoutes:
             return Answer(200, Unclaimed())
         return Answer(200, claimed(leases[0], ttl_s, Claimed))
 
-    async def _waited(self, call: Call, ask: Ask) -> list[Lease]:
+    async def _waited(self, call: Call, ask: Ask, wait_ms: int) -> list[Lease]:
         """The claim, given up when the client hangs up: nobody would keep what it took.
 
         Most claims under load find something at once: who waits is watched, who need not is looked
         after when it is done.
         """
-        if call.gone is None or not ask.wait_ms:
-            return await self._plane.claim(ask)
-        leases = await self._plane.claim(msgspec.structs.replace(ask, wait_ms=0))
+        leases = await self._plane.claim(ask)
+        if call.gone is None or not wait_ms:
+            return leases
         if leases:
             return await self._kept_by(call.gone(), leases)
-        ask = msgspec.structs.replace(ask, fresh=True, looked=True)
+        ask = msgspec.structs.replace(ask, wait_ms=wait_ms, fresh=True, looked=True)
         claiming = asyncio.ensure_future(self._plane.claim(ask))
         gone = asyncio.ensure_future(call.gone())
         try:
