@@ -44,7 +44,7 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":
-            self.cycle.transport = cast("asyncio.Transport", _Joined(self.transport))
+            self.cycle.transport = cast("asyncio.Transport", Joined(self.transport))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -62,7 +62,7 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _Joined:
+class Joined:
     """A connection on which the head of an answer whose body has a length waits for that body."""
 
     __slots__ = ("_head", "_transport")
