@@ -103,14 +103,16 @@ class WorkerRoutes:
         """The claim, given up when the client hangs up: nobody would keep what it took.
 
         Most claims under load find something at once: who waits is watched, who need not is looked
-        after when it is done.
+        after when it is done. One that can be sent again is always watched: only the plane knows
+        whether what it gives back has been asked for again.
         """
-        leases = await self._plane.claim(ask)
         if call.gone is None or not wait_ms:
-            return leases
-        if leases:
-            return await self._kept_by(call.gone(), leases)
-        ask = msgspec.structs.replace(ask, wait_ms=wait_ms, fresh=True, looked=True)
+            return await self._plane.claim(ask)
+        if not ask.claim_id:
+            leases = await self._plane.claim(ask)
+            if leases:
+                return await self._kept_by(call.gone(), leases)
+        ask = msgspec.structs.replace(ask, wait_ms=wait_ms, looked=not ask.claim_id)
         claiming = asyncio.ensure_future(self._plane.claim(ask))
         gone = asyncio.ensure_future(call.gone())
         try:
