@@ -19,6 +19,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -97,12 +98,12 @@ class Peer:
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
-    def start_worker(self, *, expect: int = 0) -> subprocess.Popen[bytes]:
+    def start_worker(
+        self, *, expect: int = 0, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start the peer's worker; its handlers report to `self.probe` after `expect` jobs."""
-        return self.start(
-            self.prepared.worker,
-            {"BENCH_PROBE": str(self.probe), "BENCH_EXPECT": str(expect)},
-        )
+        told = {"BENCH_PROBE": str(self.probe), "BENCH_EXPECT": str(expect)}
+        return self.start(self.prepared.worker, {**(env or {}), **told})
 
     def start(self, argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start a program of the peer's environment in the adapter's folder."""

@@ -29,13 +29,15 @@ def binaries(peer: str) -> Path:
     requirements = PEERS / peer / "requirements.txt"
     if not requirements.exists():
         return Path(sys.executable).parent
-    return made_from(requirements, peer)
+    oldest = PEERS / peer / "python.txt"
+    return made_from(requirements, peer, oldest.read_text() if oldest.exists() else "")
 
 
-def made_from(requirements: Path, name: str) -> Path:
+def made_from(requirements: Path, name: str, oldest: str = "") -> Path:
     """The commands of an environment that holds what a pinned file lists; made when it changed.
 
-    By one process at a time: tests that run side by side ask for the same peer.
+    By one process at a time: tests that run side by side ask for the same peer. `oldest` is the
+    oldest Python that its packages run on, if that is not the project's own.
     """
     environment = ENVIRONMENTS / name
     stamp = environment / "requirements.sha256"
@@ -44,22 +46,38 @@ def made_from(requirements: Path, name: str) -> Path:
     with (ENVIRONMENTS / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != digest:
-            _make(environment, requirements)
+            _make(environment, requirements, _python(name, oldest))
             stamp.write_text(digest)
     return environment / "bin"
 
 
-def _make(environment: Path, requirements: Path) -> None:
+def _python(name: str, oldest: str) -> str:
+    """Our own Python, or another one of this machine where the peer needs a newer one."""
+    wanted = tuple(int(part) for part in oldest.split(".")) if oldest else ()
+    if sys.version_info >= wanted:
+        return sys.executable
+    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    beside = sorted(home.glob("*/bin/python3"), reverse=True)
+    check = f"import sys; sys.exit(sys.version_info < {wanted})"
+    # A name on the PATH may be a shim without a Python behind it: only running it tells.
+    for candidate in (*(f"python3.{minor}" for minor in (14, 13, 12)), *map(str, beside)):
+        found = shutil.which(candidate)
+        if found and not subprocess.run([found, "-c", check], capture_output=True).returncode:
+            return found
+    raise RuntimeError(f"{name} needs Python {oldest.strip()} or newer, and this machine has none")
+
+
+def _make(environment: Path, requirements: Path, interpreter: str) -> None:
     _say(f"making the environment of {environment.name} (first use, or its pins changed)")
     (ENVIRONMENTS / ".gitignore").write_text("*\n")
     shutil.rmtree(environment, ignore_errors=True)
     python = environment / "bin" / "python"
     uv = _uv()
     if uv is None:
-        _run([sys.executable, "-m", "venv", str(environment)])
+        _run([interpreter, "-m", "venv", str(environment)])
         _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
         return
-    _run([uv, "venv", "--quiet", "--python", sys.executable, str(environment)])
+    _run([uv, "venv", "--quiet", "--python", interpreter, str(environment)])
     _run([uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements)])
 
 

@@ -19,7 +19,7 @@ Median = Callable[[str, str], float | None]
 
 OURS = (
     *("leasehold", "leasehold_bullmq", "leasehold_omniq", "bare_pipelines"),
-    *("leasehold_inbox", "leasehold_inbox_sqlite", "bare_sql"),
+    *("leasehold_inbox", "leasehold_inbox_sqlite", "leasehold_plane", "bare_sql"),
     *("leasehold_inbox_events", "leasehold_inbox_sqlite_events"),
 )
 """Contenders that are not peers: ratios are to the best of the others."""

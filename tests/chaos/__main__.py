@@ -8,18 +8,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+from functools import partial
 from pathlib import Path
 
+from tests.chaos.cuts import cuts
 from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
 from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.stage import Setup
 from tests.chaos.subject import SUBJECTS
 
+# Those that only contracts with a gateway before their workers know.
+BEHIND_A_GATEWAY = {
+    "cuts": cuts,
+    "long-cuts": partial(cuts, each=4, shortest_ms=10_000, longest_ms=90_000),
+}
+EVERYTHING = {**SCENARIOS, **BEHIND_A_GATEWAY}
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("scenario", choices=sorted(SCENARIOS))
+    parser.add_argument("scenario", choices=sorted(EVERYTHING))
     parser.add_argument(
         "--contract", choices=sorted({**SUBJECTS, **SQL_SUBJECTS}), default="streams"
     )
@@ -51,7 +60,7 @@ def main() -> int:
         patience_s=asked.patience_s,
         planted=asked.planted,
     )
-    report = asyncio.run(SCENARIOS[asked.scenario](setup))
+    report = asyncio.run(EVERYTHING[asked.scenario](setup))
     print(report.as_json().decode() if asked.json else f"{report}\n  logs       {setup.folder}")
     return 0 if report.ok else 1
 

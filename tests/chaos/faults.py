@@ -83,7 +83,7 @@ class Faults:
 
     async def kill_worker(self, member: Member) -> None:
         """kill -9, and a new one in its place."""
-        async with self._logged("kill worker", member.worker, member.slots, [member]):
+        async with self.logged("kill worker", member.worker, member.slots, [member]):
             self._herd.kill(member)
         self._herd.start(member)
 
@@ -91,7 +91,7 @@ class Faults:
         self, member: Member, for_ms: int, stopped: asyncio.Event | None = None
     ) -> None:
         """SIGSTOP for a while, then SIGCONT; `stopped` is set in between."""
-        async with self._logged("stop worker", member.worker, member.slots, [member]):
+        async with self.logged("stop worker", member.worker, member.slots, [member]):
             self._herd.stop(member)
             if stopped is not None:
                 stopped.set()
@@ -105,7 +105,7 @@ class Faults:
         """
         port = getattr(self._subject, "gateway_port", 0)
         hit, slots = (self._herd.workers(), self._herd.slots) if port else ([], 0)
-        async with self._logged("kill gateway", member.worker, slots, hit):
+        async with self.logged("kill gateway", member.worker, slots, hit):
             self._herd.kill(member)
             self._herd.start(member)
             if port:
@@ -115,7 +115,7 @@ class Faults:
         """kill -9 of the store, and back on its data (or, wiped, on none)."""
         workers = self._herd.workers()
         kind = "empty store" if wipe else "kill store"
-        async with self._logged(kind, self._subject.name, self._herd.slots, workers) as fault:
+        async with self.logged(kind, self._subject.name, self._herd.slots, workers) as fault:
             await self._subject.kill()
             fault.begin_ms = now_ms()  # it may have waited for its moment
             if wipe:
@@ -126,7 +126,7 @@ class Faults:
     async def lose_reply(self, proxy: LossyProxy, verb: str, target: str, slots: int) -> None:
         """The next call of this verb is executed, and its caller never hears of it."""
         cost = slots if verb == "claim" else 0  # what a lost claim took is claimed once more
-        async with self._logged(f"lost reply: {verb}", target, cost, []):
+        async with self.logged(f"lost reply: {verb}", target, cost, []):
             proxy.drop_reply(when=lambda command: self._subject.verb(command) == verb)
             await proxy.reply_dropped(LOSS_WITHIN_S)
 
@@ -187,9 +187,10 @@ class Faults:
         return self._rng.choice(named)
 
     @asynccontextmanager
-    async def _logged(
+    async def logged(
         self, kind: str, target: str, slots: int, hit: list[Member]
     ) -> AsyncIterator[Injected]:
+        """Whatever is done within the block is one fault."""
         fault = Injected(
             kind=kind,
             target=target,

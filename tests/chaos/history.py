@@ -113,7 +113,7 @@ def recovery_ms(
     found: dict[str, list[int]] = defaultdict(list)
     for fault in faults:
         match fault.kind:
-            case "kill worker" | "stop worker" | "death":
+            case "kill worker" | "stop worker" | "cut network" | "death":
                 found[fault.kind] += [
                     lease.next_claim_ms - fault.begin_ms - _away(away, fault, lease)
                     for lease in _hit(leases, fault)
@@ -160,7 +160,7 @@ def outcomes_lost(
         (lease.job_id, lease.fence) in ended_ms
         and ended_ms[lease.job_id, lease.fence] <= fault.end_ms
         for fault in faults
-        if fault.kind in ("kill worker", "death")
+        if fault.kind in ("kill worker", "cut network", "death")
         for lease in _hit(leases, fault)
     )
 

@@ -26,6 +26,7 @@ from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
 from tests.contract.omniq.adapter import OmniqAdapter
 from tests.contract.plane_stage import (
     PostgresPlaneAdapter,
+    PostgresRedisPlaneAdapter,
     RedisPlaneAdapter,
     SqlitePlaneAdapter,
 )
@@ -245,5 +246,6 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         SqlitePlaneAdapter(),
         PostgresPlaneAdapter(servers.postgres),
         RedisPlaneAdapter(servers.redis),
+        PostgresRedisPlaneAdapter(servers.postgres, servers.redis),
     ]
     return {adapter.name: adapter for adapter in every}

@@ -21,6 +21,9 @@ from tests.contract.stages import Close, StoredStage, Words, query_of
 WORDS = Words("QUEUED", "RUNNING", "SUCCEEDED", "DLQ", "DLQ")
 # The suite asks for upkeep when it wants it, and counts what each round did.
 QUIET: dict[str, object] = {"synchronous": "normal", "upkeep_ms": 0}
+ONE_ORDER: Mapping[str, str] = {
+    "priority": "a Redis stream has one order; what is urgent goes to a stream of its own"
+}
 _unique = itertools.count(1)
 
 
@@ -72,18 +75,34 @@ class PostgresPlaneAdapter:
             self._migrated.add(server)
         lease_ms = options.setdefault("lease_ms", 700)
         stream = f"stage-{next(_unique)}"
-        own = {**QUIET, "schema": schema, "streams": stream}
+        own = {**QUIET, "schema": schema, "streams": stream, **self._transport()}
         url = f"plane+{server}{'&' if '?' in server else '?'}{query_of({**options, **own})}"
         return await stage_of(url, lease_ms, self.cannot, AsyncExitStack(), stream)
+
+    def _transport(self) -> dict[str, object]:
+        """The rows are the messages."""
+        return {}
+
+
+class PostgresRedisPlaneAdapter(PostgresPlaneAdapter):
+    """The same, and a Redis whose streams carry the messages."""
+
+    name = "plane_postgres_redis"
+    cannot = ONE_ORDER
+
+    def __init__(self, server_url: Callable[[], str], redis_url: Callable[[], str]) -> None:
+        super().__init__(server_url)
+        self._redis_url = redis_url
+
+    def _transport(self) -> dict[str, object]:
+        return {"redis": self._redis_url(), "namespace": f"suite-pg-{os.getpid()}:"}
 
 
 class RedisPlaneAdapter:
     """A file of its own for the truth, and a Redis whose streams carry the messages."""
 
     name = "plane_redis"
-    cannot: Mapping[str, str] = {
-        "priority": "a Redis stream has one order; what is urgent goes to a stream of its own"
-    }
+    cannot = ONE_ORDER
 
     def __init__(self, server_url: Callable[[], str]) -> None:
         self._server_url = server_url

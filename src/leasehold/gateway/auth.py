@@ -8,16 +8,20 @@ for. What the ring said is believed for a second, so a revoked key is out within
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.types import Scope
 
 from leasehold.core.endpoint import SCOPES, Caller
-from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key
+from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key, worker_key
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings, is_loopback
+
+T = TypeVar("T")
 
 BELIEVE_S = 1.0
 TOUCH_MS = 60_000
@@ -35,9 +39,11 @@ class Door:
         self._ring = ring
         self._open = settings.anonymous and settings.on_loopback
         self._unix = bool(settings.unix_socket)
+        self._own = worker_key(settings.worker_key) if settings.worker_key else None
         self._found: dict[str, tuple[float, Key | None]] = {}
         self._counted: tuple[float, int] = (float("-inf"), 0)
         self._touched_ms: dict[str, int] = {}
+        self._asking: dict[str, asyncio.Future[Any]] = {}
 
     async def admit(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """The caller of a request, or `Problem` 401 or 403."""
@@ -70,7 +76,7 @@ class Door:
         now_ms = _now_ms()
         if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(now_ms):
             raise Problem("bad_key", headers=_CHALLENGE)
-        if now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
+        if key is not self._own and now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
             self._touched_ms[key.id] = now_ms
             await self._ring.touch(key.id, now_ms)
         return Caller(key.id, frozenset(key.scopes))
@@ -82,11 +88,13 @@ class Door:
         return caller
 
     async def _find(self, key_id: str) -> Key | None:
+        if self._own is not None and key_id == self._own.id:
+            return self._own
         now = time.monotonic()
         asked, key = self._found.get(key_id, (float("-inf"), None))
         if now - asked < BELIEVE_S:
             return key
-        key = await self._ring.find(key_id)
+        key = await self._asked(key_id, lambda: self._ring.find(key_id))
         if len(self._found) >= _CACHED_MAX:  # a flood of made-up ids must not grow it for ever
             self._found.clear()
         self._found[key_id] = (now, key)
@@ -97,9 +105,18 @@ class Door:
         now = time.monotonic()
         if now - asked < BELIEVE_S:
             return count
-        count = await self._ring.count()
+        count = await self._asked("", self._ring.count)
         self._counted = (now, count)
         return count
+
+    async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The ring's answer; those who ask for the same while it is under way share it."""
+        answer = self._asking.get(what)
+        if answer is None:
+            answer = self._asking[what] = asyncio.ensure_future(ask())
+            answer.add_done_callback(lambda _: self._asking.pop(what, None))
+        told: T = await asyncio.shield(answer)
+        return told
 
     def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
         client = scope.get("client")

@@ -113,6 +113,16 @@ def split_key(text: str) -> tuple[str, str] | None:
     return (key_id, secret) if key_id.isalnum() and key_id.isascii() else None
 
 
+def worker_key(text: str) -> Key:
+    """The key that a gateway was started with: it is in no ring and may work, nothing else."""
+    parts = split_key(text)
+    if parts is None:
+        raise UsageError("the key for workers is no key; one looks like lh_..._...")
+    key_id, secret = parts
+    scopes = ("jobs:work",)
+    return Key(id=key_id, name="workers", scopes=scopes, secret_h=secret_hash(secret), created_ms=0)
+
+
 def is_secret_of(key: Key, secret: str) -> bool:
     """Compare in constant time."""
     return compare_digest(key.secret_h.encode(), secret_hash(secret).encode())

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -36,7 +36,15 @@ _KEEP_ALIVE_S = 20
 
 
 class _Protocol(HttpToolsProtocol):
-    """Lets the application cut off a client that does not read: closing would wait for it."""
+    """Lets the application cut off a client that does not read: closing would wait for it.
+
+    Head and body of an answer leave in one write: a write is the dearest part of a small answer.
+    """
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            self.cycle.transport = cast("asyncio.Transport", Joined(self.transport))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -52,6 +60,33 @@ class _Protocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class Joined:
+    """A connection on which the head of an answer whose body has a length waits for that body."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 ") and b"\r\ncontent-length: " in data:
+            self._head = data
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class _Server(uvicorn.Server):

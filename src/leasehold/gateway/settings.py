@@ -16,7 +16,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """`queues` are the URLs served; the first one's store also holds the keys.
 
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
-    `anonymous` False asks for a key even on loopback. `redact` names payload keys whose values the
+    `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
+    that is good besides those of the store: whoever starts gateway and workers together shares it.
+    `redact` names payload keys whose values the
     pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`;
     `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
     contracts need and only the command line can make, by name: `seal` encrypts credentials,
@@ -28,6 +30,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8470
     unix_socket: str = ""
     anonymous: bool = True
+    worker_key: str = ""
     ttl_s: int = 86_400
     body_bytes_max: int = 200 * KIB
     body_timeout_ms: int = 30_000

@@ -38,7 +38,8 @@ class BoxLedger:
 
     async def pruned(self, job_id: str) -> str | None:
         """Whose job it was, if it was kept long enough and then removed."""
-        rows = await self._engine.run(self._settings.table, "pruned", job_id=job_id)
+        settings = self._settings
+        rows = await self._engine.run(settings.table, "pruned", job_id=job_id, queue=settings.queue)
         return rows[0]["requester_id"] if rows else None
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:

@@ -93,7 +93,8 @@ class Settling:
 
     async def _again(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
         asked = [(row[0], row[1], row[-1]) for row in batch]
-        rows = await self._engine.run(self._settings.table, "settled", asked)
+        settings = self._settings
+        rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:

@@ -358,3 +358,16 @@ def test_nothing_outlives_an_up_that_is_killed(up: Up) -> None:
     up.program.process.kill()
     up.program.ended()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in parts))
+
+
+def test_the_worker_goes_on_when_somebody_makes_an_api_key(up: Up) -> None:
+    def done() -> int:
+        (plane,) = [each for each in up.call("queues") if each["queue"].startswith("plane+")]
+        return int(plane["totals"].get("SUCCEEDED", 0))
+
+    key = up.folder / ".leasehold" / "worker.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    up.call("keys", "create", "somebody")
+    wait_until(lambda: up.ask("POST", "/v1/jobs", {"task": "chat", "payload": {}})[0] == 401)
+    before = done()
+    wait_until(lambda: done() >= before + 2, within_s=60)

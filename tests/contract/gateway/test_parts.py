@@ -15,6 +15,7 @@ from leasehold.gateway.frames import comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.limits import RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
+from leasehold.gateway.serve import Joined
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -203,3 +204,44 @@ def test_every_problem_code_has_a_status_and_a_sentence() -> None:
     for code, (status, text) in CODES.items():
         assert 400 <= status <= 599, code
         assert text.endswith((".", "...")), code
+
+
+class Wire:
+    """A connection that keeps what was written to it."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+LENGTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
+    wire = Wire()
+    joined = Joined(wire)  # type: ignore[arg-type]
+    joined.write(LENGTHY)
+    assert wire.writes == []
+    joined.write(b"ok")
+    assert wire.writes == [LENGTHY + b"ok"]
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
+    wire = Wire()
+    Joined(wire).write(ENDLESS)  # type: ignore[arg-type]
+    assert wire.writes == [ENDLESS]
+
+
+def test_a_connection_that_is_closed_has_sent_its_head() -> None:
+    wire = Wire()
+    joined = Joined(wire)  # type: ignore[arg-type]
+    joined.write(LENGTHY)
+    joined.close()
+    assert (wire.writes, wire.closed) == ([LENGTHY], True)

@@ -59,6 +59,23 @@ async def test_a_migration_that_was_changed_afterwards_is_refused(tmp_path: Path
     await queue.close()
 
 
+async def test_attempts_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "earlier.db"
+    migrations = SqliteMigrations(path)
+    for step in known("sqlite")[:2]:
+        await migrations.apply(*step)
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "INSERT INTO job_attempts VALUES ('j', 1, 'q', 1, 'w', 2, 3, 'lost', '', '', '', 0)"
+        )
+        file.execute("INSERT INTO pruned_jobs VALUES ('old', 'q', 'r', 4)")
+    await migrate(migrations, "sqlite")
+    with sqlite3.connect(path) as file:
+        attempts = file.execute("SELECT job_id, queue, verdict FROM job_attempts").fetchall()
+        pruned = file.execute("SELECT job_id, queue, pruned_ms FROM pruned_jobs").fetchall()
+    assert (attempts, pruned) == ([("j", "q", "lost")], [("old", "q", 4)])
+
+
 async def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "later.db"
     await migrate(SqliteMigrations(path), "sqlite")

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from leasehold.core.errors import StoreError
+from leasehold.core.job import NewJob
+from leasehold.gateway.keys import new_key
 from tests.contract.gateway.web import Web
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.waiting import until
@@ -92,6 +95,21 @@ async def test_a_plane_that_shuts_down_answers_those_who_wait(site: Site) -> Non
     await until(lambda: len(running.gateway.served[0].queue.plane._line) == 1)  # type: ignore[attr-defined]
     running.gateway.drain()
     assert await asyncio.wait_for(waiting, 5) == {"claimed": False}
+
+
+@pytest.mark.clause("P-20")
+async def test_the_key_that_a_gateway_was_started_with_is_good_for_workers_alone(
+    site: Site,
+) -> None:
+    _, text = new_key(("jobs:work",), "workers", None, 0)
+    await site.ring.create(("jobs:write",), "somebody")
+    running = await site.gateway(worker_key=text)
+    queue = site.worker(running.url.replace("http://", f"http://worker:{text}@"))
+    assert await queue.claim(1, wait_ms=0) == []
+    with pytest.raises(StoreError, match="403"):
+        await queue.submit([NewJob(task="t", payload=b"{}")])
+    with pytest.raises(StoreError, match="401"):
+        await site.worker(running.url).claim(1, wait_ms=0)
 
 
 @pytest.mark.clause("P-20")

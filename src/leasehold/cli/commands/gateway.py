@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from leasehold.core.errors import UsageError
 @click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
 @click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
 @click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
+@click.option("--worker-key-file", help="A file with a key that is good for workers besides.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--parent", type=int, default=0, hidden=True)
 def command(
@@ -25,6 +27,7 @@ def command(
     queue_urls: tuple[str, ...],
     redis_url: str | None,
     require_key: bool,
+    worker_key_file: str | None,
     log_level: str | None,
     parent: int,
 ) -> None:
@@ -52,6 +55,7 @@ def command(
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         anonymous=not require_key,
+        worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=config.integer("gateway.ttl_s"),
         lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
         redact=tuple(config.texts("gateway.redact")),
@@ -60,6 +64,13 @@ def command(
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    except OSError as error:
+        raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 
 
 def _lent(config: Config) -> dict[str, Any]:

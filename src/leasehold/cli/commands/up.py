@@ -136,13 +136,18 @@ async def _up(wish: Wish, config: Config) -> int:
         async with contextlib.AsyncExitStack() as stack:
             redis_url = wish.redis_url or await _start_redis(wish, stack)
             stores = Stores(
-                redis_url, wish.data, wish.gateway_url, around.receiver_url, around.files
+                redis_url,
+                wish.data,
+                wish.gateway_url,
+                _fresh_worker_key(wish.data),
+                around.receiver_url,
+                around.files,
             )
             queues = [flow.queue_url(stores) for flow in flows]
             await _check_store(queues[0])
             worked = [flow.served_at(stores) for flow in flows]
             await _start_receiver(around, supervisor, stack)
-            await _start_parts(wish, queues, worked, supervisor, stack)
+            await _start_parts(wish, queues, worked, stores.worker_key, supervisor, stack)
             await until_ready(wish.gateway_url, supervisor, stop)
             if stop.is_set():
                 return Exit.OK
@@ -187,6 +192,18 @@ async def _keep_store(server: EmbeddedRedis) -> None:
             _say(f"the store runs again (pid {server.pid})")
 
 
+def _fresh_worker_key(folder: Path) -> Path:
+    """A key that only this gateway and this worker know: good whether others exist or not."""
+    from leasehold.gateway.keys import new_key
+
+    path = folder / "worker.key"
+    path.unlink(missing_ok=True)
+    _, text = new_key(("jobs:work",), "up", None, 0)
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(text + "\n")
+    return path
+
+
 async def _check_store(queue_url: str) -> None:
     side = StoreSide(queue_url)
     try:
@@ -199,6 +216,7 @@ async def _start_parts(
     wish: Wish,
     queues: list[str],
     worked: list[str],
+    worker_key: Path,
     supervisor: Supervisor,
     stack: contextlib.AsyncExitStack,
 ) -> None:
@@ -207,6 +225,7 @@ async def _start_parts(
     served = [word for url in queues for word in ("--from", url)]
     taken = [word for url in worked for word in ("--from", url)]
     gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
+    gateway += ["--worker-key-file", str(worker_key)]
     worker = [*_PROGRAM, "worker", "leasehold.tasks", "--samples", *mine, *taken]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)

@@ -16,13 +16,14 @@ from leasehold.worker.task import Task
 class Stores:
     """What `leasehold up` has: a Redis, a folder for files, and the gateway before them.
 
-    With samples there are `files`, the folder that `file://` may name, and `receiver_url`, to which
-    webhooks may be sent.
+    `worker_key` is a file with the key that workers show to the gateway. With samples there are
+    `files`, the folder that `file://` may name, and `receiver_url`, to which webhooks may be sent.
     """
 
     redis_url: str
     folder: Path = Path()
     gateway_url: str = ""
+    worker_key: Path = Path()
     receiver_url: str = ""
     files: Path = Path()
 

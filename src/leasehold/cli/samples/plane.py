@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -33,7 +34,8 @@ def queue_url(stores: Stores) -> str:
 
 def worker_url(stores: Stores) -> str:
     """The same plane through the gateway: all that a worker needs to reach."""
-    return f"plane+{stores.gateway_url}?streams={','.join(STREAMS)}"
+    query = f"streams={','.join(STREAMS)}&key_file={quote(str(stores.worker_key))}"
+    return f"plane+{stores.gateway_url}?{query}"
 
 
 def invitation(stores: Stores) -> str:

@@ -19,7 +19,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     `claim_id` names the claim, so that it can be sent again: whatever was taken under it, or under
     one of `lost`, is answered first. `fresh` says that this claim was not sent before, which saves
-    the plane a look.
+    the plane a look. `looked` says that nothing was there a moment ago.
     """
 
     worker_id: str
@@ -29,6 +29,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     claim_id: str = ""
     lost: tuple[str, ...] = ()
     fresh: bool = False
+    looked: bool = False
     requester: str = ""
 
 

@@ -1,7 +1,8 @@
 """Group commit: what arrives while a call is on its way travels together with the next one.
 
 Alone, a request leaves at once. Under load many requests share one transaction, which costs the
-database hardly more than one of them; each still gets its own answer.
+database hardly more than one of them; each still gets its own answer. A second call goes beside the
+first only with a load of its own: several small ones would cost more than they save.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+LOAD = 100
+
 
 class _Waiting(NamedTuple, Generic[T, R]):
     items: Sequence[T]
+    weight: int
     answer: asyncio.Future[list[R]]
 
 
 class Gathering(Generic[T, R]):
-    """`send` answers items in their order; at most `calls_max` calls are under way at a time."""
+    """`send` answers items in their order; at most `calls_max` calls are under way at a time.
+
+    `weigh` says how much an item asks for; what weighs `LOAD` is worth a call beside others.
+    """
 
     def __init__(
         self,
@@ -29,10 +36,13 @@ class Gathering(Generic[T, R]):
         *,
         items_max: int,
         calls_max: int,
+        weigh: Callable[[T], int] | None = None,
     ) -> None:
         self._send = send
         self._items_max = items_max
         self._calls_max = calls_max
+        self._weigh = weigh
+        self._weight = 0
         self._waiting: deque[_Waiting[T, R]] = deque()
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -41,16 +51,21 @@ class Gathering(Generic[T, R]):
         if not items:
             return []
         answer: asyncio.Future[list[R]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(items, answer))
-        if len(self._calls) < self._calls_max:
-            call = asyncio.create_task(self._work())
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+        weight = sum(map(self._weigh, items)) if self._weigh else len(items)
+        self._waiting.append(_Waiting(items, weight, answer))
+        self._weight += weight
+        beside = len(self._calls) < self._calls_max and self._weight >= LOAD
+        if beside or not self._calls:
+            self._calls.add(asyncio.create_task(self._work()))
         return await answer
 
     async def _work(self) -> None:
-        while self._waiting:
-            await self._send_some(self._next())
+        try:
+            while self._waiting:
+                await self._send_some(self._next())
+        finally:
+            # At once: what comes after the last look must not count on this call.
+            self._calls.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next(self) -> list[_Waiting[T, R]]:
         """What goes together: at least one request."""
@@ -59,6 +74,7 @@ class Gathering(Generic[T, R]):
         while self._waiting and count + len(self._waiting[0].items) <= self._items_max:
             taken.append(self._waiting.popleft())
             count += len(taken[-1].items)
+        self._weight -= sum(each.weight for each in taken)
         return taken
 
     async def _send_some(self, taken: list[_Waiting[T, R]]) -> None:

@@ -53,6 +53,7 @@ _BEAT_S = 5.0
 _BEATEN_MAX = 20_000
 _RECOVER_MAX = 1_000
 _GATHERED_MAX = 500
+_SENT_BACK = (Released, Retried)
 _NO_PRIORITY = (
     "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
 )
@@ -125,6 +126,10 @@ class Plane:
             if held:
                 return held
         nonce = tokens.nonce(ask.requester, worker_id, ask.claim_id)
+        if not ask.claim_id:  # nobody can send it again, nor wants it to end early if it is brief
+            if ask.wait_ms <= 0:
+                return await self._look(streams, ask.limit, nonce, worker_id)
+            return await self._wait(ask, streams, nonce, worker_id)
         asking = asyncio.ensure_future(self._wait(ask, streams, nonce, worker_id))
         self._asking[nonce] = asking
         try:
@@ -143,7 +148,9 @@ class Plane:
     ) -> list[Lease]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(ask.wait_ms, WAIT_MS_MAX) / 1000
-        leases = await self._once(streams, ask.limit, nonce, worker_id)
+        leases: list[Lease] = []
+        if not ask.looked:
+            leases = await self._once(streams, ask.limit, nonce, worker_id)
         if leases or ask.wait_ms <= 0:
             return leases
         waiter = self._line.join(streams)
@@ -228,16 +235,15 @@ class Plane:
         return await self._extends(leases)
 
     async def _extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        return await self._by_stream(
-            [(await self._proven(lease), lease) for lease in leases], BoxQueue.extend
-        )
+        proven = self._proofs(await self._known_tokens())
+        checked = [proven(lease) for lease in leases]
+        return await self._by_stream([(each, each) for each in checked], BoxQueue.extend)
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Publish news of running attempts."""
-        checked = [
-            msgspec.structs.replace(report, lease=await self._proven(report.lease))
-            for report in reports
-        ]
+        self.served([report.lease.queue for report in reports])
+        proven = self._proofs(await self._known_tokens())
+        checked = [msgspec.structs.replace(each, lease=proven(each.lease)) for each in reports]
         return await self._by_stream([(each.lease, each) for each in checked], BoxQueue.report)
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
@@ -246,8 +252,11 @@ class Plane:
         return await self._settles(outcomes)
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        proven = self._proofs(await self._known_tokens())
         checked = [
-            msgspec.structs.replace(outcome, lease=await self._proven(outcome.lease))
+            outcome
+            if (lease := proven(outcome.lease)) is outcome.lease
+            else msgspec.structs.replace(outcome, lease=lease)
             for outcome in outcomes
         ]
         verdicts = await self._by_stream([(each.lease, each) for each in checked], BoxQueue.settle)
@@ -258,7 +267,7 @@ class Plane:
                 continue
             if outcome.lease.handle:
                 decided.setdefault(outcome.lease.queue, []).append(outcome.lease.handle)
-            if isinstance(verdict, Released | Retried):
+            if type(verdict) in _SENT_BACK:
                 back.add(outcome.lease.queue)
         for stream, message_ids in decided.items():
             await self._transport.done(stream, message_ids)
@@ -382,13 +391,16 @@ class Plane:
                     self._tokens = await read_tokens(self._engine)
         return self._tokens
 
-    async def _proven(self, lease: Lease) -> Lease:
-        """The lease, with a token that fits nothing if it was given for another stream."""
-        self.served((lease.queue,))
-        tokens = await self._known_tokens()
-        if tokens.is_of(lease.queue, lease.token):
-            return lease
-        return msgspec.structs.replace(lease, token=f"not-of-this-stream:{lease.token}")
+    @staticmethod
+    def _proofs(tokens: Tokens) -> Callable[[Lease], Lease]:
+        """Gives a lease back, with a token that fits nothing if it was for another stream."""
+
+        def proven(lease: Lease) -> Lease:
+            if tokens.is_of(lease.queue, lease.token):
+                return lease
+            return msgspec.structs.replace(lease, token=f"not-of-this-stream:{lease.token}")
+
+        return proven
 
     async def _seen(self, worker_id: str, streams: tuple[str, ...]) -> None:
         """Note now and then that a worker lives."""

@@ -8,7 +8,7 @@ as `stream:mail` is good for these streams alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -87,13 +87,12 @@ class WorkerRoutes:
             worker_id=asked.worker_id,
             streams=allowed(call.caller, self._plane.served(asked.streams), bool(asked.streams)),
             limit=asked.max_jobs or 1,
-            wait_ms=asked.max_wait_ms,
             claim_id=asked.claim_id,
             lost=tuple(asked.lost),
             fresh=asked.fresh,
             requester=call.caller.requester,
         )
-        leases = await self._waited(call, ask)
+        leases = await self._waited(call, ask, asked.max_wait_ms)
         ttl_s = self._plane.options.lease_ms / 1000
         if asked.max_jobs:
             return Answer(200, ClaimedJobs(bool(leases), [claimed(each, ttl_s) for each in leases]))
@@ -101,10 +100,20 @@ class WorkerRoutes:
             return Answer(200, Unclaimed())
         return Answer(200, claimed(leases[0], ttl_s, Claimed))
 
-    async def _waited(self, call: Call, ask: Ask) -> list[Lease]:
-        """The claim, given up when the client hangs up: nobody would keep what it took."""
-        if call.gone is None or not ask.wait_ms:
+    async def _waited(self, call: Call, ask: Ask, wait_ms: int) -> list[Lease]:
+        """The claim, given up when the client hangs up: nobody would keep what it took.
+
+        Most claims under load find something at once: who waits is watched, who need not is looked
+        after when it is done. One that can be sent again is always watched: only the plane knows
+        whether what it gives back has been asked for again.
+        """
+        if call.gone is None or not wait_ms:
             return await self._plane.claim(ask)
+        if not ask.claim_id:
+            leases = await self._plane.claim(ask)
+            if leases:
+                return await self._kept_by(call.gone(), leases)
+        ask = msgspec.structs.replace(ask, wait_ms=wait_ms, looked=not ask.claim_id)
         claiming = asyncio.ensure_future(self._plane.claim(ask))
         gone = asyncio.ensure_future(call.gone())
         try:
@@ -117,6 +126,17 @@ class WorkerRoutes:
             if not claiming.done():
                 claiming.cancel()
                 await asyncio.gather(claiming, return_exceptions=True)
+
+    async def _kept_by(self, gone: Awaitable[None], leases: list[Lease]) -> list[Lease]:
+        """The leases, unless the client has hung up meanwhile: then they go back."""
+        asking = gone.__await__()
+        try:
+            next(asking)  # it stops where it would wait, if the client is there
+        except StopIteration:
+            await self._plane.settle([Outcome(lease, "release") for lease in leases])
+            return []
+        asking.close()
+        return leases
 
     async def heartbeat(self, call: Call) -> Answer:
         """Keep one lease, or those of a list."""
@@ -296,7 +316,7 @@ def _require(asked: Any, *names: str) -> None:
 
 
 def _stream(given: str | StreamRef) -> tuple[str, str]:
-    return (given.name, given.message_id) if isinstance(given, StreamRef) else (given, "")
+    return (given, "") if isinstance(given, str) else (given.name, given.message_id)
 
 
 def _completed(job: CompletedJob) -> Outcome:

@@ -54,7 +54,10 @@ class RowTransport:
         self._places = {stream: _Place() for stream in boxes}
         self._gathered: dict[str, Gathering[Asker, Taken]] = {
             stream: Gathering(
-                partial(self._take, stream), items_max=_ASKERS_MAX, calls_max=calls_max(engine)
+                partial(self._take, stream),
+                items_max=_ASKERS_MAX,
+                calls_max=calls_max(engine),
+                weigh=lambda asker: asker.limit,
             )
             for stream in boxes
         }

@@ -7,7 +7,7 @@ a worker may leave out or ignore.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -346,6 +346,7 @@ def view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
     )
 
 
+@lru_cache(maxsize=1024)
 def moment(ms: int) -> str:
     """A time of the database's clock as RFC 3339.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from functools import lru_cache
 
 from leasehold.core.errors import StoreError
 from leasehold.ledger.engine import PLANE, Engine
@@ -16,6 +17,7 @@ from leasehold.ledger.engine import PLANE, Engine
 _NONCE_CHARS = 32
 _MARK_CHARS = 16
 _TRIES = 5
+_TOKENS_KEPT = 4096
 
 
 class Tokens:
@@ -23,6 +25,8 @@ class Tokens:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+        # The leases of one claim share their token, and come back one by one.
+        self.token = lru_cache(maxsize=_TOKENS_KEPT)(self._token)
 
     def nonce(self, requester: str, worker_id: str, claim_id: str) -> str:
         """The nonce of a claim; of one without an id a new one each time."""
@@ -30,7 +34,7 @@ class Tokens:
             return secrets.token_hex(_NONCE_CHARS // 2)
         return self._mark("claim", requester, worker_id, claim_id)[:_NONCE_CHARS]
 
-    def token(self, stream: str, nonce: str) -> str:
+    def _token(self, stream: str, nonce: str) -> str:
         """The token of a claim's leases in one stream."""
         return nonce + self._mark("stream", stream, nonce)[:_MARK_CHARS]
 

@@ -19,12 +19,16 @@ gone AS (
   DELETE FROM {jobs} j USING old o WHERE j.job_id = o.job_id
   RETURNING j.job_id, j.ver, j.task, j.status, j.attempt_count, j.claim_version, j.requester_id
 ),
-attempts AS (DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id),
-keys AS (DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id),
+attempts AS (
+  DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id AND t.queue = :queue
+),
+keys AS (
+  DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id AND k.queue = :queue
+),
 tombs AS (
   INSERT INTO pruned_jobs (job_id, queue, requester_id, pruned_ms)
   SELECT g.job_id, :queue, g.requester_id, c.now_ms FROM gone g, clock c
-  ON CONFLICT (job_id) DO NOTHING
+  ON CONFLICT (job_id, queue) DO NOTHING
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, attempt, fence,

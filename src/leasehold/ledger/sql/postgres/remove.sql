@@ -16,8 +16,12 @@ gone AS (
   WHERE j.job_id = f.job_id AND (f.was NOT IN {running}) IS TRUE
   RETURNING j.job_id, j.ver, j.task, j.status, j.attempt_count, j.claim_version
 ),
-attempts AS (DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id),
-keys AS (DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id),
+attempts AS (
+  DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id AND t.queue = :queue
+),
+keys AS (
+  DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id AND k.queue = :queue
+),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, attempt, fence,
     prev_fence)

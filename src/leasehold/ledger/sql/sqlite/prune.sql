@@ -20,8 +20,10 @@ INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, atte
 SELECT :queue, j.job_id, j.ver + 1, 'remove', :now_ms, j.task, j.status, j.attempt_count,
   j.claim_version, j.claim_version, 'kept long enough'
 FROM temp.old o JOIN {jobs} j ON j.job_id = o.job_id WHERE o.goes;
-DELETE FROM job_attempts WHERE job_id IN (SELECT job_id FROM temp.old WHERE goes);
-DELETE FROM idempotency_keys WHERE job_id IN (SELECT job_id FROM temp.old WHERE goes);
+DELETE FROM job_attempts
+WHERE queue = :queue AND job_id IN (SELECT job_id FROM temp.old WHERE goes);
+DELETE FROM idempotency_keys
+WHERE queue = :queue AND job_id IN (SELECT job_id FROM temp.old WHERE goes);
 DELETE FROM {jobs} WHERE job_id IN (SELECT job_id FROM temp.old WHERE goes);
 SELECT coalesce(sum(goes), 0) AS pruned,
   CASE WHEN count(*) < :count OR max(created_ms) > :now_ms - :keep_ms THEN 0

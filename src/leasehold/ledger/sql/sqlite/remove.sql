@@ -12,8 +12,9 @@ INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, atte
 SELECT :queue, j.job_id, j.ver + 1, 'remove', :now_ms, j.task, j.status, j.attempt_count,
   j.claim_version, j.claim_version
 FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id WHERE c.was NOT IN {running};
-DELETE FROM job_attempts WHERE job_id IN (SELECT job_id FROM temp.chosen WHERE was NOT IN {running});
+DELETE FROM job_attempts
+WHERE queue = :queue AND job_id IN (SELECT job_id FROM temp.chosen WHERE was NOT IN {running});
 DELETE FROM idempotency_keys
-WHERE job_id IN (SELECT job_id FROM temp.chosen WHERE was NOT IN {running});
+WHERE queue = :queue AND job_id IN (SELECT job_id FROM temp.chosen WHERE was NOT IN {running});
 DELETE FROM {jobs} WHERE job_id IN (SELECT job_id FROM temp.chosen WHERE was NOT IN {running});
 SELECT n, was FROM temp.chosen;

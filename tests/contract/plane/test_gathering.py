@@ -1,0 +1,82 @@
+"""Group commit by itself: who travels together, when a second call goes, that nobody is left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from leasehold.contracts.plane.gathering import LOAD, Gathering
+
+
+class Slow:
+    """A database that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.go = asyncio.Semaphore(0)
+
+    async def send(self, items: list[int]) -> list[int]:
+        self.calls.append(items)
+        await self.go.acquire()
+        return [-item for item in items]
+
+
+async def _turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.clause("P-19")
+async def test_what_comes_while_a_call_is_under_way_travels_together() -> None:
+    slow = Slow()
+    gathering = Gathering(slow.send, items_max=10, calls_max=2)
+    first = asyncio.create_task(gathering([1]))
+    await _turn()
+    rest = [asyncio.create_task(gathering([n])) for n in (2, 3, 4)]
+    await _turn()
+    assert slow.calls == [[1]]
+    slow.go.release()
+    slow.go.release()
+    assert await asyncio.gather(first, *rest) == [[-1], [-2], [-3], [-4]]
+    assert slow.calls == [[1], [2, 3, 4]]
+
+
+@pytest.mark.clause("P-19")
+async def test_a_heavy_load_gets_a_call_beside_the_first() -> None:
+    slow = Slow()
+    gathering = Gathering(slow.send, items_max=500, calls_max=2, weigh=lambda item: item)
+    asking = [asyncio.create_task(gathering([n])) for n in (1, LOAD, LOAD)]
+    await _turn()
+    assert slow.calls == [[1, LOAD, LOAD]]
+    asking += [asyncio.create_task(gathering([n])) for n in (2, LOAD)]
+    await _turn()
+    assert slow.calls[1:] == [[2, LOAD]], "beside the first, and no third one"
+    for _ in range(3):
+        slow.go.release()
+    await asyncio.gather(*asking)
+
+
+@pytest.mark.clause("P-19")
+async def test_who_comes_just_when_the_last_call_ends_is_not_left_behind() -> None:
+    """Asked from within the answer: the call is over, and its task has not been taken away yet."""
+    slow = Slow()
+    gathering = Gathering(slow.send, items_max=10, calls_max=1)
+
+    async def twice(number: int) -> list[int]:
+        return await gathering([number]) + await gathering([10 * number])
+
+    for _ in range(8):
+        slow.go.release()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(twice(1), twice(2)) == [[-1, -10], [-2, -20]]
+
+
+@pytest.mark.clause("P-22")
+async def test_an_error_is_told_to_everybody_in_the_call() -> None:
+    async def send(items: list[int]) -> list[int]:
+        raise ConnectionError("gone")
+
+    gathering = Gathering(send, items_max=10, calls_max=1)
+    told = await asyncio.gather(gathering([1]), gathering([2]), return_exceptions=True)
+    assert [str(each) for each in told] == ["gone", "gone"]
