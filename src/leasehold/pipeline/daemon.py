@@ -7,9 +7,14 @@ costs its children nothing; else each of them would spend a second on it.
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
+import pyspark.sql.conversion
+import pyspark.sql.pandas.serializers
+import pyspark.sql.pandas.types
+import pyspark.sql.worker.plan_data_source_read
 from pyspark.daemon import manager
 
 import leasehold.pipeline.lake.feed
@@ -17,7 +22,7 @@ import leasehold.pipeline.lake.sink
 import leasehold.pipeline.source.journal
 import leasehold.pipeline.source.stream_reel
 
-PRELOADED = (np, pyarrow, leasehold)
+PRELOADED = (np, pd, pyarrow, pyspark, leasehold)
 
 if __name__ == "__main__":
     manager()

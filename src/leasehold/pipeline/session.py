@@ -124,6 +124,8 @@ def _classic(
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
+        # Else each expression is built with ten calls into Java, to name its line in an error.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A repeated task would only find its work done: jobs and files have names of their own.
         "spark.speculation": "false",
     }
