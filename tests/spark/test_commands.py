@@ -21,7 +21,10 @@ RUNNER = """
 import json, sys
 from leasehold.cli.group import run
 for words in json.load(sys.stdin):
-    code = run(["pipeline", *words, "--master", "local[2]", "--driver-memory", "1g"])
+    small = (f"--conf=spark.sql.{each}" for each in (
+        "shuffle.partitions=2", "adaptive.enabled=false", "codegen.wholeStage=false",
+        "codegen.factoryMode=NO_CODEGEN"))
+    code = run(["pipeline", *words, "--master", "local[2]", "--driver-memory", "1g", *small])
     print(f"EXIT {code}", flush=True)
 """
 
