@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
 import json, sys
 from leasehold.cli.group import run
+from tests.spark.working import SMALL
 for words in json.load(sys.stdin):
-    small = (f"--conf=spark.sql.{each}" for each in (
-        "shuffle.partitions=2", "adaptive.enabled=false", "codegen.wholeStage=false",
-        "codegen.factoryMode=NO_CODEGEN"))
+    small = [f"--conf={name}={value}" for name, value in SMALL.items()]
     code = run(["pipeline", *words, "--master", "local[2]", "--driver-memory", "1g", *small])
     print(f"EXIT {code}", flush=True)
 """
