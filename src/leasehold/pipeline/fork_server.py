@@ -95,11 +95,15 @@ def launcher() -> str:
         shutil.rmtree(folder)
         return sys.executable
     _Running.launcher = _write(folder, address)
-    _Running.server = subprocess.Popen(  # noqa: S603 # this module
-        [sys.executable, "-m", __name__, address],
-        stdin=subprocess.PIPE,
-        env=os.environ | {"PYTHONHASHSEED": "0"},
-    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen(64)  # who asks before the imports are done waits for them
+        _Running.server = subprocess.Popen(  # noqa: S603 # this module
+            [sys.executable, "-m", __name__, str(listening.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listening.fileno()],
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+        )
     atexit.register(_stop, _Running.server, folder)
     return _Running.launcher
 
@@ -120,11 +124,8 @@ def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve(address: str) -> None:
+def serve(listening: socket.socket) -> None:
     """Import everything, then fork for whoever asks, until the driver is gone."""
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(address)
-    listening.listen(64)  # who asks before the imports are done waits for them
     for name in PRELOADED:
         import_module(name)
     gc.collect()
@@ -229,4 +230,4 @@ def _run(option: str, what: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(socket.socket(fileno=int(sys.argv[1])))
