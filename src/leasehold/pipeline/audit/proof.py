@@ -54,13 +54,18 @@ class Steps:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        rows = [
-            {"contract": step[0], "type": step[1], "from_state": step[2], "to_state": step[3]}
-            | _known(MACHINES[step[0]], step)
-            for step in dict.fromkeys(_allowed_steps())
-        ]
-        named = spark.createDataFrame(pa.Table.from_pylist(rows, _STEPS))
+        named = spark.createDataFrame(known_steps())
         self.table = named.select(step_hash().alias("step"), "bits", "kind", "was", "becomes")
+
+
+def known_steps() -> pa.Table:
+    """Every allowed step, with what the proof must know of it."""
+    rows = [
+        {"contract": step[0], "type": step[1], "from_state": step[2], "to_state": step[3]}
+        | _known(MACHINES[step[0]], step)
+        for step in dict.fromkeys(_allowed_steps())
+    ]
+    return pa.Table.from_pylist(rows, _STEPS)
 
 
 def step_hash() -> Column:
@@ -265,4 +270,4 @@ def _flags() -> Column:
     return bad + late + F.when(kind == "pause", F.lit(PAUSES)).otherwise(0)
 
 
-__all__ = ["KEYS", "Steps", "job_keys", "merged", "proof", "unproven"]
+__all__ = ["KEYS", "Steps", "job_keys", "known_steps", "merged", "proof", "unproven"]

@@ -204,8 +204,10 @@ def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
     """
     if not mark.upto:
         return False
-    # A table may be empty for a while: all of it trimmed, or its end not yet certain.
-    if head.last and place(head.last) < place(mark.upto) and not _is_open_end(mark.upto):
+    if not head.last:
+        # Where nobody counts, a table may be all trimmed, or its end not yet certain.
+        return head.added == 0
+    if place(head.last) < place(mark.upto) and not _is_open_end(mark.upto):
         return True
     read = so_far if so_far >= 0 else mark.added
     if head.added < 0 or read < 0:
