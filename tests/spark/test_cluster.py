@@ -90,7 +90,8 @@ def master(tmp_path: Path) -> Iterator[str]:
         for number in (1, 2):
             place = str(tmp_path / f"worker{number}")
             log = tmp_path / f"worker{number}.log"
-            processes.append(start("worker.Worker", log, "-c1", "-m600m", "-d", place, url))
+            words = ("-c", "1", "-m", "600m", "-d", place, url)
+            processes.append(start("worker.Worker", log, *words))
         yield url
     finally:
         for process in reversed(processes):
