@@ -69,13 +69,15 @@ def test_without_a_server_the_launcher_is_python(launcher: str, tmp_path: Path) 
 def test_the_server_ends_with_its_driver() -> None:
     code = (
         "import os; from leasehold.pipeline import fork_server as f; f.launcher();"
-        "print(f._Running.server.pid, flush=True); os.kill(os.getpid(), 9)"
+        "print(f._Running.server.pid, f._Running.launcher, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
-    server = int(done.stdout)
+    number, launcher = done.stdout.split()
+    server = int(number)
     if psutil.pid_exists(server):
         psutil.Process(server).wait(timeout=60)
     assert not psutil.pid_exists(server)
+    assert not Path(launcher).parent.exists(), "and leaves nothing behind"

@@ -230,4 +230,7 @@ def _run(option: str, what: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    entrance = socket.socket(fileno=int(sys.argv[1]))
+    serve(entrance)
+    # A driver that was killed cannot do it.
+    shutil.rmtree(Path(entrance.getsockname()).parent, ignore_errors=True)
