@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import tempfile
 import time
 from functools import cache
 
+import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
+from harness import environments
 from harness.histories import fill_lake
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from leasehold.pipeline import SparkSettings, open_session
 from leasehold.pipeline.audit.lakes import audit_lake
+from leasehold.pipeline.audit.proof import known_steps
 from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.tables.update import update_tables
@@ -30,8 +35,13 @@ def _lake(events: int) -> tuple[str, int]:
     return path, fill_lake(path, events)
 
 
+OTHERS = ("duckdb", "polars")
+
+
 def measure(stage: Stage, name: str) -> Figures:
     """One pass of one kind over the same lake."""
+    if name in OTHERS:
+        return _elsewhere(stage, name)
     spark = open_session(SparkSettings(conf={"spark.sql.shuffle.partitions": "16"}))
     spark.range(1_000).count()
     path, events = _lake(stage.jobs)
@@ -50,15 +60,35 @@ def measure(stage: Stage, name: str) -> Figures:
     return {"events_per_s": events / took}
 
 
+def _elsewhere(stage: Stage, name: str) -> Figures:
+    """The proof by another engine, in an environment and a process of its own."""
+    path, events = _lake(stage.jobs)
+    steps = f"{path}/steps.parquet"
+    pq.write_table(known_steps(), steps)
+    script = environments.PEERS / name / "audit.py"
+    python = environments.binaries(name) / "python"
+    done = subprocess.run(
+        [python, script, f"{path}/events/*/*.parquet", steps], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr.strip()}")
+    told = json.loads(done.stdout)
+    if (told["events"], told["unproven"]) != (events, 0):
+        raise RuntimeError(f"the made history is sound, but {name} says: {told}")
+    return {"events_per_s": events / told["took_s"]}
+
+
 SCENARIO = Scenario(
     name="pipeline_audit",
     title="Events audited per second",
     about=(
         "A made lake of sound jobs with four events each. `scan`: Spark reads the columns that the "
         "audit needs and folds them into one number. `leasehold`: the whole audit, from scratch. "
-        "`tables`: attempts, jobs, metrics, latencies and slo from scratch."
+        "`tables`: attempts, jobs, metrics, latencies and slo from scratch. `duckdb`, `polars`: "
+        "the same proof in SQL and in expressions over the same files, without the lines, "
+        "summary and carried rows, and without the start of their process."
     ),
-    contenders=("scan", "leasehold", "tables"),
+    contenders=("scan", "leasehold", "tables", *OTHERS),
     jobs=10_000_000,
     quick_jobs=200_000,
     headline="events_per_s",

@@ -15,6 +15,7 @@ import pytest
 
 from leasehold.pipeline import SparkSettings, open_session
 from leasehold.store.embedded import EmbeddedRedis
+from tests.spark.working import SMALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,14 +39,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             master="local[2]",
             driver_memory="1g",
             quick=True,
-            conf={
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.adaptive.enabled": "false",
-                # A few rows are done before Java code for them would be written and compiled.
-                "spark.sql.codegen.wholeStage": "false",
-                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-                "spark.local.dir": str(work),
-            },
+            conf=SMALL | {"spark.local.dir": str(work)},
         )
     )
     yield session

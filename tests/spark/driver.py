@@ -6,15 +6,13 @@ import sys
 
 from leasehold.pipeline import SparkSettings, open_session
 from leasehold.pipeline.capture import capture
+from tests.spark.working import SMALL
 
 
 def main(lake: str, *urls: str) -> None:
     spark = open_session(
-        SparkSettings(
-            master="local[2]", driver_memory="1g", quick=True,
-            conf={"spark.sql.shuffle.partitions": "2"},
-        )
-    )  # fmt: skip
+        SparkSettings(master="local[2]", driver_memory="1g", quick=True, conf=SMALL)
+    )
     capture(spark, lake, urls, every_s=0.1, max_rows=200, parts=2)
 
 

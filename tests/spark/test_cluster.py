@@ -21,6 +21,7 @@ from tests.spark.working import journal_of, lake_rows, work
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 STEPS = """
 import sys
 from leasehold.pipeline import SparkSettings, open_session
@@ -28,65 +29,74 @@ from leasehold.pipeline.audit.lakes import audit_lake
 from leasehold.pipeline.capture import capture
 from leasehold.pipeline.enqueue import enqueue, jobs_of
 from leasehold.pipeline.tables.update import update_tables
+from tests.spark.working import SMALL
 master, lake, url = sys.argv[1:]
 spark = open_session(SparkSettings(
     master=master, driver_memory="1g", quick=True, ship=True,
-    conf={"spark.sql.shuffle.partitions": "2", "spark.cores.max": "2", "spark.executor.cores": "1",
-          "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1",
-          "spark.driver.bindAddress": "127.0.0.1"}))
+    conf=SMALL | {
+        "spark.cores.max": "2", "spark.executor.cores": "1", "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0"}))
 captured = capture(spark, lake, [url], once=True, parts=2)
 days = update_tables(spark, lake).days
 audited = audit_lake(spark, lake)
 jobs = jobs_of(spark.range(20).selectExpr("id as n"), task="later", run="r", key=["n"])
 tally = enqueue(jobs, url, tasks=2)
-print("RESULT", captured.events, len(days), audited.violations, audited.jobs, tally.created)
+executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+print("RESULT", captured.events, len(days), audited.violations, audited.jobs, tally.created,
+      executors)
 """
 
 
-def start(kind: str, *words: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a master or a worker and wait until it says that it is up; its log so far."""
+def start(kind: str, log: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start a master or a worker; it tells its life in a file."""
     environment = os.environ | {
         "JAVA_HOME": str(find_java(os.environ, runtime_folder(os.environ))),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_HOME": str(HOME),
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
     }
-    name = f"org.apache.spark.deploy.{kind}"
-    process = subprocess.Popen(
-        [HOME / "bin" / "spark-class", name, *words],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    seen, deadline_s = "", time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        line = process.stderr.readline()
-        seen += line
-        if "I have been elected leader" in line or "Successfully registered with master" in line:
-            return process, seen
-        assert line, seen
-    raise TimeoutError(seen)
+    command = [HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{kind}", "-h", "127.0.0.1"]
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [*command, "--webui-port", "0", *words],
+            env=environment, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+
+
+def address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where a master listens, once it is the leader."""
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s and process.poll() is None:
+        seen = log.read_text()
+        found = re.search(r"spark://127\.0\.0\.1:\d+", seen)
+        if found and "I have been elected leader" in seen:
+            return found.group()
+        time.sleep(0.05)  # another process writes it
+    raise TimeoutError(log.read_text())
 
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
+    """A master whose workers are still on their way: Spark waits for them itself."""
     processes = []
     try:
-        first, seen = start("master.Master", "-h", "127.0.0.1", "-p", "0", "--webui-port", "0")
-        processes.append(first)
-        found = re.search(r"spark://127\.0\.0\.1:\d+", seen)
-        assert found, seen
+        log = tmp_path / "master.log"
+        processes.append(start("master.Master", log, "-p", "0"))
+        url = address(processes[0], log)
         for number in (1, 2):
-            worker, _ = start(
-                "worker.Worker", "-h", "127.0.0.1", "-c", "1", "-m", "600m", "--webui-port", "0",
-                "-d", str(tmp_path / f"worker{number}"), found.group(),
-            )  # fmt: skip
-            processes.append(worker)
-        yield found.group()
+            place = str(tmp_path / f"worker{number}")
+            log = tmp_path / f"worker{number}.log"
+            words = ("-c", "1", "-m", "600m", "-d", place, url)
+            processes.append(start("worker.Worker", log, *words))
+        yield url
     finally:
         for process in reversed(processes):
             os.killpg(process.pid, signal.SIGTERM)
+        for process in processes:
             process.wait(timeout=30)
 
 
@@ -95,7 +105,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 async def test_two_workers_capture_count_audit_and_enqueue(
     master: str, lake: str, redis: EmbeddedRedis, streams_url: str
 ) -> None:
-    await work(streams_url, 60, fail_every=9)
+    await work(streams_url, 20, fail_every=9)
     events = await journal_of(streams_url)
     done = subprocess.run(
         [sys.executable, "-c", STEPS, master, lake, streams_url],
@@ -104,5 +114,5 @@ async def test_two_workers_capture_count_audit_and_enqueue(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (result,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    assert result == f"RESULT {len(events)} 1 0 60 20"
+    assert result == f"RESULT {len(events)} 1 0 20 20 2"
     assert len(lake_rows(lake)) == len(events)

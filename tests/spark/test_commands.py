@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
 import json, sys
 from leasehold.cli.group import run
+from tests.spark.working import SMALL
 for words in json.load(sys.stdin):
-    code = run(["pipeline", *words, "--master", "local[2]", "--driver-memory", "1g"])
+    small = [f"--conf={name}={value}" for name, value in SMALL.items()]
+    code = run(["pipeline", *words, "--master", "local[2]", "--driver-memory", "1g", *small])
     print(f"EXIT {code}", flush=True)
 """
 

@@ -1,6 +1,6 @@
 """The driver is killed at any moment, again and again: the lake equals the journals.
 
-Twice here, since every start of Spark takes its time; LEASEHOLD_SPARK_KILLS=10 for more.
+Once here, since every start of Spark takes its time; LEASEHOLD_SPARK_KILLS=10 for more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.pipeline.lake.progress import all_progress, gaps
 from tests.spark.working import as_rows, journal_of, lake_rows, without_place, work
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("LEASEHOLD_SPARK_KILLS", "2"))
+KILLS = int(os.environ.get("LEASEHOLD_SPARK_KILLS", "1"))
 PATIENCE_S = 180
 
 

@@ -13,6 +13,13 @@ from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.layout import event_files
 from leasehold.pipeline.schema import ARROW
 
+# Spark for a few rows: they are done before Java code for them would be written and compiled.
+SMALL = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 BROKEN = Failure(code="503", message="the other side is away")
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from leasehold.core.errors import UsageError
+from leasehold.pipeline.fork_server import launcher
 from leasehold.pipeline.java import find_java
 
 if TYPE_CHECKING:
@@ -107,9 +109,6 @@ def _classic(
     home = runtime_folder(environment)
     is_local = settings.master.startswith("local")
     os.environ["JAVA_HOME"] = str(find_java(environment, home))
-    # Executors must run this Python, not the first one on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     java = f"{_QUICK_JAVA if settings.quick else _OPEN_JAVA} {_log_option(home)}"
@@ -124,6 +123,8 @@ def _classic(
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
+        # Else each expression is built with ten calls into Java, to name its line in an error.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A repeated task would only find its work done: jobs and files have names of their own.
         "spark.speculation": "false",
     }
@@ -133,7 +134,21 @@ def _classic(
     builder = kind.builder.appName("leasehold").master(settings.master)
     for name, value in (conf | dict(settings.conf)).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with _python(launcher() if is_local else sys.executable):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _python(program: str) -> Iterator[None]:
+    """What Spark starts as Python: this one, not the first on PATH, unless the user named one."""
+    names = [name for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name not in os.environ]
+    os.environ.update(dict.fromkeys(names, program))
+    try:
+        yield
+    finally:
+        # Of this session alone: a program that is started from here makes its own choice.
+        for name in names:
+            del os.environ[name]
 
 
 def runtime_folder(environment: Mapping[str, str]) -> Path:

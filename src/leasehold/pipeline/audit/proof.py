@@ -11,8 +11,10 @@ A job that is not proven is not yet guilty: it is looked at closely (`explain`).
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from leasehold.core.state import MACHINES, Machine
@@ -30,24 +32,40 @@ WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
 CLOCK_SLACK_MS = 1_000
 PLACE_BITS = 22
 
+# Where a step leads from and to.
+FROM_RUNNING, TO_RUNNING, FROM_FINAL, TO_FINAL = 1, 2, 4, 8
+
 Step = tuple[str, str, str, str]
+_STEPS = pa.schema(
+    [(name, pa.string()) for name in ("contract", "type", "from_state", "to_state")]
+    + [("bits", pa.int32()), ("kind", pa.int32()), ("was", pa.int64()), ("becomes", pa.int64())]
+)
+_NEEDED = (
+    *("journal", "pos", "contract", "queue", "job_id", "type", "ts_ms", "ver", "attempt"),
+    *("fence", "prev_fence", "token_h", "worker_id", "lease_until_ms", "prev_lease_until_ms"),
+    *("priority", "due_ms", "max_attempts"),
+)
 
 
 class Steps:
-    """Which steps the contracts' tables allow, as hashes that Spark can look up quickly."""
+    """Which steps the contracts' tables allow, by a hash that Spark looks up beside the events.
+
+    A table, not a condition: of a thousand alternatives the planning alone took seconds.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
-        named = {step: _kinds(MACHINES[step[0]], step) for step in _allowed_steps()}
-        rows = spark.createDataFrame(
-            list(named), "contract string, type string, from_state string, to_state string"
-        ).select("*", step_hash().alias("h"))
-        hashes = {(r.contract, r.type, r.from_state, r.to_state): r.h for r in rows.collect()}
-        self.allowed = sorted(hashes.values())
-        self.from_running = sorted(hashes[s] for s, kinds in named.items() if kinds[0] == RUNNING)
-        self.to_running = sorted(hashes[s] for s, kinds in named.items() if kinds[1] == RUNNING)
-        self.from_final = sorted(hashes[s] for s, kinds in named.items() if kinds[0] == FINAL)
-        self.to_final = sorted(hashes[s] for s, kinds in named.items() if kinds[1] == FINAL)
-        self.to_gone = sorted(hashes[s] for s, kinds in named.items() if kinds[1] == GONE)
+        named = spark.createDataFrame(known_steps())
+        self.table = named.select(step_hash().alias("step"), "bits", "kind", "was", "becomes")
+
+
+def known_steps() -> pa.Table:
+    """Every allowed step, with what the proof must know of it."""
+    rows = [
+        {"contract": step[0], "type": step[1], "from_state": step[2], "to_state": step[3]}
+        | _known(MACHINES[step[0]], step)
+        for step in dict.fromkeys(_allowed_steps())
+    ]
+    return pa.Table.from_pylist(rows, _STEPS)
 
 
 def step_hash() -> Column:
@@ -66,16 +84,21 @@ def job_keys() -> dict[str, Column]:
 
 def proof(events: DataFrame, steps: Steps, *, cut: Sequence[str] = ()) -> DataFrame:
     """One row a job, for these events; `cut` names the journals whose beginning is missing."""
-    step = events.select("*", step_hash().alias("step"))
-    marked = step.select(
+    known = events.select(*_NEEDED, step_hash().alias("step")).join(
+        F.broadcast(steps.table), "step", "left"
+    )
+    told = known.select(
+        "*", F.xxhash64("worker_id", "token_h").alias("who"), _is(FROM_RUNNING).alias("ran")
+    )
+    marked = told.select(
         *(column.alias(name) for name, column in job_keys().items()),
         *("ver", "type", "pos", "priority", "due_ms"),
         _contract_code().alias("code"),
         (F.col("journal").isin(list(cut)) if cut else F.lit(False)).cast("int").alias("cut"),
-        _left(steps).alias("left"),
-        _saw(steps).alias("saw"),
-        _flags(steps).alias("flags"),
-        _kind(steps).alias("kind"),
+        _left().alias("left"),
+        _saw().alias("saw"),
+        _flags().alias("flags"),
+        F.coalesce("kind", F.lit(WAITING)).alias("kind"),
     ).where(F.col("ver").isNotNull())
     is_step = F.col("ver") > 0
     first_claim = F.min(F.when(F.col("type") == "claim", F.col("pos")))
@@ -174,31 +197,43 @@ _TYPES = (
 )
 
 
-def _kinds(machine: Machine, step: Step) -> tuple[int, int]:
-    def kind(state: str) -> int:
-        return RUNNING if state in machine.running else FINAL if state in machine.final else WAITING
-
+def _known(machine: Machine, step: Step) -> dict[str, int]:
+    """What the proof must know of an allowed step."""
     _, name, here, there = step
-    return kind(here), GONE if name == "remove" else kind(there)
+    bits = (
+        FROM_RUNNING * (here in machine.running)
+        + TO_RUNNING * (there in machine.running)
+        + FROM_FINAL * (here in machine.final)
+        + TO_FINAL * (there in machine.final and name != "remove")
+    )
+    kind = RUNNING if bits & TO_RUNNING else FINAL if bits & TO_FINAL else WAITING
+    return {
+        "bits": bits,
+        "kind": GONE if name == "remove" else kind,
+        "was": zlib.crc32(here.encode()),
+        "becomes": zlib.crc32(there.encode()),
+    }
 
 
-def _left(steps: Steps) -> Column:
+def _is(bit: int) -> Column:
+    """Whether a step is such a one; a step that is not allowed is none of them."""
+    return F.coalesce(F.col("bits").bitwiseAND(F.lit(bit)) != 0, F.lit(False))
+
+
+def _left() -> Column:
     """What an event left behind, with its number."""
-    runs, ends = F.col("step").isin(steps.to_running), F.col("step").isin(steps.to_final)
     return F.xxhash64(
         F.col("ver"),
-        F.col("to_state"),
+        F.col("becomes"),
         F.col("fence"),
         F.col("lease_until_ms"),
-        F.when(ends, F.lit(-1)).otherwise(F.col("attempt")),
-        F.when(runs, F.col("worker_id")).otherwise(F.lit("")),
-        F.when(runs, F.col("token_h")).otherwise(F.lit("")),
+        F.when(_is(TO_FINAL), F.lit(-1)).otherwise(F.col("attempt")),
+        F.when(_is(TO_RUNNING), F.col("who")).otherwise(F.lit(0)),
     )
 
 
-def _saw(steps: Steps) -> Column:
+def _saw() -> Column:
     """What its writer found, in the same words; nothing before the first."""
-    ran, ended = F.col("step").isin(steps.from_running), F.col("step").isin(steps.from_final)
     before = (
         F.col("attempt")
         - (F.col("type") == "claim").cast("int")
@@ -206,24 +241,23 @@ def _saw(steps: Steps) -> Column:
     )
     seen = F.xxhash64(
         F.col("ver") - F.lit(1),
-        F.col("from_state"),
+        F.col("was"),
         F.col("prev_fence"),
         F.col("prev_lease_until_ms"),
-        F.when(ended, F.lit(-1)).otherwise(before),
-        F.when(ran, F.col("worker_id")).otherwise(F.lit("")),
-        F.when(ran, F.col("token_h")).otherwise(F.lit("")),
+        F.when(_is(FROM_FINAL), F.lit(-1)).otherwise(before),
+        F.when(F.col("ran"), F.col("who")).otherwise(F.lit(0)),
     )
     return F.when((F.col("ver") == 1) & (F.col("type") == "submit"), F.lit(0)).otherwise(seen)
 
 
-def _flags(steps: Steps) -> Column:
+def _flags() -> Column:
     """What is wrong with an event by itself."""
     kind = F.col("type")
     claims = (kind == "claim").cast("int")
     leased = F.col("lease_until_ms") > 0
     is_bad = (
-        ~F.col("step").isin(steps.allowed)
-        | ((leased != F.col("step").isin(steps.to_running)) & (kind != "remove"))
+        F.col("bits").isNull()
+        | ((leased != _is(TO_RUNNING)) & (kind != "remove"))
         | (F.col("fence") != F.col("prev_fence") + claims)
         | ((kind == "reap") & (F.col("ts_ms") < F.col("prev_lease_until_ms")))
         | ((kind == "extend") & (F.col("lease_until_ms") < F.col("prev_lease_until_ms")))
@@ -236,14 +270,4 @@ def _flags(steps: Steps) -> Column:
     return bad + late + F.when(kind == "pause", F.lit(PAUSES)).otherwise(0)
 
 
-def _kind(steps: Steps) -> Column:
-    step = F.col("step")
-    return (
-        F.when(step.isin(steps.to_final), F.lit(FINAL))
-        .when(step.isin(steps.to_running), F.lit(RUNNING))
-        .when(step.isin(steps.to_gone), F.lit(GONE))
-        .otherwise(F.lit(WAITING))
-    )
-
-
-__all__ = ["KEYS", "Steps", "job_keys", "merged", "proof", "unproven"]
+__all__ = ["KEYS", "Steps", "job_keys", "known_steps", "merged", "proof", "unproven"]

@@ -204,6 +204,9 @@ def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
     """
     if not mark.upto:
         return False
+    if not head.last:
+        # Where nobody counts, a table may be all trimmed, or its end not yet certain.
+        return head.added == 0
     if place(head.last) < place(mark.upto) and not _is_open_end(mark.upto):
         return True
     read = so_far if so_far >= 0 else mark.added

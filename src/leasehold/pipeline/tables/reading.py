@@ -45,6 +45,11 @@ def read(spark: SparkSession, lake: LakeFiles, name: str, paths: list[str]) -> D
     )
 
 
+def learn(name: str, rows: DataFrame) -> None:
+    """Take the columns of a table from rows that are about to be written into it."""
+    _SCHEMAS[name] = rows.schema
+
+
 def _empty(spark: SparkSession, lake: LakeFiles, name: str) -> DataFrame:
     """The table of no events: what makes the tables also says their columns."""
     events = lake_events(spark, lake, [])

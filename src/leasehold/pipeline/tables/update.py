@@ -22,7 +22,7 @@ from leasehold.pipeline.source.offsets import epoch_name
 from leasehold.pipeline.tables import attempts, jobs, manifest
 from leasehold.pipeline.tables.manifest import Manifest, read_manifest
 from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
-from leasehold.pipeline.tables.reading import read
+from leasehold.pipeline.tables.reading import learn, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -171,6 +171,7 @@ class _Run:
 
     def _added(self, name: str, old: Files, rows: DataFrame) -> Files:
         """Rows that ended join their day; those that have not replace what was open."""
+        learn(name, rows)
         new = manifest.store(self._lake, self._number, name, rows)
         merged = {day: list(paths) for day, paths in old.items() if day != OPEN}
         for day, paths in new.items():
@@ -183,6 +184,7 @@ class _Run:
     def _replaced(
         self, name: str, old: Files, rows: DataFrame, days: list[str] | None = None
     ) -> Files:
+        learn(name, rows)
         touched = self.days if days is None else days
         kept = {day: paths for day, paths in old.items() if day not in touched}
         rows = rows.where(F.col("day").isin(touched)) if touched else rows.limit(0)
