@@ -59,9 +59,7 @@ class Page:
         said = run_bash("\n".join(script), folder, environment).split(f"\n{MARK}\n")
         assert len(said) == len(expected) + 1
         for output, wanted in zip(said[:-1], expected, strict=True):
-            assert matches(output, wanted), (
-                f"{self.name} says:\n{wanted}\nbut it prints:\n{output}"
-            )
+            assert matches(output, wanted), f"{self.name} says:\n{wanted}\nbut it prints:\n{output}"
 
 
 def page(name: str) -> Page:
