@@ -80,7 +80,9 @@ class Watch:
         chosen = [self.observers[queue]] if queue else list(self.observers.values())
         return figures([s for observer in chosen for s in observer.window(span_s)], span_s)
 
-    def series(self, queue: str = "", *, span_s: int = WINDOW_S) -> list[list[int]]:
+    def series(
+        self, queue: str = "", *, span_s: int = WINDOW_S
+    ) -> list[tuple[int, int, int, int, int]]:
         """Per second: time, submitted, started, done, failed; the current second is left out."""
         now = int(time.time())
         chosen = [self.observers[queue]] if queue else list(self.observers.values())
@@ -93,7 +95,7 @@ class Watch:
                     row[2] += second.started
                     row[3] += second.done
                     row[4] += second.failed
-        return list(rows.values())
+        return [(at, row[1], row[2], row[3], row[4]) for at, row in rows.items()]
 
     def _moved(self, queue: str, job_id: str) -> None:
         for listener in self._listeners:
