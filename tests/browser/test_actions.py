@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
+from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Query
 from leasehold.dashboard.kinds import kind_of
 from tests.browser.conftest import Watched
@@ -176,3 +178,39 @@ def test_dead_letters_are_grouped_by_error_class_and_sent_back_together(
     row.get_by_role("link", name="Retry all…").click()
     page.get_by_role("button", name="Retry 4 jobs").click()
     expect(page.locator("#bulk-state")).to_contain_text("4 done")
+
+
+def test_an_event_that_was_given_up_is_delivered_again(stand: Stand, page: Page) -> None:
+    stand.open("inbox")
+    url = stand.stages["inbox"].url
+    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
+
+    async def given_up() -> str:
+        inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
+        try:
+            await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])
+            assert await inbox.claim(1, wait_ms=1_000)
+            (event,) = await outbox.claim(1, wait_ms=1_000)
+            failure = Failure(code="http_410", message="410 Gone")
+            await outbox.settle([Outcome(event, "bury", failure=failure)])
+            return event.job_id
+        finally:
+            await inbox.close()
+            await outbox.close()
+
+    event_id = stand.run(given_up())
+    page.goto(stand.url)
+    page.get_by_role("link", name="Outbox").click()
+    page.get_by_role("link", name="given up").click()
+    row = page.locator("tbody tr", has_text=event_id)
+    expect(row).to_contain_text("410 Gone")
+    expect(row).to_contain_text("https://hooks.example/jobs")
+    expect(row).not_to_contain_text("abc")
+    expect(row).not_to_contain_text("pw")
+    page.get_by_label(f"Tick {event_id}").check()
+    page.get_by_role("button", name="Deliver again").click()
+    expect(page.locator(".notice").first).to_contain_text("1 to be sent again")
+    page.get_by_role("link", name="waiting", exact=True).click()
+    expect(page.locator("tbody tr", has_text=event_id)).to_contain_text("claimed")
+    page.goto(f"{stand.url}/audit")
+    expect(page.locator("tbody")).to_contain_text("redeliver")

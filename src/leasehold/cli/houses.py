@@ -21,6 +21,7 @@ class OpenHouse:
     queue: Queue
     ledger: Ledger
     journal: Journal
+    outbox: Ledger | None = None
 
 
 def chosen_urls(queue_urls: Sequence[str]) -> list[str]:

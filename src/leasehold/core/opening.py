@@ -117,7 +117,7 @@ def open_journal(url: str) -> Journal:
 
 
 def open_part(url: str, part: str) -> Any:
-    """What only some contracts have: `credentials`, `endpoint_secrets`."""
+    """What only some contracts have: `credentials`, `endpoint_secrets`, `outbox`."""
     parsed = parse_url(url)
     opener = getattr(_contract(parsed), f"open_{part}", None)
     if opener is None:

@@ -22,6 +22,9 @@ class House(Protocol):
     def ledger(self) -> Ledger: ...
     @property
     def journal(self) -> Journal: ...
+    @property
+    def outbox(self) -> Ledger | None:
+        """Where its events wait to be delivered, if it tells of its jobs by webhooks."""
 
 
 class Street:
