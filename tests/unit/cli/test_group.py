@@ -63,6 +63,35 @@ def test_a_light_command_never_loads_the_web_server_or_the_worker(name: str) -> 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+# Each of them takes longer to import than the command has work to do.
+SLOW = ("importlib.resources", "tempfile", "zipfile", "difflib", "http.client", "structlog", "rich")
+MODULES_MAX = 275
+
+
+@pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq"])
+@pytest.mark.parametrize("command", ["queues", "ls"])
+def test_a_command_that_only_looks_imports_little_and_reads_no_script(
+    contract: str, command: str
+) -> None:
+    """What a start costs, counted: a clock would measure the machine's other work too."""
+    name = "" if contract == "streams" else "?queue=a"
+    url = f"{contract}+redis://127.0.0.1:1/0{name}"
+    words = [command, url] if command == "queues" else [command, "--queue", url]
+    code = (
+        "import sys; read = []\n"
+        "sys.addaudithook(lambda e, a: read.append(str(a[0])) if e == 'open' else None)\n"
+        "from leasehold.cli.group import run\n"
+        f"code = run({words!r})\n"
+        f"slow = sorted(set({SLOW!r}) & set(sys.modules))\n"
+        "print(code, len(sys.modules), slow, [name for name in read if name.endswith('.lua')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    exit_code, modules, *rest = done.stdout.split(" ", 2)
+    assert int(exit_code) == Exit.UNREACHABLE, done.stderr
+    assert rest == ["[] []\n"]
+    assert int(modules) <= MODULES_MAX
+
+
 def test_a_light_command_starts_within_150_ms(tmp_path: Path) -> None:
     """As installed, in CPU time of its own; what the interpreter itself needs is not ours."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
