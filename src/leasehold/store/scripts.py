@@ -40,7 +40,7 @@ class Script:
     sha: str
 
 
-class Scripts(Mapping[str, Script]):
+class ScriptFolder(Mapping[str, Script]):
     """The scripts of a package by operation, each read when it is first asked for.
 
     A command that only looks at a queue runs none of them, and shall not wait for them to be read.

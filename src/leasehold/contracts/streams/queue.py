@@ -35,9 +35,9 @@ from leasehold.core.outcome import (
 from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
-from leasehold.store.scripts import Scripts
+from leasehold.store.scripts import ScriptFolder
 
-SCRIPTS = Scripts("leasehold.contracts.streams")
+SCRIPTS = ScriptFolder("leasehold.contracts.streams")
 TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _HELD_MAX = 100_000
