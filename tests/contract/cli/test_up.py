@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from leasehold.cli.samples import FLOWS
+from leasehold.store.embedded import EmbeddedPostgres
 from tests.contract.cli.conftest import Program, wait_until
 from tests.unit.tasks.model_server import model_server
 
@@ -193,7 +194,7 @@ def test_a_transcode_succeeds_and_its_webhooks_arrive_verified(up: Up) -> None:
         return up.call("ls", "--queue", url, "--state", "succeeded")
 
     wait_until(transcoded, within_s=60)
-    wait_until(lambda: up.webhooks(transcoded()[-1]["job_id"])[-1:] == ["succeeded"])
+    wait_until(lambda: up.webhooks(transcoded()[-1]["job_id"])[-1:] == ["SUCCEEDED"])
 
     clip = (up.folder / ".leasehold" / "transcode" / "clip.mp4").as_uri()
     asked = {
@@ -358,3 +359,26 @@ def test_nothing_outlives_an_up_that_is_killed(up: Up) -> None:
     up.program.process.kill()
     up.program.ended()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in parts))
+
+
+def test_with_a_postgres_the_sql_contracts_keep_their_jobs_there(
+    tmp_path: Path, free_port: int
+) -> None:
+    server = EmbeddedPostgres()  # in a folder that its own user may enter
+    url = server.start()
+    up = Up(tmp_path, free_port, "--no-node", "--postgres", url)
+    try:
+        up.program.heard("schema brought up to date")
+        where = {row["queue"].partition("+")[0]: row["queue"] for row in up.call("queues")}
+        for contract in ("inbox", "plane"):
+            assert where[contract].startswith(f"{contract}+postgres")
+
+        def worked() -> bool:
+            counted = {row["queue"]: row["states"] for row in up.call("queues")}
+            return bool(counted[where["plane"]]["SUCCEEDED"])
+
+        wait_until(worked)
+        assert not list((tmp_path / ".leasehold").glob("*.db"))
+    finally:
+        up.program.kill()
+        server.stop()

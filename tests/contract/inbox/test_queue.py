@@ -6,9 +6,10 @@ import time
 import msgspec
 import pytest
 
+from leasehold.cli.checks.sql import postgres_findings, sqlite_findings
 from leasehold.core.errors import LeaseLost, ServerError, StoreError
 from leasehold.core.lease import Lease, Report
-from leasehold.core.opening import open_journal, open_queue
+from leasehold.core.opening import open_journal, open_queue, parse_url
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Query
 from leasehold.ledger.credentials import SealedColumns
@@ -313,3 +314,16 @@ async def test_the_history_can_be_entered_by_time(inbox: InboxStage, sql: RawSql
         assert await journal.read(after=fresh[0].seq) == fresh[1:]
     finally:
         await journal.close()
+
+
+@pytest.mark.clause("I-40")
+async def test_the_doctor_finds_nothing_wrong_with_a_store_that_runs(inbox: InboxStage) -> None:
+    await submit(inbox.queue(), job())
+    store = parse_url(inbox.url).store
+    on_server = store.startswith("postgres")
+    found = await postgres_findings(store) if on_server else sqlite_findings(store)
+    assert {finding.check for finding in found} >= (
+        {"postgres version", "fsync", "role", "clock"} if on_server else {"folder", "database file"}
+    )
+    # A server of the tests may run without fsync, which is for the doctor to say.
+    assert not [f for f in found if f.level == "problem" and f.check != "fsync"]

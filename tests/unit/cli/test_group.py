@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +35,26 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: leasehold {name}")
     assert len(out.splitlines()) > 4
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_help_of_every_command_has_an_example_with_options_it_has(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run([name, "--help"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    examples = [line for line in lines if re.search(rf"\bleasehold {name}\b", line)][1:]
+    assert examples, f"leasehold {name} --help shows no example"
+    for example in examples:
+        asked = example.partition("leasehold ")[2].split(" | ")[0].partition(')"')[0]
+        words = shlex.split(asked, comments=True)
+        command = LazyGroup().get_command(click.Context(group), words[0])
+        rest = words[1:]
+        if isinstance(command, click.Group):
+            command, rest = command.commands[rest[0]], rest[1:]
+        assert command is not None
+        known = {option for param in command.params for option in param.opts}
+        assert {word for word in rest if re.match(r"--?[a-z]", word)} <= known, example
 
 
 @pytest.mark.parametrize("name", ["ls", "inspect", "queues", "watch", "doctor", "bench", "version"])

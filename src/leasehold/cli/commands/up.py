@@ -25,6 +25,7 @@ import click
 from leasehold.cli.asking import StoreSide
 from leasehold.cli.config import Config, browser_possible, child_environment, load_config
 from leasehold.cli.exits import Exit, Failed
+from leasehold.cli.migrating import migrated
 from leasehold.cli.output import emit_text, note, paint
 from leasehold.cli.ready import until_ready
 from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
@@ -34,6 +35,7 @@ from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
 from leasehold.core.errors import StoreError
+from leasehold.core.opening import parse_url
 from leasehold.store.embedded import EmbeddedRedis
 
 _GATEWAY_ENDS_WITHIN_S = 15.0
@@ -50,6 +52,7 @@ class Wish:
     port: int
     data: Path
     redis_url: str
+    postgres_url: str
     samples: bool
     node: bool
     browser: bool
@@ -68,7 +71,7 @@ class Wish:
 @click.option("--data", type=click.Path(path_type=Path), help="The data folder (.leasehold).")
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
 @click.option(
-    "--postgres", "postgres_url", metavar="URL", help="For the SQL contracts, which are to come."
+    "--postgres", "postgres_url", metavar="URL", help="Keep inbox and plane there, not in SQLite."
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a page.")
 @click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
@@ -83,20 +86,24 @@ def command(
     no_samples: bool,
     no_node: bool,
 ) -> int:
-    """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order."""
+    """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order.
+
+    \b
+    leasehold up
+    leasehold up --port 9000 --data /var/lib/leasehold --no-samples
+    """
     config = load_config()
     wish = Wish(
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         data=(data or config.data).expanduser().absolute(),
         redis_url=config.text("redis_url", redis_url),
+        postgres_url=config.text("postgres_url", postgres_url).partition("?")[0],
         samples=not no_samples,
         node=not no_node,
         browser=not no_browser and browser_possible(),
         drain_timeout_s=config.number("worker.drain_timeout_s"),
     )
-    if config.text("postgres_url", postgres_url):
-        note("no contract of this version keeps its jobs in Postgres: that URL is not used")
     _check_free(wish)
     return asyncio.run(_up(wish, config))
 
@@ -136,9 +143,15 @@ async def _up(wish: Wish, config: Config) -> int:
         async with contextlib.AsyncExitStack() as stack:
             redis_url = wish.redis_url or await _start_redis(wish, stack)
             stores = Stores(
-                redis_url, wish.data, wish.gateway_url, around.receiver_url, around.files
+                redis_url,
+                wish.data,
+                wish.gateway_url,
+                around.receiver_url,
+                around.files,
+                wish.postgres_url,
             )
             queues = [flow.queue_url(stores) for flow in flows]
+            await _bring_schema(queues)
             await _check_store(queues[0])
             worked = [flow.served_at(stores) for flow in flows]
             await _start_receiver(around, supervisor, stack)
@@ -193,6 +206,13 @@ async def _check_store(queue_url: str) -> None:
         await side.counts()
     finally:
         await side.close()
+
+
+async def _bring_schema(queues: Sequence[str]) -> None:
+    """A SQLite file gets its tables by itself; a server is somebody's, and is told of."""
+    for url in map(parse_url, queues):
+        if url.store.startswith("postgres") and (done := await migrated(url)):
+            _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
 
 
 async def _start_parts(

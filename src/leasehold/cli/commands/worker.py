@@ -32,6 +32,11 @@ def command(target: str, queue_urls: tuple[str, ...], parent: int, **flags: Any)
     `leasehold.tasks` are the built-in ones, `leasehold.transcode` those of an inbox.
 
     The first SIGTERM or Ctrl-C lets running jobs finish, the second hands them back at once.
+
+    \b
+    leasehold worker app.py
+    leasehold worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
+    leasehold worker app.py --burst
     """
     end_with_parent(parent)
     config = load_config()

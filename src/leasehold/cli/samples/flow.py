@@ -16,6 +16,8 @@ from leasehold.worker.task import Task
 class Stores:
     """What `leasehold up` has: a Redis, a folder for files, and the gateway before them.
 
+    `postgres_url` is "" where the SQL contracts keep their jobs in SQLite files in that folder.
+
     With samples there are `files`, the folder that `file://` may name, and `receiver_url`, to which
     webhooks may be sent.
     """
@@ -25,6 +27,11 @@ class Stores:
     gateway_url: str = ""
     receiver_url: str = ""
     files: Path = Path()
+    postgres_url: str = ""
+
+    def database(self, file: str) -> str:
+        """The store of an SQL contract: PostgreSQL if there is one, else a file of this name."""
+        return self.postgres_url or f"sqlite:///{self.folder / file}"
 
 
 @dataclass(frozen=True, slots=True)
