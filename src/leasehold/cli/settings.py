@@ -47,9 +47,7 @@ SETTINGS = {
         Setting("api_key", "", "the key to show to that gateway", secret=True),
         Setting("data", ".leasehold", "the folder in which `leasehold up` keeps its data"),
         Setting("redis_url", "", "a Redis that `leasehold up` uses instead of starting one"),
-        Setting(
-            "postgres_url", "", "where `leasehold up` keeps inbox and plane; else SQLite"
-        ),
+        Setting("postgres_url", "", "where `leasehold up` keeps inbox and plane; else SQLite"),
         Setting("log_level", "info", "debug, info, warning or error"),
         Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),

@@ -39,17 +39,25 @@ class Page:
         found = re.findall(r"^```(\w+)\n(.*?)^```", self.text, re.DOTALL | re.MULTILINE)
         return [Block(language, text) for language, text in found]
 
+    def write_programs(self, folder: Path) -> list[str]:
+        """The files that its blocks are, written; their names."""
+        names = []
+        for block in self.blocks:
+            if block.language in PROGRAMS:
+                mark, ending = PROGRAMS[block.language]
+                name = block.text.split("\n", 1)[0].removeprefix(mark)
+                assert name.endswith(ending), f"the first line names its file: {block.text}"
+                (folder / name).write_text(block.text)
+                names.append(name)
+        return names
+
     def run(self, folder: Path, *, port: int = 8470, **environment: str) -> None:
         """Do what the page says, with another port than 8470; it must print what the page says."""
+        self.write_programs(folder)
         script, expected = ["set -euo pipefail"], []
         for block in self.blocks:
             text = block.text.replace("8470", str(port))
-            if block.language in PROGRAMS:
-                mark, ending = PROGRAMS[block.language]
-                name = text.split("\n", 1)[0].removeprefix(mark)
-                assert name.endswith(ending), f"the first line of a program names its file: {text}"
-                (folder / name).write_text(text)
-            elif block.language == "bash":
+            if block.language == "bash":
                 script += [text, f"echo; echo {MARK}"]
                 expected.append("")
             elif block.language == "text":

@@ -118,6 +118,7 @@ def test_a_paused_and_a_full_queue_are_noticed(cli: Cli, queue_url: str) -> None
         await queue.close()
 
     asyncio.run(claim_one())
+    assert by_check(cli("doctor", "--json"))["pause"]["level"] == "ok"
     cli("pause")
     found = by_check(cli("doctor", f"{queue_url}&max_depth=2", "--json"))
     assert (found["pause"]["level"], found["pause"]["remedy"]) == ("note", "leasehold resume")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,21 +34,47 @@ def test_every_block_has_a_language_that_says_what_happens_to_it() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, free_port: int) -> Iterator[Path]:
-    """A folder in which `leasehold up` runs."""
-    program = Program(["up", "--port", str(free_port), "--no-node"], tmp_path, {})
-    try:
-        program.heard("leasehold is up")
-        yield tmp_path
-    finally:
+def up(tmp_path: Path, free_port: int) -> Iterator[Callable[..., Path]]:
+    """Starts `leasehold up` in the test's folder, as a page says."""
+    programs: list[Program] = []
+
+    def begin(*words: str) -> Path:
+        args = ["up", *words, "--port", str(free_port), "--no-node"]
+        programs.append(Program(args, tmp_path, {}))
+        programs[-1].heard("leasehold is up")
+        return tmp_path
+
+    yield begin
+    for program in programs:
         program.kill()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(
-    name: str, folder: Path, free_port: int
+def test_what_the_start_shows_happens_as_it_is_written(
+    up: Callable[..., Path], free_port: int
 ) -> None:
-    page(name).run(folder, port=free_port)
+    page("docs/start/index.md").run(up(), port=free_port)
+
+
+def test_what_the_readme_shows_happens_and_your_own_job_is_a_bar_on_its_page(
+    up: Callable[..., Path], tmp_path: Path, free_port: int
+) -> None:
+    readme = page("README.md")
+    assert "start `bin/up app.py`" in readme.text
+    readme.write_programs(tmp_path)
+    readme.run(up("app.py"), port=free_port)
+    link = re.search(r"http://127.0.0.1:8470(/jobs\?q=task:greet)", readme.text)
+    assert link is not None
+    listed = read(free_port, link[1])
+    (path,) = re.findall(r'data-href="(/jobs/streams/[^"]+)"', listed)
+    job = read(free_port, path)
+    assert 'class="timeline"' in job
+    assert "Hello, Ada!" in job
+    assert "half way" in job
+
+
+def read(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        return str(answer.read().decode())
 
 
 def test_six_lines_of_node_meet_six_lines_of_python() -> None:

@@ -382,3 +382,21 @@ def test_with_a_postgres_the_sql_contracts_keep_their_jobs_there(
     finally:
         up.program.kill()
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def broken(:\n", "SyntaxError"),
+        ("import not_installed_anywhere\n", "No module named 'not_installed_anywhere'"),
+        ("x = 1\n", "app.py has no tasks"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_told_of_before_anything_starts(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "app.py").write_text(text)
+    program = Program(["up", "app.py"], tmp_path, {})
+    assert program.ended() != 0
+    assert words in program.words
+    assert not (tmp_path / ".leasehold").exists()

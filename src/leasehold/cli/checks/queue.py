@@ -42,8 +42,8 @@ def count_findings(url: str, counts: Counts) -> list[Finding]:
             remedy=f"start one: leasehold worker app.py --from '{name}'",
         ),
         judged(
-            "paused",
-            "yes" if counts.paused else "no",
+            "pause",
+            "paused" if counts.paused else "handing out jobs",
             bad=counts.paused,
             level="note",
             remedy=f"leasehold resume --queue '{name}'",

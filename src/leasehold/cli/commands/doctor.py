@@ -43,7 +43,9 @@ def command(queue_urls: tuple[str, ...], as_json: bool) -> int:
     urls = list(queue_urls) or config.queue_urls()
     findings = machine_findings(config)
     for url in urls:
-        findings += asyncio.run(_queue_findings(url))
+        found = asyncio.run(_queue_findings(url))
+        # Queues of one store: what was said of it once need not be said again.
+        findings += [finding for finding in found if finding not in findings]
     for finding in findings:
         if as_json:
             emit(msgspec.to_builtins(finding))

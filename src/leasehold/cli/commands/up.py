@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import time
 import webbrowser
@@ -34,7 +36,7 @@ from leasehold.cli.samples.receiving import Surroundings, surroundings
 from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
-from leasehold.core.errors import StoreError
+from leasehold.core.errors import StoreError, UsageError
 from leasehold.core.opening import parse_url
 from leasehold.store.embedded import EmbeddedRedis
 
@@ -50,6 +52,7 @@ class Wish:
 
     host: str
     port: int
+    targets: tuple[str, ...]
     data: Path
     redis_url: str
     postgres_url: str
@@ -66,6 +69,7 @@ class Wish:
 
 
 @click.command("up", short_help="Start everything: a store, a gateway, a worker with samples.")
+@click.argument("targets", metavar="[APP.py|MODULE]...", nargs=-1)
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
 @click.option("--host", help="The gateway's address (127.0.0.1).")
 @click.option("--data", type=click.Path(path_type=Path), help="The data folder (.leasehold).")
@@ -77,6 +81,7 @@ class Wish:
 @click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
 @click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
 def command(
+    targets: tuple[str, ...],
     port: int | None,
     host: str | None,
     data: Path | None,
@@ -88,14 +93,18 @@ def command(
 ) -> int:
     """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order.
 
+    With files or modules of your own, the worker runs their @task functions too.
+
     \b
     leasehold up
+    leasehold up app.py
     leasehold up --port 9000 --data /var/lib/leasehold --no-samples
     """
     config = load_config()
     wish = Wish(
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
+        targets=targets,
         data=(data or config.data).expanduser().absolute(),
         redis_url=config.text("redis_url", redis_url),
         postgres_url=config.text("postgres_url", postgres_url).partition("?")[0],
@@ -104,8 +113,21 @@ def command(
         browser=not no_browser and browser_possible(),
         drain_timeout_s=config.number("worker.drain_timeout_s"),
     )
+    _check_tasks(wish.targets)
     _check_free(wish)
     return asyncio.run(_up(wish, config))
+
+
+def _check_tasks(targets: Sequence[str]) -> None:
+    """A file that cannot be loaded is told of here, and not by a worker that ends again and again.
+
+    In a process of its own: what a handler's module does when it is imported is the worker's.
+    """
+    if targets:
+        words = [*_PROGRAM, "worker", *targets, "--only-load"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix("leasehold: "))
 
 
 def _check_free(wish: Wish) -> None:
@@ -227,7 +249,8 @@ async def _start_parts(
     served = [word for url in queues for word in ("--from", url)]
     taken = [word for url in worked for word in ("--from", url)]
     gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
-    worker = [*_PROGRAM, "worker", "leasehold.tasks", "--samples", *mine, *taken]
+    tasks = ["leasehold.tasks", *wish.targets]
+    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine, *taken]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
@@ -259,6 +282,7 @@ def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
     """Where things are, and what to try next, ready to be copied."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
     more = "".join(f"\n  {line}" for line in invitations)
+    program = how_to_call()
     return f"""\
 {paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
 
@@ -267,8 +291,20 @@ def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
   follow it       curl -sN {url}/v1/jobs/ID/events
   read it         curl -s {url}/v1/jobs/ID{more}
 
-  or: leasehold submit chat -d '{{"prompt": "hello"}}' --follow   leasehold ls   leasehold queues
+  or: {program} submit chat -d '{{"prompt": "hello"}}' --follow
+      {program} ls        {program} queues        {program} top
   Ctrl-C drains and stops."""
+
+
+def how_to_call() -> str:
+    """`leasehold`, or where it is if a shell would not find it by that name."""
+    mine = Path(sys.executable).with_name("leasehold")
+    found = shutil.which("leasehold")
+    if found is not None and Path(found).samefile(mine):
+        return "leasehold"
+    with contextlib.suppress(ValueError):
+        return str(mine.relative_to(Path.cwd()))
+    return str(mine)
 
 
 async def _start_samples(
