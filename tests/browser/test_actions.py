@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -214,3 +218,34 @@ def test_an_event_that_was_given_up_is_delivered_again(stand: Stand, page: Page)
     expect(page.locator("tbody tr", has_text=event_id)).to_contain_text("claimed")
     page.goto(f"{stand.url}/audit")
     expect(page.locator("tbody")).to_contain_text("redeliver")
+
+
+def test_what_the_boxes_offer_runs_as_it_is_copied(stand: Stand, page: Page) -> None:
+    """Except Node's, for which there is a package to install; tests/interop runs that one."""
+    stand.open()
+    page.goto(stand.url)
+    ran = 0
+    for box in page.locator("details[id^=try-]").all():
+        for name, text in zip(
+            box.locator("p.quiet").all_text_contents(), box.locator("pre").all_text_contents(),
+            strict=True,
+        ):  # fmt: skip
+            if not name.startswith("Node"):
+                told = run_copied(text, is_python=name.startswith("Python"))
+                assert told.strip(), f"{name} prints nothing:\n{text}"
+                ran += 1
+    assert ran == 2 * len(CONTRACTS) + 3
+    for contract in CONTRACTS:
+        counts = stand.ask(contract, lambda ledger: ledger.counts())
+        waiting = sum(n for state, n in counts.states.items() if kind_of(state) == "waiting")
+        assert waiting == 2 + (contract in ("streams", "omniq", "plane")), contract
+
+
+def run_copied(text: str, *, is_python: bool) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = [sys.executable, "-c", text] if is_python else ["bash", "-c", text]
+    done = subprocess.run(
+        words, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"{text}\n{done.stderr}"
+    return done.stdout

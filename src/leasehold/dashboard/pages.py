@@ -89,7 +89,7 @@ class Pages:
             {
                 "title": "Overview",
                 "figures": figures,
-                "per_s": figures.done / _SPAN_S,
+                "per_s": self._watch.rate(),
                 "waiting": sum(by_kind(each).get("waiting", 0) for each in counts),
                 "running": sum(by_kind(each).get("running", 0) for each in counts),
                 "oldest_ms": max((each.oldest_waiting_ms for each in counts), default=0),
@@ -171,7 +171,7 @@ class Pages:
                 "facts": _facts(job),
                 "trace": _trace_link(self._trace_url, job.trace),
                 "curl": curl_of(base, queue, job.task, payload),
-                "command": command_of(queue, job.task, payload),
+                "command": command_of(house.address, job.task, payload),
                 "my_path": job_path(queue, job.job_id),
             },
         )
@@ -307,7 +307,7 @@ class Pages:
             "kinds": by_kind(counts),
             "states": [(s, n) for s, n in counts.states.items() if n],
             "figures": figures,
-            "per_s": figures.done / _SPAN_S,
+            "per_s": self._watch.rate(house.name),
             "depth_spark": charts.sparkline(depth, "waiting, last 15 minutes"),
             "rate_spark": charts.sparkline(rate, "done a second, last 15 minutes"),
         }

@@ -14,6 +14,8 @@ from leasehold.dashboard.observing import IDLE_S, WINDOW_S, Observer, Second
 from leasehold.dashboard.timing import quantiles
 
 MOVED_MAX = 200
+_RATE_S = 60
+_RATE_S_MIN = 5.0
 _SHARES = (0.5, 0.95, 0.99)
 
 
@@ -79,6 +81,15 @@ class Watch:
         """One queue's figures, or those of all together."""
         chosen = [self.observers[queue]] if queue else list(self.observers.values())
         return figures([s for observer in chosen for s in observer.window(span_s)], span_s)
+
+    def rate(self, queue: str = "") -> float:
+        """Jobs done a second over the last minute, or since the first was seen if that is less."""
+        chosen = [self.observers[queue]] if queue else list(self.observers.values())
+        now_s = time.time()
+        first_s = min((s.at_s for o in chosen for s in o.window()), default=now_s)
+        span_s = min(_RATE_S, max(_RATE_S_MIN, now_s - first_s))
+        done = sum(s.done for o in chosen for s in o.window(_RATE_S) if s.at_s >= now_s - span_s)
+        return done / span_s
 
     def series(
         self, queue: str = "", *, span_s: int = WINDOW_S

@@ -32,6 +32,8 @@ class Served:
         ledger: Ledger,
         journal: Journal,
         feed: Feed,
+        *,
+        address: str = "",
         outbox: Ledger | None = None,
     ) -> None:
         self.name = name
@@ -40,6 +42,7 @@ class Served:
         self.ledger = ledger
         self.journal = journal
         self.feed = feed
+        self.address = address
         self.outbox = outbox
 
     def endpoints(self, settings: GatewaySettings) -> list[Endpoint]:
@@ -90,7 +93,8 @@ def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served
         client_bytes_max=settings.client_bytes_max,
         on_events=metrics.sse_events.inc,
     )
-    return Served(parsed.name, parsed.contract, queue, ledger, journal, feed, _outbox(url))
+    sides = queue, ledger, journal, feed
+    return Served(parsed.name, parsed.contract, *sides, address=parsed.safe, outbox=_outbox(url))
 
 
 def _outbox(url: str) -> Ledger | None:

@@ -177,8 +177,7 @@ async def _up(wish: Wish, config: Config) -> int:
             await _check_store(queues[0])
             worked = [flow.served_at(stores) for flow in flows]
             await _start_receiver(around, supervisor, stack)
-            await _start_parts(wish, queues, worked, supervisor, stack)
-            await until_ready(wish.gateway_url, supervisor, stop)
+            await _start_parts(wish, queues, worked, supervisor, stack, stop)
             if stop.is_set():
                 return Exit.OK
             _announce(wish, flows, stores, stack)
@@ -243,6 +242,7 @@ async def _start_parts(
     worked: list[str],
     supervisor: Supervisor,
     stack: contextlib.AsyncExitStack,
+    stop: asyncio.Event,
 ) -> None:
     """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
     mine = ["--parent", str(os.getpid())]
@@ -254,6 +254,7 @@ async def _start_parts(
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
+    await until_ready(wish.gateway_url, supervisor, stop)  # the worker reaches the plane through it
     await supervisor.start("worker", worker)
     stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
 
