@@ -62,6 +62,7 @@ SETTINGS = {
         Setting("worker.lease_ms", 0, "how long a lease lasts; 0: the contract's own", "integer"),
         Setting("worker.drain_timeout_s", 30.0, "how long running jobs may finish", "number"),
         Setting("worker.metrics_port", 0, "serve Prometheus metrics there; 0: nowhere", "integer"),
+        Setting("worker.otlp_url", "", "a collector for spans, such as http://127.0.0.1:4318"),
         Setting("llm.url", "", "an OpenAI-compatible server, such as http://127.0.0.1:8080/v1"),
         Setting("llm.model", "", "the model that server shall use; empty: its only one"),
         Setting("llm.key", "", "the key to show to that server", secret=True),

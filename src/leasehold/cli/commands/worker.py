@@ -77,8 +77,15 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     level = set_up_logs(config, flags["log_level"], add=[add_job])
     tasks = load_all(targets, config, samples=flags["samples"], urls=urls)
     socket, watchdog_ms = notify_address()
+    worker_id = identity(process_environment())
+    otlp_url = config.text("worker.otlp_url")
+    if otlp_url:
+        from leasehold.cli.tracing import set_up_traces
+
+        set_up_traces(otlp_url, worker_id)
     settings = Settings(
-        worker_id=identity(process_environment()),
+        worker_id=worker_id,
+        tracing=bool(otlp_url),
         concurrency=config.integer("worker.concurrency", flags["concurrency"]) or usual(targets[0]),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         burst=flags["burst"],
