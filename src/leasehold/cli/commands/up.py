@@ -52,14 +52,14 @@ class Wish:
 
     host: str
     port: int
-    targets: tuple[str, ...]
     data: Path
     redis_url: str
-    postgres_url: str
     samples: bool
     node: bool
     browser: bool
     drain_timeout_s: float
+    postgres_url: str = ""
+    targets: tuple[str, ...] = ()
 
     @property
     def gateway_url(self) -> str:
