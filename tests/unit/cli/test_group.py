@@ -114,6 +114,16 @@ def test_a_command_that_only_looks_imports_little_and_reads_no_script(
     assert int(modules) <= MODULES_MAX
 
 
+@pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq", "inbox", "plane"])
+def test_a_contract_is_opened_without_what_writes_logs_or_serves(contract: str) -> None:
+    code = (
+        f"import sys, leasehold.contracts.{contract};"
+        f"print(sorted(set({(*HEAVY, 'rich')!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_light_command_starts_within_150_ms(tmp_path: Path) -> None:
     """As installed, in CPU time of its own; what the interpreter itself needs is not ours."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
