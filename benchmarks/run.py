@@ -4,8 +4,10 @@
     python benchmarks/run.py noop                       # all contenders, full size
     python benchmarks/run.py latency --peers leasehold,taskiq --repeats 5
     python benchmarks/run.py all --quick                # does everything still work?
+    python benchmarks/run.py --page                     # docs/concepts/comparison.md, from results/
 
-Results go to benchmarks/results/<scenario>.json and .md. Exit code 0: everything ran and every
+Results go to benchmarks/results/<scenario>.json and .md, from which the figures of
+docs/concepts/comparison.md are taken. Exit code 0: everything ran and every
 goal that could be told was met; 1: a contender failed; 8: a goal was missed.
 """
 
@@ -17,7 +19,7 @@ import sys
 from pathlib import Path
 
 import scenarios
-from harness import environments, machine, report
+from harness import comparison, environments, machine, report
 from harness.rounds import Results, play
 from harness.scenario import Scenario
 from harness.server import PrivateRedis
@@ -29,6 +31,9 @@ GOAL_MISSED = 8
 
 def main() -> int:
     chosen = _arguments()
+    if chosen.page:
+        comparison.write_page()
+        return 0
     # A plain SIGTERM must also stop the private server and the workers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = scenarios.NAMES if chosen.scenario == "all" else (chosen.scenario,)
@@ -49,6 +54,8 @@ def _run(scenario: Scenario, chosen: argparse.Namespace) -> int:
 
         def keep(results: Results) -> None:
             report.write(results, chosen.out, facts, settings)
+            if chosen.out.resolve() == comparison.RESULTS:
+                comparison.write_page()
 
         results = play(
             scenario,
@@ -88,6 +95,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "scenario",
+        nargs="?",
         choices=[*scenarios.NAMES, *scenarios.PIPELINE, "all"],
         metavar="SCENARIO",
         help=f"one of {', '.join((*scenarios.NAMES, *scenarios.PIPELINE))}, or all",
@@ -110,7 +118,11 @@ def _arguments() -> argparse.Namespace:
         help="kill: how long to wait for the jobs of the killed worker",
     )
     parser.add_argument("--quick", action="store_true", help="one small round; figures mean little")
-    return parser.parse_args()
+    parser.add_argument("--page", action="store_true", help="measure nothing: write the page anew")
+    chosen = parser.parse_args()
+    if chosen.scenario is None and not chosen.page:
+        parser.error("name a scenario, or all")
+    return chosen
 
 
 def _positive(text: str) -> int:

@@ -45,7 +45,7 @@ def lane_of(nodeid: str) -> str:
     return parts[1] if len(parts) > 2 else parts[0]
 
 
-class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+class Scheduling(LoadScopeScheduling):
     """Every test by itself to whichever process is free, but all of Spark's to one.
 
     The marks that the plugin offers for this are lost on the way with pytest 9.2.

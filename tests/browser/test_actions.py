@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
+from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Query
 from leasehold.dashboard.kinds import kind_of
 from tests.browser.conftest import Watched
@@ -176,3 +182,70 @@ def test_dead_letters_are_grouped_by_error_class_and_sent_back_together(
     row.get_by_role("link", name="Retry all…").click()
     page.get_by_role("button", name="Retry 4 jobs").click()
     expect(page.locator("#bulk-state")).to_contain_text("4 done")
+
+
+def test_an_event_that_was_given_up_is_delivered_again(stand: Stand, page: Page) -> None:
+    stand.open("inbox")
+    url = stand.stages["inbox"].url
+    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
+
+    async def given_up() -> str:
+        inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
+        try:
+            await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])
+            assert await inbox.claim(1, wait_ms=1_000)
+            (event,) = await outbox.claim(1, wait_ms=1_000)
+            failure = Failure(code="http_410", message="410 Gone")
+            await outbox.settle([Outcome(event, "bury", failure=failure)])
+            return event.job_id
+        finally:
+            await inbox.close()
+            await outbox.close()
+
+    event_id = stand.run(given_up())
+    page.goto(stand.url)
+    page.get_by_role("link", name="Outbox").click()
+    page.get_by_role("link", name="given up").click()
+    row = page.locator("tbody tr", has_text=event_id)
+    expect(row).to_contain_text("410 Gone")
+    expect(row).to_contain_text("https://hooks.example/jobs")
+    expect(row).not_to_contain_text("abc")
+    expect(row).not_to_contain_text("pw")
+    page.get_by_label(f"Tick {event_id}").check()
+    page.get_by_role("button", name="Deliver again").click()
+    expect(page.locator(".notice").first).to_contain_text("1 to be sent again")
+    page.get_by_role("link", name="waiting", exact=True).click()
+    expect(page.locator("tbody tr", has_text=event_id)).to_contain_text("claimed")
+    page.goto(f"{stand.url}/audit")
+    expect(page.locator("tbody")).to_contain_text("redeliver")
+
+
+def test_what_the_boxes_offer_runs_as_it_is_copied(stand: Stand, page: Page) -> None:
+    """Except Node's, for which there is a package to install; tests/interop runs that one."""
+    stand.open()
+    page.goto(stand.url)
+    ran = 0
+    for box in page.locator("details[id^=try-]").all():
+        for name, text in zip(
+            box.locator("p.quiet").all_text_contents(), box.locator("pre").all_text_contents(),
+            strict=True,
+        ):  # fmt: skip
+            if not name.startswith("Node"):
+                told = run_copied(text, is_python=name.startswith("Python"))
+                assert told.strip(), f"{name} prints nothing:\n{text}"
+                ran += 1
+    assert ran == 2 * len(CONTRACTS) + 3
+    for contract in CONTRACTS:
+        counts = stand.ask(contract, lambda ledger: ledger.counts())
+        waiting = sum(n for state, n in counts.states.items() if kind_of(state) == "waiting")
+        assert waiting == 2 + (contract in ("streams", "omniq", "plane")), contract
+
+
+def run_copied(text: str, *, is_python: bool) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = [sys.executable, "-c", text] if is_python else ["bash", "-c", text]
+    done = subprocess.run(
+        words, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"{text}\n{done.stderr}"
+    return done.stdout

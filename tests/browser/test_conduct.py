@@ -21,13 +21,17 @@ from tests.browser.stand import Stand
 from tests.interop.npm import installed
 
 AXE = Path(__file__).parent / "axe"
-PAGES = ("/", "/jobs", "/jobs?q=is:failed", "/queues", "/workers", "/dead", "/history", "/audit")
+PAGES = ("/", "/jobs", "/jobs?q=is:failed", "/queues", "/workers", "/dead", "/outbox", "/history")
+PAGES += ("/audit",)
+
+HOOK = {"status_webhook_url": "https://hooks.example/jobs"}
 
 
 def filled(stand: Stand) -> str:
     """A stand with something on every page; the path of a failed job."""
-    stand.open("streams", "bullmq")
+    stand.open("streams", "bullmq", "inbox")
     stand.work()
+    stand.submit("inbox", NewJob(task="greet", payload=b"{}", options=HOOK))
     name = stand.names["bullmq"]
     ok, bad, _ = stand.submit(
         "bullmq",
@@ -82,7 +86,7 @@ def test_with_keys_a_page_asks_to_sign_in_and_a_wrong_key_is_told(
 def test_a_key_that_may_only_observe_sees_everything_and_no_button(
     stand: Stand, page: Page
 ) -> None:
-    stand.open("streams")
+    stand.open("streams", "inbox")
     stand.submit("streams", NewJob(task="greet", payload=b"{}"))
     key = key_of(stand, "streams", "observe")
     time.sleep(1.1)  # see above

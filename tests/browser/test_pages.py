@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from leasehold.core.job import NewJob
+from leasehold.store.redis import Redis
 from tests.browser.conftest import Watched
 from tests.browser.stand import CONTRACTS, Stand
 
@@ -111,3 +113,46 @@ def test_a_job_that_is_gone_is_said_to_be_gone(stand: Stand, page: Page, watched
     assert answer is not None
     assert answer.status == 404
     expect(page.locator("main")).to_contain_text("there is no such job")
+
+
+def test_the_overview_warns_of_steps_that_are_missing_from_a_journal(
+    stand: Stand, page: Page
+) -> None:
+    stand.open("streams")
+    stand.work()
+    (job_id,) = stand.submit("streams", NewJob(task="greet", payload=b"{}"))
+    stand.wait_for("streams", job_id, ("done",))
+
+    async def forget_the_claim() -> int:
+        parts = urlsplit(stand.stages["streams"].url.removeprefix("streams+"))
+        redis = Redis(parts._replace(query="").geturl())
+        try:
+            key = f"{parse_qs(parts.query)['namespace'][0]}jobs:journal"
+            entries = await redis.call("XRANGE", key, "-", "+")
+            (claim,) = (entry for entry in entries if b"claim" in b" ".join(entry[1]))
+            return int(await redis.call("XDEL", key, claim[0]))
+        finally:
+            await redis.close()
+
+    assert stand.run(forget_the_claim()) == 1
+    page.goto(stand.url)
+    expect(page.locator(".warning")).to_contain_text("a gap in its journal")
+
+
+def test_queues_show_the_groups_and_priorities_of_what_waits(stand: Stand, page: Page) -> None:
+    stand.open("omniq", "bullmq")
+    stand.submit("omniq", *[NewJob(task="greet", payload=b"{}", gid="tenant-7")] * 2)
+    stand.submit("bullmq", NewJob(task="greet", payload=b"{}", priority=5))
+    page.goto(f"{stand.url}/queues")
+    omniq = page.locator(f'tr[data-queue="{stand.names["omniq"]}"]')
+    expect(omniq).to_contain_text("tenant-7 2")
+    bullmq = page.locator(f'tr[data-queue="{stand.names["bullmq"]}"]')
+    expect(bullmq).to_contain_text("p5: 1")
+
+
+def test_a_worker_of_an_sql_queue_is_seen_before_it_has_a_job(stand: Stand, page: Page) -> None:
+    stand.open("inbox", "plane")
+    stand.work()
+    page.goto(f"{stand.url}/workers")
+    for name in stand.names.values():
+        expect(page.locator("tbody tr", has_text=name)).to_have_count(1)

@@ -6,6 +6,7 @@ Run it with LEASEHOLD_SHOTS=1 to write them; otherwise it only proves that each 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -35,6 +36,9 @@ def test_each_page_can_be_shown_in_the_documentation(stand: Stand, page: Page) -
         ids = stand.submit(contract, *jobs)
         stand.wait_for(contract, ids[2], ("failed",))
         failed = failed or f"/jobs/{stand.names[contract]}/{ids[2]}"
+    hook = {"status_webhook_url": "https://hooks.example/jobs"}
+    (told,) = stand.submit("inbox", NewJob(task="greet", payload=b"{}", options=hook))
+    stand.wait_for("inbox", told, ("done",))
     for name, path in (
         ("overview", "/"),
         ("jobs", "/jobs"),
@@ -42,13 +46,25 @@ def test_each_page_can_be_shown_in_the_documentation(stand: Stand, page: Page) -
         ("queues", "/queues"),
         ("workers", "/workers"),
         ("dead", "/dead"),
+        ("outbox", "/outbox"),
+        ("audit", "/audit"),
     ):
         page.goto(stand.url + path)
         expect(page.locator("#pulse")).to_have_attribute("data-state", "live")
         if name == "job":  # a traceback names the folders of the machine it was made on
             page.locator(".fault summary").click()
         shoot(page, name)
+        if name == "queues":  # an action, for the page that keeps them
+            for verb in ("pause", "resume"):
+                page.locator(f'form[action="/ui/queue"] button[value="{verb}"]').first.click()
+                expect(page.locator(".notice").first).to_contain_text(f"is {verb}d")
     page.emulate_media(color_scheme="dark")
     page.goto(stand.url)
     expect(page.locator("#chart canvas")).to_be_visible()
     shoot(page, "overview-dark")
+
+
+def test_the_start_shows_every_picture_there_is() -> None:
+    shown = re.findall(r"\]\(images/(\S+)\.png\)", (FOLDER.parent / "index.md").read_text())
+    assert sorted(shown) == sorted(path.stem for path in FOLDER.glob("*.png"))
+    assert {"overview", "jobs", "job", "queues", "workers", "dead", "outbox", "audit"} <= set(shown)

@@ -18,10 +18,10 @@ from dataclasses import replace
 from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
 from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
 from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
-from leasehold.store.scripts import Script
+from leasehold.store.scripts import ScriptFolder
 
 Edits = tuple[tuple[str, str, str], ...]
-SCRIPTS: dict[str, dict[str, Script]] = {
+SCRIPTS: dict[str, ScriptFolder] = {
     "streams": STREAMS_SCRIPTS,
     "bullmq": BULLMQ_SCRIPTS,
     "omniq": OMNIQ_SCRIPTS,
@@ -91,7 +91,7 @@ def planted(contract: str, fault: str) -> Iterator[None]:
     try:
         yield
     finally:
-        SCRIPTS[contract].update(before)
+        SCRIPTS[contract]._read.update(before)
 
 
 def plant(contract: str, fault: str) -> None:
@@ -103,7 +103,7 @@ def plant(contract: str, fault: str) -> None:
             raise SystemExit(f"planted fault {fault!r} does not fit script {name!r} any more")
         source = script.source.replace(good, bad)
         sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        scripts[name] = replace(script, source=source, sha=sha)
+        scripts._read[name] = replace(script, source=source, sha=sha)  # what it would read, broken
 
 
 def main(argv: list[str]) -> int:

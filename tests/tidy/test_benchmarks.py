@@ -4,11 +4,15 @@ Only contenders that run in the project's own environment take part: nothing is 
 """
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.harness import comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 50
@@ -80,3 +84,37 @@ def test_every_peer_pins_every_package_of_its_environment() -> None:
     for requirements in found:
         loose = [line for line in requirements.read_text().splitlines() if "==" not in line]
         assert not loose, f"{requirements.parent.name} does not pin {loose}"
+
+
+def test_the_comparison_shows_the_figures_of_the_committed_results() -> None:
+    """All of them, also where a goal was missed; after new results: `benchmarks/run.py --page`."""
+    page = comparison.PAGE.read_text()
+    assert page == comparison.refreshed(page), "run python benchmarks/run.py --page"
+    for path in comparison.RESULTS.glob("*.md"):
+        assert f"(../../benchmarks/results/{path.name})" in page
+    assert len(re.findall(r"^Measured 20\d\d-\d\d-\d\d, size ", page, re.MULTILINE)) >= 6
+
+
+def test_a_changed_figure_makes_the_comparison_another_one(tmp_path: Path) -> None:
+    for path in comparison.RESULTS.glob("*.md"):
+        shutil.copy(path, tmp_path)
+    page = comparison.PAGE.read_text()
+    assert comparison.refreshed(page, tmp_path) == page
+    table = tmp_path / "noop.md"
+    table.write_text(table.read_text().replace("| leasehold | ", "| leasehold | 9"))
+    changed = comparison.refreshed(page, tmp_path)
+    assert changed != page
+    assert comparison.refreshed(changed) == page
+
+
+def test_the_tables_and_the_documents_of_results_hold_the_same_figures() -> None:
+    for path in comparison.RESULTS.glob("*.json"):
+        told = json.loads(path.read_text())
+        lines = path.with_suffix(".md").read_text().splitlines()
+        assert lines[0] == f"# {told['title']}"
+        rows = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
+        for name, contender in told["contenders"].items():
+            for spread in contender["summary"].values():
+                if spread is not None:
+                    shapes = {f"{spread['median']:,.{digits}f}" for digits in range(4)}
+                    assert any(f"| {shape} " in rows[name] for shape in shapes), (path.name, name)

@@ -1,13 +1,12 @@
 """Every clause of a SPEC.md is named by a test, and no test names a clause that is not there."""
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.tidy.reading import TESTS, contract_folders, files, listed, shown, text, tree
+from tests.tidy.clauses import CLAUSE_LINE, clauses_of, named_by_tests, specs
+from tests.tidy.reading import listed, shown, text
 
 # The contract that a clause's letter stands for.
 LETTERS = {
@@ -18,42 +17,7 @@ LETTERS = {
     "inbox": "I",
     "plane": "P",
 }
-CLAUSE_LINE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* \S")
 LOOKS_LIKE_A_CLAUSE = re.compile(r"^\s*[-*]\s*\**[A-Z]{1,2}-\d+")
-
-
-def specs() -> list[Path]:
-    return [folder / "SPEC.md" for folder in contract_folders() if (folder / "SPEC.md").exists()]
-
-
-def clauses_of(spec: Path) -> list[str]:
-    matches = (CLAUSE_LINE.match(line) for line in text(spec).splitlines())
-    return [match[1] for match in matches if match]
-
-
-def named_in(path: Path) -> Iterator[tuple[str, int]]:
-    """The clauses that the `clause` marks of one file name, with their lines."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call) and _is_clause_mark(node.func):
-            for argument in node.args:
-                for constant in ast.walk(argument):
-                    if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-                        yield constant.value, constant.lineno
-
-
-def _is_clause_mark(function: ast.expr) -> bool:
-    if isinstance(function, ast.Attribute):
-        return function.attr == "clause"
-    return isinstance(function, ast.Name) and function.id == "clause"
-
-
-def named_by_tests() -> dict[str, str]:
-    """Each named clause, with one place that names it."""
-    return {
-        clause: shown(path, line)
-        for path in files(TESTS, "*.py")
-        for clause, line in named_in(path)
-    }
 
 
 @pytest.mark.parametrize("spec", specs(), ids=lambda spec: spec.parent.name)

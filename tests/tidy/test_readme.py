@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import configparser
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from leasehold.cli.config import Config
 from leasehold.cli.exits import Exit
-from leasehold.cli.group import COMMANDS
+from leasehold.cli.group import COMMANDS, LazyGroup, group
 from leasehold.cli.settings import SETTINGS
 from leasehold.contracts.bullmq.options import Options as BullmqOptions
 from leasehold.contracts.omniq.options import Options as OmniqOptions
 from leasehold.contracts.streams.options import Options, keys
 from leasehold.core.opening import contract_names
 from leasehold.tasks.toolbox import load_tools
+from tests.tidy.reading import files
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -175,3 +178,30 @@ if SYSTEMD_ANALYZE:
 
 def run_analyze(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(SYSTEMD_ANALYZE), *args], capture_output=True, text=True, timeout=60)
+
+
+DOCUMENTS = [path.relative_to(ROOT).as_posix() for path in files(ROOT, "*.md")]
+COMMAND = re.compile(r"(?:^\s*(?:\$ )?|\$\(|`)leasehold ([a-z][^`\n|&>)]*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_that_a_document_shows_has_the_options_it_shows(name: str) -> None:
+    text = page(name).replace("\\\n", " ")
+    wrong = [f"{name}: leasehold {words}" for words in COMMAND.findall(text) if not is_one(words)]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_one(words: str) -> bool:
+    """Whether there is such a command with such options; what follows a comment is prose."""
+    try:
+        first, *rest = shlex.split(words, comments=True)
+    except ValueError:  # a quotation that goes on in the next line
+        return True
+    command = LazyGroup().get_command(click.Context(group), first.strip(",.;:"))
+    if isinstance(command, click.Group) and rest and rest[0] in command.commands:
+        command, rest = command.commands[rest[0]], rest[1:]
+    if command is None:
+        return False
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    options = {word.partition("=")[0] for word in rest if re.match(r"--[a-z]", word)}
+    return options <= known | {"--help"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from leasehold.store import scripts
+from tests.tidy.clauses import clauses_of, specs
 from tests.tidy.reading import PACKAGE, files, listed, shown, text, tree
-from tests.tidy.test_clauses import clauses_of, specs
 
 LUA = files(PACKAGE, "*.lua")
 CALL = re.compile(r"\bredis\.p?call\(")

@@ -21,6 +21,8 @@ class OpenHouse:
     queue: Queue
     ledger: Ledger
     journal: Journal
+    address: str = ""
+    outbox: Ledger | None = None
 
 
 def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
@@ -45,4 +47,5 @@ def _house(url: str, number: int, urls: Sequence[str]) -> OpenHouse:
     parsed = parse_url(url)
     same = sum(parse_url(other).name == parsed.name for other in urls[:number])
     name = f"{parsed.name}~{same + 1}" if same else parsed.name
-    return OpenHouse(name, parsed.contract, open_queue(url), open_ledger(url), open_journal(url))
+    parts = open_queue(url), open_ledger(url), open_journal(url)
+    return OpenHouse(name, parsed.contract, *parts, address=parsed.safe)

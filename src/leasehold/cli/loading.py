@@ -17,6 +17,24 @@ BUILT_IN = "leasehold.tasks"
 INBOX = "leasehold.transcode"
 
 
+def load_all(
+    targets: Sequence[str], config: Config, *, samples: bool = False, urls: Sequence[str] = ()
+) -> list[Task]:
+    """The tasks of several files or modules; a later one's handler takes the place of an earlier's.
+
+    So `leasehold up app.py` runs your `chat` instead of the sample of that name.
+    """
+    if samples and BUILT_IN not in targets:
+        raise UsageError(f"--samples goes with {BUILT_IN} only")
+    found: dict[str, list[Task]] = {}
+    for target in targets:
+        mine: dict[str, list[Task]] = {}
+        for task in load_tasks(target, config, samples=samples and target == BUILT_IN, urls=urls):
+            mine.setdefault(task.name, []).append(task)
+        found |= mine
+    return [task for tasks in found.values() for task in tasks]
+
+
 def load_tasks(
     target: str, config: Config, *, samples: bool = False, urls: Sequence[str] = ()
 ) -> list[Task]:

@@ -7,7 +7,6 @@ A contract is found by its folder under `leasehold.contracts`, or by an entry po
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -43,6 +42,8 @@ class QueueUrl(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise UsageError(f"queue URL {self.safe}: {error}", contract=self.contract) from None
         for key in rest:
+            import difflib
+
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
             if close:
                 raise UsageError(
@@ -125,7 +126,10 @@ def open_journal(url: str) -> Journal:
 
 
 def open_part(url: str, part: str, **given: Any) -> Any:
-    """What only some contracts have: `credentials`, `endpoint_secrets`; `given` is for the part."""
+    """What only some contracts have: `credentials`, `endpoint_secrets`, `outbox`.
+
+    `given` is for the part.
+    """
     parsed = parse_url(url)
     opener = getattr(_contract(parsed), f"open_{part}", None)
     if opener is None:
@@ -152,6 +156,8 @@ def _contract(url: QueueUrl) -> Any:
 
     for point in entry_points(group=_GROUP, name=name):
         return point.load()
+    import difflib
+
     known = contract_names()
     close = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""

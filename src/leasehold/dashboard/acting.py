@@ -19,6 +19,7 @@ import structlog
 from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, NotFound, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.dashboard.audit import AuditLog, write_down
+from leasehold.dashboard.delivering import outbox_of
 from leasehold.dashboard.finding import Finder, FoundJob
 from leasehold.dashboard.house import Street
 from leasehold.dashboard.search import Search
@@ -81,6 +82,13 @@ class Actor:
         ledger = self._street[queue].ledger
         await (ledger.pause() if verb == "pause" else ledger.resume())
         await write_down(self.audit, who, verb, queue=queue, outcome="ok")
+
+    async def redeliver(self, who: str, queue: str, event_ids: Sequence[str]) -> list[str]:
+        """Send events of a queue's outbox again, under their ids."""
+        answers = await outbox_of(self._street, queue).retry(event_ids)
+        told = _told(Counter(answers))
+        await write_down(self.audit, who, "redeliver", queue=queue, ids=event_ids, outcome=told)
+        return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
         """Store a new job; raises what the store said against it."""

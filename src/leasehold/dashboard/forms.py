@@ -20,7 +20,12 @@ from leasehold.dashboard.search import parse
 from leasehold.dashboard.visit import Notices, Visit, local_path
 
 _SELECTED_MAX = 500
-_DONE = {"retry": "sent back", "cancel": "cancelled", "remove": "removed"}
+_DONE = {
+    "retry": "sent back",
+    "cancel": "cancelled",
+    "remove": "removed",
+    "redeliver": "to be sent again",
+}
 
 
 class Forms:
@@ -42,6 +47,7 @@ class Forms:
             "/ui/bulk": self.bulk,
             "/ui/bulk/stop": self.bulk_stop,
             "/ui/queue": self.queue,
+            "/ui/redeliver": self.redeliver,
             "/ui/submit": self.submit,
             "/ui/replay": self.replay,
         }
@@ -81,6 +87,14 @@ class Forms:
             raise UsageError(f"{verb!r} is nothing to do to a queue; there are pause and resume")
         await self._actor.steer(visit.who, "pause" if verb == "pause" else "resume", name)
         return self._back(visit.field("next"), "/queues", f"{name} is {verb}d.")
+
+    async def redeliver(self, visit: Visit) -> str:
+        """Send the events that were ticked again."""
+        chosen = visit.fields("job")[:_SELECTED_MAX]
+        if not chosen:
+            raise UsageError("no event is selected: tick some first")
+        answers = await self._actor.redeliver(visit.who, visit.field("queue"), chosen)
+        return self._back(visit.field("next"), "/outbox", _told("redeliver", Counter(answers)))
 
     async def submit(self, visit: Visit) -> str:
         """A new job from the page."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 
 import msgspec
 
+from leasehold.core.errors import StoreError
 from leasehold.core.seam import Counts, Staffed
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.house import House, Street
@@ -23,6 +25,8 @@ DEAD_MAX = 5_000
 _GONE_MS = 600_000
 _OVERDUE_MS = 30_000
 _OLD_MS = 60_000
+_LINES_MAX = 200
+_LINES_SHOWN = 6
 
 
 class Warn(msgspec.Struct, frozen=True):
@@ -103,6 +107,27 @@ async def dead_letters(finder: Finder, *, most: int = DEAD_MAX) -> DeadList:
     return DeadList(sorted(made, key=lambda group: -group.jobs), complete)
 
 
+class Lines(msgspec.Struct, frozen=True):
+    """How the waiting jobs of a queue are spread; `looked_at` of them, the newest."""
+
+    groups: list[tuple[str, int]]
+    priorities: list[tuple[int, int]]
+    looked_at: int
+
+
+async def lines_of(queue: str, finder: Finder) -> Lines:
+    """Groups and priorities of what waits, where its jobs have any."""
+    search = Search("", (Term("queue", ":", queue), Term("is", ":", "waiting")))
+    try:
+        jobs = [found.job for found in (await finder.page(search, limit=_LINES_MAX)).jobs]
+    except StoreError:
+        return Lines([], [], 0)
+    groups = Counter(job.gid for job in jobs if job.gid)
+    priorities = Counter(job.priority for job in jobs)
+    spread = sorted(priorities.items()) if set(priorities) - {0} else []
+    return Lines(groups.most_common(_LINES_SHOWN), spread[:_LINES_SHOWN], len(jobs))
+
+
 class _Group:
     """Gathers one group of dead letters; its words are those of the newest."""
 
@@ -146,6 +171,12 @@ def warnings(watch: Watch, *, now_ms: int) -> list[Warn]:
         counts = observer.counts
         if counts is not None:
             found += _queue_warnings(name, counts, observer.last_claim_ms, now_ms)
+        if observer.missing:
+            found.append(
+                Warn(name, f"a gap in its journal: {observer.missing} steps of the last quarter of "
+                     "an hour are not in it", "keep more of it (journal_length, journal_days), and "
+                     "the append-only file on: leasehold doctor")
+            )  # fmt: skip
         if observer.sampled:
             found.append(
                 Warn(name, "the journal is faster than this page: figures are sampled",

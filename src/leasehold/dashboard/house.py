@@ -22,6 +22,13 @@ class House(Protocol):
     def ledger(self) -> Ledger: ...
     @property
     def journal(self) -> Journal: ...
+    @property
+    def address(self) -> str:
+        """Its URL without a password, for people who want to reach it with their own program."""
+
+    @property
+    def outbox(self) -> Ledger | None:
+        """Where its events wait to be delivered, if it tells of its jobs by webhooks."""
 
 
 class Street:

@@ -26,6 +26,25 @@ _RETRY_MS = 1_000
 STREAMS_MAX = 200
 
 
+Row = tuple[int, int, int, int, int]
+"""A second: its time, and how many jobs were submitted, started, done and failed in it."""
+
+
+class Series(msgspec.Struct, frozen=True):
+    """The first frame: every second of the last quarter of an hour."""
+
+    rows: list[Row]
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """What happened since the last one: how many events, of which jobs (queue and id), seconds."""
+
+    events: int
+    moved: list[tuple[str, str]]
+    rows: list[Row]
+    now_ms: int
+
+
 class Live:
     """Serves the stream, and ends all of them when the gateway goes."""
 
@@ -63,7 +82,7 @@ class Live:
     async def _write(self, queue: str, listener: Listener, over: asyncio.Event, send: Send) -> None:
         series = self._watch.series(queue)
         sent_s = series[-1][0] if series else 0
-        first = b"retry: %d\n" % _RETRY_MS + _frame("series", {"rows": series})
+        first = b"retry: %d\n" % _RETRY_MS + _frame("series", Series(series))
         await send({"type": "http.response.body", "body": first, "more_body": True})
         while not over.is_set():
             await _either(listener.event, over, _QUIET_S)
@@ -71,10 +90,9 @@ class Live:
             count, moved = listener.take()
             rows = [row for row in self._watch.series(queue, span_s=5) if row[0] > sent_s]
             sent_s = rows[-1][0] if rows else sent_s
-            tick = {"events": count, "moved": moved, "rows": rows, "now_ms": int(time.time() * 1e3)}
-            await send(
-                {"type": "http.response.body", "body": _frame("tick", tick), "more_body": True}
-            )
+            tick = Tick(count, moved, rows, int(time.time() * 1e3))
+            frame = _frame("tick", tick)
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
             await _either(None, over, _BEAT_S)
 
 

@@ -63,6 +63,7 @@ class Second:
     failed: int = 0
     retried: int = 0
     lost: int = 0
+    missing: int = 0
     wait: Counter[int] = field(default_factory=Counter)
     run: Counter[int] = field(default_factory=Counter)
 
@@ -94,6 +95,7 @@ class Observer:
         self._stories: OrderedDict[str, list[JobEvent]] = OrderedDict()
         self._ready_ms: OrderedDict[str, int] = OrderedDict()
         self._begun_ms: OrderedDict[str, int] = OrderedDict()
+        self._vers: OrderedDict[str, int] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -150,6 +152,7 @@ class Observer:
                 after = events[-1].seq if events else after
                 if rich >= _RICH_PAGES_MAX:
                     after, rich, self.sampled = _NOW, 0, True
+                    self._vers.clear()
                 if rich:
                     await asyncio.sleep(0.02)  # leave the loop to the clients of the gateway
             except StoreError as error:
@@ -158,12 +161,14 @@ class Observer:
             except Exception:
                 _log.exception("observer_failed", queue=self.house.name)
                 after = _NOW
+                self._vers.clear()
                 await asyncio.sleep(_AWAY_S)
 
     def _note(self, event: JournalEvent) -> None:
         second = self._second(event.ts_ms // 1000)
         kind = event.type
         self._count(second, event)
+        self._follow(second, event)
         if kind == "claim":
             self._claimed(second, event)
         elif kind in _STOPPED:
@@ -175,6 +180,23 @@ class Observer:
         if event.job_id and kind not in _SMALL_TALK:
             self._tell(event)
         self._on_moved(self.house.name, event.job_id)
+
+    @property
+    def missing(self) -> int:
+        """Steps of the last quarter of an hour that the journal does not hold.
+
+        The steps of a job are numbered without a hole, so a number that was left out was trimmed
+        before it was read, or went with a store that lost its end.
+        """
+        return sum(second.missing for second in self.window())
+
+    def _follow(self, second: Second, event: JournalEvent) -> None:
+        before = self._vers.get(event.job_id)
+        if not event.ver:
+            return
+        if before is not None and event.ver > before + 1:
+            second.missing += event.ver - before - 1
+        _remember(self._vers, event.job_id, event.ver)
 
     def story(self, job_id: str) -> list[JobEvent]:
         """What the journal said of a job lately, for contracts that keep less with the job."""

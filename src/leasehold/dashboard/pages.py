@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,8 +16,17 @@ from leasehold.core.seam import Counts
 from leasehold.dashboard import charts
 from leasehold.dashboard.acting import VERBS, Actor
 from leasehold.dashboard.boxes import boxes, command_of, curl_of
+from leasehold.dashboard.delivering import CHOICES, deliveries, outboxes
 from leasehold.dashboard.finding import Finder
-from leasehold.dashboard.gathering import Warn, by_kind, dead_letters, overdue, warnings, workers
+from leasehold.dashboard.gathering import (
+    Warn,
+    by_kind,
+    dead_letters,
+    lines_of,
+    overdue,
+    warnings,
+    workers,
+)
 from leasehold.dashboard.history import Histories
 from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import KINDS, kind_of
@@ -79,7 +89,7 @@ class Pages:
             {
                 "title": "Overview",
                 "figures": figures,
-                "per_s": figures.done / _SPAN_S,
+                "per_s": self._watch.rate(),
                 "waiting": sum(by_kind(each).get("waiting", 0) for each in counts),
                 "running": sum(by_kind(each).get("running", 0) for each in counts),
                 "oldest_ms": max((each.oldest_waiting_ms for each in counts), default=0),
@@ -161,7 +171,7 @@ class Pages:
                 "facts": _facts(job),
                 "trace": _trace_link(self._trace_url, job.trace),
                 "curl": curl_of(base, queue, job.task, payload),
-                "command": command_of(queue, job.task, payload),
+                "command": command_of(house.address, job.task, payload),
                 "my_path": job_path(queue, job.job_id),
             },
         )
@@ -169,7 +179,13 @@ class Pages:
     async def queues(self, visit: Visit) -> Page:
         """All queues with their depths and rates."""
         await self._watch.look()
-        rows = [self._queue_row(house) for house in self._street]
+        lines = await asyncio.gather(
+            *(lines_of(house.name, self._finder) for house in self._street)
+        )
+        rows = [
+            {**self._queue_row(house), "lines": each}
+            for house, each in zip(self._street, lines, strict=True)
+        ]
         return Page("queues.html", {"title": "Queues", "queues": rows})
 
     async def workers(self, visit: Visit) -> Page:
@@ -190,6 +206,29 @@ class Pages:
         ]
         return Page("dead.html", {"title": "Dead letters", "groups": groups,
                                   "complete": dead.complete})  # fmt: skip
+
+    async def outbox(self, visit: Visit) -> Page:
+        """Webhooks: which are on their way, which arrived, which were given up."""
+        names = outboxes(self._street)
+        if not names:
+            raise NotFound("no queue of this gateway has an outbox; an inbox+... queue has one")
+        queue, kind = visit.query("queue") or names[0], visit.query("kind")
+        if kind not in dict(CHOICES):
+            raise NotFound(f"there are no such events; there are {', '.join(filter(None, KINDS))}")
+        found = await deliveries(self._street, queue, kind=kind, after=visit.query("after"))
+        more = with_params("/outbox", queue=queue, kind=kind, after=found.after)
+        return Page(
+            "outbox.html",
+            {
+                "title": "Outbox",
+                "names": names,
+                "queue": queue,
+                "kind": kind,
+                "choices": CHOICES,
+                "events": found.events,
+                "more": more if found.after else "",
+            },
+        )
 
     async def audit(self, visit: Visit) -> Page:
         """Who did what."""
@@ -268,7 +307,7 @@ class Pages:
             "kinds": by_kind(counts),
             "states": [(s, n) for s, n in counts.states.items() if n],
             "figures": figures,
-            "per_s": figures.done / _SPAN_S,
+            "per_s": self._watch.rate(house.name),
             "depth_spark": charts.sparkline(depth, "waiting, last 15 minutes"),
             "rate_spark": charts.sparkline(rate, "done a second, last 15 minutes"),
         }

@@ -24,6 +24,7 @@ from leasehold.dashboard.acting import Actor
 from leasehold.dashboard.api import Api
 from leasehold.dashboard.assets import assets
 from leasehold.dashboard.audit import AuditLog
+from leasehold.dashboard.delivering import outboxes
 from leasehold.dashboard.doorkeeper import Doorkeeper
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.forms import Forms
@@ -72,6 +73,7 @@ class Dashboard:
         street = Street(houses)
         redaction = Redaction(redact)
         self._door = door
+        self._has_outbox = bool(outboxes(street))
         self._version = version
         self._notices = Notices()
         self.watch = Watch(street)
@@ -117,6 +119,7 @@ class Dashboard:
             "/queues": pages.queues,
             "/workers": pages.workers,
             "/dead": pages.dead,
+            "/outbox": pages.outbox,
             "/history": pages.history,
             "/audit": pages.audit,
             "/bulk/{bulk_id}": pages.bulk,
@@ -230,6 +233,7 @@ class Dashboard:
             "signed_in": visit is not None,
             "notice": self._notices.read(visit.query("n")) if visit else "",
             "assets": assets(),
+            "has_outbox": self._has_outbox,
             "version": self._version,
         }
         text = self._templates.get_template(page.template).render(values | page.values)

@@ -14,6 +14,8 @@ from leasehold.dashboard.observing import IDLE_S, WINDOW_S, Observer, Second
 from leasehold.dashboard.timing import quantiles
 
 MOVED_MAX = 200
+_RATE_S = 60
+_RATE_S_MIN = 5.0
 _SHARES = (0.5, 0.95, 0.99)
 
 
@@ -80,7 +82,18 @@ class Watch:
         chosen = [self.observers[queue]] if queue else list(self.observers.values())
         return figures([s for observer in chosen for s in observer.window(span_s)], span_s)
 
-    def series(self, queue: str = "", *, span_s: int = WINDOW_S) -> list[list[int]]:
+    def rate(self, queue: str = "") -> float:
+        """Jobs done a second over the last minute, or since the first was seen if that is less."""
+        chosen = [self.observers[queue]] if queue else list(self.observers.values())
+        now_s = time.time()
+        first_s = min((s.at_s for o in chosen for s in o.window()), default=now_s)
+        span_s = min(_RATE_S, max(_RATE_S_MIN, now_s - first_s))
+        done = sum(s.done for o in chosen for s in o.window(_RATE_S) if s.at_s >= now_s - span_s)
+        return done / span_s
+
+    def series(
+        self, queue: str = "", *, span_s: int = WINDOW_S
+    ) -> list[tuple[int, int, int, int, int]]:
         """Per second: time, submitted, started, done, failed; the current second is left out."""
         now = int(time.time())
         chosen = [self.observers[queue]] if queue else list(self.observers.values())
@@ -93,7 +106,7 @@ class Watch:
                     row[2] += second.started
                     row[3] += second.done
                     row[4] += second.failed
-        return list(rows.values())
+        return [(at, row[1], row[2], row[3], row[4]) for at, row in rows.items()]
 
     def _moved(self, queue: str, job_id: str) -> None:
         for listener in self._listeners:

@@ -29,6 +29,7 @@ from leasehold.gateway.dispatch import ROUTE, Desk, Resource
 from leasehold.gateway.document import document
 from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
+from leasehold.gateway.events_document import events_document
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.keys import KeyRing
 from leasehold.gateway.limits import RateLimit
@@ -74,7 +75,7 @@ class Gateway:
         self.operations = Operations(
             self.served, self.ring, self.metrics, lambda: self.draining, self.dashboard.actor.steer
         )
-        self._document, router = self._routes()
+        self._documents, router = self._routes()
         self._app = Edge(_straight(router), self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,10 +109,15 @@ class Gateway:
 
     @property
     def openapi(self) -> bytes:
-        """The API document."""
-        return self._document
+        """What can be asked: the OpenAPI document."""
+        return self._documents["/openapi.json"]
 
-    def _routes(self) -> tuple[bytes, Router]:
+    @property
+    def asyncapi(self) -> bytes:
+        """What is said without being asked: the AsyncAPI document."""
+        return self._documents["/asyncapi.json"]
+
+    def _routes(self) -> tuple[dict[str, bytes], Router]:
         desk = Desk(
             self.settings,
             self.door,
@@ -130,12 +136,14 @@ class Gateway:
         described = document(everything)
         self._docs_page = pages.docs(described)
         routes += self.dashboard.routes()
-        routes += [
-            Route("/docs", self._docs, methods=["GET"]),
-            Route("/openapi.json", self._openapi, methods=["GET"]),
-        ]
+        documents = {
+            "/openapi.json": msgspec.json.encode(described),
+            "/asyncapi.json": msgspec.json.encode(events_document(everything)),
+        }
+        routes.append(Route("/docs", self._docs, methods=["GET"]))
+        routes += [Route(path, self._described, methods=["GET"]) for path in documents]
         router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
-        return msgspec.json.encode(described), router
+        return documents, router
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
@@ -164,9 +172,9 @@ class Gateway:
         request.scope[ROUTE] = "/docs"
         return _html(self._docs_page)
 
-    async def _openapi(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/openapi.json"
-        return Response(self._document, media_type="application/json")
+    async def _described(self, request: Request) -> Response:
+        path = request.scope[ROUTE] = request.url.path
+        return Response(self._documents[path], media_type="application/json")
 
 
 def _html(page: bytes) -> Response:

@@ -10,9 +10,16 @@ HEARTBEAT = b": heartbeat\n\n"
 _LINE_ENDS = str.maketrans("\r\n\0", "   ")
 
 
+class Hello(msgspec.Struct, frozen=True):
+    """The `data` of the first frame."""
+
+    job_id: str
+    status: str
+
+
 def hello(job_id: str, state: str, retry_ms: int) -> bytes:
     """The first frame: whose events these are, and how soon to come back after a break."""
-    data = msgspec.json.encode({"job_id": job_id, "status": state})
+    data = msgspec.json.encode(Hello(job_id, state))
     return b"retry: %d\nevent: hello\ndata: %b\n\n" % (retry_ms, data)
 
 

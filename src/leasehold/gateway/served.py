@@ -11,7 +11,7 @@ from typing import Any, cast
 from leasehold.core.endpoint import Endpoint
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent
-from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
+from leasehold.core.opening import open_journal, open_ledger, open_part, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.core.state import MACHINES
 from leasehold.gateway.feed import Feed
@@ -25,7 +25,16 @@ class Served:
     """One queue of one contract. `name` is what /api/queues calls it."""
 
     def __init__(
-        self, name: str, contract: str, queue: Queue, ledger: Ledger, journal: Journal, feed: Feed
+        self,
+        name: str,
+        contract: str,
+        queue: Queue,
+        ledger: Ledger,
+        journal: Journal,
+        feed: Feed,
+        *,
+        address: str = "",
+        outbox: Ledger | None = None,
     ) -> None:
         self.name = name
         self.contract = contract
@@ -33,6 +42,8 @@ class Served:
         self.ledger = ledger
         self.journal = journal
         self.feed = feed
+        self.address = address
+        self.outbox = outbox
 
     def endpoints(self, settings: GatewaySettings) -> list[Endpoint]:
         """The HTTP side of the contract; [] for a contract that has none."""
@@ -63,8 +74,9 @@ class Served:
     async def close(self) -> None:
         """Let go of everything."""
         await self.feed.close()
-        for part in (self.queue, self.ledger, self.journal):
-            await part.close()
+        for part in (self.queue, self.ledger, self.journal, self.outbox):
+            if part is not None:
+                await part.close()
 
 
 def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served:
@@ -81,7 +93,16 @@ def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served
         client_bytes_max=settings.client_bytes_max,
         on_events=metrics.sse_events.inc,
     )
-    return Served(parsed.name, parsed.contract, queue, ledger, journal, feed)
+    sides = queue, ledger, journal, feed
+    return Served(parsed.name, parsed.contract, *sides, address=parsed.safe, outbox=_outbox(url))
+
+
+def _outbox(url: str) -> Ledger | None:
+    """The ledger of the events to be delivered, where the contract has them."""
+    try:
+        return cast("Ledger | None", open_part(url, "outbox"))
+    except UsageError:
+        return None
 
 
 def check_names(served: Sequence[Served]) -> None:

@@ -10,6 +10,9 @@ from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
 _WAIT_MS = 250
+# A position by time, until it is looked up. Writers at the same moment may commit in any order.
+_AT = "@"
+_DISORDER_MS = 5_000
 EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
     *("worker_id", "lease_until_ms", "prev_lease_until_ms", "gid", "priority", "due_ms"),
@@ -27,6 +30,7 @@ class BoxJournal:
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         """Events after a position, oldest first."""
+        after = await self._position(after)
         if after and not after.isdecimal():
             raise UsageError(
                 f"{after!r} is not a position of this journal", contract=self._settings.contract
@@ -48,6 +52,7 @@ class BoxJournal:
         deadline = loop.time() + wait_ms / 1000
         if after == "$":
             after = str(await self._engine.settled_position())
+        after = await self._position(after)
         while True:
             await self._bell.arm()
             events = await self.read(after=after)
@@ -55,6 +60,28 @@ class BoxJournal:
             if events or left_ms <= 0:
                 return events
             await self._bell.wait(min(left_ms, _WAIT_MS))
+
+    def since(self, ts_ms: int) -> str:
+        """The position after which everything that happened since then lies."""
+        return f"{_AT}{ts_ms}"
+
+    async def _position(self, after: str) -> str:
+        """`after` as a number: a time is looked for by halving, as `ts_ms` rises with `seq`."""
+        if not after.startswith(_AT):
+            return after
+        wanted_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
+        low, high = 0, await self._engine.settled_position()
+        at = high
+        while low < high:
+            rows = await self._engine.run(
+                self._settings.table, "journal_at", queue=self._settings.queue, seq=at
+            )
+            if not rows or rows[0]["ts_ms"] < wanted_ms:
+                low = at
+            else:
+                high = rows[0]["seq"] - 1
+            at = (low + high + 1) // 2
+        return str(low)
 
     async def close(self) -> None:
         """Close the connections."""

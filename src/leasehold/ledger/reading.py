@@ -7,7 +7,7 @@ from typing import Any
 
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.core.state import Machine
 from leasehold.ledger.engine import OUTBOX, Engine, Row
 from leasehold.ledger.settings import BoxSettings
@@ -96,6 +96,11 @@ class BoxLedger:
             workers=summary["workers"],
             oldest_waiting_ms=max(0, summary["now_ms"] - oldest_ms) if oldest_ms else 0,
         )
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers that did upkeep or claimed lately, also in vain."""
+        rows = await self._engine.run(self._settings.table, "workers", queue=self._settings.queue)
+        return [WorkerBeat(row["worker_id"], row["seen_ms"]) for row in rows]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """The job's own events after a version."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 
 from leasehold.core.errors import UsageError
@@ -30,6 +30,8 @@ _HEADER = re.compile(
     r"\A\s*(?:--\[\[(?P<block>.*?)\]\]|(?P<lines>(?:[ \t]*--[^\n]*(?:\n|\Z))+))", re.DOTALL
 )
 
+_SHARED = Path(__file__).parent / "lua" / "include"
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -41,11 +43,38 @@ class Script:
     sha: str
 
 
+class ScriptFolder(Mapping[str, Script]):
+    """The scripts of a package by operation, each read when it is first asked for.
+
+    A command that only looks at a queue runs none of them, and shall not wait for them to be read.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._read: dict[str, Script] = {}
+
+    def __getitem__(self, operation: str) -> Script:
+        if operation not in self._read:
+            self._read[operation] = self._one(operation)
+        return self._read[operation]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(load_scripts(self._package))
+
+    def __len__(self) -> int:
+        return len(load_scripts(self._package))
+
+    def _one(self, operation: str) -> Script:
+        folder = _folder(self._package)
+        found = [path for path in folder.glob(f"{operation}-*.lua") if path.is_file()]
+        if len(found) != 1:
+            raise KeyError(operation)
+        return load_script(found[0], folder / "include")
+
+
 def load_scripts(package: str) -> dict[str, Script]:
     """All scripts of a package's `lua` folder, by operation; anything wrong with one raises."""
-    folder = files(package) / "lua"
-    if not folder.is_dir():
-        raise UsageError(f"package {package} has no folder lua/ to load scripts from")
+    folder = _folder(package)
     scripts: dict[str, Script] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(".lua"):
@@ -59,7 +88,17 @@ def load_scripts(package: str) -> dict[str, Script]:
     return scripts
 
 
-def load_script(path: Traversable, includes: Traversable) -> Script:
+def _folder(package: str) -> Path:
+    """Its folder `lua`; not by importlib.resources, which takes longer to import than to use."""
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    folder = Path(places[0]) / "lua" if places else None
+    if folder is None or not folder.is_dir():
+        raise UsageError(f"package {package} has no folder lua/ to load scripts from")
+    return folder
+
+
+def load_script(path: Path, includes: Path) -> Script:
     """One script file, its includes taken from the folder `includes`."""
     operation, keys = _operation_and_keys(path.name)
     source = _expand(path.read_text(encoding="utf-8"), path.name, includes, (), set())
@@ -104,9 +143,7 @@ def _operation_and_keys(name: str) -> tuple[str, int]:
     return match["operation"], int(match["keys"])
 
 
-def _expand(
-    text: str, name: str, includes: Traversable, chain: tuple[str, ...], done: set[str]
-) -> str:
+def _expand(text: str, name: str, includes: Path, chain: tuple[str, ...], done: set[str]) -> str:
     """`text` with its includes in place; `chain` finds cycles, `done` keeps each include single."""
 
     def included(match: re.Match[str]) -> str:
@@ -122,8 +159,8 @@ def _expand(
     return _INCLUDE.sub(included, text)
 
 
-def _part(wanted: str, name: str, includes: Traversable) -> Traversable:
-    for folder in (includes, files("leasehold.store") / "lua" / "include"):
+def _part(wanted: str, name: str, includes: Path) -> Path:
+    for folder in (includes, _SHARED):
         part = folder / f"{wanted}.lua"
         if part.is_file():
             return part

@@ -6,10 +6,12 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leasehold.cli.checks.sql import server_findings
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.store.embedded import EmbeddedRedis
@@ -116,6 +118,7 @@ def test_a_paused_and_a_full_queue_are_noticed(cli: Cli, queue_url: str) -> None
         await queue.close()
 
     asyncio.run(claim_one())
+    assert by_check(cli("doctor", "--json"))["pause"]["level"] == "ok"
     cli("pause")
     found = by_check(cli("doctor", f"{queue_url}&max_depth=2", "--json"))
     assert (found["pause"]["level"], found["pause"]["remedy"]) == ("note", "leasehold resume")
@@ -149,3 +152,69 @@ def test_bench_measures_on_a_store_of_its_own(cli: Cli, start: Start) -> None:
     assert figures["run_per_s"] > 0
     assert 0 < figures["start_latency_ms"]["p50"] <= figures["start_latency_ms"]["p99"]
     assert cli("ls", "--json").lines == []  # the queue that is set was not touched
+
+
+@pytest.mark.parametrize("contract", ["bullmq", "omniq"])
+def test_a_queue_of_another_redis_contract_is_looked_at_too(
+    contract: str, cli: Cli, redis_url: str, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    url = f"{contract}+{redis_url}?queue=doctor-{free_port}"
+    said = cli("doctor", url, "--json")
+    assert said.code == 0, said.out
+    assert {"append-only file", "queue", "workers", "dead letters"} <= set(by_check(said))
+    asyncio.run(put_in(url))
+    said = cli("doctor", url, "--json")
+    assert (said.code, by_check(said)["workers"]["level"]) == (8, "problem")
+    assert "leasehold worker app.py --from" in by_check(said)["workers"]["remedy"]
+
+
+async def put_in(url: str) -> None:
+    queue = open_queue(url)
+    try:
+        (made,) = await queue.submit([NewJob(task="x", payload=b"{}")])
+        assert made.accepted
+    finally:
+        await queue.close()
+
+
+def test_an_sqlite_queue_is_looked_at_with_its_file_and_disk(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db"
+    asyncio.run(put_in(url))
+    found = by_check(cli("doctor", url, "--json"))
+    assert found["database file"]["detail"].endswith("log wal")
+    assert found["disk"]["detail"].endswith("GB free")
+    assert found["workers"]["level"] == "problem"
+    (tmp_path / "broken.db").write_bytes(b"not a database, whatever its name says" * 100)
+    said = cli("doctor", f"inbox+sqlite:///{tmp_path}/broken.db", "--json")
+    assert said.code == 8
+    assert "not a database" in by_check(said)["database file"]["detail"]
+    assert "queue" not in by_check(said)
+    said = cli("doctor", f"plane+sqlite:///{tmp_path}/nowhere/jobs.db", "--json")
+    assert by_check(said)["folder"]["remedy"] == f"mkdir -p {tmp_path}/nowhere"
+
+
+def test_a_plane_that_does_not_answer_is_a_problem_and_one_that_does_is_not(
+    cli: Cli, start: Start, tmp_path: Path, free_port: int
+) -> None:
+    url = f"plane+http://127.0.0.1:{free_port}"
+    said = cli("doctor", url, "--json")
+    assert (said.code, by_check(said)["gateway"]["level"]) == (8, "problem")
+    gateway = start("gateway", "--port", str(free_port), "--from", "plane+sqlite:///plane.db")
+    gateway.heard("gateway_ready")
+    found = by_check(cli("doctor", url, "--json"))
+    assert (found["gateway"]["level"], found["gateway ready"]["level"]) == ("ok", "ok")
+
+
+def test_a_postgres_that_is_away_or_unsafe_is_told_with_its_remedy(cli: Cli) -> None:
+    said = cli("doctor", "inbox+postgresql://nobody@127.0.0.1:1/none", "--json")
+    assert (said.code, by_check(said)["reachable"]["level"]) == (8, "problem")
+    row = {"number": 120_000, "version": "12.1", "fsync": "off", "replica": True, "open_s": 999}
+    found = {finding.check: finding for finding in server_findings(row)}
+    assert {name for name, f in found.items() if f.level == "problem"} == {
+        "postgres version", "fsync", "role",
+    }  # fmt: skip
+    assert all(finding.remedy for finding in found.values())

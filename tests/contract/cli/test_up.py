@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from leasehold.cli.samples import FLOWS
+from leasehold.store.embedded import EmbeddedPostgres
 from tests.contract.cli.conftest import Program, wait_until
 from tests.unit.tasks.model_server import model_server
 
@@ -116,7 +117,7 @@ def test_jobs_of_all_six_tasks_flow_within_a_minute_and_ctrl_c_drains(up: Up) ->
 
 def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(up: Up) -> None:
     up.program.heard("(--no-node): the jobs of 'video-generation' come from our own producer")
-    assert [queue["workers"] for queue in up.call("queues")] == [1] * len(FLOWS)
+    wait_until(lambda: [each["workers"] for each in up.call("queues")] == [1] * len(FLOWS))
     wait_until(lambda: len(up.videos()) >= 2)
     assert set(up.videos()) == {"sample-python"}
     assert not (up.folder / ".leasehold" / "samples").exists()
@@ -371,3 +372,44 @@ def test_the_worker_goes_on_when_somebody_makes_an_api_key(up: Up) -> None:
     wait_until(lambda: up.ask("POST", "/v1/jobs", {"task": "chat", "payload": {}})[0] == 401)
     before = done()
     wait_until(lambda: done() >= before + 2, within_s=60)
+
+
+def test_with_a_postgres_the_sql_contracts_keep_their_jobs_there(
+    tmp_path: Path, free_port: int
+) -> None:
+    server = EmbeddedPostgres()  # in a folder that its own user may enter
+    url = server.start()
+    up = Up(tmp_path, free_port, "--no-node", "--postgres", url)
+    try:
+        up.program.heard("schema brought up to date")
+        where = {row["queue"].partition("+")[0]: row["queue"] for row in up.call("queues")}
+        for contract in ("inbox", "plane"):
+            assert where[contract].startswith(f"{contract}+postgres")
+
+        def worked() -> bool:
+            counted = {row["queue"]: row["states"] for row in up.call("queues")}
+            return bool(counted[where["plane"]]["SUCCEEDED"])
+
+        wait_until(worked)
+        assert not list((tmp_path / ".leasehold").glob("*.db"))
+    finally:
+        up.program.kill()
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def broken(:\n", "SyntaxError"),
+        ("import not_installed_anywhere\n", "No module named 'not_installed_anywhere'"),
+        ("x = 1\n", "app.py has no tasks"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_told_of_before_anything_starts(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "app.py").write_text(text)
+    program = Program(["up", "app.py"], tmp_path, {})
+    assert program.ended() != 0
+    assert words in program.words
+    assert not (tmp_path / ".leasehold").exists()

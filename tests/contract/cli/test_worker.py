@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
 import re
 import signal
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
 from tests.contract.cli.conftest import Cli, Start, wait_until
 
 APP = """
@@ -173,3 +180,54 @@ def test_a_broken_app_says_so_in_one_line_and_shows_more_on_demand(
 def _children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
+
+
+def test_spans_of_attempts_reach_a_collector_linked_to_their_producer(
+    start: Start, cli: Cli, tmp_path: Path, queue_url: str
+) -> None:
+    taken: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            """Quiet."""
+
+    (tmp_path / "app.py").write_text(
+        'from leasehold import task\n\n\n@task("greet")\ndef greet(job):\n    return 1\n'
+    )
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    put_in(
+        queue_url, NewJob(task="greet", payload=b"{}", trace=f"00-{trace_id}-b7ad6b7169203331-01")
+    )
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        collector = f"http://127.0.0.1:{server.server_port}"
+        worker = start("worker", "app.py", "--burst", LEASEHOLD_WORKER_OTLP_URL=collector)
+        assert worker.ended() == 0, worker.words
+        server.shutdown()
+    spans = [
+        span
+        for body in taken
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    (span,) = spans
+    assert span.kind == span.SPAN_KIND_CONSUMER
+    assert [link.trace_id.hex() for link in span.links] == [trace_id]
+
+
+def put_in(url: str, job: NewJob) -> None:
+    async def put() -> None:
+        queue = open_queue(url)
+        try:
+            assert [made.accepted for made in await queue.submit([job])] == [True]
+        finally:
+            await queue.close()
+
+    asyncio.run(put())

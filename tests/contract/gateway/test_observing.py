@@ -275,6 +275,7 @@ async def test_a_worker_with_nothing_to_do_is_seen(place: Place) -> None:
     queue = open_queue(place.stage.url, worker_id="w-idle")
     try:
         await queue.claim(1, wait_ms=10)
+        await queue.upkeep()  # as a worker does, once a second
         workers = (await place.web.get("/api/workers")).json["workers"]
     finally:
         await queue.close()

@@ -11,6 +11,7 @@ from leasehold.core.job import NewJob
 from leasehold.core.lease import Report
 from leasehold.core.outcome import BURIED, COMPLETED, Failure, Retried
 from leasehold.core.seam import Query
+from leasehold.webhooks.shapes import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.inbox.conftest import Outbox, RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -239,3 +240,21 @@ async def test_the_outbox_has_a_history_of_its_own_that_holds(
     assert [event.type for event in events if event.job_id == "h1.1"] == [
         *("submit", "claim", "retry", "claim", "complete")
     ]
+
+
+@pytest.mark.clause("I-36")
+async def test_every_event_has_the_shape_that_receivers_are_told(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, told(max_attempts=2), told(max_attempts=1))
+    good, bad = await claim(queue, 2)
+    await queue.report([Report(lease=good, type="stage", step="fetching", progress=b"10")])
+    await settle(queue, good, "complete", result=b'{"files":[]}')
+    await settle(queue, bad, "bury", failure=Failure(code="gone", message="no such file"))
+    rows = await outbox.rows()
+    shapes = [msgspec.json.decode(row.payload, type=WebhookEvent) for row in rows]
+    assert {shape.status for shape in shapes} >= {"succeeded", "dead_letter"}
+    known = set(WebhookEvent.__struct_fields__)
+    told_of = {name for row in rows for name in msgspec.json.decode(row.payload)}
+    assert told_of == known

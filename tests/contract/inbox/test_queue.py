@@ -6,9 +6,10 @@ import time
 import msgspec
 import pytest
 
+from leasehold.cli.checks.sql import postgres_findings, sqlite_findings
 from leasehold.core.errors import LeaseLost, ServerError, StoreError
 from leasehold.core.lease import Lease, Report
-from leasehold.core.opening import open_queue
+from leasehold.core.opening import open_journal, open_queue, parse_url
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Query
 from leasehold.ledger.credentials import SealedColumns
@@ -298,3 +299,35 @@ async def test_a_refusal_of_the_database_reaches_the_caller_as_an_error(inbox: I
         assert await state(inbox, "twice") == "claimed"
     finally:
         await engine.close()
+
+
+@pytest.mark.clause("I-32")
+@pytest.mark.raw_writes
+async def test_the_history_can_be_entered_by_time(inbox: InboxStage, sql: RawSql) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, *[job(f"old-{n}") for n in range(20)])
+    await sql("UPDATE job_journal SET ts_ms = ts_ms - 3600000")
+    await submit(queue, *[job(f"new-{n}") for n in range(10)])
+    (now_ms,) = (await sql("SELECT max(ts_ms) FROM job_journal"))[0]
+    journal = open_journal(inbox.url)
+    try:
+        fresh = await journal.wait(after=journal.since(now_ms - 60_000), wait_ms=0)
+        assert [event.job_id for event in fresh] == [f"new-{n}" for n in range(10)]
+        assert len(await journal.read(after=journal.since(now_ms - 7_200_000))) == 30
+        assert await journal.read(after=journal.since(now_ms + 60_000)) == []
+        assert await journal.read(after=fresh[0].seq) == fresh[1:]
+    finally:
+        await journal.close()
+
+
+@pytest.mark.clause("I-40")
+async def test_the_doctor_finds_nothing_wrong_with_a_store_that_runs(inbox: InboxStage) -> None:
+    await submit(inbox.queue(), job())
+    store = parse_url(inbox.url).store
+    on_server = store.startswith("postgres")
+    found = await postgres_findings(store) if on_server else sqlite_findings(store)
+    assert {finding.check for finding in found} >= (
+        {"postgres version", "fsync", "role", "clock"} if on_server else {"folder", "database file"}
+    )
+    # A server of the tests may run without fsync, which is for the doctor to say.
+    assert not [f for f in found if f.level == "problem" and f.check != "fsync"]

@@ -148,3 +148,14 @@ async def test_a_cancelled_claim_loses_no_job(stage: Stage) -> None:
         lease = got[0] if got else await claim_one(queue)
         assert lease.job_id == job_id
         await settle(queue, lease, "complete")
+
+
+@pytest.mark.clause("M-2")
+async def test_the_trace_of_the_submitter_reaches_the_worker(stage: Stage) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    queue = stage.queue("w1")
+    (job_id,) = await submit(queue, job(trace=trace))
+    assert (await claim_one(queue)).trace == trace
+    record = await stage.ledger.get(job_id)
+    assert record is not None
+    assert record.trace == trace

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from leasehold.core.seam import Query
+from leasehold.core.seam import Query, Staffed
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import (
     claim,
@@ -105,3 +105,19 @@ async def test_a_job_that_nobody_runs_is_removed(stage: Stage) -> None:
 
 async def test_an_unknown_job_is_not_there(stage: Stage) -> None:
     assert await stage.ledger.get("no-such-job") is None
+
+
+@pytest.mark.clause("M-20")
+async def test_a_worker_that_has_nothing_to_do_is_known_all_the_same(stage: Stage) -> None:
+    """Except to the reference, whose workers live in the process that asks."""
+    if stage.url.startswith("memory:"):
+        assert not isinstance(stage.ledger, Staffed)
+        return
+    assert isinstance(stage.ledger, Staffed)
+    assert await stage.ledger.workers() == []
+    queue = stage.queue("w1")
+    assert await queue.claim(1, wait_ms=0) == []
+    await queue.upkeep()
+    (beat,) = await stage.ledger.workers()
+    assert beat.worker_id == "w1"
+    assert beat.last_ms > 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +37,26 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert len(out.splitlines()) > 4
 
 
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_help_of_every_command_has_an_example_with_options_it_has(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run([name, "--help"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    examples = [line for line in lines if re.search(rf"\bleasehold {name}\b", line)][1:]
+    assert examples, f"leasehold {name} --help shows no example"
+    for example in examples:
+        asked = example.partition("leasehold ")[2].split(" | ")[0].partition(')"')[0]
+        words = shlex.split(asked, comments=True)
+        command = LazyGroup().get_command(click.Context(group), words[0])
+        rest = words[1:]
+        if isinstance(command, click.Group):
+            command, rest = command.commands[rest[0]], rest[1:]
+        assert command is not None
+        known = {option for param in command.params for option in param.opts}
+        assert {word for word in rest if re.match(r"--?[a-z]", word)} <= known, example
+
+
 @pytest.mark.parametrize("name", ["ls", "inspect", "queues", "watch", "doctor", "bench", "version"])
 def test_every_reading_command_speaks_json(name: str) -> None:
     command = LazyGroup().get_command(click.Context(group), name)
@@ -61,6 +83,45 @@ def test_a_light_command_never_loads_the_web_server_or_the_worker(name: str) -> 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# Each of them takes longer to import than the command has work to do.
+SLOW = ("importlib.resources", "tempfile", "zipfile", "difflib", "http.client", "structlog", "rich")
+MODULES_MAX = 275
+
+
+@pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq"])
+@pytest.mark.parametrize("command", ["queues", "ls"])
+def test_a_command_that_only_looks_imports_little_and_reads_no_script(
+    contract: str, command: str
+) -> None:
+    """What a start costs, counted: a clock would measure the machine's other work too."""
+    name = "" if contract == "streams" else "?queue=a"
+    url = f"{contract}+redis://127.0.0.1:1/0{name}"
+    words = [command, url] if command == "queues" else [command, "--queue", url]
+    code = (
+        "import sys; read = []\n"
+        "sys.addaudithook(lambda e, a: read.append(str(a[0])) if e == 'open' else None)\n"
+        "from leasehold.cli.group import run\n"
+        f"code = run({words!r})\n"
+        f"slow = sorted(set({SLOW!r}) & set(sys.modules))\n"
+        "print(code, len(sys.modules), slow, [name for name in read if name.endswith('.lua')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    exit_code, modules, *rest = done.stdout.split(" ", 2)
+    assert int(exit_code) == Exit.UNREACHABLE, done.stderr
+    assert rest == ["[] []\n"]
+    assert int(modules) <= MODULES_MAX
+
+
+@pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq", "inbox", "plane"])
+def test_a_contract_is_opened_without_what_writes_logs_or_serves(contract: str) -> None:
+    code = (
+        f"import sys, leasehold.contracts.{contract};"
+        f"print(sorted(set({(*HEAVY, 'rich')!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_light_command_starts_within_150_ms(tmp_path: Path) -> None:

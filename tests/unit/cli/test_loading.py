@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.cli.config import Config
-from leasehold.cli.loading import load_tasks
+from leasehold.cli.loading import load_all, load_tasks
 from leasehold.core.errors import UsageError
 
 APP = """
@@ -61,6 +61,20 @@ def test_samples_bring_a_handler_for_the_sample_jobs_of_every_contract(config: C
     names = [task.name for task in load_tasks("leasehold.tasks", config, samples=True)]
     assert len(set(names)) == len(names)
     assert set(names) >= {"chat", "embed", "video-generation"}
+
+
+def test_a_task_of_your_own_takes_the_place_of_the_sample_of_its_name(
+    tmp_path: Path, config: Config
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        'from leasehold import task\n\n\n@task("chat")\ndef mine(job):\n    return 1\n'
+    )
+    tasks = load_all(["leasehold.tasks", "mine.py"], config, samples=True)
+    (chat,) = (task for task in tasks if task.name == "chat")
+    assert chat.handler.__name__ == "mine"
+    assert {"plan", "video-generation"} <= {task.name for task in tasks}
+    with pytest.raises(UsageError, match="--samples goes with"):
+        load_all(["mine.py"], config, samples=True)
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,22 @@ def test_a_paused_queue_wants_no_workers_and_a_full_one_wants_enough() -> None:
 @pytest.mark.parametrize("text", ["//evil.example", "https://evil.example", "/\\evil", "", "x"])
 def test_a_form_leads_back_to_our_own_pages_only(text: str) -> None:
     assert local_path(text, "/jobs") == "/jobs"
+
+
+def test_steps_that_the_journal_left_out_are_counted_and_numbers_that_begin_anew_are_not() -> None:
+    import time
+
+    now_ms = time.time_ns() // 1_000_000
+    observer = Observer(NoHouse(), lambda queue, job_id: None)  # type: ignore[arg-type]
+    for each in (
+        event("claim", now_ms, job_id="met late", ver=7),
+        event("submit", now_ms, job_id="whole", ver=1),
+        event("claim", now_ms, job_id="whole", ver=2),
+        event("reject", now_ms, job_id="whole", ver=0),
+        event("complete", now_ms, job_id="whole", ver=3),
+        event("submit", now_ms, job_id="whole", ver=1),  # removed, and submitted again
+    ):
+        observer._note(each)
+    assert observer.missing == 0
+    observer._note(event("complete", now_ms, job_id="met late", ver=10))
+    assert observer.missing == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.core.errors import UsageError
-from leasehold.store.scripts import load_script, load_scripts, problems
+from leasehold.store.scripts import ScriptFolder, load_script, load_scripts, problems
 
 HEADER = """\
 -- Adds one.
@@ -158,3 +158,17 @@ def test_an_include_needs_only_its_purpose(package: Path) -> None:
     assert problems(path) == []
     path.write_text("local now = 1\n")
     assert problems(path) != []
+
+
+def test_a_script_is_read_when_it_is_asked_for_and_not_before(package: Path) -> None:
+    (package / "go-0.lua").write_text("return 1")
+    (package / "broken-3.lua").write_text("return 1")
+    folder = ScriptFolder(package.parent.name)
+    assert folder["go"].source == "return 1"
+    assert folder["go"] is folder["go"]
+    with pytest.raises(KeyError):
+        folder["gone"]
+    with pytest.raises(UsageError, match="its name says 3 keys"):
+        folder["broken"]
+    (package / "broken-3.lua").unlink()
+    assert (list(folder), len(folder)) == (["go"], 1)

@@ -1,1 +1,1 @@
-"""What `leasehold doctor` looks at: this machine, a Redis server, a `streams` queue."""
+"""What `leasehold doctor` looks at: this machine, the stores, the queues."""

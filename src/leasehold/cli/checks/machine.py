@@ -43,7 +43,7 @@ def _sqlite() -> Finding:
         sqlite3.sqlite_version,
         bad=sqlite3.sqlite_version_info < _SQLITE_OLDEST,
         level="note",
-        remedy="the SQL contracts (to come) need 3.35; use a newer Python build",
+        remedy="inbox and plane on SQLite need 3.35; use a newer Python build",
     )
 
 
@@ -54,7 +54,7 @@ def _java() -> Finding:
         found or "not found",
         bad=not found,
         level="note",
-        remedy="only the Spark pipeline (to come) needs it",
+        remedy="only the pipeline needs it: pip install 'leasehold[spark]' brings one",
     )
 
 

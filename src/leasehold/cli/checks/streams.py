@@ -14,7 +14,7 @@ _LATE = 3  # leases; a healthy worker takes over what ran out within two
 
 async def streams_findings(redis: Redis, options: Options) -> list[Finding]:
     """What the stream and its consumer group say."""
-    stream, _, delayed, *_, paused = keys(options.namespace)
+    stream, _, delayed, _, _, _, _, paused, _ = keys(options.namespace)
     groups, consumers, is_paused, waiting, length = await redis.pipeline(
         [
             ("XINFO", "GROUPS", stream),

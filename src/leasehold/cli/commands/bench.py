@@ -34,6 +34,10 @@ def command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
     """Enqueue jobs in bulk, run them as no-ops, then measure the way from submit to start.
 
     Gateway and network are not in these figures; worker and client share one process.
+
+    \b
+    leasehold bench
+    leasehold bench --json
     """
     import uvloop
 

@@ -14,7 +14,12 @@ from leasehold.cli.options import ids_argument, json_option, queue_option, steer
 @queue_option
 @json_option
 def command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> int:
-    """End waiting jobs at once and running ones through their worker."""
+    """End waiting jobs at once and running ones through their worker.
+
+    \b
+    leasehold cancel JOB_ID
+    leasehold cancel ID ID ID --json
+    """
     return steer(
         queue_url,
         job_ids,

@@ -16,7 +16,12 @@ from leasehold.core.errors import UsageError
 
 @click.group("config", short_help="Show settings and where they come from.")
 def command() -> None:
-    """Show settings and where they come from."""
+    """Show settings and where they come from.
+
+    \b
+    leasehold config show --origin
+    leasehold config show queue_url
+    """
 
 
 @command.command("show")

@@ -7,15 +7,20 @@ import asyncio
 import click
 
 from leasehold.cli.config import load_config
+from leasehold.cli.migrating import migrated
 from leasehold.cli.options import json_option, queue_option
 from leasehold.cli.output import emit, emit_text, note
 from leasehold.core.errors import UsageError
-from leasehold.core.opening import QueueUrl, parse_url
+from leasehold.core.opening import parse_url
 
 
 @click.group("db", short_help="Bring a database to the schema of this version.")
 def command() -> None:
-    """Look after the database of a queue."""
+    """Look after the database of a queue.
+
+    \b
+    leasehold db migrate --queue inbox+postgresql://user@host/database
+    """
 
 
 @command.command("migrate")
@@ -30,28 +35,10 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
     url = parse_url(load_config().text("queue_url", queue_url))
     if not url.store.startswith(("sqlite", "postgres", "libsql")):
         raise UsageError(f"{url.safe} has no database; name one with --queue inbox+sqlite:///...")
-    done = asyncio.run(_migrated(url))
+    done = asyncio.run(migrated(url))
     if as_json:
         emit({"applied": done})
         return
     for name in done:
         emit_text(name)
     note(f"{len(done)} applied" if done else "up to date")
-
-
-async def _migrated(url: QueueUrl) -> list[str]:
-    from leasehold.ledger.migrating import migrate as bring
-
-    if url.store.startswith("postgres"):
-        from leasehold.ledger.migrating import PostgresMigrations
-        from leasehold.store.postgres import Postgres
-
-        database = Postgres(url.store, schema=url.options.get("schema", "leasehold"))
-        try:
-            return await bring(PostgresMigrations(database), "postgres")
-        finally:
-            await database.close()
-    from leasehold.ledger.sqlite_migrations import SqliteMigrations
-    from leasehold.store.sqlite import file_of
-
-    return await bring(SqliteMigrations(file_of(url.store)), "sqlite")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from importlib import import_module
+from typing import cast
 
 import click
 import msgspec
 
 from leasehold.cli.checks.finding import Finding
 from leasehold.cli.checks.machine import machine_findings
+from leasehold.cli.checks.queue import ledger_findings
 from leasehold.cli.checks.redis import redis_findings
+from leasehold.cli.checks.remote import remote_findings
+from leasehold.cli.checks.sql import postgres_findings, sqlite_findings
 from leasehold.cli.checks.streams import streams_findings
 from leasehold.cli.config import load_config
 from leasehold.cli.exits import Exit
@@ -20,6 +25,7 @@ from leasehold.contracts.streams.options import Options
 from leasehold.core.opening import parse_url
 from leasehold.store.redis import Redis
 
+_DOWN = ("reachable", "folder", "database file")
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
 
 
@@ -27,12 +33,19 @@ _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": 
 @click.argument("queue_urls", metavar="[URL]...", nargs=-1)
 @json_option
 def command(queue_urls: tuple[str, ...], as_json: bool) -> int:
-    """Check this machine and the stores of its queues; exit code 8 if there is a problem."""
+    """Check this machine, the queues and their stores; exit code 8 if there is a problem.
+
+    \b
+    leasehold doctor
+    leasehold doctor 'inbox+postgresql://user@host/db' --json
+    """
     config = load_config()
-    urls = list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
+    urls = list(queue_urls) or config.queue_urls()
     findings = machine_findings(config)
     for url in urls:
-        findings += asyncio.run(_queue_findings(url))
+        found = asyncio.run(_queue_findings(url))
+        # Queues of one store: what was said of it once need not be said again.
+        findings += [finding for finding in found if finding not in findings]
     for finding in findings:
         if as_json:
             emit(msgspec.to_builtins(finding))
@@ -42,18 +55,34 @@ def command(queue_urls: tuple[str, ...], as_json: bool) -> int:
 
 
 async def _queue_findings(url: str) -> list[Finding]:
+    """The store first; the queue is asked only where its store is well enough to answer."""
     parsed = parse_url(url)
-    if parsed.contract != "streams":
-        detail = f"{parsed.safe}: nothing to look at for this contract yet"
-        return [
-            Finding("note", "queue", detail, "its own commands say if it answers: leasehold queues")
-        ]
-    options, store = parsed.read(Options)
+    kind = parsed.store.partition("://")[0]
+    if kind.startswith("http"):
+        return await asyncio.to_thread(remote_findings, parsed.store, parsed.safe)
+    if kind.startswith("redis"):
+        found = await _redis_findings(url)
+    elif kind.startswith("postgres"):
+        found = await postgres_findings(parsed.store)
+    elif kind in ("sqlite", "libsql"):
+        found = sqlite_findings(parsed.store)
+    else:
+        found = []
+    if any(f.level == "problem" and f.check in _DOWN for f in found):
+        return found
+    told = {finding.check for finding in found}
+    return [*found, *(f for f in await ledger_findings(url) if f.check not in told)]
+
+
+async def _redis_findings(url: str) -> list[Finding]:
+    parsed = parse_url(url)
+    shape = import_module(f"leasehold.contracts.{parsed.contract}.options").Options
+    options, store = parsed.read(shape)
     redis = Redis(store, name="leasehold-doctor", connect_timeout_ms=2_000, timeout_ms=5_000)
     try:
         findings = await redis_findings(redis, parsed.safe)
-        if findings[0].level == "ok":
-            findings += await streams_findings(redis, options)
+        if findings[0].level == "ok" and parsed.contract == "streams":
+            findings += await streams_findings(redis, cast("Options", options))
         return findings
     finally:
         await redis.close()

@@ -34,6 +34,10 @@ def command(
     """Serve the HTTP API of the queues, with event streams, metrics and health.
 
     Without API keys only on loopback; make one with `leasehold keys create`.
+
+    \b
+    leasehold gateway --from streams+redis://127.0.0.1:6379/0
+    leasehold gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
     """
     end_with_parent(parent)
     config = load_config()

@@ -20,7 +20,12 @@ from leasehold.core.seam import Ledger
 @queue_option
 @json_option
 def command(job_id: str, queue_url: str | None, as_json: bool) -> None:
-    """Show one job: its state, what went in, what came out, and its events."""
+    """Show one job: its state, what went in, what came out, and its events.
+
+    \b
+    leasehold inspect JOB_ID
+    leasehold inspect JOB_ID --json
+    """
 
     async def ask(ledger: Ledger) -> tuple[JobRecord | None, list[JobEvent]]:
         return await ledger.get(job_id), await ledger.events(job_id)

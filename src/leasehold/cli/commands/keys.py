@@ -30,6 +30,11 @@ def command() -> None:
     """Create, list and revoke API keys. They live in the queue's store, as hashes.
 
     `new-kek` and `rotate` are for the keys that seal stored credentials.
+
+    \b
+    leasehold keys create "on call" --scope observe
+    leasehold keys ls --json
+    leasehold keys revoke KEY_ID
     """
 
 

@@ -20,7 +20,12 @@ from leasehold.core.seam import Query
 def command(
     states: tuple[str, ...], task: str, limit: int, after: str, queue_url: str | None, as_json: bool
 ) -> None:
-    """List jobs, newest first; with --json one object a line."""
+    """List jobs, newest first; with --json one object a line.
+
+    \b
+    leasehold ls --state error --limit 20
+    leasehold ls --task chat --json
+    """
     query = Query(states=states, task=task, limit=limit, after=after)
     page = with_ledger(queue_url, lambda ledger: ledger.find(query))
     jobs = [job_object(record) for record in page.jobs]

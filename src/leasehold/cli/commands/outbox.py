@@ -21,7 +21,12 @@ Answer = TypeVar("Answer")
 
 @click.group("outbox", short_help="List events to be delivered, and send them again.")
 def command() -> None:
-    """Look at the outbox of an inbox: which events wait, which were given up."""
+    """Look at the outbox of an inbox: which events wait, which were given up.
+
+    \b
+    leasehold outbox ls --status dead_letter --queue inbox+sqlite:///jobs.db
+    leasehold outbox redeliver EVENT_ID --queue inbox+sqlite:///jobs.db
+    """
 
 
 @command.command("ls")

@@ -14,7 +14,11 @@ from leasehold.cli.views import safe_url
 @queue_option
 @json_option
 def command(queue_url: str | None, as_json: bool) -> None:
-    """Stop handing out jobs; what runs goes on."""
+    """Stop handing out jobs; what runs goes on.
+
+    \b
+    leasehold pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
+    """
     with_ledger(queue_url, lambda ledger: ledger.pause())
     url = safe_url(load_config().text("queue_url", queue_url))
     if as_json:

@@ -20,7 +20,12 @@ from leasehold.core.seam import Counts
 @click.argument("queue_urls", metavar="[URL]...", nargs=-1)
 @json_option
 def command(queue_urls: tuple[str, ...], as_json: bool) -> None:
-    """Show depth, totals, workers and the oldest waiting job of each queue."""
+    """Show depth, totals, workers and the oldest waiting job of each queue.
+
+    \b
+    leasehold queues
+    leasehold queues 'inbox+sqlite:///jobs.db' --json
+    """
     urls = list(queue_urls) or load_config().queue_urls()
     for url, counts in asyncio.run(_counts(urls)):
         view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}

@@ -19,6 +19,9 @@ def command(port: int, requester: str, parent: int) -> None:
 
     The secrets are those of LEASEHOLD_WEBHOOKS_SECRETS. Without any, a secret is made and printed.
     The sender must be allowed to reach loopback: LEASEHOLD_EGRESS_ALLOW=127.0.0.1:8471.
+
+    \b
+    leasehold receiver --port 8471
     """
     end_with_parent(parent)
     try:

@@ -12,7 +12,11 @@ from leasehold.cli.options import ids_argument, json_option, queue_option, steer
 @queue_option
 @json_option
 def command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> int:
-    """Delete jobs that nobody runs, with their events and results."""
+    """Delete jobs that nobody runs, with their events and results.
+
+    \b
+    leasehold remove JOB_ID
+    """
     return steer(
         queue_url, job_ids, lambda ledger, ids: ledger.remove(ids), done="removed", as_json=as_json
     )

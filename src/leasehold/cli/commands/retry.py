@@ -12,7 +12,11 @@ from leasehold.cli.options import ids_argument, json_option, queue_option, steer
 @queue_option
 @json_option
 def command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> int:
-    """Send finished jobs back to their queue; a job that has not ended is a conflict."""
+    """Send finished jobs back to their queue; a job that has not ended is a conflict.
+
+    \b
+    leasehold retry JOB_ID
+    """
     return steer(
         queue_url,
         job_ids,

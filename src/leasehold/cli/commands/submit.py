@@ -53,6 +53,11 @@ def command(
     """Put a job into a queue and print its id.
 
     With --wait, print its result instead; exit code 6 if it failed, 7 if it took too long.
+
+    \b
+    leasehold submit greet -d '{"name": "Ada"}'
+    leasehold submit chat -d @prompt.json --follow
+    generate | leasehold submit report -d - --wait --timeout 60 --json
     """
     config = load_config()
     job = _job(task, _payload(data), **options)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import time
 import webbrowser
@@ -25,6 +27,7 @@ import click
 from leasehold.cli.asking import StoreSide
 from leasehold.cli.config import Config, browser_possible, child_environment, load_config
 from leasehold.cli.exits import Exit, Failed
+from leasehold.cli.migrating import migrated
 from leasehold.cli.output import emit_text, note, paint
 from leasehold.cli.ready import until_ready
 from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
@@ -33,7 +36,8 @@ from leasehold.cli.samples.receiving import Surroundings, surroundings
 from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
-from leasehold.core.errors import StoreError
+from leasehold.core.errors import StoreError, UsageError
+from leasehold.core.opening import parse_url
 from leasehold.store.embedded import EmbeddedRedis
 
 _GATEWAY_ENDS_WITHIN_S = 15.0
@@ -54,6 +58,8 @@ class Wish:
     node: bool
     browser: bool
     drain_timeout_s: float
+    postgres_url: str = ""
+    targets: tuple[str, ...] = ()
 
     @property
     def gateway_url(self) -> str:
@@ -63,17 +69,19 @@ class Wish:
 
 
 @click.command("up", short_help="Start everything: a store, a gateway, a worker with samples.")
+@click.argument("targets", metavar="[APP.py|MODULE]...", nargs=-1)
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
 @click.option("--host", help="The gateway's address (127.0.0.1).")
 @click.option("--data", type=click.Path(path_type=Path), help="The data folder (.leasehold).")
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
 @click.option(
-    "--postgres", "postgres_url", metavar="URL", help="For the SQL contracts, which are to come."
+    "--postgres", "postgres_url", metavar="URL", help="Keep inbox and plane there, not in SQLite."
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a page.")
 @click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
 @click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
 def command(
+    targets: tuple[str, ...],
     port: int | None,
     host: str | None,
     data: Path | None,
@@ -83,22 +91,43 @@ def command(
     no_samples: bool,
     no_node: bool,
 ) -> int:
-    """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order."""
+    """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order.
+
+    With files or modules of your own, the worker runs their @task functions too.
+
+    \b
+    leasehold up
+    leasehold up app.py
+    leasehold up --port 9000 --data /var/lib/leasehold --no-samples
+    """
     config = load_config()
     wish = Wish(
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
+        targets=targets,
         data=(data or config.data).expanduser().absolute(),
         redis_url=config.text("redis_url", redis_url),
+        postgres_url=config.text("postgres_url", postgres_url).partition("?")[0],
         samples=not no_samples,
         node=not no_node,
         browser=not no_browser and browser_possible(),
         drain_timeout_s=config.number("worker.drain_timeout_s"),
     )
-    if config.text("postgres_url", postgres_url):
-        note("no contract of this version keeps its jobs in Postgres: that URL is not used")
+    _check_tasks(wish.targets)
     _check_free(wish)
     return asyncio.run(_up(wish, config))
+
+
+def _check_tasks(targets: Sequence[str]) -> None:
+    """A file that cannot be loaded is told of here, and not by a worker that ends again and again.
+
+    In a process of its own: what a handler's module does when it is imported is the worker's.
+    """
+    if targets:
+        words = [*_PROGRAM, "worker", *targets, "--only-load"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix("leasehold: "))
 
 
 def _check_free(wish: Wish) -> None:
@@ -142,13 +171,14 @@ async def _up(wish: Wish, config: Config) -> int:
                 _fresh_worker_key(wish.data),
                 around.receiver_url,
                 around.files,
+                wish.postgres_url,
             )
             queues = [flow.queue_url(stores) for flow in flows]
+            await _bring_schema(queues)
             await _check_store(queues[0])
             worked = [flow.served_at(stores) for flow in flows]
             await _start_receiver(around, supervisor, stack)
-            await _start_parts(wish, queues, worked, stores.worker_key, supervisor, stack)
-            await until_ready(wish.gateway_url, supervisor, stop)
+            await _start_parts(wish, queues, worked, stores.worker_key, supervisor, stack, stop)
             if stop.is_set():
                 return Exit.OK
             _announce(wish, flows, stores, stack)
@@ -212,6 +242,13 @@ async def _check_store(queue_url: str) -> None:
         await side.close()
 
 
+async def _bring_schema(queues: Sequence[str]) -> None:
+    """A SQLite file gets its tables by itself; a server is somebody's, and is told of."""
+    for url in map(parse_url, queues):
+        if url.store.startswith("postgres") and (done := await migrated(url)):
+            _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
+
+
 async def _start_parts(
     wish: Wish,
     queues: list[str],
@@ -219,6 +256,7 @@ async def _start_parts(
     worker_key: Path,
     supervisor: Supervisor,
     stack: contextlib.AsyncExitStack,
+    stop: asyncio.Event,
 ) -> None:
     """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
     mine = ["--parent", str(os.getpid())]
@@ -226,10 +264,12 @@ async def _start_parts(
     taken = [word for url in worked for word in ("--from", url)]
     gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
     gateway += ["--worker-key-file", str(worker_key)]
-    worker = [*_PROGRAM, "worker", "leasehold.tasks", "--samples", *mine, *taken]
+    tasks = ["leasehold.tasks", *wish.targets]
+    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine, *taken]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
     await supervisor.start("gateway", gateway)
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
+    await until_ready(wish.gateway_url, supervisor, stop)  # the worker reaches the plane through it
     await supervisor.start("worker", worker)
     stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
 
@@ -258,6 +298,7 @@ def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
     """Where things are, and what to try next, ready to be copied."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
     more = "".join(f"\n  {line}" for line in invitations)
+    program = how_to_call()
     return f"""\
 {paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
 
@@ -266,8 +307,20 @@ def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
   follow it       curl -sN {url}/v1/jobs/ID/events
   read it         curl -s {url}/v1/jobs/ID{more}
 
-  or: leasehold submit chat -d '{{"prompt": "hello"}}' --follow   leasehold ls   leasehold queues
+  or: {program} submit chat -d '{{"prompt": "hello"}}' --follow
+      {program} ls        {program} queues        {program} top
   Ctrl-C drains and stops."""
+
+
+def how_to_call() -> str:
+    """`leasehold`, or where it is if a shell would not find it by that name."""
+    mine = Path(sys.executable).with_name("leasehold")
+    found = shutil.which("leasehold")
+    if found is not None and Path(found).samefile(mine):
+        return "leasehold"
+    with contextlib.suppress(ValueError):
+        return str(mine.relative_to(Path.cwd()))
+    return str(mine)
 
 
 async def _start_samples(

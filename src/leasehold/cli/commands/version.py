@@ -14,7 +14,11 @@ from leasehold.cli.output import emit, emit_text
 @click.command("version", short_help="Say which version this is.")
 @json_option
 def command(as_json: bool) -> None:
-    """Say which version this is, and on which Python and machine it runs."""
+    """Say which version this is, and on which Python and machine it runs.
+
+    \b
+    leasehold version --json
+    """
     facts = {
         "leasehold": __version__,
         "python": platform.python_version(),

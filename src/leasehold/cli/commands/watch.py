@@ -30,7 +30,12 @@ def command(
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Print a job's events from the first to the last; exit code 6 if the job failed."""
+    """Print a job's events from the first to the last; exit code 6 if the job failed.
+
+    \b
+    leasehold watch JOB_ID
+    leasehold watch JOB_ID --json | grep '"progress"'
+    """
     config = load_config()
     gateway = config.text("gateway_url", gateway_url) if queue_url is None else gateway_url or ""
     side = open_side(config.text("queue_url", queue_url), gateway, config.text("api_key"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from leasehold.core.errors import UsageError
 
 
 @click.command("worker", short_help="Run the tasks of a file or module.")
-@click.argument("target", metavar="APP.py|MODULE")
+@click.argument("targets", metavar="APP.py|MODULE...", nargs=-1, required=True)
 @click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Attempts at once.")
 @click.option("--processes", type=click.IntRange(min=1), help="Worker processes (1).")
@@ -26,21 +27,34 @@ from leasehold.core.errors import UsageError
     "--samples", is_flag=True, help="With leasehold.tasks: samples where there is no model."
 )
 @click.option("--parent", type=int, default=0, hidden=True)
-def command(target: str, queue_urls: tuple[str, ...], parent: int, **flags: Any) -> int:
-    """Run the @task functions of a file (app.py) or module.
+@click.option("--only-load", is_flag=True, hidden=True)
+def command(
+    targets: tuple[str, ...], queue_urls: tuple[str, ...], parent: int, **flags: Any
+) -> int:
+    """Run the @task functions of files (app.py) or modules.
 
     `leasehold.tasks` are the built-in ones, `leasehold.transcode` those of an inbox.
 
     The first SIGTERM or Ctrl-C lets running jobs finish, the second hands them back at once.
+
+    \b
+    leasehold worker app.py
+    leasehold worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
+    leasehold worker app.py --burst
     """
     end_with_parent(parent)
     config = load_config()
+    if flags["only_load"]:
+        from leasehold.cli.loading import load_all
+
+        load_all(targets, config)
+        return 0
     urls = config.texts("worker.queues", queue_urls) or [config.text("queue_url")]
     lease_ms = config.integer("worker.lease_ms", flags["lease_ms"])
     urls = [with_lease(url, lease_ms) for url in urls]
     if config.integer("worker.processes", flags["processes"]) > 1:
-        return _many(target, urls, config, flags)
-    return _one(target, urls, config, flags)
+        return _many(targets, urls, config, flags)
+    return _one(targets, urls, config, flags)
 
 
 def with_lease(url: str, lease_ms: int) -> str:
@@ -54,18 +68,25 @@ def with_lease(url: str, lease_ms: int) -> str:
     return f"{url}{'&' if '?' in url else '?'}lease_ms={lease_ms}"
 
 
-def _one(target: str, urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from leasehold.cli.loading import load_tasks, usual
+def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+    from leasehold.cli.loading import load_all, usual
     from leasehold.cli.logs import set_up_logs
     from leasehold.worker import Settings, Worker, identity
     from leasehold.worker.logs import add_job
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
-    tasks = load_tasks(target, config, samples=flags["samples"], urls=urls)
+    tasks = load_all(targets, config, samples=flags["samples"], urls=urls)
     socket, watchdog_ms = notify_address()
+    worker_id = identity(process_environment())
+    otlp_url = config.text("worker.otlp_url")
+    if otlp_url:
+        from leasehold.cli.tracing import set_up_traces
+
+        set_up_traces(otlp_url, worker_id)
     settings = Settings(
-        worker_id=identity(process_environment()),
-        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or usual(target),
+        worker_id=worker_id,
+        tracing=bool(otlp_url),
+        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or usual(targets[0]),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         burst=flags["burst"],
         debug=level == "debug",
@@ -90,13 +111,13 @@ def _serve_metrics(port: int, registry: Any) -> None:
         ) from None
 
 
-def _many(target: str, urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
     from leasehold.cli.herd import run_herd
 
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
-    base = [sys.executable, "-m", "leasehold.cli", "worker", target, "--processes", "1"]
+    base = [sys.executable, "-m", "leasehold.cli", "worker", *targets, "--processes", "1"]
     for url in urls:
         base += ["--from", url]
     for name in ("concurrency", "log_level"):

@@ -21,7 +21,12 @@ from leasehold.dashboard.watching import Watch
 @click.argument("queue_urls", metavar="[URL]...", nargs=-1)
 @json_option
 def command(queue_urls: tuple[str, ...], as_json: bool) -> None:
-    """Show the workers of queues: when each was last heard of, and the jobs it holds."""
+    """Show the workers of queues: when each was last heard of, and the jobs it holds.
+
+    \b
+    leasehold workers
+    leasehold workers streams+redis://127.0.0.1:6379/0 --json
+    """
     found = asyncio.run(_workers(chosen_urls(queue_urls)))
     if as_json:
         for worker in found:

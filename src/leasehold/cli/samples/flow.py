@@ -16,8 +16,11 @@ from leasehold.worker.task import Task
 class Stores:
     """What `leasehold up` has: a Redis, a folder for files, and the gateway before them.
 
-    `worker_key` is a file with the key that workers show to the gateway. With samples there are
-    `files`, the folder that `file://` may name, and `receiver_url`, to which webhooks may be sent.
+    `worker_key` is a file with the key that workers show to the gateway. `postgres_url` is "" where
+    the SQL contracts keep their jobs in SQLite files in that folder.
+
+    With samples there are `files`, the folder that `file://` may name, and `receiver_url`, to which
+    webhooks may be sent.
     """
 
     redis_url: str
@@ -26,6 +29,11 @@ class Stores:
     worker_key: Path = Path()
     receiver_url: str = ""
     files: Path = Path()
+    postgres_url: str = ""
+
+    def database(self, file: str) -> str:
+        """The store of an SQL contract: PostgreSQL if there is one, else a file of this name."""
+        return self.postgres_url or f"sqlite:///{self.folder / file}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _OUTPUTS = (
 
 def queue_url(stores: Stores) -> str:
     """The inbox, which POST /transcode fills as well."""
-    return f"inbox+sqlite:///{stores.folder / 'inbox.db'}?keep_ms={_KEEP_MS}"
+    return f"inbox+{stores.database('inbox.db')}?keep_ms={_KEEP_MS}"
 
 
 def outbox_url(stores: Stores) -> str:

@@ -1,7 +1,7 @@
 """Sample jobs of the `plane` contract: the gateway is the plane, and the worker works over HTTP.
 
-Two streams, of which `reports:now` goes first. The plane keeps its jobs in a SQLite file; the
-producer writes next to it.
+Two streams, of which `reports:now` goes first. The plane keeps its jobs in SQLite or
+PostgreSQL; the producer writes next to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEEP_MS = 3_600_000
 def queue_url(stores: Stores) -> str:
     """The plane itself, which the gateway serves."""
     query = f"streams={','.join(STREAMS)}&keep_ms={_KEEP_MS}&lease_ms=30000"
-    return f"plane+sqlite:///{stores.folder / 'plane.db'}?{query}"
+    return f"plane+{stores.database('plane.db')}?{query}"
 
 
 def worker_url(stores: Stores) -> str:

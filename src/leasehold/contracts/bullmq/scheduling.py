@@ -17,7 +17,6 @@ from leasehold.contracts.bullmq.scripts import SCRIPTS
 from leasehold.core.errors import UsageError
 from leasehold.store.redis import Arg, Redis
 
-_SCRIPT = SCRIPTS["schedule"]
 _FIELDS = ("tz", "limit", "pattern", "endDate", "every", "startDate", "offset")
 
 
@@ -84,7 +83,7 @@ class Scheduler:
         args: tuple[Arg, ...] = (
             self._prefix, verb, scheduler_id, next_ms, msgspec.json.encode(repeat), name, *rest,
         )  # fmt: skip
-        reply = await self._redis.run(_SCRIPT, self._keys, args)
+        reply = await self._redis.run(SCRIPTS["schedule"], self._keys, args)
         return reply.decode() if reply else ""
 
 

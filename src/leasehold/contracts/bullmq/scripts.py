@@ -6,9 +6,9 @@ from typing import Any
 
 from leasehold.contracts.bullmq.options import Options, keys
 from leasehold.store.redis import Arg, Redis
-from leasehold.store.scripts import load_scripts
+from leasehold.store.scripts import ScriptFolder
 
-SCRIPTS = load_scripts("leasehold.contracts.bullmq")
+SCRIPTS = ScriptFolder("leasehold.contracts.bullmq")
 BATCH_MAX = 500
 """How many jobs one script handles at most, so that it stays short for everybody else."""
 

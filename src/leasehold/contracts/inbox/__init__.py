@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from leasehold.contracts.inbox.credentials import InboxCredentials
 from leasehold.contracts.inbox.journal import inbox_journal, tape
 from leasehold.contracts.inbox.ledger import inbox_ledger
@@ -29,6 +31,7 @@ __all__ = [
     "open_endpoint_secrets",
     "open_journal",
     "open_ledger",
+    "open_outbox",
     "open_queue",
 ]
 
@@ -43,6 +46,14 @@ def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
 def open_ledger(url: QueueUrl) -> BoxLedger:
     """The ledger of the same box."""
     return inbox_ledger(*parts(url, pinned=False))
+
+
+def open_outbox(url: QueueUrl) -> BoxLedger | None:
+    """The ledger of the events that an inbox leaves; None of an outbox itself."""
+    engine, options = parts(url, pinned=False)
+    if options.box == "outbox":
+        return None
+    return inbox_ledger(engine, msgspec.structs.replace(options, box="outbox"))
 
 
 def open_journal(url: QueueUrl) -> BoxJournal:

@@ -14,9 +14,9 @@ from typing import Any
 from leasehold.contracts.omniq.options import anchor
 from leasehold.core.errors import LeaseholdError, ServerError, StoreError, StoreUnreachable
 from leasehold.store.redis import Arg, Redis
-from leasehold.store.scripts import load_scripts
+from leasehold.store.scripts import ScriptFolder
 
-SCRIPTS = load_scripts("leasehold.contracts.omniq")
+SCRIPTS = ScriptFolder("leasehold.contracts.omniq")
 
 # For so long after a loss, whatever was lost may still be sent again.
 _DOUBT_S = 300.0

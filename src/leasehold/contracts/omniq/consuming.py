@@ -20,7 +20,6 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import structlog
 
 from leasehold.contracts.omniq.context import Handler, JobContext, context_of
 from leasehold.contracts.omniq.queue import OmniqQueue
@@ -29,8 +28,6 @@ from leasehold.core.errors import LeaseLost, StoreError
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome
 from leasehold.core.retry import judge
-
-log = structlog.get_logger("leasehold.omniq")
 
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0
@@ -132,7 +129,7 @@ class Consumer:
             try:
                 leases = await self._queue.claim(free, wait_ms=_CLAIM_WAIT_MS)
             except StoreError as error:
-                log.warning("the store does not answer; trying again", error=str(error))
+                _warn("the store does not answer; trying again", error=str(error))
                 await asyncio.sleep(0.2)
                 continue
             for lease in leases:
@@ -207,11 +204,11 @@ class Consumer:
         try:
             verdicts = await self._queue.settle(batch)
         except StoreError as error:
-            log.warning("outcomes are not written yet; trying again", error=str(error))
+            _warn("outcomes are not written yet; trying again", error=str(error))
             return False
         for outcome, verdict in zip(batch, verdicts, strict=True):
             if isinstance(verdict, LeaseLost):
-                log.warning("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
+                _warn("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
         return True
 
     async def _flushed(self) -> None:
@@ -267,7 +264,7 @@ class Consumer:
 
     def _lose(self, running: _Running) -> None:
         if running.lease.token in self._running:
-            log.warning("the lease was lost; its handler is stopped", job=running.lease.job_id)
+            _warn("the lease was lost; its handler is stopped", job=running.lease.job_id)
             self._stop(running)
 
     def _cancel(self, running: _Running) -> None:
@@ -286,7 +283,7 @@ class Consumer:
             try:
                 await self._queue.upkeep()
             except StoreError as error:
-                log.warning("upkeep failed; trying again", error=str(error))
+                _warn("upkeep failed; trying again", error=str(error))
             await asyncio.sleep(_UPKEEP_S)
 
 
@@ -304,3 +301,10 @@ def _on_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+def _warn(text: str, **facts: object) -> None:
+    """A line of the log. Whoever only looks at a queue does not load what writes it."""
+    import structlog
+
+    structlog.get_logger("leasehold.omniq").warning(text, **facts)

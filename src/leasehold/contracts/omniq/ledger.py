@@ -18,7 +18,7 @@ from leasehold.contracts.omniq.records import (
 )
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
 
 _CURSOR = re.compile(r"\d+:.+", re.DOTALL)
@@ -101,6 +101,13 @@ class OmniqLedger:
             workers=sum(now - number(beat) < _WORKER_ALIVE_MS for beat in beats),
             oldest_waiting_ms=max(0, now - number(first[1])) if first else 0,
         )
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers of ours that claimed lately, also in vain; others leave no trace."""
+        flat, clock = await self._redis.pipeline([("HGETALL", f"{self._base}:workers"), ("TIME",)])
+        oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
+        beats = [WorkerBeat(name, number(at)) for name, at in fields_of(flat).items()]
+        return [beat for beat in beats if beat.last_ms > oldest]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What happened to one job, after an event id."""

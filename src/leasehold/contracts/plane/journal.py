@@ -53,6 +53,10 @@ class PlaneJournal:
                 return events
             await asyncio.sleep(min(left_ms, _LOOK_MS) / 1000)
 
+    def since(self, ts_ms: int) -> str:
+        """The position after which everything that happened since then lies."""
+        return self._parts[0].since(ts_ms)
+
     async def close(self) -> None:
         """Close the connections."""
         for part in self._parts:

@@ -11,7 +11,7 @@ from leasehold.contracts.plane.options import PlaneOptions
 from leasehold.contracts.plane.words import CONTRACT, STATES, attempt_id_of, stream_of
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.core.state import INBOX
 from leasehold.core.state import PLANE as MACHINE
 from leasehold.ledger.engine import Engine
@@ -89,6 +89,16 @@ class PlaneLedger:
             workers=max(part.workers for part in parts),
             oldest_waiting_ms=max(part.oldest_waiting_ms for part in parts),
         )
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers that were heard of lately in any stream."""
+        newest: dict[str, WorkerBeat] = {}
+        for box in self._boxes.values():
+            for beat in await box.workers():
+                known = newest.get(beat.worker_id)
+                if known is None or beat.last_ms > known.last_ms:
+                    newest[beat.worker_id] = beat
+        return list(newest.values())
 
     async def depths(self) -> dict[str, Counts]:
         """The counts of each stream, in the ledger's words."""

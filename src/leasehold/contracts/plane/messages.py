@@ -18,10 +18,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import structlog
-
 from leasehold.contracts.plane.rows import RowTransport, lease_of
 from leasehold.contracts.plane.transport import Taken
+from leasehold.contracts.plane.warning import warn
 from leasehold.contracts.plane.words import queue_of
 from leasehold.core.errors import ServerError, StoreError
 from leasehold.core.idempotency import short_hash
@@ -29,8 +28,6 @@ from leasehold.ledger.engine import PLANE, Bell, Engine
 from leasehold.ledger.settings import BoxSettings
 from leasehold.ledger.upkeeping import Upkeeping
 from leasehold.store.redis import Redis
-
-_log = structlog.get_logger("leasehold.plane")
 
 GROUP = "plane"
 _AGAIN = "again/"
@@ -242,7 +239,7 @@ class MessageTransport:
             count=_SWEEP_MAX,
         )
         if rows[0]["again"]:
-            _log.warning("messages were lost and go out again", stream=stream, **dict(rows[0]))
+            warn("messages were lost and go out again", stream=stream, **dict(rows[0]))
             await self.relay(stream)
 
     async def _adopt(self, stream: str, key: str, mark: str) -> None:
@@ -296,7 +293,7 @@ class MessageTransport:
         """Ask again in a moment, and let claims go by the rows until then."""
         now = asyncio.get_running_loop().time()
         if now >= self._away_until_s:
-            _log.warning("Redis does not answer; claims go by the database", error=str(error))
+            warn("Redis does not answer; claims go by the database", error=str(error))
         self._away_until_s = now + _AWAY_S
         self._ready.clear()
 

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
-import structlog
 
 from leasehold.contracts.plane.asking import Ask
 from leasehold.contracts.plane.gathering import Gathering
@@ -28,6 +27,7 @@ from leasehold.contracts.plane.rows import RowTransport, calls_max, lease_of
 from leasehold.contracts.plane.tokens import Tokens, read_tokens
 from leasehold.contracts.plane.transport import Transport
 from leasehold.contracts.plane.turns import Turns
+from leasehold.contracts.plane.warning import warn
 from leasehold.contracts.plane.words import CONTRACT, queue_of, stream_of
 from leasehold.core.errors import LeaseLost, StoreError, UsageError
 from leasehold.core.idempotency import short_hash
@@ -41,8 +41,6 @@ from leasehold.ledger.box import BoxQueue
 from leasehold.ledger.engine import PLANE, Engine
 from leasehold.ledger.upkeeping import Upkeeping
 from leasehold.store.redis import Redis
-
-_log = structlog.get_logger("leasehold.plane")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -344,7 +342,7 @@ class Plane:
                 away = False
             except StoreError as error:
                 if not away:
-                    _log.warning("the plane's upkeep waits for its store", error=str(error))
+                    warn("the plane's upkeep waits for its store", error=str(error))
                 away = True
             await asyncio.sleep(self.options.upkeep_ms / 1000 * random.uniform(0.75, 1.25))
 

@@ -34,9 +34,9 @@ from leasehold.core.outcome import (
 from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
-from leasehold.store.scripts import load_scripts
+from leasehold.store.scripts import ScriptFolder
 
-SCRIPTS = load_scripts("leasehold.contracts.streams")
+SCRIPTS = ScriptFolder("leasehold.contracts.streams")
 TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _HELD_MAX = 100_000

@@ -159,7 +159,7 @@
   });
 
   // --- the keyboard -----------------------------------------------------------------------------
-  const PAGES = { o: "/", j: "/jobs", q: "/queues", w: "/workers", d: "/dead", h: "/history", a: "/audit" };
+  const PAGES = { o: "/", j: "/jobs", q: "/queues", w: "/workers", d: "/dead", u: "/outbox", h: "/history", a: "/audit" };
   let going = false;
   const rows = () => $$("tr[data-href]");
   const move = (step) => {

@@ -1,0 +1,45 @@
+"""`leasehold api`: the documents that describe what a gateway speaks, for tools and clients."""
+
+from __future__ import annotations
+
+import click
+
+from leasehold.cli.output import emit_text
+from leasehold.core.errors import UsageError
+
+
+@click.command("api", short_help="Print the OpenAPI or AsyncAPI document of a gateway.")
+@click.argument("which", type=click.Choice(["openapi", "asyncapi"]))
+def command(which: str) -> None:
+    """Print what a gateway that serves all five contracts speaks; it need not run.
+
+    \b
+    leasehold api openapi > openapi.json      # what can be asked of it, for client generators
+    leasehold api asyncapi > asyncapi.json    # event streams and webhooks: what it says by itself
+
+    A running gateway serves its own, with the contracts it has: /openapi.json, /asyncapi.json.
+    """
+    import msgspec
+
+    emit_text(msgspec.json.format(described(which), indent=1).decode())
+
+
+def described(which: str) -> bytes:
+    """The document, made from the endpoints themselves. Nothing is connected to."""
+    try:
+        from leasehold.gateway.app import Gateway
+        from leasehold.gateway.settings import GatewaySettings
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{error}; install the gateway: pip install 'leasehold[gateway]'"
+        ) from None
+    redis = "redis://127.0.0.1:6379/0"
+    queues = (
+        f"streams+{redis}",
+        f"bullmq+{redis}?queue=jobs",
+        f"omniq+{redis}?queue=jobs",
+        "inbox+sqlite:///jobs.db",
+        "plane+sqlite:///jobs.db",
+    )
+    gateway = Gateway(GatewaySettings(queues=queues))
+    return gateway.openapi if which == "openapi" else gateway.asyncapi

@@ -1,0 +1,24 @@
+"""Brings the database behind a queue URL to the schema of this version."""
+
+from __future__ import annotations
+
+from leasehold.core.opening import QueueUrl
+
+
+async def migrated(url: QueueUrl) -> list[str]:
+    """The names of the migrations that were applied; [] when it lacked none."""
+    from leasehold.ledger.migrating import migrate
+
+    if url.store.startswith("postgres"):
+        from leasehold.ledger.migrating import PostgresMigrations
+        from leasehold.store.postgres import Postgres
+
+        database = Postgres(url.store, schema=url.options.get("schema", "leasehold"))
+        try:
+            return await migrate(PostgresMigrations(database), "postgres")
+        finally:
+            await database.close()
+    from leasehold.ledger.sqlite_migrations import SqliteMigrations
+    from leasehold.store.sqlite import file_of
+
+    return await migrate(SqliteMigrations(file_of(url.store)), "sqlite")

@@ -1,0 +1,22 @@
+"""Sends the worker's spans to a collector, by OTLP over HTTP."""
+
+from __future__ import annotations
+
+from leasehold.core.errors import UsageError
+
+
+def set_up_traces(otlp_url: str, worker_id: str) -> None:
+    """Make the process's tracer provider; it sends what is left when the process ends."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; worker.otlp_url needs: pip install 'leasehold[otel]'") from None
+    names = {"service.name": "leasehold-worker", "service.instance.id": worker_id}
+    provider = TracerProvider(resource=Resource.create(names))
+    exporter = OTLPSpanExporter(endpoint=f"{otlp_url.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
