@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -61,11 +62,13 @@ async def test_every_name_follows_the_conventions(pages: dict[str, str]) -> None
 
 
 async def test_promtool_has_nothing_to_say(pages: dict[str, str]) -> None:
-    """Where it is installed; the conventions it knows are checked above in any case."""
-    promtool = shutil.which("promtool")
-    for page in pages.values() if promtool else ():
+    """bin/test brings it; whoever calls pytest without has not seen this hold."""
+    promtool = shutil.which("promtool", path=f"{os.environ['PATH']}:{ROOT / '.tools'}")
+    if promtool is None:
+        pytest.skip("no promtool on PATH nor in .tools: bin/test brings it")
+    for page in pages.values():
         done = subprocess.run(
-            [str(promtool), "check", "metrics"], input=page, capture_output=True, text=True
+            [promtool, "check", "metrics"], input=page, capture_output=True, text=True
         )
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
