@@ -12,7 +12,9 @@ import pytest
 from tests.tidy.reading import ROOT
 
 # What the commands may use of a bare Debian, Python aside.
-TOOLS = "bash cat dirname env flock grep head id mkdir readlink rm sed sha256sum sh sort stat tail"
+TOOLS = (
+    "bash cat dirname env flock grep head id mkdir mv readlink rm sed sha256sum sh sort stat tail"
+)
 TOOLS += " uname"
 
 UV = """\
@@ -174,6 +176,7 @@ APT = """\
     echo "$*" >>"{log}"
     [ "$1" = install ] && printf '#!/bin/sh\\necho Chromium 1.0\\n' >"{path}/chromium"
     [ "$1" = install ] && chmod +x "{path}/chromium"
+    [ "$1" = download ] && echo >"$2_1.0_all.deb"
     true
 """
 
@@ -224,6 +227,18 @@ def test_who_is_not_root_asks_sudo_without_being_asked_for_a_password(
     done = copy.run("bin/test", "interop")
     assert apt.read_text() == "sudo -n DEBIAN_FRONTEND=noninteractive apt-get update\n"
     assert "tests in a browser will fail" in done.stderr
+
+
+def test_the_lane_that_needs_promtool_takes_it_out_of_its_package_once(
+    copy: Copy, apt: Path
+) -> None:
+    unpack = "#!/bin/sh\nmkdir -p usr/bin && echo >usr/bin/promtool && chmod +x usr/bin/promtool\n"
+    copy.program(copy.path / "dpkg-deb", unpack)
+    copy.lane("contract", "def test_of_metrics(): pass")
+    for _ in range(2):
+        assert copy.run("bin/test", "contract").returncode == 0
+    assert apt.read_text() == "download prometheus\n"
+    assert (copy.root / ".tools" / "promtool").is_file()
 
 
 def test_up_hands_its_arguments_on_and_stays_where_it_was_called(
