@@ -17,8 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leasehold.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 _NAME = re.compile(r"(?P<operation>[A-Za-z][A-Za-z0-9_]*)-(?P<keys>\d+)\.lua")
 _INCLUDE = re.compile(r"^[ \t]*--+[ \t]*@include[ \t]+(?P<name>\S+)[ \t]*$", re.MULTILINE)
@@ -29,8 +33,6 @@ _KEYS_INDEX = re.compile(r"\bKEYS\b\s*(?:\[\s*(?P<index>[^\]]*?)\s*\])?")
 _HEADER = re.compile(
     r"\A\s*(?:--\[\[(?P<block>.*?)\]\]|(?P<lines>(?:[ \t]*--[^\n]*(?:\n|\Z))+))", re.DOTALL
 )
-
-_SHARED = Path(__file__).parent / "lua" / "include"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class ScriptFolder(Mapping[str, Script]):
 
     def _one(self, operation: str) -> Script:
         folder = _folder(self._package)
-        found = [path for path in folder.glob(f"{operation}-*.lua") if path.is_file()]
+        found = [path for path in folder.iterdir() if path.name.startswith(f"{operation}-")]
         if len(found) != 1:
             raise KeyError(operation)
         return load_script(found[0], folder / "include")
@@ -88,17 +90,21 @@ def load_scripts(package: str) -> dict[str, Script]:
     return scripts
 
 
-def _folder(package: str) -> Path:
-    """Its folder `lua`; not by importlib.resources, which takes longer to import than to use."""
+def _folder(package: str) -> Traversable:
+    """Its folder `lua`; by importlib.resources, which is slow to import, from an archive only."""
     spec = find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    folder = Path(places[0]) / "lua" if places else None
+    folder: Traversable | None = Path(places[0]) / "lua" if places else None
+    if folder is not None and not folder.is_dir():
+        from importlib.resources import files
+
+        folder = files(package) / "lua"
     if folder is None or not folder.is_dir():
         raise UsageError(f"package {package} has no folder lua/ to load scripts from")
     return folder
 
 
-def load_script(path: Path, includes: Path) -> Script:
+def load_script(path: Traversable, includes: Traversable) -> Script:
     """One script file, its includes taken from the folder `includes`."""
     operation, keys = _operation_and_keys(path.name)
     source = _expand(path.read_text(encoding="utf-8"), path.name, includes, (), set())
@@ -143,7 +149,9 @@ def _operation_and_keys(name: str) -> tuple[str, int]:
     return match["operation"], int(match["keys"])
 
 
-def _expand(text: str, name: str, includes: Path, chain: tuple[str, ...], done: set[str]) -> str:
+def _expand(
+    text: str, name: str, includes: Traversable, chain: tuple[str, ...], done: set[str]
+) -> str:
     """`text` with its includes in place; `chain` finds cycles, `done` keeps each include single."""
 
     def included(match: re.Match[str]) -> str:
@@ -159,8 +167,8 @@ def _expand(text: str, name: str, includes: Path, chain: tuple[str, ...], done: 
     return _INCLUDE.sub(included, text)
 
 
-def _part(wanted: str, name: str, includes: Path) -> Path:
-    for folder in (includes, _SHARED):
+def _part(wanted: str, name: str, includes: Traversable) -> Traversable:
+    for folder in (includes, _folder("leasehold.store") / "include"):
         part = folder / f"{wanted}.lua"
         if part.is_file():
             return part
