@@ -63,16 +63,17 @@ class PostgresPlaneAdapter:
 
     name = "plane_postgres"
     cannot: Mapping[str, str] = {}
-    _migrated: set[str] = set()  # noqa: RUF012
+    _migrated: set[tuple[str, str]] = set()  # noqa: RUF012
 
     def __init__(self, server_url: Callable[[], str]) -> None:
         self._server_url = server_url
 
     async def open(self, **options: int) -> StoredStage:
-        server, schema = self._server_url(), f"plane_{os.getpid()}"
-        if server not in self._migrated:
+        # Two adapters in one schema would meet each other's jobs and keys.
+        server, schema = self._server_url(), f"{self.name}_{os.getpid()}"
+        if (server, schema) not in self._migrated:
             await migrated(server, schema)
-            self._migrated.add(server)
+            self._migrated.add((server, schema))
         lease_ms = options.setdefault("lease_ms", 700)
         stream = f"stage-{next(_unique)}"
         own = {**QUIET, "schema": schema, "streams": stream, **self._transport()}
