@@ -157,8 +157,11 @@ async def _stale_refused(stage: Stage, *, least: int) -> Check:
     """Every lease of a stubborn holder that ran out was written to late, and in vain."""
     await stage.quiesce()
     late = await _late_writes(stage)
+    patience_s = min(10.0, stage.setup.patience_s)
     with suppress(TimeoutError):  # what is not answered by then is seen below
-        await stage.until(lambda: late <= _answered(stage), "late writes are answered", within_s=10)
+        await stage.until(
+            lambda: late <= _answered(stage), "late writes are answered", within_s=patience_s
+        )
     refused = [seen for seen in read_settles(stage.folder) if seen.answer == "LeaseLost"]
     return Check(
         "stale owners wrote, and all were refused",
