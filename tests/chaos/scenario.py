@@ -182,9 +182,14 @@ async def _stop_often(
 
 
 async def _late_writes(stage: Stage) -> set[tuple[str, int]]:
-    """Job and fence of every lease of a stubborn holder that ran out: each is written to late."""
+    """Job and fence of every lease of a stubborn holder that ran out: each is written to late.
+
+    A lease that ran out before the answer that carried it came is not among them: nobody held it.
+    """
     events = await read_journal(stage.subject.url())
-    return {
+    stage.effects.refresh()
+    held = {(row.job_id, row.fence) for row in stage.effects.starts}
+    return held & {
         (event.job_id, event.fence)
         for event in events
         if event.type == "reap" and event.worker_id.startswith("stubborn")
