@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,8 +91,18 @@ def run_phase(phase: str, request: Request, tally: Path) -> int:
     beside = side_by_side(request.options) if phase == "together" else []
     command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={phase}", *beside]
     command += [*request.options, *request.targets]
-    environment = os.environ | {"LEASEHOLD_TALLY": str(tally)}
+    environment = keeping_bytecode(os.environ) | {"LEASEHOLD_TALLY": str(tally)}
     return subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode  # noqa: S603
+
+
+def keeping_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
+    """Hundreds of tests start a Python program, and each would compile all that it imports.
+
+    So bytecode is kept even where the machine says not to, but in .venv and not beside sources.
+    """
+    kept = {name: word for name, word in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    chosen = environment.get("PYTHONPYCACHEPREFIX") or str(ROOT / ".venv" / "bytecode")
+    return kept | {"PYTHONPYCACHEPREFIX": chosen}
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Copy:
             "LEASEHOLD_TEST_WORKERS": "0",
             "PYTEST_ADDOPTS": "-p no:schemathesis -p no:hypothesispytest",  # slow to import
         }
+        if cache := sys.pycache_prefix:  # what this run has compiled need not be compiled again
+            clean["PYTHONPYCACHEPREFIX"] = cache
         return subprocess.run(
             [self.root / command, *words],
             cwd=cwd or self.root,
@@ -284,6 +286,14 @@ def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> 
     assert "1 passed in" in together
     assert "2 passed in" in alone
     assert done.stdout.splitlines()[-1].startswith("==== 3 passed, 0 failed in ")
+
+
+def test_bytecode_is_kept_in_the_environment_even_where_it_is_not_wanted(copy: Copy) -> None:
+    done = copy.run("bin/test", PYTHONPYCACHEPREFIX="", PYTHONDONTWRITEBYTECODE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = copy.root / ".venv" / "bytecode"
+    assert list(kept.rglob("test_one.*.pyc"))
+    assert not list((copy.root / "tests").rglob("*.pyc"))
 
 
 def test_a_run_without_any_test_is_a_failure(copy: Copy) -> None:
