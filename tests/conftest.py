@@ -1,6 +1,6 @@
 """What holds in every lane: skips are failures where they matter, and each lane is counted.
 
-bin/test runs pytest in up to two phases (see bin/lanes.py); `--phase` picks the tests of one.
+bin/test runs pytest in up to three phases (see bin/lanes.py); `--phase` picks the tests of one.
 """
 
 import gc
@@ -37,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--phase",
-        choices=("all", "together", "alone"),
+        choices=("all", "together", "pairs", "alone"),
         default="all",
-        help="run only tests that stand company, or only those that do not (default: all)",
+        help="run only tests that stand much company, or little, or none (default: all)",
     )
     group.addoption(
         "--draw",
@@ -85,19 +85,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return Scheduling(config, log)
 
 
+def phase_of(item: pytest.Item) -> str:
+    """tests/chaos but for its simulation runs in pairs, and whatever is marked `alone` alone."""
+    if item.get_closest_marker("alone"):
+        return "alone"
+    chaos = item.path.is_relative_to(TESTS / "chaos")
+    return (
+        "pairs" if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim") else "together"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """tests/chaos but for its simulation is `alone`; then keep the tests of the phase asked for."""
-    for item in items:
-        chaos = item.path.is_relative_to(TESTS / "chaos")
-        if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim"):
-            item.add_marker("alone")
+    """Keep the tests of the phase asked for."""
     phase = config.getoption("--phase")
     if phase == "all":
         return
-    alone = {item for item in items if item.get_closest_marker("alone")}
-    # Left for the other phase, not deselected: whoever reads "deselected" should think of -k.
-    items[:] = [item for item in items if (item in alone) == (phase == "alone")]
+    # Left for the other phases, not deselected: whoever reads "deselected" should think of -k.
+    items[:] = [item for item in items if phase_of(item) == phase]
     # What keeps to one process begins first: nobody waits for it at the end.
     order = {path: at for at, path in enumerate(ONE_PROCESS)}
     items.sort(key=lambda item: order.get(sharing(item.nodeid), len(order)))
