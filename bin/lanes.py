@@ -1,8 +1,9 @@
 """The lanes of bin/test: which tests were asked for, in which order they run, what came of it.
 
-Tests run side by side first. Those that measure, or that kill things, are marked `alone` and follow
-in a second pytest run, one at a time. tests/conftest.py sorts them into the two phases and adds
-what each run counted to a tally file, from which the closing lines are made.
+Tests run side by side first. Those of tests/chaos, which kill things, follow in a second pytest
+run, two at a time; those that measure are marked `alone` and follow in a third, one at a time.
+tests/conftest.py sorts them into the phases and adds what each run counted to a tally file, from
+which the closing lines are made.
 """
 
 import json
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 
 USAGE = 2
-# pytest's own exit codes; after an interrupt or a wrong option there is no second phase.
+# pytest's own exit codes; after an interrupt or a wrong option there is no further phase.
 NO_TESTS = 5
 GOES_ON = (0, 1, NO_TESTS)
 EXIT_FIRST = {"-x", "--exitfirst"}
+PAIR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +69,54 @@ def parse(words: Sequence[str], tests: Path) -> Request:
     return Request(tuple(lanes), tuple(targets), tuple(words[first_option:]))
 
 
-def phases(targets: Sequence[str], root: Path) -> list[str]:
-    """The phases that could find a test; starting pytest only to learn it takes seconds."""
-    files: list[Path] = []
+def phases(targets: Sequence[str], root: Path) -> dict[str, list[str]]:
+    """The phases that could find a test, and where: to look through all the rest takes seconds."""
+    found: dict[str, list[str]] = {"together": [], "pairs": [], "alone": []}
     for target in targets:
         path = (root / target.split("::")[0]).resolve()
-        files += path.rglob("test_*.py") if path.is_dir() else [path]
-    chaos = [file for file in files if file.is_relative_to(root / "tests" / "chaos")]
-    together = ["together"] if len(chaos) < len(files) else []
-    alone = chaos or any("mark.alone" in file.read_text() for file in files)
-    return [*together, "alone"] if alone else together
+        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+            words = str(file.relative_to(root)) if path.is_dir() else target
+            for phase in _phases_of(file, root):
+                found[phase].append(words)
+    if found["together"]:
+        found["together"] = list(targets)
+    return {phase: words for phase, words in found.items() if words}
 
 
-def side_by_side(options: Sequence[str]) -> list[str]:
-    if "--pdb" in options:  # a debugger needs the terminal
+def _phases_of(file: Path, root: Path) -> list[str]:
+    """As tests/conftest.py sorts them."""
+    chaos = root / "tests" / "chaos"
+    kills = file.is_relative_to(chaos) and not file.is_relative_to(chaos / "sim")
+    usual = "pairs" if kills else "together"
+    return [usual, "alone"] if "mark.alone" in file.read_text() else [usual]
+
+
+def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
+    if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
+    if phase == "pairs":  # each is several processes already, whose leases must not run out unasked
+        return [] if (os.cpu_count() or 1) < PAIR else ["-n", str(PAIR), "--dist", "loadscope"]
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
     count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(2 * (os.cpu_count() or 2), 8))
     return ["-n", count, "--dist", "loadscope"]  # by tests/conftest.py's own rule
 
 
-def run_phase(phase: str, request: Request, tally: Path) -> int:
-    beside = side_by_side(request.options) if phase == "together" else []
+def run_phase(phase: str, targets: Sequence[str], options: Sequence[str], tally: Path) -> int:
+    beside = side_by_side(phase, options)
     command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={phase}", *beside]
-    command += [*request.options, *request.targets]
-    environment = os.environ | {"LEASEHOLD_TALLY": str(tally)}
+    command += [*options, *targets]
+    environment = keeping_bytecode(os.environ) | {"LEASEHOLD_TALLY": str(tally)}
     return subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode  # noqa: S603
+
+
+def keeping_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
+    """Hundreds of tests start a Python program, and each would compile all that it imports.
+
+    So bytecode is kept even where the machine says not to, but in .venv and not beside sources.
+    """
+    kept = {name: word for name, word in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    chosen = environment.get("PYTHONPYCACHEPREFIX") or str(ROOT / ".venv" / "bytecode")
+    return kept | {"PYTHONPYCACHEPREFIX": chosen}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +177,8 @@ def main(words: Sequence[str]) -> int:
         path = Path(folder) / "tally.jsonl"
         path.touch()
         codes: list[int] = []
-        for phase in phases(request.targets, ROOT):
-            codes.append(run_phase(phase, request, path))
+        for phase, targets in phases(request.targets, ROOT).items():
+            codes.append(run_phase(phase, targets, request.options, path))
             if codes[-1] not in GOES_ON or (codes[-1] == 1 and EXIT_FIRST & set(request.options)):
                 break
         tally = Tally.read(path)

@@ -1,8 +1,9 @@
 """What holds in every lane: skips are failures where they matter, and each lane is counted.
 
-bin/test runs pytest in up to two phases (see bin/lanes.py); `--phase` picks the tests of one.
+bin/test runs pytest in up to three phases (see bin/lanes.py); `--phase` picks the tests of one.
 """
 
+import gc
 import json
 import os
 from collections import defaultdict
@@ -12,10 +13,18 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 TESTS = Path(__file__).parent
-# Lanes that share something too slow or too large to have more than once.
-ONE_PROCESS = ("spark",)
+# What shares something too slow or too large to have more than once, the slowest first: a Spark, a
+# browser, a whole `leasehold up`. Each goes to one process, and before all the others.
+ONE_PROCESS = (
+    "tests/spark/",
+    "tests/browser/test_actions.py",
+    "tests/browser/test_conduct.py",
+    "tests/browser/test_pages.py",
+    "tests/contract/cli/test_up_at_work.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--phase",
-        choices=("all", "together", "alone"),
+        choices=("all", "together", "pairs", "alone"),
         default="all",
-        help="run only tests that stand company, or only those that do not (default: all)",
+        help="run only tests that stand much company, or little, or none (default: all)",
     )
     group.addoption(
         "--draw",
@@ -45,36 +54,64 @@ def lane_of(nodeid: str) -> str:
     return parts[1] if len(parts) > 2 else parts[0]
 
 
+def sharing(nodeid: str) -> str:
+    """Which entry of `ONE_PROCESS` a test is of; nothing for those that share nothing."""
+    return next((path for path in ONE_PROCESS if nodeid.startswith(path)), "")
+
+
 class Scheduling(LoadScopeScheduling):
-    """Every test by itself to whichever process is free, but all of Spark's to one.
+    """Every test by itself to whichever process is free, but all that share something to one.
 
     The marks that the plugin offers for this are lost on the way with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        lane = lane_of(nodeid)
-        return lane if lane in ONE_PROCESS else nodeid
+        return sharing(nodeid) or nodeid
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        """What is done is forgotten: the plugin would count through all of it after every test."""
+        nodeid = self.registered_collections[node][item_index]
+        scope = self._split_scope(nodeid)
+        unit = self.assigned_work[node][scope]
+        unit[nodeid] = True
+        if all(unit.values()):
+            del self.assigned_work[node][scope]
+        self._reschedule(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
 
 
+def phase_of(item: pytest.Item) -> str:
+    """tests/chaos but for its simulation runs in pairs, and whatever is marked `alone` alone."""
+    if item.get_closest_marker("alone"):
+        return "alone"
+    chaos = item.path.is_relative_to(TESTS / "chaos")
+    return (
+        "pairs" if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim") else "together"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """tests/chaos but for its simulation is `alone`; then keep the tests of the phase asked for."""
-    for item in items:
-        chaos = item.path.is_relative_to(TESTS / "chaos")
-        if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim"):
-            item.add_marker("alone")
+    """Keep the tests of the phase asked for."""
     phase = config.getoption("--phase")
     if phase == "all":
         return
-    alone = {item for item in items if item.get_closest_marker("alone")}
-    # Left for the other phase, not deselected: whoever reads "deselected" should think of -k.
-    items[:] = [item for item in items if (item in alone) == (phase == "alone")]
-    # The longest lane that keeps to one process begins first: nobody waits for it at the end.
-    items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "spark"))
+    # Left for the other phases, not deselected: whoever reads "deselected" should think of -k.
+    items[:] = [item for item in items if phase_of(item) == phase]
+    # What keeps to one process begins first: nobody waits for it at the end.
+    order = {path: at for at, path in enumerate(ONE_PROCESS)}
+    items.sort(key=lambda item: order.get(sharing(item.nodeid), len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Some hundred thousand objects that stay to the end need not be looked through for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

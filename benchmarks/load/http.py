@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import cast
 
+from load.answers import whole
+
 
 @dataclass(slots=True)
 class LoadResult:
@@ -43,9 +45,10 @@ class _Poster(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
-        head, found, body = self._unread.partition(b"\r\n\r\n")
-        if not found or len(body) < _content_length(head):
+        answer = whole(self._unread)
+        if answer is None:
             return
+        head, _ = answer
         self._unread = b""
         work = self._work
         work.latencies_ms.append((time.perf_counter() - self._sent_s) * 1000)
@@ -66,14 +69,6 @@ class _Poster(asyncio.Protocol):
             self._work.left -= 1
             self._sent_s = time.perf_counter()
             self._transport.write(self._work.request)
-
-
-def _content_length(head: bytes) -> int:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    raise RuntimeError("the answer has no Content-Length: this client reads no other kind")
 
 
 async def post(

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
+from load.answers import whole
+
 CONNECTING_AT_ONCE = 100
 _HEAD = "POST /internal/worker/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
 
@@ -69,9 +71,10 @@ class _Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
-        head, found, body = self._unread.partition(b"\r\n\r\n")
-        if not found or len(body) < _content_length(head):
+        answer = whole(self._unread)
+        if answer is None:
             return
+        head, body = answer
         self._unread = b""
         if not head.startswith(b"HTTP/1.1 200"):
             self._crowd.refused = (head[:60] + body[:300]).decode(errors="replace")
@@ -102,14 +105,6 @@ class _Worker(asyncio.Protocol):
         raw = msgspec.json.encode(body)
         head = f"{self._heads[verb]}Content-Length: {len(raw)}\r\n\r\n"
         self._transport.write(head.encode() + raw)
-
-
-def _content_length(head: bytes) -> int:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    raise RuntimeError("the answer has no Content-Length: this client reads no other kind")
 
 
 async def pairs(place: str, *, count: int, workers: int, within_s: float = 120) -> float:

@@ -23,7 +23,9 @@ OWN = "leasehold_plane"
 FEWER = {"oban": 2, "procrastinate": 8}
 SINGLE_WORKERS = 64
 IDLE_WORKERS = 2_000
-IDLE_SETTLE_S = 4.0
+IDLE_LOOK_S = 0.5
+IDLE_SHARE_MAX = 0.05
+IDLE_WITHIN_S = 60.0
 WAKES_PER_S = 50
 WAKE_SECONDS = 6.0
 
@@ -81,7 +83,7 @@ async def _idle(peer: Peer, gateway: Gateway, count: int) -> dict[str, float | N
     before_mb = processes.usage(gateway.pid).rss_mb
     crowd = Workers(f"{HOST}:{gateway.port}", wait_ms=60_000, taken=taken)
     await crowd.connect(count)
-    await asyncio.sleep(IDLE_SETTLE_S)
+    await _settled(peer, gateway)
     idle_mb, cpu_s = processes.usage(gateway.pid).rss_mb, _cpu_s(gateway)
     sent = await asyncio.to_thread(peer.ask, "pace", rate=WAKES_PER_S, seconds=WAKE_SECONDS)
     deadline = time.monotonic() + 10
@@ -97,6 +99,18 @@ async def _idle(peer: Peer, gateway: Gateway, count: int) -> dict[str, float | N
         "wake_p99_ms": quantile(waits_ms, 0.99),
         "wake_cpu": 100 * (_cpu_s(gateway) - cpu_s) / sent["seconds"],
     }
+
+
+async def _settled(peer: Peer, gateway: Gateway) -> None:
+    """Until the plane has nothing left to do: by then it has taken in everybody's claim."""
+    deadline = time.monotonic() + IDLE_WITHIN_S
+    used_s = _cpu_s(gateway)
+    while time.monotonic() < deadline:
+        await asyncio.sleep(IDLE_LOOK_S)
+        used_s, before_s = _cpu_s(gateway), used_s
+        if used_s - before_s <= IDLE_SHARE_MAX * IDLE_LOOK_S:
+            return
+    raise PeerError(f"{peer.name}: not at rest {IDLE_WITHIN_S:.0f} s after the last claim")
 
 
 def _cpu_s(gateway: Gateway | None) -> float:

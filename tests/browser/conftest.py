@@ -81,12 +81,24 @@ def watched() -> Watched:
     return Watched()
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Generator[BrowserContext]:
+    """Its first page stays open: with the last one Chromium ends processes that it then misses."""
+    window = browser.new_context(viewport={"width": 1280, "height": 900})
+    window.new_page()
+    yield window
+    window.close()
+
+
 @pytest.fixture
-def context(browser: Browser, watched: Watched) -> Generator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.on("page", watched.attach)
-    yield context
-    context.close()
+def context(window: BrowserContext, watched: Watched) -> Generator[BrowserContext]:
+    """For one test: its cookies go with it, and what else is stored is its gateway's alone."""
+    window.on("page", watched.attach)
+    yield window
+    window.remove_listener("page", watched.attach)
+    for page in window.pages[1:]:
+        page.close()
+    window.clear_cookies()
     assert not watched.strangers, f"asked for things outside: {watched.strangers}"
     assert not watched.complaints, f"the browser complained: {watched.complaints}"
 

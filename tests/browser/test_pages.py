@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -11,12 +12,17 @@ from playwright.sync_api import Page, expect
 from leasehold.core.job import NewJob
 from leasehold.store.redis import Redis
 from tests.browser.conftest import Watched
-from tests.browser.stand import CONTRACTS, Stand
+from tests.browser.stand import CONTRACTS, Loop, Stand
+from tests.contract.adapters import Servers
 
 
-@pytest.fixture
-def busy(stand: Stand) -> Stand:
-    """All contracts, each with a job that succeeded, one that failed and one that runs."""
+@pytest.fixture(scope="module")
+def busy(loop: Loop, servers: Servers) -> Generator[Stand]:
+    """All contracts, each with a job that succeeded, one that failed and one that runs.
+
+    The tests here only look at it.
+    """
+    stand = Stand(loop, servers)
     stand.open()
     stand.work()
     for contract in CONTRACTS:
@@ -28,7 +34,8 @@ def busy(stand: Stand) -> Stand:
         )
         stand.wait_for(contract, done, ("done",))
         stand.wait_for(contract, failed, ("failed",))
-    return stand
+    yield stand
+    stand.close()
 
 
 def test_every_page_shows_jobs_of_every_contract(busy: Stand, page: Page) -> None:

@@ -83,6 +83,7 @@ class Stage:
         self.herd.on_death = self.faults.died
         self.began = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
+        self._patient = True
 
     def rng(self, purpose: str) -> Random:
         """Chance that the seed decides, independent for each purpose."""
@@ -184,16 +185,17 @@ class Stage:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def quiesce(self) -> bool:
-        """Wait until every acknowledged job has ended; False when patience did."""
+        """Wait until every acknowledged job has ended; False when patience did, now or before."""
         final = machine_of(self.setup.contract).final
         deadline = time.monotonic() + self.setup.patience_s
         ledger = open_ledger(self.subject.url())
         try:
-            while time.monotonic() < deadline:
+            while self._patient:
                 states = (await ledger.counts()).states
                 ended = sum(states.get(state, 0) for state in final)
                 if ended >= len(self.load.acked) and sum(states.values()) == ended:
                     return True
+                self._patient = time.monotonic() < deadline
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             await ledger.close()

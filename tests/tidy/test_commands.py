@@ -93,6 +93,8 @@ class Copy:
             "LEASEHOLD_TEST_WORKERS": "0",
             "PYTEST_ADDOPTS": "-p no:schemathesis -p no:hypothesispytest",  # slow to import
         }
+        if cache := sys.pycache_prefix:  # what this run has compiled need not be compiled again
+            clean["PYTHONPYCACHEPREFIX"] = cache
         return subprocess.run(
             [self.root / command, *words],
             cwd=cwd or self.root,
@@ -119,7 +121,7 @@ def test_help_needs_no_environment_and_names_the_usage(copy: Copy) -> None:
 
 
 def test_an_unknown_lane_is_an_error_that_lists_the_known_ones(copy: Copy) -> None:
-    copy.lane("chaos", "def test_that_kills(): pass")
+    copy.lane("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
     (copy.root / "tests" / "browser").mkdir()
     done = copy.run("bin/test", "unti")
     assert done.returncode == 2
@@ -276,14 +278,22 @@ def test_a_home_that_cannot_be_written_moves_the_cache_here(copy: Copy, tmp_path
 
 
 def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> None:
-    copy.lane("chaos", "def test_that_kills(): pass")
+    copy.lane("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
     done = copy.run(".ci/run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("test session starts") == 2
-    together, alone = done.stdout.split("test session starts")[1:]
+    together, pairs, alone = done.stdout.split("test session starts")[1:]
     assert "1 passed in" in together
-    assert "2 passed in" in alone
-    assert done.stdout.splitlines()[-1].startswith("==== 3 passed, 0 failed in ")
+    assert "2 passed in" in pairs
+    assert "1 passed in" in alone
+    assert done.stdout.splitlines()[-1].startswith("==== 4 passed, 0 failed in ")
+
+
+def test_bytecode_is_kept_in_the_environment_even_where_it_is_not_wanted(copy: Copy) -> None:
+    done = copy.run("bin/test", PYTHONPYCACHEPREFIX="", PYTHONDONTWRITEBYTECODE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = copy.root / ".venv" / "bytecode"
+    assert list(kept.rglob("test_one.*.pyc"))
+    assert not list((copy.root / "tests").rglob("*.pyc"))
 
 
 def test_a_run_without_any_test_is_a_failure(copy: Copy) -> None:

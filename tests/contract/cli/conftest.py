@@ -156,15 +156,22 @@ def start(queue_url: str, tmp_path: Path) -> Iterator[Start]:
         program.kill()
 
 
-def wait_until(condition: Callable[[], object], within_s: float = DEADLINE_S) -> None:
+def wait_until(
+    condition: Callable[[], object], within_s: float = DEADLINE_S, every_s: float = 0.02
+) -> None:
+    """Look again and again; not too often where each look is a program of its own."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)  # looks again until the deadline
+        time.sleep(every_s)  # looks again until the deadline
 
 
 @pytest.fixture
 def free_port() -> int:
+    return some_free_port()
+
+
+def some_free_port() -> int:
     """A port below the range of outgoing connections, so that nobody takes it meanwhile."""
     chance = secrets.SystemRandom()
     while True:

@@ -67,7 +67,7 @@ async def test_a_batch_is_bounded_in_number_and_size() -> None:
     for _ in range(10):
         queue.go.release()
     await asyncio.gather(*asked)
-    assert [len(batch) for batch in queue.batches] == [100, 52, 2]
+    assert [len(batch) for batch in queue.batches] == [100, 51, 1, 1, 1]
 
 
 async def test_an_error_reaches_everyone_whose_job_was_in_the_batch() -> None:

@@ -19,7 +19,6 @@ from typing import TypeVar
 import msgspec
 
 from leasehold.contracts.plane.asking import Ask
-from leasehold.contracts.plane.gathering import Gathering
 from leasehold.contracts.plane.line import Line
 from leasehold.contracts.plane.messages import MessageTransport
 from leasehold.contracts.plane.options import PlaneOptions
@@ -40,6 +39,7 @@ from leasehold.core.state import PLANE as MACHINE
 from leasehold.ledger.box import BoxQueue
 from leasehold.ledger.engine import PLANE, Engine
 from leasehold.ledger.upkeeping import Upkeeping
+from leasehold.store.gathering import Gathering
 from leasehold.store.redis import Redis
 
 T = TypeVar("T")

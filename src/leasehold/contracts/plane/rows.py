@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from leasehold.contracts.plane.gathering import Gathering
 from leasehold.contracts.plane.transport import Taken
 from leasehold.contracts.plane.words import queue_of
 from leasehold.core.idempotency import short_hash
@@ -15,6 +14,7 @@ from leasehold.core.lease import Lease
 from leasehold.ledger.engine import PLANE, Bell, Engine, Row
 from leasehold.ledger.settings import BoxSettings
 from leasehold.ledger.upkeeping import Upkeeping
+from leasehold.store.gathering import Gathering
 
 # PostgreSQL leaves dead entries at the head of a line while somebody keeps an old transaction open:
 # a stream that was full begins where the last claim stopped, and at the head again every second.

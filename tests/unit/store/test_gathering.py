@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from leasehold.contracts.plane.gathering import LOAD, Gathering
+from leasehold.store.gathering import LOAD, Gathering
 
 
 class Slow:
@@ -80,3 +80,30 @@ async def test_an_error_is_told_to_everybody_in_the_call() -> None:
     gathering = Gathering(send, items_max=10, calls_max=1)
     told = await asyncio.gather(gathering([1]), gathering([2]), return_exceptions=True)
     assert [str(each) for each in told] == ["gone", "gone"]
+
+
+async def test_what_goes_together_is_bounded_in_number_and_size() -> None:
+    slow = Slow()
+    gathering = Gathering(slow.send, items_max=3, size_max=10, measure=lambda item: item)
+    asking = [asyncio.create_task(gathering([n])) for n in (1, 1, 1, 1, 8, 2, 99, 1)]
+    for _ in range(10):
+        slow.go.release()
+    await asyncio.gather(*asking)
+    assert slow.calls == [[1, 1, 1], [1, 8], [2], [99], [1]]
+
+
+@pytest.mark.parametrize("drops_gone", [True, False])
+async def test_who_has_gone_before_the_call_is_left_out_only_where_that_is_wished(
+    drops_gone: bool,
+) -> None:
+    slow = Slow()
+    gathering = Gathering(slow.send, items_max=2, drops_gone=drops_gone)
+    first = asyncio.create_task(gathering([1]))
+    await _turn()
+    gone, *rest = (asyncio.create_task(gathering([n])) for n in (2, 3, 4))
+    await _turn()
+    gone.cancel()
+    for _ in range(3):
+        slow.go.release()
+    await asyncio.gather(first, *rest)
+    assert slow.calls == ([[1], [3, 4]] if drops_gone else [[1], [2, 3], [4]])
