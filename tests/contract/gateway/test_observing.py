@@ -10,7 +10,7 @@ import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
-from leasehold.core.seam import Staffed
+from leasehold.core.seam import Staffing
 from leasehold.dashboard.kinds import kind_of
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
@@ -274,12 +274,13 @@ async def test_the_overview_warns_of_a_queue_without_workers_and_a_store_that_fo
 async def test_a_worker_with_nothing_to_do_is_seen(place: Place) -> None:
     queue = open_queue(place.stage.url, worker_id="w-idle")
     try:
+        assert isinstance(queue, Staffing)
+        queue.slots = 12
         await queue.claim(1, wait_ms=10)
         await queue.upkeep()  # as a worker does, once a second
         workers = (await place.web.get("/api/workers")).json["workers"]
     finally:
         await queue.close()
-    if isinstance(place.stage.ledger, Staffed):
-        assert [worker["worker_id"] for worker in workers] == ["w-idle"]
-    else:
-        assert workers == []
+    told = [(worker["worker_id"], worker["slots"], worker["jobs"]) for worker in workers]
+    assert told == [("w-idle", 12, [])]
+    assert workers[0]["last_ms"] > 0
