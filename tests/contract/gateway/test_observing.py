@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
+from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Staffing
 from leasehold.dashboard.kinds import kind_of
 from leasehold.gateway.rings import open_keyring
@@ -284,3 +286,54 @@ async def test_a_worker_with_nothing_to_do_is_seen(place: Place) -> None:
     told = [(worker["worker_id"], worker["slots"], worker["jobs"]) for worker in workers]
     assert told == [("w-idle", 12, [])]
     assert workers[0]["last_ms"] > 0
+
+
+async def test_events_of_an_outbox_are_listed_and_sent_again_by_whoever_may(
+    tmp_path: Path,
+) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db?keep_ms=60000"
+    event_id = await given_up(url)
+    ring = open_keyring(url)
+    texts = {scope: (await ring.create([scope], scope))[1] for scope in ("observe", "admin")}
+    await ring.close()
+    path = "/api/queues/inbox/outbox"
+    async with serving(GatewaySettings(queues=(url,), port=0)) as running:
+        sees, acts = (Web(running.url, {"x-api-key": texts[who]}) for who in ("observe", "admin"))
+        assert (await sees.get("/api/outboxes")).json == {"queues": ["inbox"]}
+        (event,) = (await sees.get(f"{path}?kind=failed")).json["events"]
+        assert (event["event_id"], event["kind"], event["answer"]) == (
+            event_id, "failed", "410 Gone",
+        )  # fmt: skip
+        assert event["to"] == "https://hooks.example/jobs"
+        assert (await sees.get(f"{path}?kind=done")).json["events"] == []
+        again = f"{path}/redeliver"
+        assert (await sees.post(again, {"event_ids": [event_id]})).status == 403
+        reply = await acts.post(again, {"event_ids": [event_id, "nothing.1"]})
+        assert reply.json == {"answers": {event_id: "ok", "nothing.1": "missing"}}
+        (event,) = (await sees.get(f"{path}?kind=waiting")).json["events"]
+        assert event["event_id"] == event_id
+        (entry,) = (await sees.get("/api/audit")).json["entries"]
+        assert (entry["action"], entry["ids"]) == ("redeliver", [event_id, "nothing.1"])
+
+
+async def test_a_queue_without_an_outbox_says_who_has_one(site: Site) -> None:
+    web = await site.web()
+    assert (await web.get("/api/outboxes")).json == {"queues": []}
+    reply = await web.get("/api/queues/streams/outbox")
+    assert (reply.status, "has no outbox" in reply.json["detail"]) == (404, True)
+
+
+async def given_up(url: str) -> str:
+    """The id of an event that no receiver wanted."""
+    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
+    inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
+    try:
+        await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])
+        assert await inbox.claim(1, wait_ms=1_000)
+        (event,) = await outbox.claim(1, wait_ms=1_000)
+        failure = Failure(code="http_410", message="410 Gone")
+        await outbox.settle([Outcome(event, "bury", failure=failure)])
+        return event.job_id
+    finally:
+        await inbox.close()
+        await outbox.close()
