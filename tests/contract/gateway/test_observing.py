@@ -137,7 +137,10 @@ async def test_an_action_is_refused_when_more_jobs_match_than_were_seen(place: P
     assert all(job["kind"] == "waiting" for job in await place.find(""))
 
 
-async def test_what_was_done_is_written_down_with_who_did_it(place: Place) -> None:
+@pytest.mark.clause("I-44")
+async def test_what_was_done_is_written_down_and_outlives_the_gateway(
+    place: Place,
+) -> None:
     (job_id,) = await place.submit(1)
     await place.web.post(f"/api/queues/{place.name}/pause")
     await place.web.post(f"/api/queues/{place.name}/cancel", {"job_ids": [job_id]})
@@ -150,6 +153,9 @@ async def test_what_was_done_is_written_down_with_who_did_it(place: Place) -> No
     assert entries[0]["ids"] == [job_id]
     older = await place.web.get(f"/api/audit?before={entries[0]['id']}")
     assert older.json["entries"] == listed[listed.index(entries[0]) + 1 :]
+    async with serving(GatewaySettings(queues=(served_url(place.stage),), port=0)) as another:
+        told = (await Web(another.url).get("/api/audit")).json["entries"]
+    assert [entry for entry in told if entry["queue"] == place.name] == entries
 
 
 async def test_a_scaler_reads_the_backlog_of_any_contract(place: Place) -> None:
