@@ -140,10 +140,8 @@ def test_a_bridge_that_broke_between_storing_and_settling_makes_no_second_job(
         try:
             leases = await source.claim(10, wait_ms=500)
             way = Bridge(from_url, source, ledger, target)
-            from leasehold.cli.bridging import _from_lease
-
             assert leases
-            await way._store([_from_lease(from_url, lease) for lease in leases])
+            await way._store([way._new(lease) for lease in leases])
         finally:  # and here it is killed: nothing is settled
             for part in (source, ledger, target):
                 await part.close()
