@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from leasehold.cli.houses import open_street
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
 from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Staffing
 from leasehold.dashboard.kinds import kind_of
+from leasehold.dashboard.watching import Watch
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
@@ -184,6 +186,22 @@ async def test_figures_follow_the_journal(place: Place) -> None:
         return bool((await place.web.get("/api/stats")).json["total"]["submitted"] == 5)
 
     await until(counted)
+
+
+async def test_the_first_look_sees_the_last_minutes_and_a_later_one_counts_none_twice(
+    place: Place,
+) -> None:
+    await place.submit(5)
+    async with open_street([served_url(place.stage)]) as street:
+        watch = Watch(street)
+        (observer,) = watch.observers.values()
+        for _ in range(2):  # it stops when nobody looks, and begins again
+            observer.start()
+            await watch.caught_up(within_s=20)
+            assert (observer.caught_up.is_set(), watch.figures().submitted) == (True, 5)
+            await observer.stop()
+    reply = await place.web.get("/api/stats")
+    assert reply.json["total"]["submitted"] == 5
 
 
 async def test_who_may_only_observe_cannot_act(site: Site) -> None:
