@@ -50,6 +50,7 @@ def test_every_page_shows_jobs_of_every_contract(busy: Stand, page: Page) -> Non
     for name in names:
         row = page.locator("tbody tr", has_text=name).first
         expect(row).to_contain_text("slow")
+        expect(row.locator("td").nth(3)).to_have_text("20")  # slots
     page.goto(f"{busy.url}/dead")
     for name in names:
         expect(page.locator("tbody tr", has_text=name)).to_contain_text("refused")

@@ -1,12 +1,13 @@
 """The documents: fenced blocks say their language, links lead somewhere, no machine's paths."""
 
+import ast
 import re
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from tests.tidy.reading import ROOT, files, listed, shown, text
+from tests.tidy.reading import ROOT, TESTS, files, listed, shown, text, tree
 
 DOCUMENTS = files(ROOT, "*.md")
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
@@ -74,6 +75,39 @@ def test_every_fenced_block_of_the_readme_names_its_language() -> None:
     readme = ROOT / "README.md"
     problems = [shown(readme, number) for number, language in fences(readme) if not language]
     assert not problems, listed(problems)
+
+
+# What is drawn or printed: a `text` stands beside what prints it, a diagram is drawn by a test.
+NOT_RUN = {"", "text", "mermaid"}
+RUN_ELSEWHERE = {"docs/howto/pipeline.md": "tests/spark"}
+
+
+def marked() -> set[str]:
+    """The blocks, as page:language, that tests say they run."""
+    return {
+        argument.value
+        for path in files(TESTS, "*.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "runs"
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+def test_every_code_block_of_the_documentation_is_run_by_a_test() -> None:
+    documents = [ROOT / "README.md", *files(ROOT / "docs", "*.md")]
+    there = {
+        f"{shown(document)}:{language}"
+        for document in documents
+        for _, language in fences(document)
+        if language not in NOT_RUN
+    }
+    run = marked()
+    assert not run - there, f"no such blocks: {listed(sorted(run - there))}"
+    lacking = {each for each in there - run if each.rpartition(":")[0] not in RUN_ELSEWHERE}
+    assert not lacking, listed(sorted(lacking))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)

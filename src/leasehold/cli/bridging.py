@@ -4,7 +4,8 @@ A job is leased in the old queue, stored in the new one under an id that follows
 and settled in the old one. A bridge that was killed in between leases the job again, and the new
 queue answers that it already has it. That holds as long as nobody else works the old queue, so the
 command refuses while there are workers. Jobs that wait for their time cannot be leased: they are
-stored with what is left of their delay and removed from the old queue.
+stored with what is left of their delay and removed from the old queue. What a bridge that was
+killed still holds is waited for: a run that ends has left nothing behind.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ from leasehold.dashboard.kinds import kind_of, states_of
 _BATCH = 100
 _CLAIM_WAIT_MS = 200
 _FULL_WAIT_S = 1.0
+_HELD_MAX = 1_000
+NAME = "leasehold-bridge"
+# What each contract calls the number of times that a lease may run out before its job is given up.
+_LOST_MAX = {
+    "bullmq": "stalled_max",
+    "streams": "lost_max",
+    "inbox": "lost_max",
+    "plane": "lost_max",
+}
 
 
 @dataclass
@@ -40,7 +50,12 @@ class Moved:
 
 @dataclass
 class Bridge:
-    """One way from a queue to another. `told` hears the number of jobs that went over."""
+    """One way from a queue to another.
+
+    `told` hears the number of jobs that went over, `waits` how many jobs a bridge holds that was
+    killed and for how long at most. `plain` leaves out groups and priorities, for a queue that has
+    none.
+    """
 
     from_url: str
     source: Queue
@@ -48,20 +63,42 @@ class Bridge:
     target: Queue
     told: Callable[[int], object] = lambda count: None
     keep: bool = False
+    waits: Callable[[int, int], object] = lambda count, ms: None
+    plain: bool = False
 
     async def run(self) -> Moved:
         """Move everything that waits; ends when nothing that can go is left."""
         moved = Moved()
+        await self._move(moved)
+        held = await self._held()
+        if held:
+            now_ms = time.time_ns() // 1_000_000
+            longest_ms = max(job.lease_until_ms for job in held) - now_ms
+            self.waits(len(held), max(0, longest_ms))
+        while held:
+            await self.source.upkeep()
+            await self._move(moved)
+            held = await self._held()
+        return moved
+
+    async def _held(self) -> list[JobRecord]:
+        """The jobs that a bridge holds; this one holds none between two steps."""
+        counts = await self.source_ledger.counts()
+        contract = parse_url(self.from_url).contract
+        words = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "running"]
+        page = await self.source_ledger.find(Query(states=tuple(words), limit=_HELD_MAX))
+        return [job for job in page.jobs if job.worker_id == NAME]
+
+    async def _move(self, moved: Moved) -> None:
         while leases := await self.source.claim(_BATCH, wait_ms=_CLAIM_WAIT_MS):
             if all(lease.job_id in moved.refused for lease in leases):
                 await self._settle(leases, "release")
                 break
             await self._carry(leases, moved)
         await self._move_delayed(moved)
-        return moved
 
     async def _carry(self, leases: Sequence[Lease], moved: Moved) -> None:
-        answers = await self._store([_from_lease(self.from_url, lease) for lease in leases])
+        answers = await self._store([self._new(lease) for lease in leases])
         gone: list[tuple[Lease, str]] = []
         left: list[tuple[Lease, str]] = []
         for lease, answer in zip(leases, answers, strict=True):
@@ -93,7 +130,7 @@ class Bridge:
             due = [
                 job for job in page.jobs if job.due_ms > now_ms and job.job_id not in moved.refused
             ]
-            answers = await self._store([_from_record(self.from_url, job, now_ms) for job in due])
+            answers = await self._store([self._new(job, now_ms) for job in due])
             for job, answer in zip(due, answers, strict=True):
                 _note(moved, job.job_id, answer)
             gone = [job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted]
@@ -103,6 +140,20 @@ class Bridge:
             after = page.after
             if not after:
                 return
+
+    def _new(self, job: Lease | JobRecord, now_ms: int = 0) -> NewJob:
+        """The job as it is stored in the new queue."""
+        due_ms = job.due_ms if isinstance(job, JobRecord) else 0
+        return NewJob(
+            task=job.task,
+            payload=job.payload,
+            job_id=moved_id(self.from_url, job.job_id),
+            max_attempts=job.max_attempts or None,
+            delay_ms=max(0, due_ms - now_ms),
+            priority=0 if self.plain else job.priority,
+            gid="" if self.plain else job.gid,
+            trace=job.trace,
+        )
 
     async def _store(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store them, waiting as long as the new queue is full."""
@@ -124,27 +175,13 @@ def moved_id(from_url: str, job_id: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"leasehold bridge {place} {job_id}"))
 
 
-def _from_lease(from_url: str, lease: Lease) -> NewJob:
-    return NewJob(
-        task=lease.task,
-        payload=lease.payload,
-        job_id=moved_id(from_url, lease.job_id),
-        max_attempts=lease.max_attempts or None,
-        priority=lease.priority,
-        trace=lease.trace,
-    )
-
-
-def _from_record(from_url: str, job: JobRecord, now_ms: int) -> NewJob:
-    return NewJob(
-        task=job.task,
-        payload=job.payload,
-        job_id=moved_id(from_url, job.job_id),
-        max_attempts=job.max_attempts or None,
-        delay_ms=max(0, job.due_ms - now_ms),
-        priority=job.priority,
-        trace=job.trace,
-    )
+def patient(url: str) -> str:
+    """The old queue for a bridge: however often one is killed, no job is given up for it."""
+    parsed = parse_url(url)
+    option = _LOST_MAX.get(parsed.contract)
+    if option is None or option in parsed.options:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{option}=1000000"
 
 
 def _note(moved: Moved, job_id: str, answer: Submitted) -> None:

@@ -136,6 +136,13 @@ class Staffed(Protocol):
         """The workers that are alive."""
 
 
+@runtime_checkable
+class Staffing(Protocol):
+    """A queue that tells its store, with every upkeep, how many jobs its worker runs at once."""
+
+    slots: int
+
+
 class Journal(Protocol):
     """The ordered history of a queue, read by position."""
 

@@ -41,6 +41,7 @@ from leasehold.dashboard.shapes import (
 )
 from leasehold.dashboard.watching import Figures, Watch
 
+_CATCH_UP_S = 2.0
 _Q = Annotated[str, Meta(description="A search, such as `queue:mail is:failed since:2h`.")]
 
 
@@ -189,6 +190,7 @@ class Api:
     async def stats(self, call: Call) -> Answer:
         """The last five minutes."""
         self._watch.touch()
+        await self._watch.caught_up(within_s=_CATCH_UP_S)
         queues = {name: self._watch.figures(name) for name in self._watch.observers}
         return Answer(200, StatsView(self._watch.figures(), queues))
 

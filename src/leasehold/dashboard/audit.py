@@ -41,6 +41,9 @@ class AuditLog(Protocol):
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
         """The newest first; `before` is the id of the last one seen."""
 
+    async def close(self) -> None:
+        """Let go of what was opened for it."""
+
 
 class MemoryAudit:
     """Kept by this process alone; the log has the same lines."""
@@ -55,6 +58,9 @@ class MemoryAudit:
 
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
         return [each for each in self._entries if not before or each.id < before][:limit]
+
+    async def close(self) -> None:
+        """There is nothing to let go."""
 
 
 class RedisAudit:
@@ -79,6 +85,9 @@ class RedisAudit:
             )
             for entry_id, fields in rows
         ]
+
+    async def close(self) -> None:
+        """The connection is the gateway's."""
 
 
 async def write_down(

@@ -19,7 +19,8 @@ _PAGE = 50
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """An event on its way. `answer` is what the receiver said last, as far as it is kept."""
+    """An event on its way. `answer` is what the receiver said last, as far as it is kept; `to` is
+    without what may be a secret: neither user nor query."""
 
     event_id: str
     job_id: str
@@ -58,12 +59,14 @@ def outbox_of(street: Street, queue: str) -> Ledger:
     return ledger
 
 
-async def deliveries(street: Street, queue: str, *, kind: str = "", after: str = "") -> Deliveries:
+async def deliveries(
+    street: Street, queue: str, *, kind: str = "", after: str = "", limit: int = _PAGE
+) -> Deliveries:
     """Events of a queue's outbox, of one kind if asked for."""
     ledger = outbox_of(street, queue)
     counts = await ledger.counts()
     states = tuple(state for state in counts.states if kind_of(state) == kind)
-    page = await ledger.find(Query(states=states, after=after, limit=_PAGE))
+    page = await ledger.find(Query(states=states, after=after, limit=limit))
     return Deliveries(queue, [_delivery(event) for event in page.jobs], page.after)
 
 

@@ -91,6 +91,7 @@ class Observer:
         self.away = ""
         self.sampled = False
         self.last_claim_ms = 0
+        self.caught_up = asyncio.Event()
         self._on_moved = on_moved
         self._stories: OrderedDict[str, list[JobEvent]] = OrderedDict()
         self._ready_ms: OrderedDict[str, int] = OrderedDict()
@@ -141,11 +142,17 @@ class Observer:
     async def _tail(self) -> None:
         journal = self.house.journal
         after, rich = _NOW, 0
+        self.caught_up.clear()
         if isinstance(journal, Seekable):
+            self._forget()  # what was counted before is read, and counted, again
             after = journal.since(int((time.time() - WINDOW_S) * 1000))
         while True:
             try:
-                events = await journal.wait(after=after, wait_ms=_WAIT_MS)
+                if after == _NOW or self.caught_up.is_set():
+                    self.caught_up.set()
+                    events = await journal.wait(after=after, wait_ms=_WAIT_MS)
+                elif not (events := await journal.read(after=after)):
+                    self.caught_up.set()
                 for event in events:
                     self._note(event)
                 rich = rich + 1 if len(events) >= _RICH_PAGE else 0
@@ -163,6 +170,12 @@ class Observer:
                 after = _NOW
                 self._vers.clear()
                 await asyncio.sleep(_AWAY_S)
+
+    def _forget(self) -> None:
+        for memory in (self.seconds, self.workers, self.errors, self._stories):
+            memory.clear()
+        for times in (self._ready_ms, self._begun_ms, self._vers):
+            times.clear()
 
     def _note(self, event: JournalEvent) -> None:
         second = self._second(event.ts_ms // 1000)

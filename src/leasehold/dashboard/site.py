@@ -32,6 +32,7 @@ from leasehold.dashboard.gathering import Warn
 from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.live import Live
+from leasehold.dashboard.outbox_api import OutboxApi
 from leasehold.dashboard.pages import Page, Pages
 from leasehold.dashboard.redacting import USUAL, Redaction
 from leasehold.dashboard.visit import Notices, Visit, local_path, read_form, with_params
@@ -81,6 +82,7 @@ class Dashboard:
         finder = Finder(street, redaction)
         self.actor = Actor(street, finder, audit)
         self._api = Api(street, finder, self.actor, self.watch, redaction)
+        self._outbox_api = OutboxApi(street, self.actor)
         self._pages = Pages(
             street,
             finder,
@@ -96,7 +98,7 @@ class Dashboard:
 
     def endpoints(self) -> list[Endpoint]:
         """/api, for programs."""
-        return self._api.endpoints()
+        return [*self._api.endpoints(), *self._outbox_api.endpoints()]
 
     def drain(self) -> None:
         """The gateway is on its way out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -55,6 +56,13 @@ class Watch:
             for observer in self.observers.values():
                 observer.start()
             self._idle = asyncio.create_task(self._until_idle())
+
+    async def caught_up(self, *, within_s: float) -> None:
+        """Until the last quarter of an hour has been read, or for so long."""
+        reading = [observer.caught_up.wait() for observer in self.observers.values()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*reading)
 
     async def look(self) -> None:
         """Take a sample of every queue now."""

@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from leasehold import __version__
 from leasehold.core.endpoint import Endpoint
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.dashboard.audit import AuditLog, MemoryAudit, RedisAudit
 from leasehold.dashboard.redacting import USUAL
 from leasehold.dashboard.site import Dashboard
 from leasehold.gateway import pages
+from leasehold.gateway.auditing import open_audit
 from leasehold.gateway.auth import Door
 from leasehold.gateway.dispatch import ROUTE, Desk, Resource
 from leasehold.gateway.document import document
@@ -62,10 +62,11 @@ class Gateway:
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
         check_names(self.served)
         self._side = open_side_store(settings.queues[0], "leasehold-audit")
+        self._audit = open_audit(settings.queues[0], self._side)
         self.dashboard = Dashboard(
             self.served,
             Sessions(self.door),
-            self._audit(),
+            self._audit,
             redact=(*USUAL, *settings.redact),
             trace_url=settings.trace_url,
             lake=settings.lake,
@@ -159,14 +160,9 @@ class Gateway:
             for served in self.served:
                 await served.close()
             await self.ring.close()
+            await self._audit.close()
             if self._side is not None:
                 await self._side[0].close()
-
-    def _audit(self) -> AuditLog:
-        if self._side is None:
-            return MemoryAudit()
-        redis, prefix = self._side
-        return RedisAudit(redis, prefix=prefix)
 
     async def _docs(self, request: Request) -> Response:
         request.scope[ROUTE] = "/docs"

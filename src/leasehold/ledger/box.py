@@ -54,6 +54,15 @@ class BoxQueue:
         )
         self._settling = Settling(engine, settings, delay, self._claiming.from_the_head)
 
+    @property
+    def slots(self) -> int:
+        """How many jobs its worker runs at once; 0 while nobody said."""
+        return self._upkeeping.slots
+
+    @slots.setter
+    def slots(self, slots: int) -> None:
+        self._upkeeping.slots = slots
+
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
         return await self._submitting.submit(jobs)

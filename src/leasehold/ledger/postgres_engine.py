@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 import asyncpg
@@ -16,7 +15,7 @@ from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
 from leasehold.ledger.migrating import check_version
 from leasehold.ledger.postgres_copy import WORTH_IT, copied
 from leasehold.store.postgres import Postgres
-from leasehold.store.statements import Operation, load_operation, load_operations
+from leasehold.store.statements import Operation, Operations
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 HORIZON_PATIENCE_S = 2.0
@@ -48,7 +47,7 @@ class PostgresEngine:
         if not schema.isidentifier() or schema != schema.lower():
             raise UsageError(f"schema {schema!r}: a plain lower-case name")
         self.database = Postgres(url, schema=schema, durable=synchronous == "full", pinned=pinned)
-        self._operations: dict[str, dict[str, Operation]] = {}
+        self._operations: dict[str, Operations] = {}
         self._checked = False
 
     @property
@@ -77,10 +76,7 @@ class PostgresEngine:
         if box is None:
             after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
             words = words_of(table, NOW, after)
-            box = load_operations(PACKAGE, "postgres", words)
-            begin = files(PACKAGE) / "sql" / "postgres" / "session" / "copy_begin.sql"
-            box["copy_begin"] = load_operation(begin, "postgres", words)
-            self._operations[table] = box
+            box = self._operations[table] = Operations(PACKAGE, "postgres", words)
         return box[name]
 
     def bell(self, queue: str) -> Bell:

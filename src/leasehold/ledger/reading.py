@@ -100,7 +100,7 @@ class BoxLedger:
     async def workers(self) -> list[WorkerBeat]:
         """Workers that did upkeep or claimed lately, also in vain."""
         rows = await self._engine.run(self._settings.table, "workers", queue=self._settings.queue)
-        return [WorkerBeat(row["worker_id"], row["seen_ms"]) for row in rows]
+        return [WorkerBeat(row["worker_id"], row["seen_ms"], row["slots"]) for row in rows]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """The job's own events after a version."""

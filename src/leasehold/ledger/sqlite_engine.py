@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
 from leasehold.ledger.sqlite_migrations import prepare
 from leasehold.store.libsql import in_hex
 from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
-from leasehold.store.statements import Operation, load_operation, load_operations
+from leasehold.store.statements import Operation, Operations
 from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 
 # Operations that change nothing.
@@ -23,7 +22,7 @@ READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
-    | {"plane_current"}
+    | {"plane_current", "audit_list"}
 )
 CLAIMS = frozenset({"claim", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
@@ -49,7 +48,7 @@ class SqliteEngine:
         self._client = url.partition(":")[0]
         self._synchronous = synchronous
         self._file: SqliteFile | None = None
-        self._operations: dict[str, dict[str, Operation]] = {}
+        self._operations: dict[str, Operations] = {}
 
     async def run(
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
@@ -86,15 +85,12 @@ class SqliteEngine:
         if not file.prepared:
             await file.write(lambda connection: None)
 
-    def _box(self, table: str) -> dict[str, Operation]:
+    def _box(self, table: str) -> Operations:
         box = self._operations.get(table)
         if box is None:
             after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
             words = words_of(table, ":now_ms", after)
-            box = load_operations(PACKAGE, "sqlite", words)
-            peek = files(PACKAGE) / "sql" / "sqlite" / "session" / "peek.sql"
-            box["peek"] = load_operation(peek, "sqlite", words)
-            self._operations[table] = box
+            box = self._operations[table] = Operations(PACKAGE, "sqlite", words)
         return box
 
     def _opened(self) -> SqliteFile:

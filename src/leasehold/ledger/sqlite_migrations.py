@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from importlib.resources import files
 from pathlib import Path
 
 from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import PACKAGE
 from leasehold.ledger.migrating import Applied, known, missing
+from leasehold.store.beside import folder_beside
 from leasehold.store.statements import split
 from leasehold.store.turnstile import Turnstile
 
@@ -57,7 +57,7 @@ def prepare(connection: sqlite3.Connection) -> None:
             f"the SQLite file lacks {', '.join(lacks)}; run `leasehold db migrate` first",
             contract="inbox",
         )
-    session = (files(PACKAGE) / "sql" / "sqlite" / "session" / "tables.sql").read_text()
+    session = (folder_beside(PACKAGE, "sql", "sqlite", "session") / "tables.sql").read_text()
     for statement in split(session):
         connection.execute(statement)
 

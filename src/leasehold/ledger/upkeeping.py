@@ -21,6 +21,7 @@ class Upkeeping:
         self._engine = engine
         self._settings = settings
         self._worker_id = worker_id
+        self.slots = 0
         self._trimmed_at = float("-inf")
         self._pruned_to = 0
         self._trimmed_to = 0
@@ -30,7 +31,9 @@ class Upkeeping:
         """One round."""
         table, queue = self._settings.table, self._settings.queue
         if self._worker_id:  # whoever keeps up for others is no worker
-            await self._engine.run(table, "beat", queue=queue, worker_id=self._worker_id)
+            await self._engine.run(
+                table, "beat", queue=queue, worker_id=self._worker_id, slots=self.slots
+            )
         promoted, reclaimed, buried, expired = await self.due()
         rows = await self._engine.run(table, "decide", queue=queue, count=_COUNT)
         buried += sum(row["buried"] for row in rows)

@@ -15,14 +15,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leasehold.core.errors import UsageError
+from leasehold.store.beside import folder_beside
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
+    from pathlib import Path
 
 _NAME = re.compile(r"(?P<operation>[A-Za-z][A-Za-z0-9_]*)-(?P<keys>\d+)\.lua")
 _INCLUDE = re.compile(r"^[ \t]*--+[ \t]*@include[ \t]+(?P<name>\S+)[ \t]*$", re.MULTILINE)
@@ -67,7 +67,7 @@ class ScriptFolder(Mapping[str, Script]):
         return len(load_scripts(self._package))
 
     def _one(self, operation: str) -> Script:
-        folder = _folder(self._package)
+        folder = folder_beside(self._package, "lua")
         found = [path for path in folder.iterdir() if path.name.startswith(f"{operation}-")]
         if len(found) != 1:
             raise KeyError(operation)
@@ -76,7 +76,7 @@ class ScriptFolder(Mapping[str, Script]):
 
 def load_scripts(package: str) -> dict[str, Script]:
     """All scripts of a package's `lua` folder, by operation; anything wrong with one raises."""
-    folder = _folder(package)
+    folder = folder_beside(package, "lua")
     scripts: dict[str, Script] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(".lua"):
@@ -88,20 +88,6 @@ def load_scripts(package: str) -> dict[str, Script]:
     if not scripts:
         raise UsageError(f"package {package} has no lua/<operation>-<keys>.lua")
     return scripts
-
-
-def _folder(package: str) -> Traversable:
-    """Its folder `lua`; by importlib.resources, which is slow to import, from an archive only."""
-    spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    folder: Traversable | None = Path(places[0]) / "lua" if places else None
-    if folder is not None and not folder.is_dir():
-        from importlib.resources import files
-
-        folder = files(package) / "lua"
-    if folder is None or not folder.is_dir():
-        raise UsageError(f"package {package} has no folder lua/ to load scripts from")
-    return folder
 
 
 def load_script(path: Traversable, includes: Traversable) -> Script:
@@ -168,7 +154,7 @@ def _expand(
 
 
 def _part(wanted: str, name: str, includes: Traversable) -> Traversable:
-    for folder in (includes, _folder("leasehold.store") / "include"):
+    for folder in (includes, folder_beside("leasehold.store", "lua", "include")):
         part = folder / f"{wanted}.lua"
         if part.is_file():
             return part

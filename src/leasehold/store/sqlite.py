@@ -125,9 +125,7 @@ class SqliteFile:
                 if connection is None or turnstile is None:
                     turnstile = turnstile or Turnstile(self.path)
                     with turnstile:
-                        connection = _connect(self.path, self._synchronous, self.client)
-                        self._prepare(connection)
-                    self.prepared = True
+                        connection = self._opened()
                 with turnstile:
                     answers = _commit(connection, group)
             except (sqlite3.Error, OSError) as error:
@@ -144,6 +142,17 @@ class SqliteFile:
             connection.close()
         if turnstile is not None:
             turnstile.close()
+
+    def _opened(self) -> sqlite3.Connection:
+        """A connection that is ready for steps; one that cannot be made ready is not kept."""
+        connection = _connect(self.path, self._synchronous, self.client)
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self.prepared = True
+        return connection
 
     def _read_loop(self) -> None:
         connection: sqlite3.Connection | None = None

@@ -16,11 +16,13 @@ import re
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from leasehold.core.errors import UsageError
+from leasehold.store.beside import folder_beside
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 Dialect = Literal["postgres", "sqlite"]
 
@@ -41,18 +43,23 @@ class Operation:
     statements: tuple[str, ...] = field(repr=False)
 
 
-def load_operations(
-    package: str, dialect: Dialect, words: Mapping[str, str]
-) -> dict[str, Operation]:
-    """All operations of a package's `sql/<dialect>` folder; anything wrong with one raises."""
-    folder = files(package) / "sql" / dialect
-    if not folder.is_dir():
-        raise UsageError(f"package {package} has no folder sql/{dialect} to load statements from")
-    return {
-        entry.name.removesuffix(".sql"): load_operation(entry, dialect, words)
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".sql")
-    }
+class Operations(dict[str, Operation]):
+    """The operations of a package's `sql/<dialect>` folder, each read when it is first asked for.
+
+    Those of its folder `session` belong to one dialect alone.
+    """
+
+    def __init__(self, package: str, dialect: Dialect, words: Mapping[str, str]) -> None:
+        self._folder = folder_beside(package, "sql", dialect)
+        self._dialect = dialect
+        self._words = words
+
+    def __missing__(self, name: str) -> Operation:
+        path = self._folder / f"{name}.sql"
+        if not path.is_file():
+            path = self._folder / "session" / f"{name}.sql"
+        self[name] = operation = load_operation(path, self._dialect, self._words)
+        return operation
 
 
 def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]) -> Operation:
@@ -82,7 +89,7 @@ def header_columns(text: str, part: str) -> list[tuple[str, str]]:
 
 def load_migrations(package: str, dialect: Dialect) -> list[tuple[int, str, str]]:
     """The numbered migrations of a package: number, name, text with its loops unrolled."""
-    folder = files(package) / "sql" / dialect / "migrations"
+    folder = folder_beside(package, "sql", dialect, "migrations")
     found = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".sql"):

@@ -6,7 +6,6 @@ Linux tells by inotify; elsewhere whoever waits looks ten times a second.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import struct
 import sys
@@ -61,6 +60,8 @@ class FileWatch:
 
 def _watch(folder: Path) -> int:
     """An inotify descriptor on a folder; -1 when the machine has no more of them."""
+    import ctypes  # slow to import, and not needed by who only looks once
+
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0:

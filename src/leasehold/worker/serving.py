@@ -44,7 +44,7 @@ class Service:
         nudge: Callable[[Keeper], None],
     ) -> None:
         self.opener = opener
-        self.source = Source(name, opener(), slots.share())
+        self.source = Source(name, opener(), slots.share(), slots=slots.total)
         self._executor = executor
         self._settings = settings
         self._clock = clock

@@ -10,7 +10,7 @@ import structlog
 from leasehold.core.errors import LeaseLost, StoreUnreachable
 from leasehold.core.lease import Report
 from leasehold.core.opening import open_queue, parse_url
-from leasehold.core.seam import Queue
+from leasehold.core.seam import Queue, Staffing
 from leasehold.worker.holding import Attempt, Held
 from leasehold.worker.settling import Entry, Flusher
 from leasehold.worker.slots import Share
@@ -63,10 +63,12 @@ class Contact:
 class Source:
     """A queue instance with its leases, flushers and share of the slots."""
 
-    def __init__(self, name: str, queue: Queue, share: Share) -> None:
+    def __init__(self, name: str, queue: Queue, share: Share, *, slots: int = 0) -> None:
         self.name = name
         self.queue = queue
         self.share = share
+        if isinstance(queue, Staffing):
+            queue.slots = slots
         self.contact = Contact(name)
         self.held: dict[Held, Attempt] = {}
         self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)

@@ -81,6 +81,17 @@ def sections(name: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def console(text: str) -> list[tuple[str, str]]:
+    """The commands of a console block, which follow a `$`, each with what it prints."""
+    parts = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
+    pairs = []
+    for part in parts:
+        command = re.match(r"(?:.*\\\n)*.*\n?", part)
+        assert command is not None
+        pairs.append((command[0].strip(), part[command.end() :]))
+    return pairs
+
+
 def run_bash(script: str, folder: Path, environment: dict[str, str]) -> str:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
     path = f"{Path(sys.executable).parent}:{clean['PATH']}"

@@ -1,7 +1,6 @@
-"""Blocks of the documentation that no page of its own runs: each is well formed, and these work.
+"""Blocks of the documentation: each is well formed, and each is run by a test that says so.
 
-README and start are run by `test_readme`, the page about moving by tests/interop/moving, the pages
-of bullmq and plane by their own tests.
+A test that runs blocks has the mark `runs("page.md:language")`; tests/tidy sees that none lacks it.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ def blocks_of(name: str, language: str) -> list[str]:
     return [block.text for block in page(name).blocks if block.language == language]
 
 
+@pytest.mark.runs("docs/howto/dashboard.md:toml", "docs/howto/dashboard.md:bash")
 def test_the_settings_of_the_dashboard_page_are_ones_that_there_are(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -77,6 +77,7 @@ def test_the_settings_of_the_dashboard_page_are_ones_that_there_are(
     assert said.code == 0, said.err
 
 
+@pytest.mark.runs("docs/howto/webhooks.md:python")
 async def test_the_receiver_of_the_webhooks_page_takes_a_delivery_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ async def test_the_receiver_of_the_webhooks_page_takes_a_delivery_once(
     assert effects == [("job.1", event)]
 
 
+@pytest.mark.runs("docs/contracts/omniq.md:python")
 class TestOmniq:
     """The three programs of the page of the contract, on a server of their own."""
 

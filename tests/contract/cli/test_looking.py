@@ -20,7 +20,7 @@ from leasehold.cli.bridging import Bridge, moved_id
 from leasehold.core.job import JobRecord, NewJob
 from leasehold.core.opening import open_ledger, open_queue
 from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.seam import Query
+from leasehold.core.seam import Query, Staffing
 from tests.contract.cli.conftest import Cli
 
 
@@ -71,12 +71,16 @@ def test_workers_are_listed_with_what_they_hold(cli: Cli, queue_url: str, mail_u
         queue = open_queue(mail_url, worker_id="w-9")
         try:
             await queue.claim(1, wait_ms=1_000)
+            assert isinstance(queue, Staffing)
+            queue.slots = 4
+            await queue.upkeep()
             return await asyncio.to_thread(cli, "workers", queue_url, mail_url, "--json")
         finally:
             await queue.close()
 
     (worker,) = [line for line in asyncio.run(hold()).lines if line["worker_id"] == "w-9"]
     assert [job["task"] for job in worker["jobs"]] == ["send"]
+    assert worker["slots"] == 4
     assert "no worker" in cli("workers", queue_url).err
 
 
@@ -136,10 +140,8 @@ def test_a_bridge_that_broke_between_storing_and_settling_makes_no_second_job(
         try:
             leases = await source.claim(10, wait_ms=500)
             way = Bridge(from_url, source, ledger, target)
-            from leasehold.cli.bridging import _from_lease
-
             assert leases
-            await way._store([_from_lease(from_url, lease) for lease in leases])
+            await way._store([way._new(lease) for lease in leases])
         finally:  # and here it is killed: nothing is settled
             for part in (source, ledger, target):
                 await part.close()

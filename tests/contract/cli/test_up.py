@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from leasehold.ledger.migrating import known
+from leasehold.ledger.sqlite_migrations import SqliteMigrations
 from leasehold.store.embedded import EmbeddedPostgres
 from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.upped import Up, children
@@ -90,9 +93,17 @@ def test_without_the_network_the_samples_are_ours_and_it_says_why(
         up.program.kill()
 
 
-def test_no_samples_serves_both_queues_and_feeds_none(tmp_path: Path, free_port: int) -> None:
+def test_no_samples_serves_what_an_earlier_version_left_and_feeds_nothing(
+    tmp_path: Path, free_port: int
+) -> None:
+    earlier = tmp_path / ".leasehold" / "inbox.db"
+    earlier.parent.mkdir(mode=0o700)
+    for step in known("sqlite")[:-1]:
+        asyncio.run(SqliteMigrations(earlier).apply(*step))
     up = Up(tmp_path, free_port, "--no-samples")
     try:
+        number, name, *_ = known("sqlite")[-1]
+        assert f"schema brought up to date ({number:04}_{name})" in up.program.words
         url = up.call("queues")[1]["queue"]
         args = ["submit", "video-generation", "-d", "{}", "--queue", url, "--json"]
         asked = Program([*args, "--wait", "--timeout", "30"], tmp_path, {})

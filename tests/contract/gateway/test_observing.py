@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leasehold.cli.houses import open_street
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
-from leasehold.core.seam import Staffed
+from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.seam import Staffing
 from leasehold.dashboard.kinds import kind_of
+from leasehold.dashboard.watching import Watch
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
@@ -135,7 +139,10 @@ async def test_an_action_is_refused_when_more_jobs_match_than_were_seen(place: P
     assert all(job["kind"] == "waiting" for job in await place.find(""))
 
 
-async def test_what_was_done_is_written_down_with_who_did_it(place: Place) -> None:
+@pytest.mark.clause("I-44")
+async def test_what_was_done_is_written_down_and_outlives_the_gateway(
+    place: Place,
+) -> None:
     (job_id,) = await place.submit(1)
     await place.web.post(f"/api/queues/{place.name}/pause")
     await place.web.post(f"/api/queues/{place.name}/cancel", {"job_ids": [job_id]})
@@ -148,6 +155,9 @@ async def test_what_was_done_is_written_down_with_who_did_it(place: Place) -> No
     assert entries[0]["ids"] == [job_id]
     older = await place.web.get(f"/api/audit?before={entries[0]['id']}")
     assert older.json["entries"] == listed[listed.index(entries[0]) + 1 :]
+    async with serving(GatewaySettings(queues=(served_url(place.stage),), port=0)) as another:
+        told = (await Web(another.url).get("/api/audit")).json["entries"]
+    assert [entry for entry in told if entry["queue"] == place.name] == entries
 
 
 async def test_a_scaler_reads_the_backlog_of_any_contract(place: Place) -> None:
@@ -176,6 +186,22 @@ async def test_figures_follow_the_journal(place: Place) -> None:
         return bool((await place.web.get("/api/stats")).json["total"]["submitted"] == 5)
 
     await until(counted)
+
+
+async def test_the_first_look_sees_the_last_minutes_and_a_later_one_counts_none_twice(
+    place: Place,
+) -> None:
+    await place.submit(5)
+    async with open_street([served_url(place.stage)]) as street:
+        watch = Watch(street)
+        (observer,) = watch.observers.values()
+        for _ in range(2):  # it stops when nobody looks, and begins again
+            observer.start()
+            await watch.caught_up(within_s=20)
+            assert (observer.caught_up.is_set(), watch.figures().submitted) == (True, 5)
+            await observer.stop()
+    reply = await place.web.get("/api/stats")
+    assert reply.json["total"]["submitted"] == 5
 
 
 async def test_who_may_only_observe_cannot_act(site: Site) -> None:
@@ -274,12 +300,64 @@ async def test_the_overview_warns_of_a_queue_without_workers_and_a_store_that_fo
 async def test_a_worker_with_nothing_to_do_is_seen(place: Place) -> None:
     queue = open_queue(place.stage.url, worker_id="w-idle")
     try:
+        assert isinstance(queue, Staffing)
+        queue.slots = 12
         await queue.claim(1, wait_ms=10)
         await queue.upkeep()  # as a worker does, once a second
         workers = (await place.web.get("/api/workers")).json["workers"]
     finally:
         await queue.close()
-    if isinstance(place.stage.ledger, Staffed):
-        assert [worker["worker_id"] for worker in workers] == ["w-idle"]
-    else:
-        assert workers == []
+    told = [(worker["worker_id"], worker["slots"], worker["jobs"]) for worker in workers]
+    assert told == [("w-idle", 12, [])]
+    assert workers[0]["last_ms"] > 0
+
+
+async def test_events_of_an_outbox_are_listed_and_sent_again_by_whoever_may(
+    tmp_path: Path,
+) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db?keep_ms=60000"
+    event_id = await given_up(url)
+    ring = open_keyring(url)
+    texts = {scope: (await ring.create([scope], scope))[1] for scope in ("observe", "admin")}
+    await ring.close()
+    path = "/api/queues/inbox/outbox"
+    async with serving(GatewaySettings(queues=(url,), port=0)) as running:
+        sees, acts = (Web(running.url, {"x-api-key": texts[who]}) for who in ("observe", "admin"))
+        assert (await sees.get("/api/outboxes")).json == {"queues": ["inbox"]}
+        (event,) = (await sees.get(f"{path}?kind=failed")).json["events"]
+        assert (event["event_id"], event["kind"], event["answer"]) == (
+            event_id, "failed", "410 Gone",
+        )  # fmt: skip
+        assert event["to"] == "https://hooks.example/jobs"
+        assert (await sees.get(f"{path}?kind=done")).json["events"] == []
+        again = f"{path}/redeliver"
+        assert (await sees.post(again, {"event_ids": [event_id]})).status == 403
+        reply = await acts.post(again, {"event_ids": [event_id, "nothing.1"]})
+        assert reply.json == {"answers": {event_id: "ok", "nothing.1": "missing"}}
+        (event,) = (await sees.get(f"{path}?kind=waiting")).json["events"]
+        assert event["event_id"] == event_id
+        (entry,) = (await sees.get("/api/audit")).json["entries"]
+        assert (entry["action"], entry["ids"]) == ("redeliver", [event_id, "nothing.1"])
+
+
+async def test_a_queue_without_an_outbox_says_who_has_one(site: Site) -> None:
+    web = await site.web()
+    assert (await web.get("/api/outboxes")).json == {"queues": []}
+    reply = await web.get("/api/queues/streams/outbox")
+    assert (reply.status, "has no outbox" in reply.json["detail"]) == (404, True)
+
+
+async def given_up(url: str) -> str:
+    """The id of an event that no receiver wanted."""
+    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
+    inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
+    try:
+        await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])
+        assert await inbox.claim(1, wait_ms=1_000)
+        (event,) = await outbox.claim(1, wait_ms=1_000)
+        failure = Failure(code="http_410", message="410 Gone")
+        await outbox.settle([Outcome(event, "bury", failure=failure)])
+        return event.job_id
+    finally:
+        await inbox.close()
+        await outbox.close()

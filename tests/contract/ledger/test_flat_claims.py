@@ -114,7 +114,7 @@ def test_a_claim_on_sqlite_reads_its_own_index(tmp_path: Path) -> None:
     engine = SqliteEngine(f"sqlite:///{tmp_path}/plan.db")
 
     async def made() -> None:
-        await engine.run(INBOX, "beat", queue="q", worker_id="w")
+        await engine.run(INBOX, "beat", queue="q", worker_id="w", slots=1)
         await engine.close()
 
     asyncio.run(made())

@@ -59,6 +59,23 @@ async def test_a_migration_that_was_changed_afterwards_is_refused(tmp_path: Path
     await queue.close()
 
 
+async def test_a_file_of_an_earlier_version_is_refused_every_time_until_it_is_migrated(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "earlier.db"
+    for step in known("sqlite")[:-1]:
+        await SqliteMigrations(path).apply(*step)
+    queue = open_queue(f"inbox+sqlite:///{path}")
+    try:
+        for _ in range(2):
+            with pytest.raises(UsageError, match="db migrate"):
+                await queue.submit([JOB])
+        await migrate(SqliteMigrations(path), "sqlite")
+        assert (await queue.submit([JOB]))[0].status == "created"
+    finally:
+        await queue.close()
+
+
 async def test_attempts_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "earlier.db"
     migrations = SqliteMigrations(path)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from leasehold.core.seam import Query, Staffed
+from leasehold.core.seam import Query, Staffed, Staffing
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import (
     claim,
@@ -109,10 +109,6 @@ async def test_an_unknown_job_is_not_there(stage: Stage) -> None:
 
 @pytest.mark.clause("M-20")
 async def test_a_worker_that_has_nothing_to_do_is_known_all_the_same(stage: Stage) -> None:
-    """Except to the reference, whose workers live in the process that asks."""
-    if stage.url.startswith("memory:"):
-        assert not isinstance(stage.ledger, Staffed)
-        return
     assert isinstance(stage.ledger, Staffed)
     assert await stage.ledger.workers() == []
     queue = stage.queue("w1")
@@ -121,3 +117,23 @@ async def test_a_worker_that_has_nothing_to_do_is_known_all_the_same(stage: Stag
     (beat,) = await stage.ledger.workers()
     assert beat.worker_id == "w1"
     assert beat.last_ms > 0
+    assert beat.slots == 0, "nobody said how many"
+
+
+@pytest.mark.clause("M-20")
+async def test_a_worker_says_how_many_jobs_it_runs_at_once(stage: Stage) -> None:
+    """And it stays known, whatever else of it the store keeps."""
+    assert isinstance(stage.ledger, Staffed)
+    queue = stage.queue("w1")
+    assert isinstance(queue, Staffing)
+    queue.slots = 7
+    await queue.upkeep()
+    await submit(queue, job())
+    lease = await claim_one(queue)
+    await settle(queue, lease, "complete")
+    (beat,) = await stage.ledger.workers()
+    assert (beat.worker_id, beat.slots) == ("w1", 7)
+    queue.slots = 3
+    await queue.upkeep()
+    (beat,) = await stage.ledger.workers()
+    assert beat.slots == 3

@@ -16,6 +16,7 @@ from leasehold.egress import Client, Guard, Policy
 from leasehold.vault import Binding, Secret, Vault, new_kek, read_ring
 from leasehold.webhooks import MemoryNonces, new_secret, read_secret, verify
 from leasehold.webhooks.refresh import Refresher, RefreshSettings
+from tests.contract.cli.pages import page
 from tests.contract.egress.scripted import Scripted, scripted
 from tests.contract.vault.credentials import Credentials
 from tests.waiting import until
@@ -92,6 +93,7 @@ async def test_credentials_in_the_answer_are_sealed_and_raise_the_version(
 
 
 @pytest.mark.clause("I-45")
+@pytest.mark.runs("docs/howto/transcoding.md:json")
 async def test_the_request_is_signed_like_a_webhook_and_names_the_version(
     client: Client, store: Credentials, vault: Vault
 ) -> None:
@@ -103,6 +105,8 @@ async def test_the_request_is_signed_like_a_webhook_and_names_the_version(
     verified = await verify(server.bodies[0], headers, [SECRET], nonces=MemoryNonces())
     assert verified.event["type"] == "credentials.refresh"
     assert (verified.event["job_id"], verified.event["credential_version"]) == ("j1", 1)
+    shown = page("docs/howto/transcoding.md").blocks[-1]
+    assert json.loads(shown.text).keys() == verified.event.keys()
 
 
 @pytest.mark.clause("I-45")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from leasehold.store.embedded import locate_node
 from tests.interop.bullmq.peer import HERE
 
@@ -25,6 +27,7 @@ def here(code: str, port: int) -> str:
     return code.replace("port: 6379", f"port: {port}").replace("'bullmq'", "'bullmq6'")
 
 
+@pytest.mark.runs("docs/contracts/bullmq.md:javascript", "docs/contracts/bullmq.md:python")
 async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_path: Path) -> None:
     (javascript,) = blocks("javascript")
     program = tmp_path / "app.py"

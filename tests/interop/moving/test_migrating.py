@@ -37,6 +37,7 @@ def test_every_section_with_programs_is_run_by_a_test() -> None:
     assert with_blocks == list(PEERS)
 
 
+@pytest.mark.runs("docs/howto/migrating.md:bash", "docs/howto/migrating.md:python")
 @pytest.mark.parametrize("section", list(PEERS))
 def test_what_the_page_shows_of_the_old_and_the_new_side_happens(
     section: str, redis_url: str, tmp_path: Path

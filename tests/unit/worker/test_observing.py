@@ -21,7 +21,7 @@ from leasehold.worker.logs import configure_logs
 from leasehold.worker.metrics import Buckets, Tally
 from leasehold.worker.notify import Notifier
 from leasehold.worker.tracing import OtelTracer
-from tests.unit.worker.seam import Store, serving
+from tests.unit.worker.seam import Store, View, serving
 
 
 @task("ok")
@@ -32,6 +32,20 @@ async def ok(job: Job) -> int:
 @task("bad")
 async def bad(job: Job) -> None:
     raise ValueError("no")
+
+
+async def test_every_queue_is_told_how_many_jobs_the_worker_runs_at_once() -> None:
+    told: list[View] = []
+
+    class Telling(View):
+        slots = 0
+
+    def opened() -> View:
+        told.append(Telling(Store()))
+        return told[-1]
+
+    await Worker([ok], queues=[opened, opened], concurrency=7, burst=True).serve()
+    assert [view.slots for view in told if view.slots] == [7, 7]  # type: ignore[attr-defined]
 
 
 async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:

@@ -89,11 +89,15 @@ def ls(queue_url: str | None, as_json: bool) -> None:
 @command.command("revoke")
 @click.argument("key_id", metavar="ID")
 @queue_option
-def revoke(key_id: str, queue_url: str | None) -> None:
+@json_option
+def revoke(key_id: str, queue_url: str | None, as_json: bool) -> None:
     """Take a key away; gateways obey within seconds."""
     if not _with_ring(queue_url, lambda ring: ring.revoke(key_id)):
         raise NotFound(f"there is no key {key_id!r}; `leasehold keys ls` lists those there are")
-    emit_text(f"{key_id} revoked")
+    if as_json:
+        emit({"id": key_id, "revoked": True})
+    else:
+        emit_text(f"{key_id} revoked")
 
 
 def _row(view: dict[str, Any]) -> list[str]:

@@ -50,11 +50,15 @@ def ls(status: str | None, limit: int, queue_url: str | None, as_json: bool) -> 
 @command.command("redeliver")
 @click.argument("event_ids", metavar="EVENT...", nargs=-1, required=True)
 @queue_option
-def redeliver(event_ids: tuple[str, ...], queue_url: str | None) -> None:
+@json_option
+def redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
     """Send events again that were delivered or given up, under the same ids."""
     answers = _with_outbox(queue_url, lambda box: box.retry(event_ids))
     for event_id, answer in zip(event_ids, answers, strict=True):
-        emit_text(f"{event_id} {answer}")
+        if as_json:
+            emit({"event_id": event_id, "answer": answer})
+        else:
+            emit_text(f"{event_id} {answer}")
     if "missing" in answers:
         raise NotFound("there is no such event; `leasehold outbox ls` lists those there are")
 

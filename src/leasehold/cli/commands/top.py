@@ -17,10 +17,12 @@ from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import by_kind, warnings, workers
 from leasehold.dashboard.house import Street
 from leasehold.dashboard.redacting import Redaction
+from leasehold.dashboard.shapes import WorkerView
 from leasehold.dashboard.watching import Watch
 from leasehold.dashboard.wording import duration, number, share
 
 _SPAN_S = 60
+_CATCH_UP_S = 5.0
 _WORKERS_SHOWN = 12
 _CLEAR, _HOME, _REST = "\x1b[2J", "\x1b[H", "\x1b[0J"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -60,7 +62,7 @@ async def _top(
         try:
             if live:
                 sys.stdout.write(_CLEAR)
-            await asyncio.sleep(min(interval_s, 0.3))  # the observers read the last minutes first
+            await watch.caught_up(within_s=_CATCH_UP_S if once else min(interval_s, 0.3))
             while True:
                 await watch.look()
                 seen = await _seen(street, watch, finder)
@@ -126,12 +128,16 @@ def _text(seen: dict[str, Any]) -> str:
     parts.append(table(heads, [_queue_row(queue) for queue in seen["queues"]]))
     if seen["workers"]:
         rows = [
-            [w.worker_id, w.queue, str(len(w.jobs)), ", ".join(j.task for j in w.jobs[:5])]
+            [w.worker_id, w.queue, f"{len(w.jobs)}/{w.slots or '?'}", _tasks(w)]
             for w in seen["workers"][:_WORKERS_SHOWN]
         ]
-        parts += ["", table(["WORKER", "QUEUE", "HOLDS", "JOBS"], rows)]
+        parts += ["", table(["WORKER", "QUEUE", "SLOTS", "JOBS"], rows)]
     parts += ["", *(paint(f"! {text}", "yellow") for text in seen["warnings"])]
     return "\n".join(parts).rstrip()
+
+
+def _tasks(worker: WorkerView) -> str:
+    return ", ".join(job.task for job in worker.jobs[:5])
 
 
 def _queue_row(queue: dict[str, Any]) -> list[str]:

@@ -37,8 +37,9 @@ from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.core.opening import parse_url
+from leasehold.core.opening import QueueUrl, parse_url
 from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.sqlite import file_of
 
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
@@ -243,10 +244,16 @@ async def _check_store(queue_url: str) -> None:
 
 
 async def _bring_schema(queues: Sequence[str]) -> None:
-    """A SQLite file gets its tables by itself; a server is somebody's, and is told of."""
+    """What an older version left is brought to this one; a new SQLite file makes its own tables."""
     for url in map(parse_url, queues):
-        if url.store.startswith("postgres") and (done := await migrated(url)):
+        if _has_schema(url) and (done := await migrated(url)):
             _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
+
+
+def _has_schema(url: QueueUrl) -> bool:
+    if url.store.startswith("sqlite"):
+        return file_of(url.store).exists()
+    return url.store.startswith("postgres")
 
 
 async def _start_parts(

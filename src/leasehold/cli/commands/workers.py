@@ -21,7 +21,8 @@ from leasehold.dashboard.watching import Watch
 @click.argument("queue_urls", metavar="[URL]...", nargs=-1)
 @json_option
 def command(queue_urls: tuple[str, ...], as_json: bool) -> None:
-    """Show the workers of queues: when each was last heard of, and the jobs it holds.
+    """Show the workers of queues: when each was last heard of, the jobs it holds, and its
+    slots, which the queues of one worker share. Workers of other makes do not tell theirs.
 
     \b
     leasehold workers
@@ -32,7 +33,7 @@ def command(queue_urls: tuple[str, ...], as_json: bool) -> None:
         for worker in found:
             emit(msgspec.to_builtins(worker))
     elif found:
-        emit_text(table(["WORKER", "QUEUE", "HEARD", "HOLDS", "JOBS"], map(_row, found)))
+        emit_text(table(["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"], map(_row, found)))
     else:
         note("no worker holds a job or was heard of; start one: leasehold worker TASKS --from URL")
 
@@ -46,4 +47,5 @@ def _row(worker: WorkerView) -> list[str]:
     jobs = ", ".join(f"{job.task} {job.job_id}" for job in worker.jobs[:3])
     more = f" and {len(worker.jobs) - 3} more" if len(worker.jobs) > 3 else ""
     heard = ago(worker.last_ms) if worker.last_ms else "-"
-    return [worker.worker_id, worker.queue, heard, str(len(worker.jobs)), jobs + more]
+    slots = str(worker.slots) if worker.slots else "not told"
+    return [worker.worker_id, worker.queue, heard, str(len(worker.jobs)), slots, jobs + more]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import calendar
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -136,7 +135,9 @@ def _moments(pattern: Pattern, start: datetime, zone: tzinfo) -> Iterator[dateti
         floor = (0, 0, 0)
 
 
-def _zone(tz: str) -> ZoneInfo:
+def _zone(tz: str) -> tzinfo:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # needed for schedules alone
+
     try:
         return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError):

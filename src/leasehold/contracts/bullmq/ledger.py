@@ -87,8 +87,14 @@ class BullmqLedger:
         )
 
     async def workers(self) -> list[WorkerBeat]:
-        """Workers whose connection carries their name, as Node's getWorkers() sees them."""
-        clients, clock = await self._redis.pipeline([("CLIENT", "LIST"), ("TIME",)])
+        """Workers whose connection carries their name, as Node's getWorkers() sees them.
+
+        How many jobs each runs at once only ours say, in a key that no client of BullMQ reads.
+        """
+        beats = f"{self._options.key_prefix}leasehold:workers"
+        clients, clock, flat = await self._redis.pipeline(
+            [("CLIENT", "LIST"), ("TIME",), ("HGETALL", beats)]
+        )
         now = int(clock[0]) * 1000
         start = f"{client_name(self._options)}:w:"
         found: dict[str, int] = {}
@@ -98,7 +104,14 @@ class BullmqLedger:
                 name = fields["name"][len(start) :]
                 heard = now - 1000 * int(fields.get("idle", "0"))
                 found[name] = max(heard, found.get(name, 0))
-        return [WorkerBeat(name, last_ms) for name, last_ms in found.items()]
+        told = {
+            name.decode(): words.split(b" ")
+            for name, words in zip(flat[::2], flat[1::2], strict=True)
+        }
+        return [
+            WorkerBeat(name, last_ms, number(told[name][1]) if name in told else 0)
+            for name, last_ms in found.items()
+        ]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What the queue's event stream says of one job after a stream id.

@@ -45,6 +45,7 @@ class BullmqQueue:
         self._options = options
         self._scripts = Scripts(redis, options)
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
+        self.slots = 0
         secret = secrets.token_urlsafe(16)
         token = (secret, short_hash(secret.encode()))
         self._claims = Claims(
@@ -125,6 +126,8 @@ class BullmqQueue:
             options.stalled_ms,
             options.journal_length,
             round(options.journal_days * 86_400_000),
+            self.worker_id,
+            self.slots,
         )
         return Upkeep(*reply)
 

@@ -22,7 +22,8 @@ from leasehold.contracts.memory.stored import StoredJob
 class Contents:
     """Jobs, idempotency keys, the line and the history of one queue name.
 
-    `depth` counts what is not finished, `workers` says when each last asked for work.
+    `depth` counts what is not finished, `workers` says when each last asked for work, `slots` how
+    many jobs it runs at once, if it told.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Contents:
         self.paused = False
         self.depth = 0
         self.workers: dict[str, int] = {}
+        self.slots: dict[str, int] = {}
         self._finished: deque[tuple[int, int, str]] = deque()
 
     def enter(self, job: StoredJob) -> None:

@@ -8,7 +8,7 @@ from leasehold.contracts.memory import steering
 from leasehold.contracts.memory.contents import Contents
 from leasehold.contracts.memory.sharing import SharedStore
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 
 
 class MemoryLedger:
@@ -33,6 +33,10 @@ class MemoryLedger:
     async def counts(self) -> Counts:
         """Depths and totals."""
         return self._shared.run(lambda store: steering.count(store.contents))
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers that asked for work lately."""
+        return self._shared.run(lambda store: steering.workers(store.contents))
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """The job's own events after a cursor, oldest first."""

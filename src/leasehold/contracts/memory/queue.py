@@ -39,6 +39,7 @@ class MemoryQueue:
         self._shared = shared
         self._instance = instance or uuid.uuid4().hex
         self._worker_id = worker_id or f"anonymous-{self._instance[:8]}"
+        self.slots = 0
         self._wire: Wire = wire or self._directly
         self._number = 0
         self._received = 0
@@ -74,7 +75,13 @@ class MemoryQueue:
 
     async def upkeep(self) -> Upkeep:
         """One round of upkeep; see `MemoryStore.upkeep`."""
-        return await self._wire("upkeep", lambda store: store.upkeep())
+        worker_id, slots = self._worker_id, self.slots
+
+        def keep_up(store: MemoryStore) -> Upkeep:
+            store.told(worker_id, slots)
+            return store.upkeep()
+
+        return await self._wire("upkeep", keep_up)
 
     async def close(self) -> None:
         """Nothing is open; leases that are still held run out by themselves."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from leasehold.contracts.memory.contents import Contents
 from leasehold.contracts.memory.stored import StoredJob
 from leasehold.core.job import JobRecord
-from leasehold.core.seam import Counts, Page, Query
+from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.core.state import MEMORY
 
 WORKER_SILENT_LEASES = 2
@@ -79,14 +79,23 @@ def count(contents: Contents) -> Counts:
         states[job.state] += 1
         if job.state == "waiting":
             oldest_ms = min(oldest_ms, job.created_ms)
-    silent_ms = now_ms - WORKER_SILENT_LEASES * contents.options.lease_ms
     return Counts(
         states=states,
         totals=dict(contents.history.totals),
         paused=contents.paused,
-        workers=sum(seen_ms >= silent_ms for seen_ms in contents.workers.values()),
+        workers=len(workers(contents)),
         oldest_waiting_ms=now_ms - oldest_ms,
     )
+
+
+def workers(contents: Contents) -> list[WorkerBeat]:
+    """Who asked for work lately."""
+    silent_ms = contents.now_ms() - WORKER_SILENT_LEASES * contents.options.lease_ms
+    return [
+        WorkerBeat(worker_id, seen_ms, contents.slots.get(worker_id, 0))
+        for worker_id, seen_ms in contents.workers.items()
+        if seen_ms >= silent_ms
+    ]
 
 
 def _newest(contents: Contents, after: str) -> Iterable[StoredJob]:

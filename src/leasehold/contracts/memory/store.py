@@ -77,6 +77,12 @@ class MemoryStore:
         self._unanswered.sent(claim, taken)
         return [job.lease(self.now_ms()) for job in taken]
 
+    def told(self, worker_id: str, slots: int) -> None:
+        """A worker says how many jobs it runs at once; 0 says nothing."""
+        if slots:
+            self.contents.workers[worker_id] = self.now_ms()
+            self.contents.slots[worker_id] = slots
+
     def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases; writes only when less than two thirds of the lease are left (M-12)."""
         return [self._extend(lease) for lease in leases]

@@ -81,7 +81,7 @@ class Consumer:
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004  # an object with an async call
         )
-        self._slots = concurrency
+        self._slots = queue.slots = concurrency
         self._threads = Threads(concurrency)
         self._beat_s = beat_s
         self._running: dict[str, _Running] = {}

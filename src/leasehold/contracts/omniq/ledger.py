@@ -98,7 +98,7 @@ class OmniqLedger:
             },
             totals={name: int(value) for name, value in fields_of(totals).items()},
             paused=bool(paused),
-            workers=sum(now - number(beat) < _WORKER_ALIVE_MS for beat in beats),
+            workers=sum(now - number(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats),
             oldest_waiting_ms=max(0, now - number(first[1])) if first else 0,
         )
 
@@ -106,7 +106,10 @@ class OmniqLedger:
         """Workers of ours that claimed lately, also in vain; others leave no trace."""
         flat, clock = await self._redis.pipeline([("HGETALL", f"{self._base}:workers"), ("TIME",)])
         oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
-        beats = [WorkerBeat(name, number(at)) for name, at in fields_of(flat).items()]
+        beats = [
+            WorkerBeat(name, *map(number, words.split(b" ")[:2]))
+            for name, words in fields_of(flat).items()
+        ]
         return [beat for beat in beats if beat.last_ms > oldest]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:

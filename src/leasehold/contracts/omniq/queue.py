@@ -45,6 +45,7 @@ class OmniqQueue:
         # The id stands between blanks in a field of the job, so it keeps to harmless characters.
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
         self.lease_ms = options.timeout_ms
+        self.slots = 0
         self._calls = Calls(redis, options.queue)
         self._claimer = Claimer(self._calls, options, self.worker_id)
 
@@ -148,6 +149,7 @@ class OmniqQueue:
             _WORKER_AGE_MS,
             options.keep_completed,
             options.keep_failed,
+            self.slots,
         )
         if reply[5]:
             await repair(self._calls, options.queue)

@@ -11,7 +11,6 @@ from leasehold.contracts.plane.journal import PlaneJournal
 from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.local import LocalQueue, open_plane, parts
 from leasehold.contracts.plane.queue import PlaneQueue
-from leasehold.contracts.plane.remote import open_remote
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
 
@@ -21,6 +20,8 @@ __all__ = ["LocalQueue", "PlaneJournal", "PlaneLedger", "PlaneQueue"]
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
     """The queue behind the URL; connects on first use."""
     if url.store.startswith("http"):
+        from leasehold.contracts.plane.remote import open_remote  # with TLS, which is not light
+
         return open_remote(url, worker_id=worker_id)
     return LocalQueue(open_plane(url), worker_id=worker_id)
 

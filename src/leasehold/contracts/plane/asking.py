@@ -51,8 +51,8 @@ class Verbs(Protocol):
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases."""
 
-    async def upkeep(self, worker_id: str) -> Upkeep:
-        """Do now what time made due."""
+    async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
+        """Do now what time made due; the worker that asks may say how many jobs it runs at once."""
 
     async def close(self) -> None:
         """Let go of connections."""

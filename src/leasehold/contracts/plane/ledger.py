@@ -96,8 +96,9 @@ class PlaneLedger:
         for box in self._boxes.values():
             for beat in await box.workers():
                 known = newest.get(beat.worker_id)
-                if known is None or beat.last_ms > known.last_ms:
-                    newest[beat.worker_id] = beat
+                slots = max(beat.slots, known.slots if known else 0)
+                last_ms = max(beat.last_ms, known.last_ms if known else 0)
+                newest[beat.worker_id] = WorkerBeat(beat.worker_id, last_ms, slots)
         return list(newest.values())
 
     async def depths(self) -> dict[str, Counts]:

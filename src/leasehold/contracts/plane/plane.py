@@ -104,7 +104,7 @@ class Plane:
         self._reading_tokens = asyncio.Lock()
         self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
         self._giving: set[asyncio.Future[None]] = set()
-        self._beaten: dict[str, float] = {}
+        self._beaten: dict[str, tuple[float, int]] = {}
         self._rounds: asyncio.Task[None] | None = None
 
     # --- claims --------------------------------------------------------------------------------
@@ -321,10 +321,10 @@ class Plane:
         if self._rounds is None and self.options.upkeep_ms:
             self._rounds = asyncio.create_task(self._keep_up())
 
-    async def upkeep(self, worker_id: str = "") -> Upkeep:
+    async def upkeep(self, worker_id: str = "", *, slots: int = 0) -> Upkeep:
         """One round over all streams."""
         if worker_id:
-            await self._seen(_SAFE_ID.sub("-", worker_id)[:200], self.streams)
+            await self._seen(_SAFE_ID.sub("-", worker_id)[:200], self.streams, slots=slots)
         rounds = [await chores.upkeep() for chores in self._chores.values()]
         await self._transport.upkeep()
         for stream, done in zip(self._boxes, rounds, strict=True):
@@ -400,15 +400,17 @@ class Plane:
 
         return proven
 
-    async def _seen(self, worker_id: str, streams: tuple[str, ...]) -> None:
-        """Note now and then that a worker lives."""
+    async def _seen(self, worker_id: str, streams: tuple[str, ...], *, slots: int = 0) -> None:
+        """Note now and then that a worker lives, and at once when it says something new."""
         now = asyncio.get_running_loop().time()
-        if now - self._beaten.get(worker_id, float("-inf")) < _BEAT_S:
+        beaten, told = self._beaten.get(worker_id, (float("-inf"), 0))
+        if now - beaten < _BEAT_S and slots in (0, told):
             return
         if len(self._beaten) >= _BEATEN_MAX:
             self._beaten.clear()
-        self._beaten[worker_id] = now
-        await self._engine.run(PLANE, "beat", queue=queue_of(streams[0]), worker_id=worker_id)
+        self._beaten[worker_id] = (now, slots or told)
+        queue = queue_of(streams[0])
+        await self._engine.run(PLANE, "beat", queue=queue, worker_id=worker_id, slots=slots)
 
     async def _by_stream(
         self,

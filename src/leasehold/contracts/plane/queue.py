@@ -28,6 +28,7 @@ class PlaneQueue:
     def __init__(self, verbs: Verbs, *, streams: tuple[str, ...], worker_id: str = "") -> None:
         self.verbs = verbs
         self.worker_id = worker_id or anonymous()
+        self.slots = 0
         self._streams = streams
         self._unanswered: list[str] = []
 
@@ -73,7 +74,7 @@ class PlaneQueue:
 
     async def upkeep(self) -> Upkeep:
         """Ask for what time made due. A plane does it by itself as well."""
-        return await self.verbs.upkeep(self.worker_id)
+        return await self.verbs.upkeep(self.worker_id, slots=self.slots)
 
     async def close(self) -> None:
         """Let go of connections."""

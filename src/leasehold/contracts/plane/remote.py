@@ -165,9 +165,9 @@ class RemotePlane:
             answers |= {at: answer for (at, _), answer in zip(sent, told.results, strict=True)}
         return [answers[at] for at in range(len(jobs))]
 
-    async def upkeep(self, worker_id: str) -> Upkeep:
+    async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
         """Ask the plane for a round of upkeep."""
-        return await self._post("upkeep", {"worker_id": worker_id}, Upkeep)
+        return await self._post("upkeep", {"worker_id": worker_id, "slots": slots}, Upkeep)
 
     async def close(self) -> None:
         """Close the connections."""

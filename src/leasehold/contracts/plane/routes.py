@@ -235,7 +235,7 @@ class WorkerRoutes:
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
         asked: UpkeepRequest = call.body
-        return Answer(200, await self._plane.upkeep(asked.worker_id))
+        return Answer(200, await self._plane.upkeep(asked.worker_id, slots=asked.slots))
 
     def endpoints(self) -> list[Endpoint]:
         """What the gateway shall serve."""

@@ -236,9 +236,10 @@ class ReportRequest(Sends, frozen=True):
 
 
 class UpkeepRequest(Sends, frozen=True):
-    """Asks for a round of upkeep."""
+    """Asks for a round of upkeep. `slots` says how many jobs the worker runs at once, if told."""
 
     worker_id: Id
+    slots: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class NewPlaneJob(Sends, frozen=True):

@@ -99,10 +99,7 @@ class StreamsLedger:
         """Workers that claimed lately, also in vain."""
         clock, flat = await self._redis.pipeline([("TIME",), ("HGETALL", self._keys[8])])
         oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
-        beats = [
-            WorkerBeat(worker_id, _int(words.split(b" ")[0]))
-            for worker_id, words in _pairs(flat).items()
-        ]
+        beats = [_beat(worker_id, *words.split(b" ")) for worker_id, words in _pairs(flat).items()]
         return [beat for beat in beats if beat.last_ms > oldest]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
@@ -285,3 +282,8 @@ def _matches(record: JobRecord, query: Query) -> bool:
     return (not query.states or record.state in query.states) and (
         not query.task or record.task == query.task
     )
+
+
+def _beat(worker_id: str, at: bytes, *rest: bytes) -> WorkerBeat:
+    """The words of a worker: when, its claim (instance, number), the job it has alone, slots."""
+    return WorkerBeat(worker_id, _int(at), _int(rest[3]) if len(rest) > 3 else 0)

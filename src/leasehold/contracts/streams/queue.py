@@ -72,6 +72,7 @@ class StreamsQueue:
         self._keys = keys(options.namespace)
         # The id stands inside JSON that a script writes, so it keeps to harmless characters.
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
+        self.slots = 0
         self._held: dict[str, None] = {}
         # One claim at a time: a second one could not tell what the first is about to hold.
         self._claiming: asyncio.Future[None] | None = None
@@ -182,6 +183,7 @@ class StreamsQueue:
             round(options.journal_days * 86_400_000),
             _CONSUMER_AGE_MS,
             self.worker_id,
+            self.slots,
         )
         return Upkeep(*reply)
 

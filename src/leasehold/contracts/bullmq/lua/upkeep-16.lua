@@ -5,6 +5,7 @@
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] how often a lease may run out  ARGV[3] ms between two checks
 -- ARGV[4] journal length  ARGV[5] journal age_ms
+-- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not told)
 -- Returns { promoted, reclaimed, buried, expired, trimmed }
 -- Clauses B-12 B-27 B-28
 -- @include queue
@@ -13,6 +14,20 @@
 -- @include trim
 local STALLED_MAX = tonumber(ARGV[2])
 local ENDED_AGE_MS = 600000
+local WORKERS, WORKER_AGE_MS = PREFIX .. 'leasehold:workers', 3600000
+
+local function forget_workers()
+  local all = call('HGETALL', WORKERS)
+  for i = 1, #all, 2 do
+    if NOW - (tonumber(match(all[i + 1], '^%d+')) or 0) > WORKER_AGE_MS then
+      call('HDEL', WORKERS, all[i])
+    end
+  end
+end
+
+if ARGV[7] ~= '0' then
+  call('HSET', WORKERS, ARGV[6], NOW_S .. ' ' .. ARGV[7])
+end
 
 local promoted = promote()
 
@@ -25,6 +40,7 @@ if call('SET', PREFIX .. 'stalled-check', NOW_S, 'PX', ARGV[3], 'NX') then
   if #running > 0 then
     each_many('SADD', STALLED, running)
   end
+  forget_workers()
 end
 
 call('ZREMRANGEBYSCORE', PREFIX .. 'leasehold:ended', '-inf', text[NOW - ENDED_AGE_MS])

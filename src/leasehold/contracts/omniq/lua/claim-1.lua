@@ -71,7 +71,8 @@ if #leases > 0 or RECOVER then
   call('HSET', CLAIMS, ARGV[4], cmsgpack.pack({ number = tonumber(ARGV[5]), at = NOW, seed = SEED,
     ids = granted_ids }))
   if not before or NOW - before.at > 1000 then
-    call('HSET', BASE .. ':workers', WORKER, NOW_S)
+    local slots = match(call('HGET', BASE .. ':workers', WORKER) or '', ' %d+$')
+    call('HSET', BASE .. ':workers', WORKER, NOW_S .. (slots or ''))
   end
 end
 flush()

@@ -3,7 +3,7 @@
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id, seen to be alive by this  ARGV[3] chance for jitter
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
--- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep
+-- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] how many jobs the worker runs at once
 -- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended }
 -- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
@@ -49,7 +49,7 @@ local function strayed()
   return false
 end
 
-call('HSET', WORKERS, ARGV[2], NOW_S)
+call('HSET', WORKERS, ARGV[2], NOW_S .. ' ' .. ARGV[9])
 local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)
 local promoted = promote(BATCH)
 flush_groups()
@@ -58,7 +58,7 @@ local tidies = NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0)
 if tidies then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
   trimmed = trim_journal(ARGV[4], ARGV[5], call('HGET', UPKEEP, 'captured'))
-  forget(WORKERS, function(value) return tonumber(value) or 0 end)
+  forget(WORKERS, function(value) return tonumber(match(value, '^%d+')) or 0 end)
   forget(CLAIMS, function(value) return cmsgpack.unpack(value).at end)
 end
 flush()

@@ -206,9 +206,10 @@ local function take_new(msg_id, flat)
   hand_out(id, task, flat[6], before, msg_id, after, v[3])
 end
 
--- What the workers' table says of this one: its latest claim, and the job it was given alone. When a
+-- What the workers' table says of this one: its latest claim, the job it was given alone, its slots. When a
 -- later claim came first, nobody would know of what this one takes (S-28).
-local instance, number, lone = match(call('HGET', WORKERS, WORKER) or '', '^%d+ (%S+) (%d+) (%S+)$')
+local instance, number, lone, slots = match(call('HGET', WORKERS, WORKER) or '',
+  '^%d+ (%S+) (%d+) (%S+)( ?%d*)$')
 if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
   return { 'late', NOW, '', '', '0', {} }
 end
@@ -250,7 +251,7 @@ while state == 'ok' and alone == '-' and dry == '' and leases_n < LIMIT do
   end
 end
 
-call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone)
+call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone .. (slots or ''))
 -- Where a waiting worker listens from, so that nothing that is added after this moment is missed. Not
 -- told while there may be more to take at once. What was called out before is not told with leases:
 -- a worker that hears it twice only looks twice.

@@ -137,9 +137,9 @@ local function closely()
 
   local function alone_no_more(worker)
     local seen = call('HGET', WORKERS, worker) or ''
-    local rest, alone = match(seen, '^(%d+ %S+ %d+) (%S+)$')
+    local rest, alone, slots = match(seen, '^(%d+ %S+ %d+) (%S+)( ?%d*)$')
     if alone and alone ~= '-' then
-      call('HSET', WORKERS, worker, rest .. ' -')
+      call('HSET', WORKERS, worker, rest .. ' -' .. slots)
       wake()
     end
   end

@@ -6,6 +6,7 @@
 -- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may run out
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
 -- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
+-- ARGV[8] how many jobs it runs at once (0: not told)
 -- Returns { promoted, reclaimed, buried, expired, trimmed }
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
@@ -69,8 +70,8 @@ local function forget_consumers()
   end
 end
 
-local seen = call('HGET', WORKERS, ARGV[7])
-call('HSET', WORKERS, ARGV[7], NOW_S .. ' ' .. (seen and match(seen, '^%d+ (.+)$') or '- 0 -'))
+local claimed = match(call('HGET', WORKERS, ARGV[7]) or '', '^%d+ (%S+ %d+ %S+)')
+call('HSET', WORKERS, ARGV[7], NOW_S .. ' ' .. (claimed or '- 0 -') .. ' ' .. ARGV[8])
 ensure_group()
 local promoted = promote('1000')
 each_idle(ARGV[2], take_back)

@@ -1,0 +1,5 @@
+-- Actions of people, newest first.
+-- Takes: before bigint, count integer
+-- Returns: a row each
+-- Clauses: I-44
+SELECT seq, entry FROM audit_log WHERE seq < :before ORDER BY seq DESC LIMIT :count
