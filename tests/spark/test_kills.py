@@ -34,8 +34,8 @@ from tests.spark.working import as_rows, journal_of, lake_rows, without_place, w
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("LEASEHOLD_SPARK_KILLS", "1"))
 PATIENCE_S = 300
-JOBS = 20
-PACE_S = 0.5
+JOBS = 10
+PACE_S = 1.0
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def producing(urls: list[str], node: Node) -> AsyncIterator[None]:
     foreign = next(url for url in urls if url.startswith("bullmq")).partition("queue=")[2]
 
     async def by_node(number: int) -> None:
-        jobs = [{"name": "n", "data": {"n": n}} for n in range(JOBS)]
+        jobs = [{"name": "n", "data": {"n": n, "round": number}} for n in range(JOBS)]
         await node.acall(f"queue:{foreign}", "addBulk", jobs)
 
     async def produce() -> None:
@@ -131,7 +131,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
     held = 0
     for url in urls:
         events = as_rows(await journal_of(url))
-        assert len(events) > JOBS * 3
+        assert len(events) >= JOBS * 3
         mine = [row for row in found if row["journal"] == journal_name(url)]
         assert without_place(mine) == events
         held += len(events)

@@ -38,7 +38,8 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     condition that narrows the table to one queue. PostgreSQL gives numbers out before their
     transactions commit; so it is read only up to a number that no open transaction can still fill:
     `sequence` names what gives the numbers. `states` are the contract's words for the states that
-    the table has, and `queue_prefix` is what stands before the names of its queues.
+    the table has, and `queue_prefix` is what stands before the names of its queues. `jobs` is the
+    table of the jobs, with `job_id` and `ver`, the number of the last step of each.
     """
 
     store: str
@@ -51,6 +52,7 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     sequence: str = ""
     states: tuple[tuple[str, str], ...] = ()
     queue_prefix: str = ""
+    jobs: str = ""
 
 
 Tape: TypeAlias = StreamTape | SqlTape

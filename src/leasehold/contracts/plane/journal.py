@@ -10,7 +10,7 @@ from leasehold.contracts.plane.options import PlaneOptions
 from leasehold.contracts.plane.words import CONTRACT, STATES, queue_of, stream_of
 from leasehold.core.event import JournalEvent
 from leasehold.core.tape import SqlTape
-from leasehold.ledger.engine import Engine
+from leasehold.ledger.engine import PLANE, Engine
 from leasehold.ledger.history import EVENT_FIELDS, BoxJournal
 
 _LOOK_MS = 250
@@ -87,4 +87,5 @@ def tape(store: str, options: PlaneOptions) -> SqlTape:
         sequence=f"{schema}job_journal_seq_seq",
         states=tuple(STATES.items()),
         queue_prefix=queue_of(""),
+        jobs=f"{schema}{PLANE}",
     )

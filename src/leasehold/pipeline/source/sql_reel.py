@@ -104,16 +104,38 @@ class SqlReel:
     def _was_trimmed(self, upto: int, read: int) -> bool:
         """Whether all that trimming would take up to there is gone.
 
-        Of a journal that holds nothing but submits up to there the number of rows tells.
+        Where nothing but submits was read, all of which are there, their jobs tell: those that went
+        on have a second step.
         """
+        rows, others = self._database.rows(
+            "SELECT count(*), count(CASE WHEN type <> 'submit' THEN 1 END) FROM "  # noqa: S608
+            f"({self._before(upto, 'type')}) AS before"
+        )[0]
+        if others:
+            return False
+        return bool(rows < min(read, _LOOK_BACK)) or self._lacks_steps(upto)
+
+    def _lacks_steps(self, upto: int) -> bool:
         tape = self._tape
-        query = (
-            "SELECT count(*), count(CASE WHEN kind <> 'submit' THEN 1 END) FROM "  # noqa: S608
-            f"(SELECT type AS kind FROM {tape.table} WHERE {tape.where} AND {tape.seq} <= {upto:d} "
-            f"ORDER BY {tape.seq} DESC LIMIT {_LOOK_BACK}) AS before"
+        if not tape.jobs:
+            return True
+        step = (
+            f"SELECT 1 FROM {tape.table} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # noqa: S608
+            f"AND n.queue = before.queue"
         )
-        rows, others = self._database.rows(query)[0]
-        return not others and (rows == _LOOK_BACK or rows < read)
+        query = (
+            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # noqa: S608
+            f"JOIN {tape.jobs} j ON j.job_id = before.job_id AND j.queue = before.queue "
+            f"WHERE j.ver > 1 AND NOT EXISTS ({step}) LIMIT 1"
+        )
+        return bool(self._database.rows(query))
+
+    def _before(self, upto: int, columns: str) -> str:
+        tape = self._tape
+        return (
+            f"SELECT {columns} FROM {tape.table} WHERE {tape.where} AND {tape.seq} <= {upto:d} "  # noqa: S608
+            f"ORDER BY {tape.seq} DESC LIMIT {_LOOK_BACK}"
+        )
 
     def _missing(self, after: int, head: Head) -> Loss:
         """Numbers that no row has, up to the first row that trimming would have taken."""
