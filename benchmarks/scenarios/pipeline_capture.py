@@ -1,17 +1,26 @@
-"""How many events a second go from a journal in Redis into Parquet files."""
+"""How many events a second go from a journal in Redis or PostgreSQL into Parquet files."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
+from adbc_driver_postgresql import dbapi
 
 from harness.histories import fill_stream
+from harness.postgres import PrivatePostgres
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
+from harness.sql_histories import fill_table, made_ledger
 from leasehold.core.opening import journal_tape
 from leasehold.core.tape import StreamTape
 from leasehold.pipeline import SparkSettings, open_session
@@ -23,69 +32,47 @@ from leasehold.pipeline.source.offsets import Piece
 from leasehold.pipeline.source.opening import journal_name, open_reel
 from leasehold.store.bulk import BulkRedis
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 PAGE = 5_000
 WARM_UP = 20_000
+BATCH = 200_000
+TABLE = "leasehold.job_journal"
+# Where a JDBC driver lies that somebody installed: beside Spark's own, by Debian, by Maven.
+JARS = (
+    (Path(pyspark.__file__).parent / "jars", "postgresql-*.jar"),
+    (Path("/usr/share/java"), "postgresql*.jar"),
+    (Path.home() / ".m2" / "repository" / "org" / "postgresql", "**/postgresql-*.jar"),
+)
 
 
 def measure(stage: Stage, name: str) -> Figures:
-    """Fill the stream anew, then let one contender empty it into files."""
-    url = f"streams+{stage.server.url}"
-    tape = journal_tape(url)
-    if not isinstance(tape, StreamTape):
-        raise TypeError(tape)
-    run = {"plain python": _plain, "one process": _alone}.get(name)
-    if run is None:
-        return _spark(stage, url, tape, batch=200_000 if name == "leasehold batches" else 0)
-    stage.server.fresh()
-    events = fill_stream(tape.store, tape.key, stage.jobs)
-    began = time.perf_counter()
-    rows = run(url, tape)
-    took = time.perf_counter() - began
-    if rows != events:
-        raise RuntimeError(f"{name} wrote {rows} of {events}")
-    return {"events_per_s": events / took}
+    """Fill the journal anew, then let one contender empty it into files."""
+    run = CONTENDERS[name]
+    with _folder() as folder:
+        events, took_s = run(stage, folder)
+    return {"events_per_s": events / took_s if events else None}
 
 
-def _spark(stage: Stage, url: str, tape: StreamTape, batch: int) -> Figures:
-    spark = open_session(SparkSettings())
-    stage.server.fresh()
-    fill_stream(tape.store, tape.key, WARM_UP)
-    capture(spark, f"{tempfile.mkdtemp()}/lake", [url], once=True)
-    stage.server.fresh()
-    events = fill_stream(tape.store, tape.key, stage.jobs)
-    lake = f"{tempfile.mkdtemp()}/lake"
-    began = time.perf_counter()
-    done = capture(spark, lake, [url], once=True, max_rows=batch or 2 * events)
-    took = time.perf_counter() - began
-    if done.events != events:
-        raise RuntimeError(f"captured {done.events} of {events}")
-    return {"events_per_s": events / took}
-
-
-def _alone(url: str, tape: StreamTape) -> int:
-    """Our own reader and writer in this process, without Spark."""
-    lake = LakeFiles(f"{tempfile.mkdtemp()}/lake")
-    reel = open_reel(url)
-    last = reel.head().last
-    reel.close()
-    return write_piece(lake, Piece(journal=journal_name(url), url=url, after="", upto=last)).rows
-
-
-def _plain(url: str, tape: StreamTape) -> int:
+def _plain(stage: Stage, folder: Path) -> tuple[int, float]:
     """What a programmer would write with hiredis and pyarrow: split the lines, turn them, write."""
+    _, tape = _stream(stage)
+    events = fill_stream(tape.store, tape.key, stage.jobs)
     names = tape.fields
     numbers = {name for name, kind in COLUMNS if kind != "string"}
     schema = pa.schema([(n, pa.int64() if n in numbers else pa.string()) for n in names])
     rows = 0
+    began = time.perf_counter()
     with (
         BulkRedis(tape.store) as redis,
-        pq.ParquetWriter(f"{tempfile.mkdtemp()}/events.parquet", schema, compression="zstd") as out,
+        pq.ParquetWriter(folder / "events.parquet", schema, compression="zstd") as out,
     ):
         for page in redis.pages(tape.key, "", "+", PAGE):
             table = _turned(page, names, numbers)
             out.write_batch(pa.RecordBatch.from_arrays(list(table), schema=schema))
             rows += sum(len(entry[1]) for entry in page) // 2
-    return rows
+    return _all(rows, events), time.perf_counter() - began
 
 
 def _turned(page: list[Any], names: tuple[str, ...], numbers: set[str]) -> Iterator[pa.Array]:
@@ -97,16 +84,164 @@ def _turned(page: list[Any], names: tuple[str, ...], numbers: set[str]) -> Itera
         yield pa.array([int(text or 0) for text in column] if name in numbers else column)
 
 
+def _alone(stage: Stage, folder: Path) -> tuple[int, float]:
+    """Our own reader and writer in this process, without Spark."""
+    url, tape = _stream(stage)
+    events = fill_stream(tape.store, tape.key, stage.jobs)
+    began = time.perf_counter()
+    reel = open_reel(url)
+    last = reel.head().last
+    reel.close()
+    piece = Piece(journal=journal_name(url), url=url, after="", upto=last)
+    rows = write_piece(LakeFiles(str(folder / "lake")), piece).rows
+    return _all(rows, events), time.perf_counter() - began
+
+
+def _from_stream(stage: Stage, folder: Path, batch: int = 0) -> tuple[int, float]:
+    spark = _spark()
+    url, tape = _stream(stage)
+    fill_stream(tape.store, tape.key, WARM_UP)
+    capture(spark, str(folder / "warm"), [url], once=True)
+    _stream(stage)
+    events = fill_stream(tape.store, tape.key, stage.jobs)
+    began = time.perf_counter()
+    done = capture(spark, str(folder / "lake"), [url], once=True, max_rows=batch or 2 * events)
+    return _all(done.events, events), time.perf_counter() - began
+
+
+def _in_batches(stage: Stage, folder: Path) -> tuple[int, float]:
+    return _from_stream(stage, folder, BATCH)
+
+
+def _from_postgres(stage: Stage, folder: Path) -> tuple[int, float]:
+    spark = _spark()
+    server = _postgres().fresh()
+    url = made_ledger(server)
+    fill_table(server, WARM_UP)
+    capture(spark, str(folder / "warm"), [url], once=True)
+    server = _postgres().fresh()
+    url = made_ledger(server)
+    events = fill_table(server, stage.jobs)
+    began = time.perf_counter()
+    done = capture(spark, str(folder / "lake"), [url], once=True, max_rows=2 * events)
+    return _all(done.events, events), time.perf_counter() - began
+
+
+def _by_jdbc(stage: Stage, folder: Path) -> tuple[int, float]:
+    """Spark's own way, by numbers of rows in as many parts as there are cores."""
+    if not _jar():
+        return 0, 0.0
+    spark = _spark()
+    server = _postgres().fresh()
+    made_ledger(server)
+    fill_table(server, WARM_UP)
+    _jdbc(spark, server, WARM_UP, str(folder / "warm"))
+    server = _postgres().fresh()
+    made_ledger(server)
+    events = fill_table(server, stage.jobs)
+    began = time.perf_counter()
+    _jdbc(spark, server, events, str(folder / "events"))
+    took_s = time.perf_counter() - began
+    return _all(spark.read.parquet(str(folder / "events")).count(), events), took_s
+
+
+def _jdbc(spark: SparkSession, server: str, events: int, path: str) -> None:
+    parts = urlsplit(server)
+    options = {
+        "url": f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}",
+        "user": parts.username or "",
+        "password": parts.password or "",
+        "driver": "org.postgresql.Driver",
+        "dbtable": TABLE,
+        "partitionColumn": "seq",
+        "lowerBound": "1",
+        "upperBound": str(events + 1),
+        "numPartitions": str(spark.sparkContext.defaultParallelism),
+        "fetchsize": "10000",
+    }
+    spark.read.format("jdbc").options(**options).load().write.parquet(path)
+
+
+def _by_adbc(stage: Stage, folder: Path) -> tuple[int, float]:
+    """One process without Spark: the driver's Arrow straight into Parquet."""
+    server = _postgres().fresh()
+    made_ledger(server)
+    events = fill_table(server, stage.jobs)
+    rows = 0
+    began = time.perf_counter()
+    with dbapi.connect(server) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {TABLE} ORDER BY seq")
+        reader = cursor.fetch_record_batch()
+        with pq.ParquetWriter(folder / "events.parquet", reader.schema, compression="zstd") as out:
+            for batch in reader:
+                out.write_batch(batch)
+                rows += batch.num_rows
+    return _all(rows, events), time.perf_counter() - began
+
+
+def _stream(stage: Stage) -> tuple[str, StreamTape]:
+    """An empty stream."""
+    stage.server.fresh()
+    url = f"streams+{stage.server.url}"
+    tape = journal_tape(url)
+    if not isinstance(tape, StreamTape):
+        raise TypeError(tape)
+    return url, tape
+
+
+def _all(rows: int, events: int) -> int:
+    if rows != events:
+        raise RuntimeError(f"{rows} of {events} events arrived")
+    return events
+
+
+def _spark() -> SparkSession:
+    jar = _jar()
+    return open_session(SparkSettings(conf={"spark.jars": jar} if jar else {}))
+
+
+@cache
+def _jar() -> str:
+    found = [path for folder, pattern in JARS for path in sorted(folder.glob(pattern))]
+    return str(found[-1]) if found else ""
+
+
+@cache
+def _postgres() -> PrivatePostgres:
+    return PrivatePostgres()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+CONTENDERS = {
+    "plain python": _plain,
+    "one process": _alone,
+    "leasehold": _from_stream,
+    "leasehold batches": _in_batches,
+    "postgres": _from_postgres,
+    "postgres jdbc": _by_jdbc,
+    "postgres adbc": _by_adbc,
+}
+
 SCENARIO = Scenario(
     name="pipeline_capture",
-    title="Events captured per second, from one Redis stream to Parquet",
+    title="Events captured per second into Parquet",
     about=(
-        "The same stream of packed journal lines, twenty an entry. `plain python`: one process "
-        "with hiredis and pyarrow. `one process`: our reader and writer without Spark. "
-        "`leasehold`: the capture on local[*], exactly once, in one batch; `leasehold batches`: in "
-        "batches of 200,000."
+        "From the same Redis stream of packed journal lines, twenty an entry: `plain python` is "
+        "one process with hiredis and pyarrow, `one process` our reader and writer without Spark, "
+        "`leasehold` the capture on local[*], exactly once, in one batch, `leasehold batches` in "
+        "batches of 200,000. From the journal of an inbox on PostgreSQL: `postgres` is the "
+        "capture, `postgres jdbc` Spark's own JDBC source to Parquet with a part for every core "
+        "(where a JDBC driver is installed), `postgres adbc` one process without Spark."
     ),
-    contenders=("plain python", "one process", "leasehold", "leasehold batches"),
+    contenders=tuple(CONTENDERS),
     jobs=1_000_000,
     quick_jobs=20_000,
     headline="events_per_s",
@@ -122,6 +257,11 @@ SCENARIO = Scenario(
             "in bounded batches too",
             ratio("leasehold batches", "plain python", "events_per_s"),
             least=0.9,
+        ),
+        Goal(
+            "from PostgreSQL it takes at most 1.2 times as long as Spark's JDBC",
+            ratio("postgres jdbc", "postgres", "events_per_s"),
+            most=1.2,
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""One Spark and one Redis for the whole lane: both start slowly, and neither minds sharing.
+"""One Spark and one of each store for the whole lane: they start slowly, and none minds sharing.
 
 All tests here run in one process (see `ONE_PROCESS`), beside the other lanes.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from leasehold.pipeline import SparkSettings, open_session
-from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.spark.working import SMALL
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def redis() -> Iterator[EmbeddedRedis]:
     server = EmbeddedRedis()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres()
     server.start()
     yield server
     server.stop()

@@ -13,7 +13,7 @@ def main(lake: str, *urls: str) -> None:
     spark = open_session(
         SparkSettings(master="local[2]", driver_memory="1g", quick=True, conf=SMALL)
     )
-    capture(spark, lake, urls, every_s=0.1, max_rows=200, parts=2)
+    capture(spark, lake, urls, every_s=0.1, max_rows=500, parts=2)
 
 
 if __name__ == "__main__":

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from leasehold.core.errors import ServerError
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
 from leasehold.core.tape import SqlTape
+from leasehold.pipeline.capture import capture
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.progress import all_progress, gaps
 from leasehold.pipeline.source.offsets import Mark, began_anew
-from leasehold.pipeline.source.reel import Read
+from leasehold.pipeline.source.opening import open_reel
+from leasehold.pipeline.source.reel import Loss, Read
 from leasehold.pipeline.source.sql_reel import SqlReel
 from leasehold.store.embedded import EmbeddedPostgres
+from tests.contract.inbox_stage import migrated
+from tests.spark.working import drain, journal_of, lake_rows, work
 
+_unique = itertools.count(1)
 FIELDS = ("queue", "job_id", "type", "ts_ms", "ver", "to_state", "fence")
 ROW = "('q', 'j%d', 'submit', %d, 1, 'queued', 0)"
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres()
-    server.start()
-    yield server
-    server.stop()
 
 
 def tape(store: str, sequence: str = "") -> SqlTape:
@@ -43,8 +47,8 @@ def test_a_journal_in_sqlite_is_read_in_ranges(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     with sqlite3.connect(path) as file:
         file.execute(
-            "CREATE TABLE job_journal (seq integer PRIMARY KEY, queue, job_id, type, ts_ms, ver,"
-            " to_state, fence)"
+            "CREATE TABLE job_journal (seq integer PRIMARY KEY AUTOINCREMENT, queue, job_id, type,"
+            " ts_ms, ver, to_state, fence)"
         )
         for n in range(25):
             file.execute(
@@ -96,3 +100,78 @@ def test_a_row_that_commits_late_is_not_passed_over(postgres: EmbeddedPostgres) 
             assert seqs(reel, "", head.last) == ["1", "2", "3"]
         finally:
             reel.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def box_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An inbox of its own."""
+    if request.param == "sqlite":
+        return f"inbox+sqlite:///{tmp_path}/jobs.db?queue=box"
+    server: EmbeddedPostgres = request.getfixturevalue("postgres")
+    schema = f"sql_{os.getpid()}_{next(_unique)}"
+    await migrated(server.url, schema)
+    return f"inbox+{server.url}?schema={schema}&queue=box"
+
+
+async def trimmed(url: str) -> None:
+    """Upkeep, for which every event is too old."""
+    queue = open_queue(f"{url}&journal_days=0", worker_id="w")
+    try:
+        await queue.upkeep()
+    finally:
+        await queue.close()
+
+
+async def test_a_trimmed_table_is_told_apart_from_one_that_only_has_submits(box_url: str) -> None:
+    queue = open_queue(box_url, worker_id="w")
+    new = [NewJob(task="t", payload=b"{}", job_id=f"s{n}") for n in range(4)]
+    await queue.submit(new)
+    reel = open_reel(box_url)
+    head = reel.head()
+    assert reel.gone(head) == 0
+    assert reel.lost(head.last, 4, head) == Loss()
+    await drain(queue)
+    await queue.close()
+    later = reel.head()
+    assert reel.lost(head.last, 4, later) == Loss(), "nothing was trimmed"
+    await trimmed(box_url)
+    after = reel.head()
+    assert not began_anew(Mark(upto=later.last), after, so_far=12), "the submits are still there"
+    assert reel.lost(later.last, 12, after).units == 0, "all that went had been read"
+    lost = reel.lost(head.last, 4, after)
+    assert lost.units == 8
+    assert lost.is_exact == box_url.startswith("inbox+sqlite")
+    assert reel.gone(after) == 8, "who begins now begins in the middle"
+    reel.close()
+
+
+async def test_what_an_sql_store_trimmed_unread_is_a_gap_with_its_number(
+    spark: SparkSession, lake: str, box_url: str
+) -> None:
+    told: list[str] = []
+    await work(box_url, 10)
+    capture(spark, lake, [box_url], once=True)
+    await work(box_url, 5, prefix="unread")
+    await trimmed(box_url)
+    left = len(await journal_of(box_url))
+    assert left == 15, "the submits of jobs that are there"
+    await work(box_url, 2, prefix="later")
+    done = capture(spark, lake, [box_url], once=True, tell=told.append)
+    (gap,) = done.gaps
+    assert (gap.reason, gap.lost) == ("trimmed", 10)
+    assert "10 entries were trimmed between 30 and" in told[0]
+    assert done.events == 5 + 6
+    assert capture(spark, lake, [box_url], once=True).gaps == []
+    assert len(gaps(LakeFiles(lake))) == 1
+    assert len(lake_rows(lake)) == 30 + 5 + 6
+    (progress,) = all_progress(LakeFiles(lake))
+    assert progress.is_whole, "it was captured from its first row on"
+
+
+def test_what_a_database_refuses_is_told_in_one_line(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "other.db").close()
+    reel = SqlReel(tape(f"sqlite:///{tmp_path}/other.db"), "j")
+    with pytest.raises(ServerError, match=r"cannot be read: no such table") as told:
+        reel.head()
+    assert "\n" not in str(told.value)
+    reel.close()

@@ -50,7 +50,6 @@ def _of_events(
 ) -> Found:
     from leasehold.pipeline.audit.run import Audit, History, completed
     from leasehold.pipeline.events import file_events, journal_events
-    from leasehold.pipeline.source.offsets import first_mark
     from leasehold.pipeline.source.opening import journal_name, open_reel
 
     unseen: frozenset[str] = frozenset()
@@ -60,7 +59,7 @@ def _of_events(
         for url in urls:
             reel = open_reel(url)
             # A journal that the store has begun to trim has no beginning any more.
-            if first_mark(reel.head()).added != 0:
+            if reel.gone(reel.head()) != 0:
                 cut.append(journal_name(url))
             reel.close()
     else:

@@ -37,7 +37,9 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     `store` is the database's URL, `seq` the column that rises with every row, `where` an SQL
     condition that narrows the table to one queue. PostgreSQL gives numbers out before their
     transactions commit; so it is read only up to a number that no open transaction can still fill:
-    `sequence` names what gives the numbers.
+    `sequence` names what gives the numbers. `states` are the contract's words for the states that
+    the table has, and `queue_prefix` is what stands before the names of its queues. `jobs` is the
+    table of the jobs, with `job_id` and `ver`, the number of the last step of each.
     """
 
     store: str
@@ -48,6 +50,9 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     seq: str = "seq"
     where: str = "true"
     sequence: str = ""
+    states: tuple[tuple[str, str], ...] = ()
+    queue_prefix: str = ""
+    jobs: str = ""
 
 
 Tape: TypeAlias = StreamTape | SqlTape

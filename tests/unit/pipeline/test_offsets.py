@@ -6,9 +6,9 @@ import pytest
 
 from leasehold.pipeline.lake.layout import EventFile, _counting
 from leasehold.pipeline.plainly import plain
-from leasehold.pipeline.source.offsets import Mark, began_anew, first_mark, missing
+from leasehold.pipeline.source.offsets import Mark, began_anew
 from leasehold.pipeline.source.opening import journal_name
-from leasehold.pipeline.source.reel import Head
+from leasehold.pipeline.source.reel import Head, Loss, gone_by_count, lost_by_count
 
 
 def head(first: str, last: str, added: int, length: int) -> Head:
@@ -31,7 +31,8 @@ def head(first: str, last: str, added: int, length: int) -> Head:
 )
 def test_what_was_trimmed_unread_is_counted(mark: Mark, now: Head, so_far: int, lost: int) -> None:
     assert not began_anew(mark, now, so_far)
-    assert missing(mark, now, so_far) == lost
+    read = so_far if so_far >= 0 else mark.added
+    assert lost_by_count(mark.upto, read, now) == Loss(units=lost)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_journal_that_began_anew_is_recognised(mark: Mark, now: Head, so_far: 
 
 def test_what_was_gone_at_the_first_look_is_not_a_loss() -> None:
     now = head("5-0", "9-0", 9, 5)
-    assert missing(first_mark(now), now, -1) == 0
+    assert lost_by_count("", gone_by_count(now), now) == Loss()
 
 
 def test_the_name_of_a_journal_knows_no_password_and_no_tuning() -> None:

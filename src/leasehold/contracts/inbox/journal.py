@@ -26,4 +26,5 @@ def tape(store: str, options: Options) -> SqlTape:
         fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
         where=f"queue = '{queue}'",
         sequence=f"{schema}job_journal_seq_seq",
+        jobs=f"{schema}{settings.table}",
     )

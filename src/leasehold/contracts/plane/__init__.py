@@ -7,12 +7,14 @@ producer next to the database uses.
 
 from __future__ import annotations
 
-from leasehold.contracts.plane.journal import PlaneJournal
+from leasehold.contracts.plane.journal import PlaneJournal, tape
 from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.local import LocalQueue, open_plane, parts
+from leasehold.contracts.plane.options import PlaneOptions
 from leasehold.contracts.plane.queue import PlaneQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
+from leasehold.core.tape import SqlTape
 
 __all__ = ["LocalQueue", "PlaneJournal", "PlaneLedger", "PlaneQueue"]
 
@@ -36,6 +38,13 @@ def open_journal(url: QueueUrl) -> PlaneJournal:
     """The journal of a plane, at its database."""
     _at_the_database(url)
     return PlaneJournal(*parts(url))
+
+
+def journal_tape(url: QueueUrl) -> SqlTape:
+    """How the journal of a plane is written, for readers in bulk."""
+    _at_the_database(url)
+    options, store = url.read(PlaneOptions)
+    return tape(store, options)
 
 
 def _at_the_database(url: QueueUrl) -> None:

@@ -7,10 +7,11 @@ import asyncio
 import msgspec
 
 from leasehold.contracts.plane.options import PlaneOptions
-from leasehold.contracts.plane.words import STATES, stream_of
+from leasehold.contracts.plane.words import CONTRACT, STATES, queue_of, stream_of
 from leasehold.core.event import JournalEvent
-from leasehold.ledger.engine import Engine
-from leasehold.ledger.history import BoxJournal
+from leasehold.core.tape import SqlTape
+from leasehold.ledger.engine import PLANE, Engine
+from leasehold.ledger.history import EVENT_FIELDS, BoxJournal
 
 _LOOK_MS = 250
 
@@ -69,4 +70,22 @@ def _told(event: JournalEvent) -> JournalEvent:
         queue=stream_of(event.queue),
         from_state=STATES[event.from_state],
         to_state=STATES[event.to_state],
+    )
+
+
+def tape(store: str, options: PlaneOptions) -> SqlTape:
+    """The same rows for readers in bulk."""
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queues = ", ".join(f"'{queue_of(name)}'" for name in options.names)
+    return SqlTape(
+        store=store,
+        table=f"{schema}job_journal",
+        contract=CONTRACT,
+        queue=",".join(options.names),
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue IN ({queues})",
+        sequence=f"{schema}job_journal_seq_seq",
+        states=tuple(STATES.items()),
+        queue_prefix=queue_of(""),
+        jobs=f"{schema}{PLANE}",
     )

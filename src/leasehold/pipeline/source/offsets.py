@@ -15,7 +15,7 @@ import msgspec
 from leasehold.core.opening import parse_url
 from leasehold.pipeline.schema import place
 from leasehold.pipeline.source.opening import journal_name, open_reel
-from leasehold.pipeline.source.reel import Head, Reel
+from leasehold.pipeline.source.reel import Head, Loss, Reel
 
 Reason = Literal["trimmed", "restarted"]
 
@@ -33,7 +33,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a journal that was gone before it could be read; `lost` -1: nobody can tell."""
+    """A part of a journal that was gone before it could be read; `lost` -1: nobody can tell.
+
+    Not exact: so many at most.
+    """
 
     journal: str
     url: str
@@ -41,6 +44,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     until: str
     lost: int = -1
+    is_exact: bool = True
 
     def __str__(self) -> str:
         where = f"between {self.after or 'the beginning'} and {self.until or 'now'}"
@@ -49,6 +53,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.journal}: the journal began anew {where}: the store was emptied or replaced"
             )
         count = "an unknown number of" if self.lost < 0 else str(self.lost)
+        count = count if self.is_exact else f"at most {count}"
         return f"{self.journal}: {count} entries were trimmed {where} before they were read"
 
 
@@ -105,7 +110,9 @@ class Follower:
 
     def begin(self) -> Offset:
         """Before everything that is there."""
-        return write_offset({name: first_mark(self._reel(name).head()) for name in self._urls})
+        return write_offset(
+            {name: self._first(name, self._reel(name).head()) for name in self._urls}
+        )
 
     def aim(self) -> None:
         """From now on, go no further than what there is at this moment."""
@@ -120,8 +127,9 @@ class Follower:
         marks = read_offset(start)
         share = max(1, units_max // max(1, len(self._urls))) if units_max else 0
         for name, url in self._urls.items():
-            mark = marks.get(name) or first_mark(self._reel(name).head())
-            marks[name] = self._next(name, url, mark, share)
+            head = self._reel(name).head()
+            mark = marks.get(name) or self._first(name, head)
+            marks[name] = self._next(name, url, mark, head, share)
         return write_offset(marks)
 
     def pieces(self, start: Offset | None, end: Offset, parts: int) -> list[Piece]:
@@ -157,16 +165,19 @@ class Follower:
             reel.close()
         self._reels.clear()
 
-    def _next(self, name: str, url: str, mark: Mark, units_max: int) -> Mark:
+    def _first(self, name: str, head: Head, epoch: int = 0) -> Mark:
+        """Before everything that is there; what is already gone was never promised."""
+        return Mark(added=self._reel(name).gone(head), epoch=epoch)
+
+    def _next(self, name: str, url: str, mark: Mark, head: Head, units_max: int) -> Mark:
         reel = self._reel(name)
-        head = reel.head()
         so_far = self._read_so_far(name, mark)
         if began_anew(mark, head, so_far):
-            self._on_gap(_gap(name, url, mark, head, "restarted", -1))
-            mark = first_mark(head, mark.epoch + 1)
+            self._on_gap(_gap(name, url, mark, head, "restarted", Loss(units=-1)))
+            mark = self._first(name, head, mark.epoch + 1)
             so_far = -1
-        lost = missing(mark, head, so_far)
-        if lost:
+        lost = reel.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
+        if lost.units:
             self._on_gap(_gap(name, url, mark, head, "trimmed", lost))
         if not head.last or place(head.last) <= place(mark.upto):
             return mark
@@ -190,12 +201,6 @@ class Follower:
         return self._reels[name]
 
 
-def first_mark(head: Head, epoch: int = 0) -> Mark:
-    """Before everything that is there; what is already gone was never promised."""
-    gone = head.added - head.length if head.added >= 0 else -1
-    return Mark(added=gone, epoch=epoch)
-
-
 def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
     """Whether this cannot be the journal that was read up to the mark.
 
@@ -204,10 +209,11 @@ def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
     """
     if not mark.upto:
         return False
-    if not head.last:
-        # Where nobody counts, a table may be all trimmed, or its end not yet certain.
+    end = head.end or head.last
+    if not end:
+        # Where nobody counts, a table's end may not yet be certain.
         return head.added == 0
-    if place(head.last) < place(mark.upto) and not _is_open_end(mark.upto):
+    if place(end) < place(mark.upto) and not _is_open_end(mark.upto):
         return True
     read = so_far if so_far >= 0 else mark.added
     if head.added < 0 or read < 0:
@@ -216,32 +222,15 @@ def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
     return read > head.added or (all_behind and read > head.added - head.length)
 
 
-def missing(mark: Mark, head: Head, so_far: int) -> int:
-    """How many units were gone before they were read; -1: some, and nobody knows how many.
-
-    The oldest go first. So once the first that is left lies behind the mark, everything that was
-    removed and not read is lost; and when all has been read, whatever was ever added and not read.
-    """
-    if head.added < 0:
-        is_unknown = bool(mark.upto) and bool(head.first) and place(head.first) > place(mark.upto)
-        return -1 if is_unknown and so_far < 0 and mark.added < 0 else 0
-    read = so_far if so_far >= 0 else mark.added
-    if read < 0:
-        return 0
-    if head.last == mark.upto:
-        return max(0, head.added - read)
-    gone = not head.first or place(head.first) > place(mark.upto)
-    return max(0, head.added - head.length - read) if gone else 0
-
-
-def _gap(name: str, url: str, mark: Mark, head: Head, reason: Reason, lost: int) -> Gap:
+def _gap(name: str, url: str, mark: Mark, head: Head, reason: Reason, lost: Loss) -> Gap:
     return Gap(
         journal=epoch_name(name, mark.epoch),
         url=parse_url(url).safe,
         reason=reason,
         after=mark.upto,
         until=head.first,
-        lost=lost,
+        lost=lost.units,
+        is_exact=lost.is_exact,
     )
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from leasehold.core.opening import open_journal
 from leasehold.pipeline.schema import place, rows_of
-from leasehold.pipeline.source.reel import Head, Range, Read
+from leasehold.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
 
 _PAGE = 1_000
 
@@ -43,6 +43,14 @@ class SeamReel:
             if rows >= units_max:
                 return str(batch.column("seq")[-1].as_py())
         return head.last or after
+
+    def gone(self, head: Head) -> int:
+        """Nobody counts."""
+        return gone_by_count(head)
+
+    def lost(self, after: str, read: int, head: Head) -> Loss:
+        """Nobody counts."""
+        return lost_by_count(after, read, head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
         """Not at all: positions say nothing about what lies between them."""

@@ -1,31 +1,32 @@
 """Journals that are tables of an SQL store, read in ranges of their rising number.
 
-PostgreSQL comes as Arrow straight from its binary COPY; SQLite in pages of rows. A number that a
-transaction was given may become visible after a larger one. So the end of a PostgreSQL journal is
-the last number given out, once every transaction that was open then has ended: nothing at or before
-it is still to come. While one stays open, the journal ends where it ended before.
+A number that a transaction was given may become visible after a larger one. So the end of a
+PostgreSQL journal is the last number given out, once every transaction that was open then has
+ended: nothing at or before it is still to come. While one stays open, the journal ends where it
+ended before.
+
+No database counts what was ever in a table. But the oldest rows are trimmed first, all but the
+submits of jobs that are still there, and their numbers stay missing: so whatever was trimmed unread
+lies before the first other row, and is no more than the numbers that are missing there.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import time
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from leasehold.core.errors import StoreUnreachable, UsageError
 from leasehold.core.tape import SqlTape
 from leasehold.pipeline.schema import ARROW, COLUMNS
-from leasehold.pipeline.source.reel import Head, Range, Read
+from leasehold.pipeline.source.databases import Database, open_database
+from leasehold.pipeline.source.reel import Head, Loss, Range, Read
 
-_PAGE = 10_000
-_PATIENCE_S = 5.0
-_LOOK_S = 0.005
 _DEFAULTS: dict[str, object] = {"string": "", "int": 0, "bigint": 0}
+_STATES = ("from_state", "to_state")
+# How far to look back for a row that trimming would have taken.
+_LOOK_BACK = 10_000
 
 
 class SqlReel:
@@ -34,7 +35,7 @@ class SqlReel:
     def __init__(self, tape: SqlTape, journal: str) -> None:
         self._tape = tape
         self._journal = journal
-        self._database: _Database = _open(tape)
+        self._database: Database = open_database(tape)
 
     def head(self) -> Head:
         """What is there for good."""
@@ -42,10 +43,14 @@ class SqlReel:
         settled = self._database.settled()
         if settled is None:  # somebody keeps a transaction open: nothing new is certain yet
             return Head()
-        where = f"{tape.where} AND {tape.seq} <= {settled:d}"
-        query = f"SELECT min({tape.seq}), max({tape.seq}) FROM {tape.table} WHERE {where}"  # noqa: S608
+        query = (
+            f"SELECT min({tape.seq}), max({tape.seq}) FROM {tape.table} "  # noqa: S608
+            f"WHERE {tape.where} AND {tape.seq} <= {settled:d}"
+        )
         first, last = self._database.rows(query)[0]
-        return Head(first=str(first), last=str(last)) if last is not None else Head()
+        if last is None:
+            return Head(end=str(settled))
+        return Head(first=str(first), last=str(last), end=str(settled))
 
     def bound(self, after: str, units_max: int, head: Head) -> str:
         """Exactly: the number of the last row of so many."""
@@ -53,10 +58,20 @@ class SqlReel:
         query = (
             f"SELECT max(n) FROM (SELECT {tape.seq} AS n FROM {tape.table} WHERE {tape.where} "  # noqa: S608
             f"AND {tape.seq} > {int(after or 0)} AND {tape.seq} <= {int(head.last)} "
-            f"ORDER BY {tape.seq} LIMIT {units_max:d}) AS some"
+            f"ORDER BY {tape.seq} LIMIT {units_max:d}) AS wanted"
         )
         last = self._database.rows(query)[0][0]
         return str(last) if last is not None else head.last
+
+    def gone(self, head: Head) -> int:
+        """The numbers that are missing before the first row that trimming would take."""
+        return self._missing(0, head).units if head.end else -1
+
+    def lost(self, after: str, read: int, head: Head) -> Loss:
+        """By the numbers that are missing, if rows up to `after` were trimmed."""
+        if not after or not head.end or not self._was_trimmed(int(after), read):
+            return Loss()
+        return self._missing(int(after), head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
         """Into spans of equal numbers."""
@@ -86,6 +101,59 @@ class SqlReel:
         """Close the connection."""
         self._database.close()
 
+    def _was_trimmed(self, upto: int, read: int) -> bool:
+        """Whether all that trimming would take up to there is gone.
+
+        Where nothing but submits was read, all of which are there, their jobs tell: those that went
+        on have a second step.
+        """
+        rows, others = self._database.rows(
+            "SELECT count(*), count(CASE WHEN type <> 'submit' THEN 1 END) FROM "  # noqa: S608
+            f"({self._before(upto, 'type')}) AS before"
+        )[0]
+        if others:
+            return False
+        return bool(rows < min(read, _LOOK_BACK)) or self._lacks_steps(upto)
+
+    def _lacks_steps(self, upto: int) -> bool:
+        tape = self._tape
+        if not tape.jobs:
+            return True
+        step = (
+            f"SELECT 1 FROM {tape.table} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # noqa: S608
+            f"AND n.queue = before.queue"
+        )
+        query = (
+            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # noqa: S608
+            f"JOIN {tape.jobs} j ON j.job_id = before.job_id AND j.queue = before.queue "
+            f"WHERE j.ver > 1 AND NOT EXISTS ({step}) LIMIT 1"
+        )
+        return bool(self._database.rows(query))
+
+    def _before(self, upto: int, columns: str) -> str:
+        tape = self._tape
+        return (
+            f"SELECT {columns} FROM {tape.table} WHERE {tape.where} AND {tape.seq} <= {upto:d} "  # noqa: S608
+            f"ORDER BY {tape.seq} DESC LIMIT {_LOOK_BACK}"
+        )
+
+    def _missing(self, after: int, head: Head) -> Loss:
+        """Numbers that no row has, up to the first row that trimming would have taken."""
+        tape = self._tape
+        first = (
+            f"SELECT {tape.seq} FROM {tape.table} WHERE {tape.where} AND type <> 'submit' AND "  # noqa: S608
+            f"{tape.seq} > {after:d} AND {tape.seq} <= {int(head.end)} ORDER BY {tape.seq} LIMIT 1"
+        )
+        found = self._database.rows(first)
+        upto = int(found[0][0]) if found else int(head.end) + 1
+        there = (
+            f"SELECT count(*), count(CASE WHEN {tape.where} THEN 1 END) FROM {tape.table} "  # noqa: S608
+            f"WHERE {tape.seq} > {after:d} AND {tape.seq} < {upto:d}"
+        )
+        rows, ours = self._database.rows(there)[0]
+        is_exact = rows == ours and not self._database.has_rollbacks
+        return Loss(units=upto - after - 1 - rows, is_exact=is_exact)
+
     def _conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         known = {"journal": self._journal, "contract": self._tape.contract}
         if "queue" not in self._tape.fields:
@@ -93,12 +161,23 @@ class SqlReel:
         columns = []
         for field, (name, kind) in zip(ARROW, COLUMNS, strict=True):
             if name in batch.schema.names:
-                column = batch.column(name).cast(field.type)
+                column = self._told(name, batch.column(name).cast(field.type))
             else:
                 value = known.get(name, _DEFAULTS[kind])
                 column = pa.repeat(pa.scalar(value, field.type), batch.num_rows)
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=ARROW)
+
+    def _told(self, name: str, column: pa.Array) -> pa.Array:
+        """In the contract's words."""
+        tape = self._tape
+        if tape.states and name in _STATES:
+            stored = pa.array([one for one, _ in tape.states], pa.string())
+            words = pa.array([other for _, other in tape.states], pa.string())
+            return words.take(pc.index_in(column, value_set=stored))
+        if tape.queue_prefix and name == "queue":
+            return pc.utf8_slice_codeunits(column, len(tape.queue_prefix))
+        return column
 
 
 def _is_read(name: str, tape: SqlTape) -> bool:
@@ -111,113 +190,3 @@ def _column(name: str, tape: SqlTape) -> str:
     if name == "seq":
         return f"CAST({tape.seq} AS text) AS seq"
     return f"{name} AS {name}"
-
-
-class _Database(Protocol):
-    """The few things that differ between the two."""
-
-    def settled(self) -> int | None:
-        """A number up to which nothing is still to come; None if that is not certain now."""
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """A small result."""
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """A large one."""
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
-def _open(tape: SqlTape) -> _Database:
-    scheme = urlsplit(tape.store).scheme
-    if scheme.startswith("sqlite"):
-        return _Sqlite(tape)
-    if scheme.startswith("postgres"):
-        return _Postgres(tape)
-    raise UsageError(f"{scheme}: the journal of such a store cannot be read in bulk")
-
-
-class _Sqlite:
-    """One writer at a time: what is committed is complete."""
-
-    def __init__(self, tape: SqlTape) -> None:
-        # sqlite:///jobs.db is a file here, sqlite:////var/jobs.db one by its full path.
-        path = unquote(urlsplit(tape.store).path)[1:]
-        self._tape = tape
-        try:
-            self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-        except sqlite3.Error as error:
-            raise StoreUnreachable(f"sqlite {path}: {error}") from error
-
-    def settled(self) -> int | None:
-        """The last number."""
-        query = f"SELECT max({self._tape.seq}) FROM {self._tape.table}"  # noqa: S608
-        return int(self.rows(query)[0][0] or 0)
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """All of it."""
-        return self._file.execute(query).fetchall()
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """In pages."""
-        cursor = self._file.execute(query)
-        names = [column[0] for column in cursor.description]
-        while page := cursor.fetchmany(_PAGE):
-            columns = [pa.array(column) for column in zip(*page, strict=True)]
-            yield pa.RecordBatch.from_arrays(columns, names=names)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class _Postgres:
-    """By ADBC."""
-
-    def __init__(self, tape: SqlTape) -> None:
-        try:
-            from adbc_driver_postgresql import dbapi
-        except ImportError:
-            raise UsageError(
-                "reading PostgreSQL in bulk needs its ADBC driver; "
-                "pip install adbc-driver-postgresql"
-            ) from None
-        self._tape = tape
-        try:
-            self._connection: Any = dbapi.connect(tape.store, autocommit=True)
-        except dbapi.Error as error:
-            raise StoreUnreachable(str(error).strip()) from error
-
-    def settled(self) -> int | None:
-        """The last number given out, when all who were writing then have ended."""
-        source = self._tape.sequence
-        given = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {source}"  # noqa: S608
-        last = int(self.rows(given)[0][0])
-        wanted = self._snapshot("pg_snapshot_xmax")
-        until = time.monotonic() + _PATIENCE_S
-        while self._snapshot("pg_snapshot_xmin") < wanted:
-            if time.monotonic() > until:
-                return None
-            time.sleep(_LOOK_S)
-        return last
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """All of it."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(query)
-            found: list[tuple[Any, ...]] = cursor.fetchall()
-            return found
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """As they come."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(query)
-            yield from cursor.fetch_record_batch()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def _snapshot(self, edge: str) -> int:
-        return int(self.rows(f"SELECT {edge}(pg_current_snapshot())::text::bigint")[0][0])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from leasehold.core.tape import StreamTape
 from leasehold.pipeline.source.lines import LineParser
-from leasehold.pipeline.source.reel import Head, Range, Read
+from leasehold.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
 from leasehold.store.bulk import BulkRedis
 
 _PAGE = 5_000
@@ -58,6 +58,14 @@ class StreamReel:
         if following and _ms(following[0][0].decode()) > end:
             end = _ms(following[0][0].decode())
         return min((f"{end}-{2**64 - 1}", head.last), key=_parts)
+
+    def gone(self, head: Head) -> int:
+        """As the server counts."""
+        return gone_by_count(head)
+
+    def lost(self, after: str, read: int, head: Head) -> Loss:
+        """As the server counts."""
+        return lost_by_count(after, read, head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
         """Into spans of equal time, from the first entry that is there."""
