@@ -1,7 +1,7 @@
 """The lanes of bin/test: which tests were asked for, in which order they run, what came of it.
 
 Tests run side by side first. Those of tests/chaos, which kill things, follow in a second pytest
-run, two at a time; those that measure are marked `alone` and follow in a third, one at a time.
+run, a few at a time; those that measure are marked `alone` and follow in a third, one at a time.
 tests/conftest.py sorts them into the phases and adds what each run counted to a tally file, from
 which the closing lines are made.
 """
@@ -25,7 +25,7 @@ USAGE = 2
 NO_TESTS = 5
 GOES_ON = (0, 1, NO_TESTS)
 EXIT_FIRST = {"-x", "--exitfirst"}
-PAIR = 2
+FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def parse(words: Sequence[str], tests: Path) -> Request:
 
 def phases(targets: Sequence[str], root: Path) -> dict[str, list[str]]:
     """The phases that could find a test, and where: to look through all the rest takes seconds."""
-    found: dict[str, list[str]] = {"together": [], "pairs": [], "alone": []}
+    found: dict[str, list[str]] = {"together": [], "few": [], "alone": []}
     for target in targets:
         path = (root / target.split("::")[0]).resolve()
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
@@ -87,15 +87,15 @@ def _phases_of(file: Path, root: Path) -> list[str]:
     """As tests/conftest.py sorts them."""
     chaos = root / "tests" / "chaos"
     kills = file.is_relative_to(chaos) and not file.is_relative_to(chaos / "sim")
-    usual = "pairs" if kills else "together"
+    usual = "few" if kills else "together"
     return [usual, "alone"] if "mark.alone" in file.read_text() else [usual]
 
 
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
-    if phase == "pairs":  # each is several processes already, whose leases must not run out unasked
-        return [] if (os.cpu_count() or 1) < PAIR else ["-n", str(PAIR), "--dist", "loadscope"]
+    if phase == "few":  # each is many processes, but spends most of its time waiting for leases
+        return ["-n", str(min(FEW, 2 * (os.cpu_count() or 1))), "--dist", "loadscope"]
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
     count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(2 * (os.cpu_count() or 2), 8))
     return ["-n", count, "--dist", "loadscope"]  # by tests/conftest.py's own rule

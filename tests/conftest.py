@@ -8,7 +8,9 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Generator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xdist.remote import Producer
@@ -37,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--phase",
-        choices=("all", "together", "pairs", "alone"),
+        choices=("all", "together", "few", "alone"),
         default="all",
         help="run only tests that stand much company, or little, or none (default: all)",
     )
@@ -86,13 +88,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def phase_of(item: pytest.Item) -> str:
-    """tests/chaos but for its simulation runs in pairs, and whatever is marked `alone` alone."""
+    """tests/chaos but for its simulation stands little company, and what is `alone` none."""
     if item.get_closest_marker("alone"):
         return "alone"
-    chaos = item.path.is_relative_to(TESTS / "chaos")
-    return (
-        "pairs" if chaos and not item.path.is_relative_to(TESTS / "chaos" / "sim") else "together"
-    )
+    chaos = TESTS / "chaos"
+    kills = item.path.is_relative_to(chaos) and not item.path.is_relative_to(chaos / "sim")
+    return "few" if kills else "together"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -139,6 +140,14 @@ def pytest_make_collect_report(
 
 def _reason(longrepr: object) -> str:
     return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Generator[Any]:
+    """Of this process, for every lane whose tests keep to a name or a schema of their own."""
+    servers = import_module("tests.contract.adapters").Servers()
+    yield servers
+    servers.stop()
 
 
 class LaneTally:

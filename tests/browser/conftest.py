@@ -26,13 +26,6 @@ def loop() -> Generator[Loop]:
     loop.close()
 
 
-@pytest.fixture(scope="session")
-def servers() -> Generator[Servers]:
-    servers = Servers()
-    yield servers
-    servers.stop()
-
-
 @pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
     """One a module and no longer: while it is open, no test with a loop of its own can run here."""

@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.cuts import cuts
 from tests.chaos.stage import Setup
-
-# What is cut off has to stop within its lease: nobody else may take the processor.
-pytestmark = pytest.mark.alone
 
 
 async def test_a_worker_that_is_cut_off_stops_and_its_jobs_run_elsewhere(tmp_path: Path) -> None:

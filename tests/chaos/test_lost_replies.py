@@ -14,9 +14,6 @@ from tests.chaos.stage import Setup
 from tests.chaos.subject import ON_REDIS, VERBS
 
 EACH = 30 if os.environ.get("LEASEHOLD_CHAOS") == "all" else 15
-# Two extends in a row are lost, and the third has to come in time: nobody else may take the
-# processor.
-pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("contract", ON_REDIS)

@@ -8,6 +8,9 @@ from tests.chaos.scenario import poison
 from tests.chaos.stage import Setup
 from tests.chaos.subject import tried
 
+# Every death is followed by a start, which is measured: nobody else may take the processor.
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("contract", tried())
 async def test_poison_ends_as_lease_lost_at_its_limit_and_healthy_jobs_finish(

@@ -8,7 +8,7 @@ the contract can do that; what a contract cannot do is listed at the end of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from tests.chaos.verdict import Snapshot, check
 from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
 
 _KNOWN = adapters(Servers())
+_NAMES = sorted({*contract_names(), *_KNOWN})
 EVENTS_READ_OF_JOBS = 100
 
 
@@ -37,9 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     needed = {name for mark in metafunc.definition.iter_markers("needs") for name in mark.args}
     assert needed <= CAPABILITIES.keys(), f"unknown capability in {metafunc.definition.nodeid}"
     names = [
-        name
-        for name in sorted({*contract_names(), *_KNOWN})
-        if name not in _KNOWN or not needed & _KNOWN[name].cannot.keys()
+        name for name in _NAMES if name not in _KNOWN or not needed & _KNOWN[name].cannot.keys()
     ]
     metafunc.parametrize("contract", names)
 
@@ -57,13 +56,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("what a contract cannot do by its own text")
         for name, capability, reason in lacks:
             terminalreporter.write_line(f"{name} has no {capability}: {reason}")
-
-
-@pytest.fixture(scope="session")
-def servers() -> Generator[Servers]:
-    servers = Servers()
-    yield servers
-    servers.stop()
 
 
 @pytest.fixture

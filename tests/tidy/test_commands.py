@@ -281,9 +281,9 @@ def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> 
     copy.lane("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
     done = copy.run(".ci/run")
     assert done.returncode == 0, done.stdout + done.stderr
-    together, pairs, alone = done.stdout.split("test session starts")[1:]
+    together, few, alone = done.stdout.split("test session starts")[1:]
     assert "1 passed in" in together
-    assert "2 passed in" in pairs
+    assert "2 passed in" in few
     assert "1 passed in" in alone
     assert done.stdout.splitlines()[-1].startswith("==== 4 passed, 0 failed in ")
 
