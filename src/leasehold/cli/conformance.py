@@ -22,11 +22,11 @@ import msgspec
 
 from leasehold.cli.config import child_environment
 from leasehold.core.errors import UsageError
-from leasehold.core.opening import QueueUrl
+from leasehold.core.opening import QueueUrl, open_ledger
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)
-_STORES = {"redis": "LEASEHOLD_REDIS_URL", "postgres": "LEASEHOLD_POSTGRES_URL"}
 RESULT = "LEASEHOLD_CHECK_RESULT"
+ADAPTER = "LEASEHOLD_CHECK_ADAPTER"
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -58,20 +58,67 @@ def suite_folder() -> Path:
 def run_suite(url: QueueUrl, *, words: str = "") -> list[Ran]:
     """Run the tests of the suite that concern this contract, on this store."""
     root = suite_folder()
-    variable = next((v for name, v in _STORES.items() if url.store.startswith(name)), "")
-    environment = child_environment() | ({variable: url.store} if variable else {})
+    environment = child_environment() | stores_of(url) | {ADAPTER: adapter_of(url)}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "ran.json"
         environment[RESULT] = str(result)
-        chosen = f"{url.contract} and ({words})" if words else url.contract
         command = [sys.executable, "-m", "pytest", "tests/contract/suite", "-q", "-p"]
-        command += ["leasehold.cli.conformance_notes", "-p", "no:cacheprovider", "-k", chosen]
+        command += ["leasehold.cli.conformance_notes", "-p", "no:cacheprovider"]
+        command += ["-k", words] if words else []
         done = subprocess.run(  # noqa: S603
             command, cwd=root, env={**os.environ, **environment}, stdout=sys.stderr, check=False
         )
         if not result.exists():
             raise UsageError(f"the suite did not run (pytest ended with {done.returncode})")
         return msgspec.json.decode(result.read_bytes(), type=list[Ran])
+
+
+def adapter_of(url: QueueUrl) -> str:
+    """What the suite calls this contract on this kind of store.
+
+    >>> from leasehold.core.opening import parse_url
+    >>> adapter_of(parse_url("plane+postgresql://h/db?redis=redis://h/0"))
+    'plane_postgres_redis'
+    """
+    parts = [url.contract]
+    parts += ["postgres"] if url.store.startswith("postgres") else []
+    parts += ["redis"] if url.options.get("redis") else []
+    return "_".join(parts)
+
+
+def stores_of(url: QueueUrl) -> dict[str, str]:
+    """Where the suite finds the store; files of its own lie beside the one that is named."""
+    found = {"LEASEHOLD_REDIS_URL": url.options["redis"]} if url.options.get("redis") else {}
+    if url.store.startswith(("redis", "unix")):
+        found["LEASEHOLD_REDIS_URL"] = url.store
+    elif url.store.startswith("postgres"):
+        found["LEASEHOLD_POSTGRES_URL"] = url.store
+    elif url.store.startswith(("sqlite", "libsql")):
+        from leasehold.store.sqlite import file_of
+
+        folder = file_of(url.store).parent
+        if not folder.is_dir():
+            raise UsageError(f"{url.safe}: there is no folder {folder}")
+        found["TMPDIR"] = str(folder)
+    return found
+
+
+async def check_reachable(url: QueueUrl) -> None:
+    """Raise what stands between us and the store, before any test is run against nothing."""
+    if url.store.startswith("http"):
+        raise UsageError(
+            f"{url.safe} is a worker's side; check the plane at its database, by plane+sqlite:// "
+            "or plane+postgresql://"
+        )
+    if url.store.startswith(("sqlite", "libsql")):
+        return  # the suite makes files of its own
+    ledger = open_ledger(url.text)
+    try:
+        await ledger.counts()
+    except UsageError:  # a server that answers; the suite makes a schema of its own
+        pass
+    finally:
+        await ledger.close()
 
 
 def judge(ran: list[Ran]) -> list[Clause]:

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down which clauses each test proves, for `leasehold check`."""
+"""A pytest plugin for `leasehold check`: one store, and which clauses each test proves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.cli.conformance import RESULT, Ran
+from leasehold.cli.conformance import ADAPTER, RESULT, Ran
 
 _ran: dict[str, Ran] = {}
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Only the store that was asked for; tests that concern none are of the suite itself."""
+    wanted = os.environ.get(ADAPTER)
+    items[:] = [item for item in items if _adapter(item) == wanted]
+
+
+def _adapter(item: Any) -> str:
+    spec = getattr(item, "callspec", None)
+    return str(spec.params.get("contract", "")) if spec else ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,9 +34,17 @@ class QueueUrl(msgspec.Struct, frozen=True):
 
     def read(self, options: type[Options]) -> tuple[Options, str]:
         """The contract's options, typed, and the store URL with the parameters it left over."""
-        known = {name.encode_name for name in msgspec.structs.fields(options)}
+        fields = msgspec.structs.fields(options)
+        known = {field.encode_name for field in fields}
         mine = {key: value for key, value in self.options.items() if key in known}
         rest = {key: value for key, value in self.options.items() if key not in known}
+        lacking = [field.encode_name for field in fields if field.required]
+        if lacking := [name for name in lacking if name not in mine]:
+            raise UsageError(
+                f"queue URL {self.safe}: it does not say the {lacking[0]}; add "
+                f"{'&' if self.options else '?'}{lacking[0]}=NAME",
+                contract=self.contract,
+            )
         try:
             read = msgspec.convert(mine, options, strict=False)
         except msgspec.ValidationError as error:

@@ -243,6 +243,31 @@ def test_check_says_which_clauses_a_live_store_keeps(cli: Cli, redis_url: str) -
     assert set(verdicts.values()) <= {"held", "not asked"}
 
 
+@pytest.mark.parametrize(
+    ("url", "code", "told"),
+    [
+        ("streams+redis://127.0.0.1:1/0", 5, "cannot connect"),
+        ("inbox+postgresql://nobody@127.0.0.1:1/x", 5, "PostgreSQL"),
+        ("inbox+sqlite:////no/such/folder/jobs.db", 2, "no folder"),
+        ("plane+http://127.0.0.1:1", 2, "at its database"),
+        ("garbage", 2, "is not a queue URL"),
+    ],
+)
+def test_check_of_a_store_that_is_not_there_judges_nothing(
+    cli: Cli, url: str, code: int, told: str
+) -> None:
+    said = cli("check", url)
+    assert (said.code, said.out, told in said.err) == (code, "", True), said.err
+
+
+def test_check_of_a_file_runs_beside_it_and_on_no_other_store(cli: Cli, tmp_path: Path) -> None:
+    done = cli("check", f"plane+sqlite:///{tmp_path}/jobs.db", "--only", "test_pause", "--json")
+    assert done.code == 0, done.err
+    told = {line["clause"]: (line["verdict"], line["tests"]) for line in done.lines}
+    assert told["M-10"] == ("held", 4)
+    assert list(tmp_path.glob("jobs.db*")) == []
+
+
 def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
     from leasehold.cli.conformance import Ran, judge
 

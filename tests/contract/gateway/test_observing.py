@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
 from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Staffing
+from leasehold.dashboard.finding import Finder
+from leasehold.dashboard.gathering import overdue
 from leasehold.dashboard.kinds import kind_of
+from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.watching import Watch
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
@@ -295,6 +299,67 @@ async def test_the_overview_warns_of_a_queue_without_workers_and_a_store_that_fo
         await site.redis.call("CONFIG", "SET", "appendonly", "yes")
     assert "no worker, and 1 jobs wait" in text
     assert "appendonly is off" in text
+
+
+async def test_the_overview_warns_of_a_queue_of_any_contract_that_nobody_works(
+    place: Place,
+) -> None:
+    await place.submit(2)
+    text = (await place.web.get("/")).body.decode()
+    assert "no worker, and 2 jobs wait" in text
+    await place.web.post(f"/api/queues/{place.name}/pause")
+    text = (await place.web.get("/")).body.decode()
+    assert "paused, 2 jobs wait" in text
+
+
+@pytest.mark.parametrize("contract", SERVED)
+async def test_leases_that_nobody_takes_back_are_told_of_in_any_contract(
+    contract: str, servers: Servers
+) -> None:
+    stage = await adapters(servers)[contract].open(lease_ms=300)
+    queue = open_queue(stage.url, worker_id="w-dead")
+    try:
+        await queue.submit([NewJob(task="a", payload=b"{}")])
+        assert await queue.claim(1, wait_ms=2_000)
+        if contract != "plane":  # a plane takes back by itself what ran out
+            await stage.advance(400)
+        async with open_street([served_url(stage)]) as street:
+            finder = Finder(street, Redaction())
+            now_ms = time.time_ns() // 1_000_000
+            assert await overdue(finder, now_ms=now_ms) == []
+            (warn,) = await overdue(finder, now_ms=now_ms + 60_000)
+            assert "1 leases ran out and nobody took the jobs back" in warn.text
+            assert "start a worker" in warn.remedy
+    finally:
+        await queue.close()
+        await stage.close()
+
+
+async def test_dead_letters_of_any_contract_are_grouped_by_error_class(place: Place) -> None:
+    await place.submit(3)
+    queue = open_queue(place.stage.url, worker_id="w-1")
+    try:
+        leases = []
+        async with asyncio.timeout(20):
+            while len(leases) < 3:
+                leases += await queue.claim(3 - len(leases), wait_ms=500)
+        for lease, code in zip(leases, ("Timeout", "Timeout", "KeyError"), strict=True):
+            failure = Failure(code=code, message=f"{code} happened")
+            await queue.settle([Outcome(lease, "bury", failure=failure)])
+    finally:
+        await queue.close()
+    found = (await place.web.get("/api/dead")).json
+    groups = [(group["error_class"], group["jobs"]) for group in found["groups"]]
+    assert (groups, found["complete"]) == ([("Timeout", 2), ("KeyError", 1)], True)
+    body = {"action": "retry", "q": "is:failed error:Timeout", "expect": 2}
+    begun = (await place.web.post("/api/bulk", body)).json
+
+    async def over() -> bool:
+        state = (await place.web.get(f"/api/bulk/{begun['id']}")).json
+        return bool(state["state"] == "finished" and state["answers"] == {"ok": 2})
+
+    await until(over, within_s=20)
+    assert len(await place.find("is:waiting")) == 2
 
 
 async def test_a_worker_with_nothing_to_do_is_seen(place: Place) -> None:

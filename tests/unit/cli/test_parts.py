@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import pkgutil
 import random
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
 
 import leasehold.cli
 import leasehold.tasks
+from leasehold.cli import checks
 from leasehold.cli.checks.redis import clock_finding, version_finding
 from leasehold.cli.commands.up import Wish, welcome
 from leasehold.cli.gateway_side import GatewaySide, parse_sse
@@ -99,3 +102,24 @@ def test_the_doctor_notices_clocks_that_disagree(skew_ms: int, level: str) -> No
 def test_an_address_that_is_no_gateway_is_told() -> None:
     with pytest.raises(UsageError, match=r"one looks like http://127\.0\.0\.1:8470"):
         GatewaySide("127.0.0.1:8470")
+
+
+def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
+    """In the code itself: there is no finding without one that somebody may meet some day."""
+    without, seen = [], 0
+    for path in sorted(Path(checks.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            names = {keyword.arg for keyword in node.keywords}
+            level = node.args[0] if node.args else None
+            if node.func.id == "Finding" and getattr(level, "value", "") != "ok":
+                seen += 1
+                if len(node.args) < 4 and "remedy" not in names:
+                    without.append(f"{path.name}:{node.lineno}")
+            elif node.func.id == "judged":
+                seen += 1
+                if "remedy" not in names:
+                    without.append(f"{path.name}:{node.lineno}")
+    assert seen > 20
+    assert not without

@@ -58,6 +58,14 @@ def test_an_option_with_a_wrong_value_is_named() -> None:
     assert raised.value.contract == "streams"
 
 
+def test_an_option_that_must_be_there_is_asked_for() -> None:
+    class Needs(msgspec.Struct, frozen=True):
+        queue: str
+
+    with pytest.raises(UsageError, match=r"does not say the queue; add \?queue=NAME"):
+        parse_url("omniq+redis://h/0").read(Needs)
+
+
 def test_a_misspelt_option_is_answered_with_the_right_one() -> None:
     with pytest.raises(UsageError, match="did you mean 'lease_ms'"):
         parse_url("streams+redis://h/0?leas_ms=500").read(Options)

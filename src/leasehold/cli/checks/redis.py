@@ -21,7 +21,7 @@ async def redis_findings(redis: Redis, name: str) -> list[Finding]:
         after_ms = time.time() * 1000
         info = _info(await redis.call("INFO"))
     except StoreError as error:
-        remedy = "start it (`leasehold up` brings one along) or name another with --queue"
+        remedy = "start it (`leasehold up` brings one along) or name another: leasehold doctor URL"
         return [Finding("problem", "reachable", f"{name}: {error}", remedy)]
     skew_ms = int(clock[0]) * 1000 + int(clock[1]) / 1000 - (before_ms + after_ms) / 2
     return [

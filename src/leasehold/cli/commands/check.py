@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import click
 import msgspec
 
-from leasehold.cli.conformance import Clause, judge, run_suite
+from leasehold.cli.conformance import Clause, check_reachable, judge, run_suite
 from leasehold.cli.exits import Exit
 from leasehold.cli.options import json_option
 from leasehold.cli.output import emit, emit_text, paint, table
@@ -32,6 +33,7 @@ def command(url: str, words: str, as_json: bool) -> int:
     leasehold check streams+redis://127.0.0.1:6379/15
     """
     parsed = parse_url(url)
+    asyncio.run(check_reachable(parsed))
     ran = run_suite(parsed, words=words)
     clauses = judge(ran)
     if as_json:

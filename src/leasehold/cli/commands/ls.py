@@ -11,6 +11,7 @@ from leasehold.core.seam import Query
 
 
 @click.command("ls", short_help="List jobs, newest first.")
+@click.argument("url", metavar="[URL]", required=False)
 @click.option("--state", "states", multiple=True, help="Only this state; may be given again.")
 @click.option("--task", default="", help="Only this task.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
@@ -18,16 +19,22 @@ from leasehold.core.seam import Query
 @queue_option
 @json_option
 def command(
-    states: tuple[str, ...], task: str, limit: int, after: str, queue_url: str | None, as_json: bool
+    url: str | None,
+    states: tuple[str, ...],
+    task: str,
+    limit: int,
+    after: str,
+    queue_url: str | None,
+    as_json: bool,
 ) -> None:
     """List jobs, newest first; with --json one object a line.
 
     \b
     leasehold ls --state error --limit 20
-    leasehold ls --task chat --json
+    leasehold ls 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --task chat --json
     """
     query = Query(states=states, task=task, limit=limit, after=after)
-    page = with_ledger(queue_url, lambda ledger: ledger.find(query))
+    page = with_ledger(url or queue_url, lambda ledger: ledger.find(query))
     jobs = [job_object(record) for record in page.jobs]
     if as_json:
         for job in jobs:
