@@ -1,49 +1,77 @@
-"""The commands as a user types them, one after the other, in one process of their own."""
+"""The commands of docs/howto/pipeline.md, all of them, as a user types them in their order.
+
+From a running `leasehold up` to a report in three commands; then everything else that the page
+shows, in the same folder, and a few that go wrong.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import duckdb
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from leasehold.core.opening import open_ledger
 from tests.chaos.sim.test_verdict import a_stale_token_is_accepted, sound
-from tests.spark.working import journal_of, work
+from tests.contract.cli.conftest import Program
+from tests.contract.cli.pages import page
+from tests.spark.connecting import free_port
+from tests.spark.typing_commands import typed
+from tests.spark.working import as_rows, journal_of, work
 
-ROOT = Path(__file__).resolve().parents[2]
-# Each line of words is a command; after each, its exit code.
-RUNNER = """
-import json, sys
-from leasehold.cli.group import run
-from tests.spark.working import SMALL
-for words in json.load(sys.stdin):
-    small = [f"--conf={name}={value}" for name, value in SMALL.items()]
-    code = run(["pipeline", *words, "--master", "local[2]", "--driver-memory", "1g", *small])
-    print(f"EXIT {code}", flush=True)
+PAGE = page("docs/howto/pipeline.md")
+APP = """
+from leasehold import task
+
+@task("embed")
+async def embed(job):
+    return len(job.payload["text"])
 """
+BEFORE = """
+from leasehold.pipeline import SparkSettings, open_session
+from tests.spark.working import SMALL
+spark = open_session(SparkSettings(master="local[2]", driver_memory="1g", quick=True, conf=SMALL))
+rows = spark.createDataFrame([("c9",)], "clip_id string")
+url = {url!r}
+"""
+AFTER = "print(events.count(), jobs.count(), live.isStreaming)"
 
 
-def typed(folder: Path, *commands: list[str]) -> list[tuple[int, str]]:
-    """Exit code and stdout of each command."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps(commands),
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    parts = done.stdout.split("EXIT ")
-    outputs = [parts[0], *(part.partition("\n")[2] for part in parts[1:])]
-    codes = [int(part.partition("\n")[0]) for part in parts[1:]]
-    return list(zip(codes, outputs, strict=False))
+def commands(text: str) -> list[list[str]]:
+    """The commands of the pipeline that a page shows."""
+    shown = [block.text for block in PAGE.blocks if block.language == "sh"]
+    lines = [shlex.split(line, comments=True) for line in "".join(shown).splitlines() if line]
+    return [line[2:] for line in lines if line[:2] == ["leasehold", "pipeline"]]
+
+
+def meant(words: list[str], streams_url: str, bullmq_url: str) -> list[str]:
+    """With the queues of this test; what would follow for ever takes what is there."""
+    urls = {
+        "URL": streams_url,
+        "streams+redis://host:6379/0": streams_url,
+        "bullmq+redis://host:6379/0?queue=video": bullmq_url,
+    }
+    once = ["--once"] if words[0] == "capture" and "--once" not in words else []
+    return [urls.get(word, word) for word in words] + once
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Program]:
+    """`leasehold up` in this folder, with what it runs as samples."""
+    program = Program(["up", "--port", str(free_port()), "--no-node"], tmp_path, {})
+    try:
+        program.heard("leasehold is up")
+        yield program
+    finally:
+        program.kill()
 
 
 @pytest.fixture
@@ -54,32 +82,87 @@ def broken_history(tmp_path: Path) -> str:
     return "broken.jsonl"
 
 
-@pytest.mark.timeout(600)
-async def test_from_a_queue_to_a_report_in_three_commands_and_on(
-    tmp_path: Path, streams_url: str, broken_history: str
+@pytest.fixture
+async def files(tmp_path: Path, streams_url: str, bullmq_url: str) -> None:
+    """What the page takes for granted: queues with a history, clips, a corpus, an app."""
+    for url in (streams_url, bullmq_url):
+        await work(url, 20, fail_every=10)
+    history = pa.Table.from_pylist(as_rows(await journal_of(streams_url)))
+    pq.write_table(history, tmp_path / "history.parquet")
+    pq.write_table(pa.table({"clip_id": ["c1", "c2"], "size": [1, 2]}), tmp_path / "clips.parquet")
+    pq.write_table(pa.table({"id": ["a"], "text": ["fox"]}), tmp_path / "corpus.parquet")
+    (tmp_path / "app.py").write_text(APP)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("up", "files")
+async def test_every_command_and_program_of_the_page_does_what_it_says(
+    tmp_path: Path, streams_url: str, bullmq_url: str, broken_history: str
 ) -> None:
-    await work(streams_url, 40, fail_every=10)
-    events = len(await journal_of(streams_url))
-    (tmp_path / "rows.csv").write_text("name,size\na,1\nb,2\n")
-    captured, audited, reported, foreign, put, counted, unlike = typed(
+    shown = [meant(words, streams_url, bullmq_url) for words in commands(PAGE.text)]
+    assert [words[0] for words in shown[:3]] == ["capture", "audit", "report"]
+    reading, mapping = [block.text for block in PAGE.blocks if block.language == "python"]
+    said = typed(
         tmp_path,
-        ["capture", "--once", streams_url],
-        ["audit", "--json"],
-        ["report"],
+        *shown,
         ["audit", broken_history, "--quiesced"],
-        ["enqueue", "--from", "rows.csv", "--task", "t", "--to", streams_url, "--json"],
-        ["replay", "--where", "error_code = '503'", "--json"],
         ["replay", "--where", "error_code = 'nope'"],
+        BEFORE.format(url=streams_url) + reading + AFTER,
+        mapping,
     )
-    assert captured == (0, f"{events:,} new events; lake holds {events:,}\n")
-    assert audited[0] == 0
-    assert json.loads(audited[1])["jobs"] == 40
-    assert reported == (0, "report.html\n")
+    codes = [code for code, _ in said]
+    assert codes == [0] * len(shown) + [8, 3, 0, 0]
+    told = {" ".join(words): output for words, (_, output) in zip(shown, said, strict=False)}
+    assert re.match(r"[\d,]+ new events; lake holds", told["capture --once"])
     assert "Throughput" in (tmp_path / "report.html").read_text()
-    assert foreign[0] == 8
-    assert "BROKEN" in foreign[1]
-    assert put[0] == 0
-    assert json.loads(put[1])["created"] == 2
-    assert counted[0] == 0
-    assert sum(json.loads(line)["count"] for line in counted[1].splitlines()) == 4
-    assert unlike[0] == 3
+    assert "2 new, 0 were there" in _of(told, "enqueue", "--key clip_id")
+    assert "4 run again" in _of(told, "replay", "--yes")
+    assert said[-2][1].split()[1:] == ["23", "True"], "20 jobs, two clips, and one of the program"
+    assert pq.read_table(tmp_path / "vectors.parquet").to_pylist()[0]["result"] == "3"
+    await still_there(streams_url, {"render": 3})
+    tables_are_read_by_others(tmp_path)
+
+
+def _of(told: dict[str, str], command: str, ending: str) -> str:
+    return next(out for words, out in told.items() if words.startswith(command) and
+                words.endswith(ending))  # fmt: skip
+
+
+async def still_there(url: str, tasks: dict[str, int]) -> None:
+    """So many jobs of these tasks are in the queue."""
+    from leasehold.core.seam import Query
+
+    ledger = open_ledger(url)
+    try:
+        jobs = (await ledger.find(Query(limit=500))).jobs
+    finally:
+        await ledger.close()
+    assert {task: sum(job.task == task for job in jobs) for task in tasks} == tasks
+
+
+def tables_are_read_by_others(folder: Path) -> None:
+    """The page's SQL, by DuckDB."""
+    (block,) = [block.text for block in PAGE.blocks if block.language == "sql"]
+    events, failed = [
+        duckdb.sql(query.replace("'lake/", f"'{folder}/lake/")).fetchall()
+        for query in block.split(";")
+        if query.strip()
+    ]
+    assert {"submit", "claim"} <= {kind for kind, _ in events}
+    assert failed
+
+
+async def test_what_is_said_with_json_can_be_read_by_a_program(
+    tmp_path: Path, streams_url: str
+) -> None:
+    await work(streams_url, 10, fail_every=5)
+    events = len(await journal_of(streams_url))
+    captured, audited, counted = typed(
+        tmp_path,
+        ["capture", "--once", "--json", streams_url],
+        ["audit", "--json"],
+        ["replay", "--where", "error_code = '503'", "--json"],
+    )
+    assert json.loads(captured[1])["events"] == events
+    assert json.loads(audited[1])["jobs"] == 10
+    assert sum(json.loads(line)["count"] for line in counted[1].splitlines()) == 2

@@ -104,7 +104,7 @@ def _start(
 ) -> StreamingQuery:
     ranges = (
         spark.readStream.format("leasehold-ranges")
-        .option("lake", files.lake)
+        .option("lake", files.address)
         .option("urls", "\n".join(urls))
         .option("parts", str(parts))
         .option("max_rows", str(max_rows))
@@ -112,7 +112,7 @@ def _start(
     )
     writer = (
         ranges.writeStream.format("leasehold-lake")
-        .option("lake", files.lake)
+        .option("lake", files.address)
         .option("checkpointLocation", files.uri(CHECKPOINT))
         .outputMode("append")
         .queryName("leasehold-capture")

@@ -69,7 +69,11 @@ def open_session(
         from pyspark.sql import SparkSession
     except ImportError:
         raise UsageError(NOT_INSTALLED) from None
-    opened = _remote(settings) if settings.remote else _classic(SparkSession, settings, environment)
+    opened = (
+        _remote(SparkSession, settings)
+        if settings.remote
+        else _classic(SparkSession, settings, environment)
+    )
     return prepare(opened, ship=settings.ship)
 
 
@@ -90,17 +94,19 @@ def prepare(spark: SparkSession, *, ship: bool = False) -> SparkSession:
     return spark
 
 
-def _remote(settings: SparkSettings) -> SparkSession:
+def _remote(kind: type[SparkSession], settings: SparkSettings) -> SparkSession:
     try:
-        from pyspark.sql.connect.session import SparkSession as ConnectSession
+        import pyspark.sql.connect.session  # noqa: F401 # says what it lacks
     except ImportError as error:
+        lacking = str(error).strip().splitlines()[-1]
         raise UsageError(
-            f"Spark Connect needs more of PySpark ({error}); pip install 'pyspark[connect]'"
+            f"Spark Connect needs more of PySpark ({lacking}); pip install 'leasehold[spark]'"
         ) from None
-    builder = ConnectSession.builder.remote(settings.remote)
+    # By the general builder: it tells the rest of PySpark that everything is remote.
+    builder = kind.builder.remote(settings.remote)
     for name, value in settings.conf.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()  # type: ignore[return-value]
+    return builder.getOrCreate()
 
 
 def _classic(

@@ -334,6 +334,7 @@ def replay_command(
 
         files = LakeFiles(lake)
         files.require()
+        _tables(opened, lake, False, ())  # else what was captured since would not be found
         rows = replaying.chosen(opened, files, where)
         counts = replaying.counted(rows)
         if not as_json or not yes:

@@ -40,6 +40,11 @@ class LakeFiles:
             )
         self._root = root.rstrip("/")
 
+    @property
+    def address(self) -> str:
+        """The lake for another process, which may run in another folder."""
+        return self._root if self._is_disk else self.lake
+
     def uri(self, path: str) -> str:
         """Where Spark finds it."""
         if self._is_disk:

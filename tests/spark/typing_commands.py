@@ -1,0 +1,62 @@
+"""Commands as a user types them, one after the other, in one process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.spark.working import SMALL
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = [
+    "--master", "local[2]", "--driver-memory", "1g",
+    *(f"--conf={name}={value}" for name, value in SMALL.items()),
+]  # fmt: skip
+# A list of words is a command; a text is a program in Python. After each comes its exit code.
+RUNNER = """
+import json, sys
+from leasehold.cli.group import run
+scope = {}
+for step in json.load(sys.stdin):
+    code = 0
+    if isinstance(step, str):
+        exec(step, scope)
+    else:
+        code = run(step)
+    print(f"EXIT {code}", flush=True)
+"""
+Step = list[str] | str
+
+
+def typed(
+    folder: Path,
+    *steps: Step,
+    where: Sequence[str] = HERE,
+    environment: Mapping[str, str] | None = None,
+) -> list[tuple[int, str]]:
+    """Exit code and stdout of each step; commands are told `where` Spark runs."""
+    given = [step if isinstance(step, str) else ["pipeline", *step, *where] for step in steps]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(given),
+        cwd=folder,
+        env=clean
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr
+    parts = done.stdout.split("EXIT ")
+    outputs = [parts[0], *(part.partition("\n")[2] for part in parts[1:])]
+    codes = [int(part.partition("\n")[0]) for part in parts[1:]]
+    assert len(codes) == len(steps), done.stderr
+    failed = [step for step, code in zip(steps, codes, strict=True) if code == 1]
+    assert not failed, f"{failed}\n{done.stderr}"
+    return list(zip(codes, outputs, strict=False))
