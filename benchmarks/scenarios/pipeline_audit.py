@@ -17,7 +17,7 @@ from harness.histories import fill_lake
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from leasehold.pipeline import SparkSettings, open_session
 from leasehold.pipeline.audit.lakes import audit_lake
-from leasehold.pipeline.audit.proof import known_steps
+from leasehold.pipeline.audit.steps import known_steps
 from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.tables.update import update_tables

@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from leasehold.core.event import JournalEvent
 from leasehold.pipeline.audit.invariants import BY_NUMBER
-from leasehold.pipeline.audit.proof import Steps, merged, proof
+from leasehold.pipeline.audit.proof import merged, proof
 from leasehold.pipeline.audit.run import Audit, Audited, History, completed
+from leasehold.pipeline.audit.steps import Steps
 from leasehold.pipeline.schema import ARROW, COLUMNS
 from tests.chaos.sim.test_verdict import (
     MUTATIONS,

@@ -57,6 +57,25 @@ class Violation(msgspec.Struct, frozen=True):
         return f"{self.invariant} job {self.job_id or '-'}: {self.text}{rows}"
 
 
+def is_allowed(machine: Machine, kind: str, here: str, there: str) -> bool:
+    """Whether an event of this kind may lead from here to there, by the contract's table."""
+    match kind:
+        case "submit":
+            return not here and there in machine.initial
+        case "extend":
+            return here == there and here in machine.running
+        case "report":  # where stages are states, news may move the job to the next one
+            return here in machine.running and (
+                here == there or (there in machine.running and machine.reaches(here, there))
+            )
+        case "remove":
+            return here not in machine.running
+        case "reopen":
+            return machine.allows(here, there, reopening=True)
+        case _:
+            return machine.reaches(here, there)
+
+
 class JobSoFar:
     """What one job's events amount to so far."""
 
@@ -184,27 +203,9 @@ class Checker:
         if seen != left and event.type != "submit":
             text = f"it saw (state, fence, lease) {seen} where {left} was left"
             self.found("I4", job.job_id, text, job.last, event)
-        if not self._allowed(event):
+        if not is_allowed(self.machine, event.type, event.from_state, event.to_state):
             text = f"{event.type}: no step from {event.from_state!r} to {event.to_state!r}"
             self.found("I4", job.job_id, text, job.last, event)
-
-    def _allowed(self, event: JournalEvent) -> bool:
-        here, there = event.from_state, event.to_state
-        match event.type:
-            case "submit":
-                return not here and there in self.machine.initial
-            case "extend":
-                return here == there and here in self.running
-            case "report":  # where stages are states, news may move the job to the next one
-                return here in self.running and (
-                    here == there or (there in self.running and self.machine.reaches(here, there))
-                )
-            case "remove":
-                return here not in self.running
-            case "reopen":
-                return self.machine.allows(here, there, reopening=True)
-            case _:
-                return self.machine.reaches(here, there)
 
     def _place(self, job: JobSoFar, event: JournalEvent) -> None:
         if event.type == "remove":

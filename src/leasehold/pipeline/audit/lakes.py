@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 AUDIT = "audit"
 _STATE = f"{AUDIT}/state.json"
+# What the carried rows hold; rows of another form are of no use, and all is audited anew.
+FORM = 2
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """What the audits of a lake have come to so far."""
 
+    form: int = 1
     run: int = 0
     places: dict[str, int] = {}
     runs: list[int] = []
@@ -45,7 +48,8 @@ def audit_lake(
     lake.require()
     before = read_state(lake)
     # Whether a job has ended in the end is a question about all of them.
-    known = State(run=before.run) if full or quiesced else before
+    is_new = full or quiesced or before.form != FORM
+    known = State(run=before.run) if is_new else before
     now = committed(lake)
     settled = [file for file in event_files(lake) if file.upto <= now.get(file.journal, 0)]
     fresh = [file for file in settled if file.upto > known.places.get(file.journal, 0)]
@@ -123,6 +127,7 @@ def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tupl
         verdicts=_added(before, audit.verdicts(jobs)),
     )
     state = State(
+        form=FORM,
         run=run,
         places=places,
         runs=[*known.runs, run],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -10,47 +10,94 @@ from pyspark.sql import functions as F  # noqa: N812
 from leasehold.pipeline.audit.invariants import IN_LINE
 from leasehold.pipeline.audit.proof import (
     CLOCK_SLACK_MS,
-    CONTRACTS,
     KEYS,
+    KNOWN_AT,
+    NEVER,
     PLACE_BITS,
+    has,
     job_keys,
+    priority,
 )
+from leasehold.pipeline.audit.steps import CONTRACTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.window import WindowSpec
 
-SLICES = 1_000
+_PER_CELL = 32
+_LINE = ("line_h", "priority", "slice")
 
 
-def overtaken(proofs: DataFrame, first_pos: int, last_pos: int) -> DataFrame:
+class Stretch(NamedTuple):
+    """From where to where lines reach, and how many jobs stand in them."""
+
+    first_pos: int
+    last_pos: int
+    jobs: int
+
+    @property
+    def slice_width(self) -> int:
+        """So wide that a slice holds a few jobs: each is sorted by itself."""
+        return max(1, (self.last_pos - self.first_pos) * _PER_CELL // self.jobs)
+
+
+def is_in_line() -> Column:
+    """Whether a job was submitted without delay where the first is promised to be first."""
+    promised = sum(1 << (KNOWN_AT + CONTRACTS.index(name)) for name in IN_LINE)
+    return (F.col("submit_pos") < NEVER) & (F.col("claim_pos") < NEVER) & has(promised)
+
+
+def is_in_order(proofs: DataFrame, line: Stretch) -> bool:
+    """I22, whether it holds for all: no sort but within small cells, and then of these."""
+    cells = _placed(proofs, line).withColumn("cell", F.xxhash64(*_LINE))
+    within = Window.partitionBy("cell").orderBy("submit_pos")
+    before = F.lag("claim_pos").over(within)
+    slices = Window.partitionBy("line_h", "priority").orderBy("slice")
+    mixed = (
+        cells.select("cell", *_LINE, "claim_pos", (before > F.col("claim_pos")).alias("is_mixed"))
+        .groupBy("cell", *_LINE)
+        .agg(
+            F.bool_or("is_mixed").alias("is_mixed"),
+            F.min("claim_pos").alias("earliest"),
+            F.max("claim_pos").alias("latest"),
+        )
+        .withColumn("before", F.max("latest").over(_all_before(slices)))
+        .where(F.col("is_mixed") | (F.col("before") > F.col("earliest")))
+    )
+    return mixed.isEmpty()
+
+
+def overtaken(proofs: DataFrame, line: Stretch) -> DataFrame:
     """I22: jobs first claimed before one of their line that was submitted earlier.
 
     From the rows of the proof, one a job: only they are sorted, not the events; and each slice of
     the line by itself, for of all earlier slices only the latest claim matters.
     """
-    promised = [code for code, name in enumerate(CONTRACTS) if name in IN_LINE]
-    width = max(1, (last_pos - first_pos) // SLICES)
-    in_line = (
-        proofs.where(F.col("submit_pos").isNotNull() & F.col("claim_pos").isNotNull())
-        .where(F.col("code").isin(promised))
-        .select(*KEYS, "priority", "submit_pos", "claim_pos")
-        .withColumn("slice", F.floor((F.col("submit_pos") - F.lit(first_pos)) / F.lit(width)))
-    )
-    line = ("line_h", "priority")
-    slices = Window.partitionBy(*line).orderBy("slice")
+    in_line = _placed(proofs, line)
+    slices = Window.partitionBy("line_h", "priority").orderBy("slice")
     earlier = (
-        in_line.groupBy(*line, "slice")
+        in_line.groupBy(*_LINE)
         .agg(F.max("claim_pos").alias("latest"))
         .withColumn("before", F.max("latest").over(_all_before(slices)))
-        .select(*line, "slice", "before")
+        .select(*_LINE, "before")
     )
-    within = Window.partitionBy(*line, "slice").orderBy("submit_pos")
+    within = Window.partitionBy(*_LINE).orderBy("submit_pos")
     return (
         in_line.withColumn("latest", F.max("claim_pos").over(_all_before(within)))
-        .join(F.broadcast(earlier), [*line, "slice"])
+        .join(earlier, list(_LINE))
         .where(F.greatest("latest", "before") > F.col("claim_pos"))
         .select(*KEYS)
+    )
+
+
+def _placed(proofs: DataFrame, line: Stretch) -> DataFrame:
+    since = F.col("submit_pos") - F.lit(line.first_pos)
+    return proofs.where(is_in_line()).select(
+        *KEYS,
+        priority().alias("priority"),
+        F.floor(since / F.lit(line.slice_width)).alias("slice"),
+        "submit_pos",
+        "claim_pos",
     )
 
 
@@ -101,11 +148,6 @@ def late_clock(events: DataFrame) -> DataFrame:
 def is_behind() -> Column:
     """Whether an event is such a one."""
     return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
-
-
-def has(flag: int) -> Column:
-    """Whether the proof saw such an event of the job."""
-    return F.col("flags").bitwiseAND(F.lit(flag)) != 0
 
 
 def _violations(rows: DataFrame, number: str, text: Column) -> DataFrame:

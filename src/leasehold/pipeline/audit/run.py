@@ -15,17 +15,21 @@ from leasehold.pipeline.audit import lines
 from leasehold.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
 from leasehold.pipeline.audit.invariants import INVARIANTS, Invariant, applies_to
 from leasehold.pipeline.audit.proof import (
-    CONTRACTS,
+    CUT,
     KEYS,
     LATE_CLOCK,
     PAUSES,
-    Steps,
+    STRANGE,
+    contract_code,
+    has,
     has_ended,
     job_keys,
     merged,
+    min_ver,
     proof,
     unproven,
 )
+from leasehold.pipeline.audit.steps import CONTRACTS, Steps
 from leasehold.pipeline.schema import NAMES
 
 if TYPE_CHECKING:
@@ -143,7 +147,7 @@ class Audit:
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
         blind = not self._sees(invariant)
-        strange = {name: self._found.get((UNOBSERVED, name), 0) for name in asked}
+        strange = {name: self._strangers(name) for name in asked}
         return Verdict(
             invariant=invariant.number,
             text=invariant.text,
@@ -155,6 +159,11 @@ class Audit:
             unobserved=sum(n if blind else strange[name] for name, n in asked.items()),
         )
 
+    def _strangers(self, contract: str) -> int:
+        """Jobs of which others made steps that nobody saw."""
+        row = self.counts().get(contract)
+        return self._found.get((UNOBSERVED, contract), 0) + (row.strange if row else 0)
+
     def _tally(self) -> dict[tuple[str, str], int]:
         if self.is_clean:
             return {}
@@ -165,19 +174,23 @@ class Audit:
         return not self._history.unseen & set(invariant.needs)
 
     def _count(self) -> list[Row]:
-        late = (F.col("min_ver") > 1) & (F.col("cut") == 1)
-        counted = self.proofs.groupBy("code").agg(
-            F.count(F.when(F.col("n") > 0, 1)).alias("jobs"),
+        is_job = F.col("n") > 0
+        begins_late = is_job & (min_ver() > 1)
+        in_line = lines.is_in_line()
+        counted = self.proofs.groupBy(contract_code().alias("code")).agg(
+            F.count_if(is_job).alias("jobs"),
             F.sum("n").alias("events"),
-            F.count(F.when((F.col("n") > 0) & ~has_ended(), 1)).alias("open_jobs"),
+            F.count_if(is_job & ~has_ended()).alias("open_jobs"),
             F.sum(F.when(~has_ended(), F.col("n")).otherwise(F.lit(0))).alias("open_events"),
-            F.count(F.when((F.col("min_ver") > 1) & (F.col("cut") == 0), 1)).alias("again"),
-            F.count(F.when(late, 1)).alias("begins_late"),
-            F.count(F.when(F.col("open_question"), 1)).alias("looked_at"),
-            F.count(F.when(lines.has(LATE_CLOCK), 1)).alias("late"),
-            F.count(F.when(lines.has(PAUSES), 1)).alias("pauses"),
+            F.count_if(begins_late & ~has(CUT)).alias("again"),
+            F.count_if(begins_late & has(CUT)).alias("begins_late"),
+            F.count_if("open_question").alias("looked_at"),
+            F.count_if(has(STRANGE) & has_ended() & ~F.col("open_question")).alias("strange"),
+            F.count_if(has(LATE_CLOCK)).alias("late"),
+            F.count_if(has(PAUSES)).alias("pauses"),
+            F.count_if(in_line).alias("in_line"),
             F.min("submit_pos").alias("first_pos"),
-            F.max("submit_pos").alias("last_pos"),
+            F.max(F.when(in_line, F.col("submit_pos"))).alias("last_pos"),
         )
         return counted.collect()
 
@@ -189,7 +202,7 @@ class Audit:
             suspects = self.proofs.where(F.col("open_question"))
             found.append(explain(self._events_of(suspects), quiesced=history.quiesced))
         if any(row.late for row in self._counts):
-            late = self._events_of(self.proofs.where(lines.has(LATE_CLOCK)))
+            late = self._events_of(self.proofs.where(has(LATE_CLOCK)))
             found.append(lines.late_clock(late.where(lines.is_behind())))
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all))
@@ -202,21 +215,25 @@ class Audit:
         return every.where(F.col("invariant").isin(*shown, UNOBSERVED))
 
     def _overtaken(self) -> list[DataFrame]:
-        places = [(row.first_pos, row.last_pos) for row in self._counts if row.last_pos is not None]
-        if not places:
+        rows = [row for row in self._counts if row.in_line]
+        if not rows:
             return []
-        first, last = min(p[0] for p in places), max(p[1] for p in places)
-        jobs = lines.overtaken(self.proofs, first, last)
-        if jobs.isEmpty():
+        line = lines.Stretch(
+            min(row.first_pos for row in rows),
+            max(row.last_pos for row in rows),
+            sum(row.in_line for row in rows),
+        )
+        if lines.is_in_order(self.proofs, line):
             return []
-        return [lines.explain_overtaken(self._history.all, jobs)]
+        found = lines.overtaken(self.proofs, line)
+        return [lines.explain_overtaken(self._history.all, found)]
 
     def _events_of(self, jobs: DataFrame) -> DataFrame:
         """All events of some jobs, with whether their journal is whole."""
         events = self._history.all
         for name, column in job_keys().items():
             events = events.withColumn(name, column)
-        some = jobs.select(*KEYS, (F.col("cut") == 0).alias("whole"))
+        some = jobs.select(*KEYS, (~has(CUT)).alias("whole"))
         return events.join(some, list(KEYS)).select(*NAMES, "whole")
 
 
