@@ -7,7 +7,10 @@ everything above this line is written once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any, Protocol
+
+from leasehold.store.statements import Dialect, without_comments
 
 PACKAGE = "leasehold.ledger"
 INBOX = "inbox_jobs"
@@ -56,8 +59,17 @@ class Engine(Protocol):
         """Let go of connections."""
 
 
-def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
+def part(dialect: Dialect, name: str) -> str:
+    """A fragment of several statements, from its file."""
+    path = files(PACKAGE) / "sql" / dialect / "parts" / f"{name}.sql"
+    return without_comments(path.read_text())
+
+
+def words_of(table: str, dialect: Dialect, now: str, after_settle: str = "") -> dict[str, str]:
     """The fragments that make the statements of one box."""
+    journal, history = "job_journal", "job_journal"
+    if table == OUTBOX:  # the submit of an event is the row of the step that it tells of
+        journal, history = "job_outbox_journal", part(dialect, "event_history")
     in_turn = "true"
     if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
         in_turn = (
@@ -71,4 +83,6 @@ def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
         "running": RUNNING,
         "in_turn": in_turn,
         "after_settle": after_settle,
+        "journal": journal,
+        "history": history,
     }
