@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from leasehold.store.beside import folder_beside
+from leasehold.store.statements import Dialect, without_comments
+
 PACKAGE = "leasehold.ledger"
 INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"
@@ -56,8 +59,17 @@ class Engine(Protocol):
         """Let go of connections."""
 
 
-def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
+def part(dialect: Dialect, name: str) -> str:
+    """A fragment of several statements, from its file."""
+    path = folder_beside(PACKAGE, "sql", dialect, "parts") / f"{name}.sql"
+    return without_comments(path.read_text(encoding="utf-8"))
+
+
+def words_of(table: str, dialect: Dialect, now: str, after_settle: str = "") -> dict[str, str]:
     """The fragments that make the statements of one box."""
+    journal, history = "job_journal", "job_journal"
+    if table == OUTBOX:  # the submit of an event is the row of the step that it tells of
+        journal, history = "job_outbox_journal", part(dialect, "event_history")
     in_turn = "true"
     if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
         in_turn = (
@@ -71,4 +83,6 @@ def words_of(table: str, now: str, after_settle: str = "") -> dict[str, str]:
         "running": RUNNING,
         "in_turn": in_turn,
         "after_settle": after_settle,
+        "journal": journal,
+        "history": history,
     }

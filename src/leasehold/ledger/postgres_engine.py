@@ -11,24 +11,14 @@ from typing import Any
 import asyncpg
 
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
+from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.migrating import check_version
 from leasehold.ledger.postgres_copy import WORTH_IT, copied
+from leasehold.ledger.postgres_words import postgres_words
 from leasehold.store.postgres import Postgres
 from leasehold.store.statements import Operation, Operations
 
-NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 HORIZON_PATIENCE_S = 2.0
-
-# An event that ended lets the next one of its job into the line in the same step.
-_RELEASE_NEXT = """,
-released AS (
-  UPDATE {table} e SET ready = true FROM ended d
-  WHERE d.status IN ('succeeded', 'dead_letter') AND e.gid = d.gid AND e.status = 'queued'
-    AND e.due_ms = 0 AND NOT e.ready
-    AND e.seq = (SELECT min(x.seq) FROM {table} x WHERE x.gid = d.gid AND x.job_id <> d.job_id
-      AND x.status NOT IN ('succeeded', 'dead_letter'))
-)"""
 
 
 class PostgresEngine:
@@ -74,8 +64,7 @@ class PostgresEngine:
         """An operation on a box, read from its file when first asked for."""
         box = self._operations.get(table)
         if box is None:
-            after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
-            words = words_of(table, NOW, after)
+            words = postgres_words(table)
             box = self._operations[table] = Operations(PACKAGE, "postgres", words)
         return box[name]
 

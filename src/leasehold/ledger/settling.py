@@ -86,7 +86,11 @@ class Settling:
 
     async def _ended(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
         settings = self._settings
-        rows = await self._engine.run(settings.table, "settle", batch, queue=settings.queue)
+        if all(row[3] == "complete" for row in batch):
+            plain = [(*row[:3], *row[6:8]) for row in batch]
+            rows = await self._engine.run(settings.table, "complete", plain, queue=settings.queue)
+        else:
+            rows = await self._engine.run(settings.table, "settle", batch, queue=settings.queue)
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
         return [(row["n"] - 1, _verdict(row)) for row in rows]

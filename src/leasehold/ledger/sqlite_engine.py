@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row, words_of
+from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.sqlite_migrations import prepare
+from leasehold.ledger.sqlite_words import sqlite_words
 from leasehold.store.libsql import in_hex
 from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
 from leasehold.store.statements import Operation, Operations
@@ -26,15 +27,6 @@ READS = frozenset(
 )
 CLAIMS = frozenset({"claim", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
-
-# An event that ended lets the next one of its job into the line in the same step.
-_RELEASE_NEXT = """
-UPDATE {table} SET ready = 1 WHERE seq IN (
-  SELECT min(x.seq) FROM temp.ending h
-  JOIN {table} d ON d.job_id = h.job_id AND d.status IN ('succeeded', 'dead_letter')
-  JOIN {table} x ON x.gid = d.gid AND x.status NOT IN ('succeeded', 'dead_letter')
-  GROUP BY d.gid
-) AND status = 'queued' AND due_ms = 0;"""
 
 
 class SqliteEngine:
@@ -88,8 +80,7 @@ class SqliteEngine:
     def _box(self, table: str) -> Operations:
         box = self._operations.get(table)
         if box is None:
-            after = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
-            words = words_of(table, ":now_ms", after)
+            words = sqlite_words(table)
             box = self._operations[table] = Operations(PACKAGE, "sqlite", words)
         return box
 

@@ -68,7 +68,7 @@ def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]
     text = path.read_text(encoding="utf-8")
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
     own = {**words, "batch": _batch_source(dialect, batch)}
-    body = _WORD.sub(lambda match: _given(own, match[1], path.name), _without_comments(text))
+    body = _WORD.sub(lambda match: _given(own, match[1], path.name), without_comments(text))
     used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
     if used - {column for column, _ in takes}:
         raise UsageError(f"{path.name}: uses {sorted(used)}, its header takes {dict(takes)}")
@@ -120,7 +120,8 @@ def split(text: str) -> list[str]:
     return statements
 
 
-def _without_comments(text: str) -> str:
+def without_comments(text: str) -> str:
+    """The statements of a file, bare."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(lines).strip()
 

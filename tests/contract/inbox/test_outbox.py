@@ -9,6 +9,7 @@ import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.core.lease import Report
+from leasehold.core.opening import open_queue
 from leasehold.core.outcome import BURIED, COMPLETED, Failure, Retried
 from leasehold.core.seam import Query
 from leasehold.webhooks.shapes import WebhookEvent
@@ -240,6 +241,40 @@ async def test_the_outbox_has_a_history_of_its_own_that_holds(
     assert [event.type for event in events if event.job_id == "h1.1"] == [
         *("submit", "claim", "retry", "claim", "complete")
     ]
+
+
+@pytest.mark.clause("I-31", "I-36")
+async def test_the_history_of_one_event_begins_with_the_step_it_tells_of(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, told("one.by.one"))
+    await settle(queue, await claim_one(queue), "complete")
+    await settle(outbox.queue, await claim_one(outbox.queue), "complete")
+    first = await outbox.ledger.events("one.by.one.1")
+    assert [event.type for event in first] == ["queued", "claimed", "succeeded"]
+    assert [event.type for event in await outbox.ledger.events("one.by.one.2")] == ["queued"]
+    assert await outbox.ledger.events("one.by.one.3") == []
+    assert await outbox.ledger.events("one.by.one.1", after="2") == first[2:]
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-24", "I-36")
+async def test_a_trimmed_journal_still_lists_the_events_that_are_there(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, told("kept"))
+    await settle(queue, await claim_one(queue), "complete")
+    forgetful = open_queue(f"{inbox.url}&journal_days=0.0000001", worker_id="w2")
+    await inbox.advance(20)
+    await forgetful.upkeep()
+    assert [row.job_id for row in await outbox.rows()] == ["kept.1", "kept.2"]
+    assert await outbox.ledger.remove(["kept.1", "kept.2"]) == ["ok", "ok"]
+    await forgetful.close()
+    forgetful = open_queue(f"{inbox.url}&journal_days=0.0000001", worker_id="w3")
+    assert (await forgetful.upkeep()).trimmed == 2
+    await forgetful.close()
 
 
 @pytest.mark.clause("I-36")

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from leasehold.cli.group import group
 from leasehold.core.errors import Conflict, UsageError
 from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
+from leasehold.core.opening import open_ledger, open_queue
+from leasehold.core.seam import Query
 from leasehold.ledger.migrating import PostgresMigrations, known, migrate
 from leasehold.ledger.sqlite_migrations import SqliteMigrations
 from leasehold.store.postgres import Postgres
@@ -91,6 +92,32 @@ async def test_attempts_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
         attempts = file.execute("SELECT job_id, queue, verdict FROM job_attempts").fetchall()
         pruned = file.execute("SELECT job_id, queue, pruned_ms FROM pruned_jobs").fetchall()
     assert (attempts, pruned) == ([("j", "q", "lost")], [("old", "q", 4)])
+
+
+async def test_events_of_an_earlier_version_are_listed_beside_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    migrations = SqliteMigrations(path)
+    for step in known("sqlite")[:5]:
+        await migrations.apply(*step)
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+            " status_webhook_url, payload) VALUES ('j', 'inbox', 't', 1, 1, 1, 'https://x', '{}')"
+        )
+        file.execute(
+            "UPDATE inbox_jobs SET status = 'claimed', claim_version = 1, ready = 0,"
+            " lease_token_h = 'h', lease_expires_at = 9e15"
+        )
+    await migrate(migrations, "sqlite")
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE inbox_jobs SET status = 'failed', lease_expires_at = 0")
+    queue = open_queue(f"inbox+sqlite:///{path}")
+    await queue.upkeep()
+    await queue.close()
+    outbox = open_ledger(f"inbox+sqlite:///{path}?box=outbox")
+    page = await outbox.find(Query())
+    await outbox.close()
+    assert [event.job_id for event in page.jobs] == ["j.3", "j.2", "j.1"]
 
 
 async def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:

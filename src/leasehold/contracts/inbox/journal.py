@@ -1,10 +1,13 @@
-"""The history of an inbox or an outbox: the rows of `job_journal`, in their order."""
+"""The history of an inbox or an outbox: the rows of `job_journal`, in their order.
+
+An outbox reads them through a view, in which the step of a job is the submit of its event too.
+"""
 
 from __future__ import annotations
 
 from leasehold.contracts.inbox.options import Options
 from leasehold.core.tape import SqlTape
-from leasehold.ledger.engine import Engine
+from leasehold.ledger.engine import OUTBOX, Engine
 from leasehold.ledger.history import EVENT_FIELDS, BoxJournal
 
 
@@ -20,7 +23,7 @@ def tape(store: str, options: Options) -> SqlTape:
     queue = settings.queue.replace("'", "''")
     return SqlTape(
         store=store,
-        table=f"{schema}job_journal",
+        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
         contract=settings.contract,
         queue=settings.queue,
         fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),

@@ -138,7 +138,10 @@ class SqlReel:
         )
 
     def _missing(self, after: int, head: Head) -> Loss:
-        """Numbers that no row has, up to the first row that trimming would have taken."""
+        """Numbers that no row has, up to the first row that trimming would have taken.
+
+        A row may tell of two steps under one number, one of each journal.
+        """
         tape = self._tape
         first = (
             f"SELECT {tape.seq} FROM {tape.table} WHERE {tape.where} AND type <> 'submit' AND "  # noqa: S608
@@ -147,8 +150,9 @@ class SqlReel:
         found = self._database.rows(first)
         upto = int(found[0][0]) if found else int(head.end) + 1
         there = (
-            f"SELECT count(*), count(CASE WHEN {tape.where} THEN 1 END) FROM {tape.table} "  # noqa: S608
-            f"WHERE {tape.seq} > {after:d} AND {tape.seq} < {upto:d}"
+            f"SELECT count(DISTINCT {tape.seq}), "  # noqa: S608
+            f"count(DISTINCT CASE WHEN {tape.where} THEN {tape.seq} END) "
+            f"FROM {tape.table} WHERE {tape.seq} > {after:d} AND {tape.seq} < {upto:d}"
         )
         rows, ours = self._database.rows(there)[0]
         is_exact = rows == ours and not self._database.has_rollbacks

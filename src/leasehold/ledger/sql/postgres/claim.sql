@@ -3,7 +3,7 @@
 -- Takes: from_priority integer, from_seq bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease on each row (one row without a lease if none)
--- Clauses: I-7 I-8 I-9 I-12
+-- Clauses: I-7 I-8 I-9 I-12 I-36
 WITH clock AS MATERIALIZED (
   SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused
 ),
@@ -21,14 +21,14 @@ chores AS MATERIALIZED (
   FROM clock c
 ),
 urgent AS MATERIALIZED (
-  SELECT j.job_id FROM {jobs} j
+  SELECT j.ctid AS place FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND j.priority < :from_priority AND {in_turn}
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE :count END FROM chores)
   FOR UPDATE SKIP LOCKED
 ),
 next AS MATERIALIZED (
-  SELECT j.job_id FROM {jobs} j
+  SELECT j.ctid AS place FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND (j.priority, j.seq) > (:from_priority, :from_seq)
     AND {in_turn}
   ORDER BY j.priority, j.seq
@@ -41,23 +41,23 @@ taken AS (
   SET status = 'claimed', passed = '', ready = false, due_ms = 0, worker_id = :worker_id,
     lease_token_h = :token_h, claimed_ms = c.now_ms, heartbeat_at = c.now_ms,
     lease_expires_at = c.now_ms + :lease_ms, claim_version = j.claim_version + 1,
-    attempt_count = j.attempt_count + 1, ver = j.ver + 1, updated_ms = c.now_ms
-  FROM (SELECT job_id FROM urgent UNION ALL SELECT job_id FROM next) p, clock c
-  WHERE j.job_id = p.job_id
+    attempt_count = j.attempt_count + 1, ver = j.ver + 1, updated_ms = c.now_ms{count_event}
+  FROM (SELECT place FROM urgent UNION ALL SELECT place FROM next) p, clock c
+  WHERE j.ctid = p.place
   RETURNING j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
     j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
-    j.cancel_requested, j.requester_id, j.status_webhook_url, j.credential_version
+    j.requester_id, j.status_webhook_url, j.credential_version, j.status, 'queued' AS was{event_columns}
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
+    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, told)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
     claim_version, claim_version - 1, :token_h, :worker_id, lease_expires_at, gid, priority,
-    max_attempts
+    max_attempts, {told}
   FROM taken
-)
+){tell_taken}
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.job_id, t.task,
   t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
   t.gid, t.priority, t.trace, t.seq, t.requester_id, t.status_webhook_url, t.credential_version
-FROM chores h LEFT JOIN taken t ON true
+FROM chores h {rung} LEFT JOIN taken t ON true
 ORDER BY t.priority, t.seq

@@ -4,7 +4,7 @@
 -- Clauses: I-23 I-34
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 window_ AS MATERIALIZED (
-  SELECT job_id, seq, ts_ms AS created_ms FROM job_journal
+  SELECT job_id, seq, ts_ms AS created_ms FROM {journal}
   WHERE queue = :queue AND type = 'submit' AND seq > :after
   ORDER BY seq LIMIT :count
 ),

@@ -5,11 +5,11 @@
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
 -- Returns: for each lease that was held its number, the verdict, and when the job is due again
--- Clauses: I-6 I-11 I-16 I-17 I-18 I-20
+-- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT * FROM {batch}),
 held AS MATERIALIZED (
-  SELECT a.*, j.status AS was, j.lease_expires_at AS lease_was, j.worker_id AS holder, j.claimed_ms,
+  SELECT a.*, j.ctid AS place, j.status AS was, j.lease_expires_at AS lease_was, j.worker_id AS holder, j.claimed_ms,
     j.ver AS ver_was, j.cancel_requested AS cancel_was,
     CASE WHEN j.cancel_requested AND a.kind IN ('fail', 'retry', 'snooze', 'release') THEN 'cancel'
       WHEN a.kind = 'fail' AND NOT a.retryable THEN 'bury'
@@ -35,21 +35,22 @@ ended AS (
     worker_id = CASE WHEN h.verdict IN ('complete', 'bury', 'cancel') THEN j.worker_id ELSE '' END,
     cancel_requested = false,
     result = CASE WHEN h.verdict = 'complete' THEN h.result ELSE j.result END,
-    error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END
+    error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END{count_event}
   FROM held h, clock c
-  WHERE j.job_id = h.job_id AND j.claim_version = h.fence AND j.ver = h.ver_was
+  WHERE j.ctid = h.place AND j.claim_version = h.fence AND j.ver = h.ver_was
     AND j.cancel_requested = h.cancel_was
   RETURNING h.n, h.job_id, h.fence, h.verdict, h.was, h.lease_was, h.token_h, h.holder, h.claimed_ms,
     h.result_h, h.attempt_error, h.error_code, h.outcome_h, j.due_ms, j.ver, j.status,
-    j.attempt_count, j.max_attempts, j.task, j.gid, j.priority, j.updated_ms
+    j.attempt_count, j.max_attempts, j.task, j.gid, j.priority, j.updated_ms,
+    j.requester_id, j.status_webhook_url, j.trace{event_columns}
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
-    error_code, result_h)
+    error_code, result_h, told)
   SELECT :queue, job_id, ver, verdict, updated_ms, task, was, status, attempt_count, fence, fence,
     token_h, holder, lease_was, gid, priority, due_ms, max_attempts, error_code,
-    CASE WHEN verdict = 'complete' THEN result_h ELSE '' END
+    CASE WHEN verdict = 'complete' THEN result_h ELSE '' END, {told}
   FROM ended
 ),
 kept AS (
@@ -58,5 +59,5 @@ kept AS (
   SELECT job_id, fence, :queue, attempt_count + CASE WHEN verdict IN ('snooze', 'release') THEN 1
     ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error, due_ms
   FROM ended
-){after_settle}
-SELECT n, verdict, due_ms FROM ended
+){after_settle}{tell_ended}
+SELECT n, verdict, due_ms FROM ended {rung}

@@ -1,16 +1,18 @@
--- Forgets the oldest journal rows, but the submit of a job that is still there: it lists the job.
+-- Forgets the oldest journal rows, but the submit of a job or event that is still there: it lists it.
 -- Takes: queue text, journal_ms bigint, after bigint, count integer
 -- Returns: how many went, and the last position that was looked at (0 when all later rows are young)
 -- Clauses: I-24
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 window_ AS MATERIALIZED (
-  SELECT seq, job_id, type, ts_ms FROM job_journal
+  SELECT seq, job_id, type, ts_ms, told FROM job_journal
   WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :count
 ),
 trimmed AS (
   DELETE FROM job_journal n USING window_ w, clock c
   WHERE n.queue = :queue AND n.seq = w.seq AND w.ts_ms < c.now_ms - :journal_ms
     AND (w.type <> 'submit' OR (SELECT j.seq FROM {jobs} j WHERE j.job_id = w.job_id LIMIT 1) IS NULL)
+    AND (w.told = 0 OR (SELECT e.seq FROM job_outbox_events e
+      WHERE e.job_id = w.job_id || '.' || w.told LIMIT 1) IS NULL)
   RETURNING n.seq
 )
 SELECT (SELECT count(*) FROM trimmed) AS trimmed,

@@ -5,6 +5,6 @@
 SELECT seq, queue, job_id, type, ts_ms, ver, task, from_state, to_state, attempt, fence, prev_fence,
   token_h, worker_id, lease_until_ms, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
   error_code, payload_h, result_h, data
-FROM job_journal
+FROM {journal}
 WHERE queue = :queue AND seq > :after AND seq <= :upto
 ORDER BY seq LIMIT :count;

@@ -3,7 +3,7 @@
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
 -- Returns: for each lease that was held its number, the verdict, and when the job is due again
--- Clauses: I-6 I-11 I-16 I-17 I-18 I-20
+-- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 DELETE FROM temp.ending;
 INSERT INTO temp.ending
 SELECT a.n, a.job_id, a.fence, a.token_h,
@@ -31,15 +31,15 @@ SET status = CASE h.verdict WHEN 'complete' THEN 'succeeded' WHEN 'bury' THEN 'd
   worker_id = CASE WHEN h.verdict IN ('complete', 'bury', 'cancel') THEN j.worker_id ELSE '' END,
   cancel_requested = 0,
   result = CASE WHEN h.verdict = 'complete' THEN h.result ELSE j.result END,
-  error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END
+  error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END{count_event}
 FROM temp.ending h
 WHERE j.job_id = h.job_id AND j.claim_version = h.fence;
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
   prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
-  error_code, result_h)
+  error_code, result_h, told)
 SELECT :queue, h.job_id, j.ver, h.verdict, :now_ms, j.task, h.was, j.status, j.attempt_count, h.fence,
   h.fence, h.token_h, h.holder, h.lease_was, j.gid, j.priority, j.due_ms, j.max_attempts,
-  h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END
+  h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END, {told}
 FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id ORDER BY h.n;
 INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
   verdict, outcome_h, error_code, error, due_ms)
@@ -47,4 +47,5 @@ SELECT h.job_id, h.fence, :queue, j.attempt_count + (h.verdict IN ('snooze', 're
   h.claimed_ms, :now_ms, h.verdict, h.outcome_h, h.error_code, h.attempt_error, j.due_ms
 FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;
 {after_settle}
+{tell_ended}
 SELECT h.n, h.verdict, j.due_ms FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;

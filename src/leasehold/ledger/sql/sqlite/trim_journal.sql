@@ -1,4 +1,4 @@
--- Forgets the oldest journal rows, but the submit of a job that is still there: it lists the job.
+-- Forgets the oldest journal rows, but the submit of a job or event that is still there: it lists it.
 -- Takes: queue text, journal_ms bigint, after bigint, count integer
 -- Returns: how many went, and the last position that was looked at (0 when all later rows are young)
 -- Clauses: I-24
@@ -6,6 +6,8 @@ DELETE FROM temp.window_;
 INSERT INTO temp.window_
 SELECT seq, ts_ms, ts_ms < :now_ms - :journal_ms
   AND NOT (type = 'submit' AND EXISTS (SELECT 1 FROM {jobs} j WHERE j.job_id = job_journal.job_id))
+  AND NOT (told > 0 AND EXISTS (SELECT 1 FROM job_outbox_events e
+    WHERE e.job_id = job_journal.job_id || '.' || told))
 FROM job_journal WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :count;
 DELETE FROM job_journal WHERE seq IN (SELECT seq FROM temp.window_ WHERE goes);
 SELECT coalesce(sum(goes), 0) AS trimmed,

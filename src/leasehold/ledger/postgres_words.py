@@ -1,0 +1,39 @@
+"""In what the statements of one box differ from those of another, on PostgreSQL."""
+
+from __future__ import annotations
+
+from leasehold.ledger.engine import INBOX, OUTBOX, part, words_of
+
+NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+
+# An event that ended lets the next one of its job into the line in the same step.
+_RELEASE_NEXT = """,
+released AS (
+  UPDATE {table} e SET ready = true FROM ended d
+  WHERE d.status IN ('succeeded', 'dead_letter') AND e.gid = d.gid AND e.status = 'queued'
+    AND e.due_ms = 0 AND NOT e.ready
+    AND e.seq = (SELECT min(x.seq) FROM {table} x WHERE x.gid = d.gid AND x.job_id <> d.job_id
+      AND x.status NOT IN ('succeeded', 'dead_letter'))
+)"""
+_SILENT = dict.fromkeys(("count_event", "event_columns", "tell_taken", "tell_ended", "rung"), "")
+
+
+def postgres_words(table: str) -> dict[str, str]:
+    """The fragments that make the statements of one box."""
+    after_settle = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
+    words = words_of(table, "postgres", NOW, after_settle)
+    return words | (_telling() if table == INBOX else {**_SILENT, "told": "0"})
+
+
+def _telling() -> dict[str, str]:
+    """Of the inbox: who counts the event of a step writes it too, in the same statement."""
+    text = part("postgres", "tell")
+    return {
+        "count_event": ",\n    event_count = j.event_count"
+        " + (j.status_webhook_url IS NOT NULL)::integer",
+        "event_columns": ", j.event_count, j.result, j.error, j.progress",
+        "told": "CASE WHEN status_webhook_url IS NULL THEN 0 ELSE event_count END",
+        "tell_taken": text.replace("{moved}", "taken"),
+        "tell_ended": text.replace("{moved}", "ended"),
+        "rung": "LEFT JOIN rung ON true",
+    }

@@ -1,0 +1,20 @@
+-- The events of the jobs that a statement moved: rows of `{moved}`. They wait behind earlier ones.
+-- Clauses: I-36 I-37
+,
+told AS (
+  INSERT INTO job_outbox_events (job_id, queue, task, gid, requester_id, max_attempts, ready,
+    created_ms, updated_ms, status_webhook_url, trace, payload)
+  SELECT m.job_id || '.' || m.event_count, :queue || '/outbox', 'webhook', m.job_id, m.requester_id,
+    10, m.event_count = 1 OR (SELECT earlier.seq FROM job_outbox_events earlier
+      WHERE earlier.gid = m.job_id AND earlier.status NOT IN ('succeeded', 'dead_letter')
+      LIMIT 1) IS NULL,
+    m.updated_ms, m.updated_ms, m.status_webhook_url, m.trace,
+    event_body(m.job_id, m.event_count, m.status, m.was, m.task, m.attempt_count, m.max_attempts,
+      m.updated_ms, m.result, m.error, m.progress)
+  FROM {moved} m
+  WHERE m.status_webhook_url IS NOT NULL AND m.status <> m.was
+),
+rung AS MATERIALIZED (
+  SELECT pg_notify(current_schema() || '_jobs', :queue || '/outbox')
+  FROM (SELECT 1 FROM {moved} WHERE status_webhook_url IS NOT NULL AND status <> was LIMIT 1) one
+)

@@ -1,0 +1,40 @@
+"""In what the statements of one box differ from those of another, on SQLite."""
+
+from __future__ import annotations
+
+from leasehold.ledger.engine import INBOX, OUTBOX, part, words_of
+
+# An event that ended lets the next one of its job into the line in the same step.
+_RELEASE_NEXT = """
+UPDATE {table} SET ready = 1 WHERE seq IN (
+  SELECT min(x.seq) FROM temp.{moved} h
+  JOIN {table} d ON d.{key} = h.{key} AND d.status IN ('succeeded', 'dead_letter')
+  JOIN {table} x ON x.gid = d.gid AND x.status NOT IN ('succeeded', 'dead_letter')
+  GROUP BY d.gid
+) AND status = 'queued' AND due_ms = 0;"""
+_SILENT = dict.fromkeys(("count_event", "tell_taken", "tell_ended", "tell_succeeded"), "")
+
+
+def sqlite_words(table: str) -> dict[str, str]:
+    """The fragments that make the statements of one box."""
+    words = words_of(table, "sqlite", ":now_ms") | {"after_complete": ""}
+    if table == OUTBOX:
+        words["after_settle"] = _RELEASE_NEXT.format(table=table, moved="ending", key="job_id")
+        words["after_complete"] = _RELEASE_NEXT.format(table=table, moved="succeeding", key="seq")
+    return words | (_telling() if table == INBOX else {**_SILENT, "told": "0"})
+
+
+def _telling() -> dict[str, str]:
+    """Of the inbox: who counts the event of a step writes it too, in the same transaction."""
+    return {
+        "count_event": ", event_count = j.event_count + (j.status_webhook_url IS NOT NULL)",
+        "told": "CASE WHEN j.status_webhook_url IS NULL THEN 0 ELSE j.event_count END",
+        "tell_taken": _tell("taking", "seq", "turn"),
+        "tell_ended": _tell("ending", "job_id", "n"),
+        "tell_succeeded": _tell("succeeding", "seq", "n"),
+    }
+
+
+def _tell(moved: str, key: str, order: str) -> str:
+    text = part("sqlite", "tell").replace("{moved}", f"temp.{moved}")
+    return text.replace("{key}", key).replace("{order}", order)
