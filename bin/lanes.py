@@ -94,11 +94,11 @@ def _phases_of(file: Path, root: Path) -> list[str]:
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
-    if phase == "few":  # each is many processes, but spends most of its time waiting for leases
-        return ["-n", str(min(FEW, 2 * (os.cpu_count() or 1))), "--dist", "loadscope"]
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
-    count = os.environ.get("LEASEHOLD_TEST_WORKERS") or str(min(2 * (os.cpu_count() or 2), 8))
-    return ["-n", count, "--dist", "loadscope"]  # by tests/conftest.py's own rule
+    count = int(os.environ.get("LEASEHOLD_TEST_WORKERS") or min(2 * (os.cpu_count() or 2), 8))
+    if phase == "few":  # each is many processes by itself
+        count = min(count, FEW)
+    return ["-n", str(count), "--dist", "loadscope"]  # by tests/conftest.py's own rule
 
 
 def run_phase(phase: str, targets: Sequence[str], options: Sequence[str], tally: Path) -> int:

@@ -19,7 +19,7 @@ from tests.chaos.history import read_journal, read_settles
 from tests.chaos.load import Wanted, key_of
 from tests.chaos.proxy import LossyProxy
 from tests.chaos.report import Check, Report
-from tests.chaos.stage import Setup, Stage
+from tests.chaos.stage import LOOK_EVERY_S, Setup, Stage
 from tests.chaos.verdict import machine_of
 
 HTTP_LANES = 6
@@ -155,9 +155,9 @@ async def _stop_all(
 
 async def _stale_refused(stage: Stage, *, least: int) -> Check:
     """Every lease of a stubborn holder that ran out was written to late, and in vain."""
-    await stage.quiesce()
+    quiet = await stage.quiesce()
     late = await _late_writes(stage)
-    patience_s = min(10.0, stage.setup.patience_s)
+    patience_s = min(10.0, stage.setup.patience_s) if quiet else LOOK_EVERY_S
     with suppress(TimeoutError):  # what is not answered by then is seen below
         await stage.until(
             lambda: late <= _answered(stage), "late writes are answered", within_s=patience_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.tidy.reading import TESTS, claims_in, contract_folders, files, shown, text, tree
@@ -37,6 +38,7 @@ def _is_clause_mark(function: ast.expr) -> bool:
     return isinstance(function, ast.Name) and function.id == "clause"
 
 
+@cache
 def named_by_tests() -> dict[str, str]:
     """Each named clause, with one place that names it."""
     return {
