@@ -134,6 +134,22 @@ async def test_an_action_on_a_search_meets_every_job_in_it_and_no_other(place: P
     assert {job["job_id"] for job in await place.find("")} == set(kept)
 
 
+async def test_an_action_that_is_stopped_leaves_the_rest_as_it_is(place: Place) -> None:
+    await place.submit(1_200)
+    begun = (await place.web.post("/api/bulk", {"action": "remove", "q": "task:a"})).json
+    await place.web.post(f"/api/bulk/{begun['id']}/stop")
+
+    async def over() -> bool:
+        state = (await place.web.get(f"/api/bulk/{begun['id']}")).json
+        return bool(state["state"] == "stopped")
+
+    await until(over, within_s=30)
+    end = (await place.web.get(f"/api/bulk/{begun['id']}")).json
+    left = (await place.web.get("/api/jobs/count?q=task:a")).json["jobs"]
+    assert left == 1_200 - end["done"] > 0
+    assert (await place.web.post("/api/bulk/none/stop")).status == 404
+
+
 async def test_an_action_is_refused_when_more_jobs_match_than_were_seen(place: Place) -> None:
     await place.submit(3)
     body = {"action": "cancel", "q": "task:a", "expect": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from importlib.resources import files
@@ -41,6 +42,5 @@ def command(folder: Path) -> None:
             text.format(folder=folder, program=program) if name.endswith(".service") else text
         )
     emit_text("\n".join(str(folder / name) for name in _FILES))
-    emit_text(
-        "next: leasehold up --no-samples, and in another terminal: leasehold worker handlers.py"
-    )
+    where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    emit_text(f"next: {where}leasehold up handlers.py")

@@ -91,9 +91,9 @@ class BullmqLedger:
 
         How many jobs each runs at once only ours say, in a key that no client of BullMQ reads.
         """
-        beats = f"{self._options.key_prefix}leasehold:workers"
+        ours = f"{self._options.key_prefix}leasehold:workers"
         clients, clock, flat = await self._redis.pipeline(
-            [("CLIENT", "LIST"), ("TIME",), ("HGETALL", beats)]
+            [("CLIENT", "LIST"), ("TIME",), ("HGETALL", ours)]
         )
         now = int(clock[0]) * 1000
         start = f"{client_name(self._options)}:w:"
@@ -105,13 +105,14 @@ class BullmqLedger:
                 heard = now - 1000 * int(fields.get("idle", "0"))
                 found[name] = max(heard, found.get(name, 0))
         told = {
-            name.decode(): words.split(b" ")
+            name.decode(): [number(word) for word in words.split(b" ")]
             for name, words in zip(flat[::2], flat[1::2], strict=True)
         }
-        return [
-            WorkerBeat(name, last_ms, number(told[name][1]) if name in told else 0)
-            for name, last_ms in found.items()
-        ]
+        beats = []
+        for name, heard_ms in found.items():
+            at_ms, slots = told.get(name, (0, 0))
+            beats.append(WorkerBeat(name, max(heard_ms, at_ms), slots))
+        return beats
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What the queue's event stream says of one job after a stream id.
