@@ -107,16 +107,23 @@ async def test_every_command_and_program_of_the_page_does_what_it_says(
         *shown,
         ["audit", broken_history, "--quiesced"],
         ["replay", "--where", "error_code = 'nope'"],
+        ["audit", "--full", "--json"],
+        ["replay", "--where", "error_code = '503'", "--json"],
         BEFORE.format(url=streams_url) + reading + AFTER,
         mapping,
     )
     codes = [code for code, _ in said]
-    assert codes == [0] * len(shown) + [8, 3, 0, 0]
+    assert codes == [0] * len(shown) + [8, 3, 0, 0, 0, 0]
     told = {" ".join(words): output for words, (_, output) in zip(shown, said, strict=False)}
     assert re.match(r"[\d,]+ new events; lake holds", told["capture --once"])
     assert "Throughput" in (tmp_path / "report.html").read_text()
     assert "2 new, 0 were there" in _of(told, "enqueue", "--key clip_id")
     assert "4 run again" in _of(told, "replay", "--yes")
+    audited, counted = (
+        [json.loads(line) for line in output.splitlines()] for _, output in said[-4:-2]
+    )
+    assert audited[0]["violations_shown"] == []
+    assert sum(row["count"] for row in counted) == 4
     assert said[-2][1].split()[1:] == ["23", "True"], "20 jobs, two clips, and one of the program"
     assert pq.read_table(tmp_path / "vectors.parquet").to_pylist()[0]["result"] == "3"
     await still_there(streams_url, {"render": 3})
@@ -150,19 +157,3 @@ def tables_are_read_by_others(folder: Path) -> None:
     ]
     assert {"submit", "claim"} <= {kind for kind, _ in events}
     assert failed
-
-
-async def test_what_is_said_with_json_can_be_read_by_a_program(
-    tmp_path: Path, streams_url: str
-) -> None:
-    await work(streams_url, 10, fail_every=5)
-    events = len(await journal_of(streams_url))
-    captured, audited, counted = typed(
-        tmp_path,
-        ["capture", "--once", "--json", streams_url],
-        ["audit", "--json"],
-        ["replay", "--where", "error_code = '503'", "--json"],
-    )
-    assert json.loads(captured[1])["events"] == events
-    assert json.loads(audited[1])["jobs"] == 10
-    assert sum(json.loads(line)["count"] for line in counted[1].splitlines()) == 2

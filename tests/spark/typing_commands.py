@@ -17,9 +17,12 @@ HERE = [
     *(f"--conf={name}={value}" for name, value in SMALL.items()),
 ]  # fmt: skip
 # A list of words is a command; a text is a program in Python. After each comes its exit code.
+# Spark is stopped at the end of each command; here one serves them all.
 RUNNER = """
 import json, sys
+from pyspark.sql import SparkSession
 from leasehold.cli.group import run
+SparkSession.stop = lambda self: None
 scope = {}
 for step in json.load(sys.stdin):
     code = 0

@@ -1,22 +1,28 @@
 """Capture: follows journals into the lake, exactly once, across any crash.
 
 One streaming query for all journals. Its checkpoint lies in the lake, so that the two share their
-fate. A gap is noted in the lake the moment it is seen, and told to whoever runs the capture.
+fate. In a bucket that Spark cannot write it is thrown away: the lake itself says how far it has
+come. A gap is noted in the lake the moment it is seen, and told to whoever runs the capture.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from leasehold.core.errors import UsageError
 from leasehold.pipeline.lake.compact import compact
+from leasehold.pipeline.lake.delta import keep_log, publish
 from leasehold.pipeline.lake.feed import RangeFeed
 from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.progress import CHECKPOINT, all_progress, gaps
+from leasehold.pipeline.lake.layout import event_files
+from leasehold.pipeline.lake.progress import CHECKPOINT, all_progress, committed, gaps
+from leasehold.pipeline.lake.reach import is_reached
 from leasehold.pipeline.lake.sink import LakeSink, tell_store
 from leasehold.pipeline.plainly import one_line
 from leasehold.pipeline.source.offsets import Gap
@@ -49,12 +55,14 @@ def capture(
     every_s: float = EVERY_S,
     max_rows: int = MAX_ROWS,
     parts: int = 0,
+    table_format: str = "",
     tell: Callable[[str], None] = lambda _text: None,
     until: Callable[[], bool] = lambda: False,
 ) -> Captured:
     """Follow journals; with `once` only what there is now, else until `until` says so.
 
-    `tell` is given every gap, and now and then how far it is.
+    `tell` is given every gap, and now and then how far it is. `table_format` "delta" keeps a Delta
+    log beside the files, from then on.
     """
     files = LakeFiles(lake)
     files.begin()
@@ -63,16 +71,21 @@ def capture(
     spark.dataSource.register(LakeSink)
     before = sum(each.rows for each in all_progress(files))
     known = {str(gap) for gap in gaps(files)}
-    compact(files)
-    query = _start(spark, files, urls, once, every_s, max_rows, parts or _cores(spark))
-    try:
-        _watch(query, files, known, tell, until)
-    finally:
-        if query.isActive:
-            query.stop()
+    tidy = _tidying(files, table_format)
+    _clear(files, urls)
+    tidy()
+    with _checkpoint(spark, files) as checkpoint:
+        query = _start(
+            spark, files, urls, checkpoint, once, every_s, max_rows, parts or _cores(spark)
+        )
+        try:
+            _watch(query, files, known, tell, until, tidy)
+        finally:
+            if query.isActive:
+                query.stop()
     if once:
         _announce(files, urls)
-    compact(files)
+    tidy()
     total = sum(each.rows for each in all_progress(files))
     new = [gap for gap in gaps(files) if str(gap) not in known]
     return Captured(events=total - before, total=total, gaps=new)
@@ -93,10 +106,52 @@ def _announce(files: LakeFiles, urls: Sequence[str]) -> None:
             tell_store(url, progress.upto)
 
 
+def _tidying(files: LakeFiles, table_format: str) -> Callable[[], None]:
+    """What keeps the files few, and the log beside them true."""
+    if not keep_log(files, table_format):
+        return lambda: _compacted(files)
+
+    def tidy() -> None:
+        # Small files go when the log names the large one instead.
+        compact(files, before_removing=lambda: publish(files))
+        publish(files)
+
+    return tidy
+
+
+def _compacted(files: LakeFiles) -> None:
+    compact(files)
+
+
+def _clear(files: LakeFiles, urls: Sequence[str]) -> None:
+    """Remove what a capture that was killed wrote and did not commit: it is read again.
+
+    With Spark's checkpoint at hand it would be cut as before, and replace itself.
+    """
+    if files.names(f"{CHECKPOINT}/offsets"):
+        return
+    ours = {journal_name(url) for url in urls}
+    upto = committed(files)
+    for file in event_files(files):
+        if file.journal.partition(".")[0] in ours and file.upto > upto.get(file.journal, 0):
+            files.remove(file.path)
+
+
+@contextmanager
+def _checkpoint(spark: SparkSession, files: LakeFiles) -> Iterator[str]:
+    """Where Spark keeps how far it has come."""
+    if is_reached(spark, files):
+        yield files.uri(CHECKPOINT)
+        return
+    with tempfile.TemporaryDirectory(prefix="leasehold-checkpoint-") as folder:
+        yield f"file://{folder}"
+
+
 def _start(
     spark: SparkSession,
     files: LakeFiles,
     urls: Sequence[str],
+    checkpoint: str,
     once: bool,
     every_s: float,
     max_rows: int,
@@ -113,7 +168,7 @@ def _start(
     writer = (
         ranges.writeStream.format("leasehold-lake")
         .option("lake", files.address)
-        .option("checkpointLocation", files.uri(CHECKPOINT))
+        .option("checkpointLocation", checkpoint)
         .outputMode("append")
         .queryName("leasehold-capture")
     )
@@ -128,6 +183,7 @@ def _watch(
     known: set[str],
     tell: Callable[[str], None],
     until: Callable[[], bool],
+    tidy: Callable[[], None],
 ) -> None:
     seen = set(known)
     compacted_s = time.monotonic()
@@ -140,7 +196,7 @@ def _watch(
                 seen.add(str(gap))
                 tell(f"gap: {gap}")
         if time.monotonic() - compacted_s > _COMPACT_EVERY_S:
-            compact(files)
+            tidy()
             compacted_s = time.monotonic()
 
 

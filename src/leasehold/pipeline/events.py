@@ -16,6 +16,7 @@ from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.state import MACHINES
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.layout import EventFile, event_files
+from leasehold.pipeline.lake.reach import require_reach
 from leasehold.pipeline.schema import COLUMNS, DDL, NAMES
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def lake_events(
     chosen = event_files(lake) if files is None else files
     if not chosen:
         return spark.createDataFrame([], f"{DDL}, day string")
+    require_reach(spark, lake)
     paths = [lake.uri(file.path) for file in chosen]
     rows = spark.read.schema(DDL).option("basePath", lake.uri("events")).parquet(*paths)
     return filled(rows).withColumn("day", day_of(F.col("ts_ms")))

@@ -11,6 +11,7 @@ from leasehold.core.errors import LeaseholdError, StoreError
 
 _ERROR = re.compile(r"([A-Za-z_][\w.]*): (.*)")
 _END = ("=== Streaming Query", "JVM stacktrace")
+_NO_CONNECTOR = ("S3AFileSystem not found", 'No FileSystem for scheme "s3')
 
 
 class SparkFailed(LeaseholdError):
@@ -28,6 +29,11 @@ def one_line() -> Iterator[None]:
         yield
     except PySparkException as error:
         raise plain(str(error)) from error
+
+
+def lacks_connector(text: str) -> bool:
+    """Whether Spark says that it cannot speak with a bucket."""
+    return any(words in text for words in _NO_CONNECTOR)
 
 
 def plain(text: str) -> LeaseholdError:

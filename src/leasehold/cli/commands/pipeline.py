@@ -108,6 +108,10 @@ def command() -> None:
 @click.option("--once", is_flag=True, help="Only what there is now.")
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS", help="Between batches.")
 @click.option("--max-rows", default=1_000_000, show_default=True, help="About so many in a batch.")
+@click.option(
+    "--format", "table_format", type=click.Choice(["parquet", "delta"]), default=None,
+    help="delta: keep a Delta log beside the Parquet files, from now on.",
+)  # fmt: skip
 @click.option("--release", is_flag=True, help="Capture no more: the store may trim again.")
 @spark_options
 @json_option
@@ -117,6 +121,7 @@ def capture_command(
     once: bool,
     every: float,
     max_rows: int,
+    table_format: str | None,
     release: bool,
     as_json: bool,
     **spark: Any,
@@ -140,8 +145,9 @@ def capture_command(
             note(f"capturing {len(chosen)} journal(s) every {every:g} s; Ctrl-C ends it")
         try:
             done = capture(
-                opened, lake, chosen, once=once, every_s=every, max_rows=max_rows, tell=note
-            )
+                opened, lake, chosen, once=once, every_s=every, max_rows=max_rows,
+                table_format=table_format or "", tell=note,
+            )  # fmt: skip
         except KeyboardInterrupt:
             note("stopped; the next capture goes on from here")
             return

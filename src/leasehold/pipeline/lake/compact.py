@@ -7,7 +7,7 @@ count (`layout`); the next run removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from leasehold.pipeline.lake.files import LakeFiles
@@ -21,8 +21,16 @@ SMALL_BYTES = 32 << 20
 LARGE_BYTES = 256 << 20
 
 
-def compact(lake: LakeFiles, *, files_min: int = FILES_MIN) -> int:
-    """Merge where a day has at least so many small files in a row; returns how many went."""
+def compact(
+    lake: LakeFiles,
+    *,
+    files_min: int = FILES_MIN,
+    before_removing: Callable[[], object] = lambda: None,
+) -> int:
+    """Merge where a day has at least so many small files in a row; returns how many went.
+
+    `before_removing` is called when a large file is there and the small ones still are.
+    """
     settled = {
         epoch_name(each.journal, each.epoch): place(each.after) if each.after else 0
         for each in all_progress(lake)
@@ -35,6 +43,9 @@ def compact(lake: LakeFiles, *, files_min: int = FILES_MIN) -> int:
     for run in _runs(lake, settled):
         if len(run) >= files_min:
             _merge(lake, run)
+            before_removing()
+            for file in run:
+                lake.remove(file.path)
             gone += len(run) - 1
     return gone
 
@@ -61,5 +72,3 @@ def _merge(lake: LakeFiles, run: list[EventFile]) -> None:
     with lake.writer(merged.path, ARROW) as writer:
         for file in run:
             writer.write_table(lake.read_table([file.path], ARROW))
-    for file in run:
-        lake.remove(file.path)

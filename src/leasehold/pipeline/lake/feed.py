@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.progress import all_progress, note_gap, units_read
+from leasehold.pipeline.lake.progress import all_progress, mark_of, note_gap, units_read
 from leasehold.pipeline.source.journal import Span
 from leasehold.pipeline.source.offsets import Follower, Gap, Mark, Offset, Piece
 
@@ -52,7 +52,7 @@ class RangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Before everything that is there."""
+        """Behind what the lake holds: a checkpoint that was lost is not missed."""
         return self._follow().begin()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
@@ -94,7 +94,12 @@ class RangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             def read_so_far(journal: str, mark: Mark) -> int:
                 return units_read(lake, journal, mark)
 
-            self._follower = Follower(self._urls, on_gap=on_gap, read_so_far=read_so_far)
+            def known(journal: str) -> Mark | None:
+                return mark_of(lake, journal)
+
+            self._follower = Follower(
+                self._urls, on_gap=on_gap, read_so_far=read_so_far, known=known
+            )
         return self._follower
 
     def _rows_per_unit(self) -> float:

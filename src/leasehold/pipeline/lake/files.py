@@ -6,6 +6,8 @@ an object appears with its last byte.
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,12 +30,14 @@ class LakeFiles:
     """A folder tree by relative paths with slashes. Opened in every process that needs it."""
 
     def __init__(self, lake: str) -> None:
-        self.lake = lake
+        self._given = lake
+        # For people: without a password.
+        self.lake = re.sub(r"(://[^/?]*?):[^/?]*@", r"\1:***@", lake)
         if "://" in lake:
-            self._system, root = fs.FileSystem.from_uri(lake)
-            self._is_disk = isinstance(self._system, fs.LocalFileSystem)
+            self._system, root = _remote(lake)
+            self.is_disk = isinstance(self._system, fs.LocalFileSystem)
         else:
-            self._system, root, self._is_disk = (
+            self._system, root, self.is_disk = (
                 fs.LocalFileSystem(),
                 str(Path(lake).absolute()),
                 True,
@@ -43,11 +47,11 @@ class LakeFiles:
     @property
     def address(self) -> str:
         """The lake for another process, which may run in another folder."""
-        return self._root if self._is_disk else self.lake
+        return self._root if self.is_disk else self._given
 
     def uri(self, path: str) -> str:
         """Where Spark finds it."""
-        if self._is_disk:
+        if self.is_disk:
             return f"file://{self._root}/{path}"
         scheme = self.lake.partition("://")[0].replace("s3", "s3a", 1)
         return f"{scheme}://{self._root}/{path}"
@@ -85,6 +89,10 @@ class LakeFiles:
     def size(self, path: str) -> int:
         """Bytes of a file; 0 if there is none."""
         return int(self._system.get_file_info(f"{self._root}/{path}").size or 0)
+
+    def rows(self, path: str) -> int:
+        """How many rows a Parquet file has."""
+        return int(pq.read_metadata(f"{self._root}/{path}", filesystem=self._system).num_rows)
 
     def read_json(self, path: str) -> Any:
         """The value in a file, None if there is none."""
@@ -147,7 +155,7 @@ class LakeFiles:
     @contextmanager
     def _whole(self, path: str) -> Iterator[str]:
         full = f"{self._root}/{path}"
-        if not self._is_disk:
+        if not self.is_disk:
             yield full
             return
         folder, _, name = full.rpartition("/")
@@ -161,3 +169,16 @@ class LakeFiles:
 
     def _parent(self, full: str) -> None:
         self._system.create_dir(full.rpartition("/")[0], recursive=True)
+
+
+def _remote(lake: str) -> tuple[fs.FileSystem, str]:
+    if "endpoint_override=" in lake:
+        # Servers that speak S3 and are not Amazon's mostly refuse the checksums of newer clients.
+        os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+        os.environ.setdefault("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
+    try:
+        system, root = fs.FileSystem.from_uri(lake)
+    except (pa.ArrowInvalid, OSError) as error:
+        scheme = lake.partition("://")[0]
+        raise UsageError(f"{scheme}:// is no place for a lake here: {error}") from None
+    return system, root

@@ -82,6 +82,24 @@ def all_progress(lake: LakeFiles) -> list[Progress]:
     return [kept for name in names if (kept := read_progress(lake, name)) is not None]
 
 
+def committed(lake: LakeFiles) -> dict[str, int]:
+    """Up to where each journal, epoch included, is in the lake for good."""
+    return {
+        epoch_name(each.journal, each.epoch): place(each.upto)
+        for each in all_progress(lake)
+        if each.upto
+    }
+
+
+def mark_of(lake: LakeFiles, journal: str) -> Mark | None:
+    """Up to where a journal is in the lake, by its last beginning; None if nothing of it is."""
+    known = [each for each in all_progress(lake) if each.journal == journal and each.upto]
+    if not known:
+        return None
+    last = max(known, key=lambda each: each.epoch)
+    return Mark(upto=last.upto, epoch=last.epoch)
+
+
 def write_progress(lake: LakeFiles, progress: Progress) -> None:
     """Replace what was kept."""
     name = epoch_name(progress.journal, progress.epoch)

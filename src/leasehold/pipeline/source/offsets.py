@@ -79,6 +79,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 Offset = dict[str, Any]
 # Called with what is missing after a mark; returns how many units were read up to it, or -1.
 ReadSoFar = Callable[[str, Mark], int]
+# Called with a journal's name; returns up to where it is known already, or None.
+Known = Callable[[str], Mark | None]
 
 
 def epoch_name(journal: str, epoch: int) -> str:
@@ -100,19 +102,24 @@ class Follower:
     """Plans what to read next of some journals. Lives in the driver."""
 
     def __init__(
-        self, urls: Sequence[str], *, on_gap: Callable[[Gap], None], read_so_far: ReadSoFar
+        self,
+        urls: Sequence[str],
+        *,
+        on_gap: Callable[[Gap], None],
+        read_so_far: ReadSoFar,
+        known: Known = lambda _journal: None,
     ) -> None:
         self._urls = {journal_name(url): url for url in urls}
         self._reels: dict[str, Reel] = {}
         self._on_gap = on_gap
         self._read_so_far = read_so_far
+        self._known = known
         self._target: dict[str, Mark] | None = None
 
     def begin(self) -> Offset:
-        """Before everything that is there."""
-        return write_offset(
-            {name: self._first(name, self._reel(name).head()) for name in self._urls}
-        )
+        """Behind what is known already; else before everything that is there."""
+        heads = {name: self._reel(name).head() for name in self._urls}
+        return write_offset({name: self._begin(name, head) for name, head in heads.items()})
 
     def aim(self) -> None:
         """From now on, go no further than what there is at this moment."""
@@ -128,7 +135,7 @@ class Follower:
         share = max(1, units_max // max(1, len(self._urls))) if units_max else 0
         for name, url in self._urls.items():
             head = self._reel(name).head()
-            mark = marks.get(name) or self._first(name, head)
+            mark = marks.get(name) or self._begin(name, head)
             marks[name] = self._next(name, url, mark, head, share)
         return write_offset(marks)
 
@@ -164,6 +171,9 @@ class Follower:
         for reel in self._reels.values():
             reel.close()
         self._reels.clear()
+
+    def _begin(self, name: str, head: Head) -> Mark:
+        return self._known(name) or self._first(name, head)
 
     def _first(self, name: str, head: Head, epoch: int = 0) -> Mark:
         """Before everything that is there; what is already gone was never promised."""

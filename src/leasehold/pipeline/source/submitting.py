@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -38,10 +39,11 @@ class Tally(msgspec.Struct, kw_only=True):
 
     def count(self, answers: Sequence[Submitted]) -> None:
         """Add some answers."""
-        for answer in answers:
-            setattr(self, answer.status, getattr(self, answer.status) + 1)
-            if not answer.accepted and len(self.reasons) < _REASONS_MAX:
-                self.reasons = [*self.reasons, f"{answer.job_id}: {answer.reason or answer.status}"]
+        for status, count in Counter(answer.status for answer in answers).items():
+            setattr(self, status, getattr(self, status) + count)
+        refused = [answer for answer in answers if not answer.accepted]
+        told = [f"{answer.job_id}: {answer.reason or answer.status}" for answer in refused]
+        self.reasons = [*self.reasons, *told][:_REASONS_MAX]
 
     def add(self, other: Tally) -> None:
         """Add another's counts."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from leasehold.core.errors import NotFound
 from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.reach import require_reach
 from leasehold.pipeline.tables import attempts, jobs
 from leasehold.pipeline.tables.manifest import TABLES, read_manifest
 from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
@@ -37,6 +38,7 @@ def read(spark: SparkSession, lake: LakeFiles, name: str, paths: list[str]) -> D
         _SCHEMAS[name] = _empty(spark, lake, name).schema
     if not paths:
         return spark.createDataFrame([], _SCHEMAS[name])
+    require_reach(spark, lake)
     # Told the columns, Spark does not look into files for them, nor makes dates of the days.
     return (
         spark.read.schema(_SCHEMAS[name])

@@ -16,9 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from leasehold.pipeline.events import lake_events, positions_after
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.layout import EventFile, event_files
-from leasehold.pipeline.lake.progress import all_progress
-from leasehold.pipeline.schema import place
-from leasehold.pipeline.source.offsets import epoch_name
+from leasehold.pipeline.lake.progress import committed as committed
 from leasehold.pipeline.tables import attempts, jobs, manifest
 from leasehold.pipeline.tables.manifest import Manifest, read_manifest
 from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
@@ -63,15 +61,6 @@ def update_tables(
     manifest.write_manifest(lake, msgspec.structs.replace(made, places=now, targets=wanted))
     manifest.sweep(lake)
     return Updated(run=before.run + 1, days=run.days, is_new=True)
-
-
-def committed(lake: LakeFiles) -> dict[str, int]:
-    """Up to where each journal is in the lake for good."""
-    return {
-        epoch_name(each.journal, each.epoch): place(each.upto)
-        for each in all_progress(lake)
-        if each.upto
-    }
 
 
 class _Run:
