@@ -16,6 +16,9 @@ PACKAGE = "leasehold.ledger"
 INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"
 PLANE = "plane_jobs"
+IN_BULK = 500
+"""From so many jobs on a submit is a bulk submit, which keeps its turn beside another one."""
+
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
 Row = Any

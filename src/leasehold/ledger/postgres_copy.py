@@ -2,11 +2,17 @@
 
 COPY knows nothing of conflicts. It is tried where all jobs are new; when one of them turns out to
 be known, nothing of it is left, and the submit statement decides job by job as it always does.
+
+Rows are put together column by column, and a column that holds nothing but its default is left to
+the server: both sides work on less.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import asyncpg
@@ -16,84 +22,106 @@ from leasehold.ledger.engine import Row
 from leasehold.store.postgres import Copied, Postgres
 from leasehold.store.statements import Operation
 
-WORTH_IT = 500
-"""From so many jobs on: COPY costs five round trips instead of one."""
-
 _SAMPLE = 16
 _KNOWN = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError)
-_JOB_COLUMNS = (
-    *("job_id", "task", "payload", "payload_h", "priority", "max_attempts", "gid", "requester_id"),
-    *("request_hash", "trace", "status_webhook_url", "refresh_url", "credential_version"),
-    *("storage_creds_encrypted", "storage_creds_dek_wrapped", "storage_creds_kek_id"),
-    *("storage_creds_encryption_version", "queue", "ready", "due_ms", "expires_ms"),
-    *("created_ms", "updated_ms"),
-)
-_NOTE_COLUMNS = (
-    *("queue", "job_id", "ver", "type", "ts_ms", "task", "to_state", "gid", "priority", "due_ms"),
-    *("max_attempts", "payload_h"),
-)
-_KEY_COLUMNS = (
-    *("queue", "requester_id", "idempotency_key", "request_hash", "job_id", "created_ms"),
-    "expires_ms",
-)
+_DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("gid", "requester_id", "trace"), ""),
+    **dict.fromkeys(("priority", "due_ms", "expires_ms", "credential_version"), 0),
+    **dict.fromkeys(("status_webhook_url", "refresh_url", "storage_creds_encrypted")),
+    **dict.fromkeys(("storage_creds_dek_wrapped", "storage_creds_kek_id")),
+    "storage_creds_encryption_version": None,
+    "ready": True,
+}
+_NOT_OF_JOBS = ("delay_ms", "ttl_ms", "idempotency_key")
+_OF_NOTES = ("job_id", "task", "gid", "priority", "due_ms", "max_attempts", "payload_h")
+
+Columns = Mapping[str, Sequence[Any]]
 
 
 async def copied(
     database: Postgres,
     begin: Operation,
+    submit: Operation,
     table: str,
     batch: Sequence[Sequence[Any]],
     takes: Mapping[str, Any],
+    begins: asyncio.Lock,
 ) -> Sequence[Row] | None:
-    """What the submit statement would return; None when some of the jobs are known already."""
+    """What the submit statement would return; None when some of the jobs are known already.
+
+    Two at once begin one after the other, and their jobs are in line in that order.
+    """
+    given = dict(zip(submit.batch, zip(*batch, strict=True), strict=True))
     every = max(1, len(batch) // _SAMPLE)
-    sample = [(row[0], row[9], row[12]) for row in batch[::every]]
-    opening = [list(column) for column in zip(*sample, strict=True)]
-    opening += [takes[name] for name in begin.takes]
+    opening: list[Any] = [list(given[name][::every]) for name in begin.batch]
+    opening += [takes[name] for name in begin.takes if name != "count"]
     try:
-        async with database.transaction() as connection:
-            head = await connection.fetchrow(begin.statements[0], *opening)
+        async with contextlib.AsyncExitStack() as stack:
+            async with begins:
+                connection = await stack.enter_async_context(database.transaction())
+                head = await connection.fetchrow(begin.statements[0], *opening, len(batch))
             if head is None or head["known"]:
                 return None
-            now_ms = head["now_ms"]
-            for part in _parts(table, batch, takes["queue"], now_ms, takes["key_ttl_ms"]):
+            for part in _parts(table, given, head, takes):
                 await database.copy(connection, part)
     except ServerError as error:
         if isinstance(error.reply, _KNOWN):
             return None
         raise
-    return [{"job_id": row[0], "created_ms": now_ms} for row in batch]
+    now_ms = head["now_ms"]
+    return [{"job_id": job_id, "created_ms": now_ms} for job_id in given["job_id"]]
 
 
-def _parts(
-    table: str, batch: Sequence[Sequence[Any]], queue: str, now_ms: int, key_ttl_ms: int
-) -> list[Copied]:
+def _parts(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> list[Copied]:
     """Keys, jobs and first events, in the order in which the submit statement writes them."""
-    keys, jobs, notes = [], [], []
-    for row in batch:
-        (job_id, task, payload, payload_h, priority, delay_ms, max_attempts, ttl_ms, gid) = row[:9]
-        requester_id, request_hash, trace, key = row[9:13]
-        due_ms = now_ms + delay_ms if delay_ms else 0
-        expires_ms = now_ms + ttl_ms if ttl_ms else 0
-        jobs.append(
-            (
-                *(job_id, task, payload, payload_h, priority, max_attempts, gid, requester_id),
-                *(request_hash, trace, *row[13:], queue, not delay_ms, due_ms, expires_ms),
-                *(now_ms, now_ms),
-            )
-        )
-        notes.append(
-            (
-                *(queue, job_id, 1, "submit", now_ms, task, "queued", gid, priority, due_ms),
-                *(max_attempts, payload_h),
-            )
-        )
-        if key:
-            known_until = now_ms + key_ttl_ms
-            keys.append((queue, requester_id, key, request_hash, job_id, now_ms, known_until))
-    keys.sort(key=lambda row: row[1:3])  # two batches never wait for each other's keys
+    count, now_ms = len(given["job_id"]), head["now_ms"]
+    jobs: dict[str, Sequence[Any]] = {
+        name: given[name] for name in given if name not in _NOT_OF_JOBS
+    }
+    jobs["due_ms"] = _later(given["delay_ms"], now_ms)
+    jobs["expires_ms"] = _later(given["ttl_ms"], now_ms)
+    jobs["ready"] = [not delay_ms for delay_ms in given["delay_ms"]]
+    notes: Columns = {name: jobs[name] for name in _OF_NOTES}
+    same = {"queue": takes["queue"], "created_ms": now_ms, "updated_ms": now_ms}
+    noted = {"queue": takes["queue"], "ver": 1, "type": "submit", "ts_ms": now_ms}
     return [
-        *([Copied("idempotency_keys", _KEY_COLUMNS, keys)] if keys else []),
-        Copied(table, _JOB_COLUMNS, jobs),
-        Copied("job_journal", _NOTE_COLUMNS, notes),
+        *_keys(given, now_ms, takes),
+        _copied(table, count, {"seq": head["turns"], **jobs}, same),
+        _copied(
+            "job_journal",
+            count,
+            {"seq": head["positions"], **notes},
+            {**noted, "to_state": "queued"},
+        ),
     ]
+
+
+def _keys(given: Columns, now_ms: int, takes: Mapping[str, Any]) -> list[Copied]:
+    names = ("requester_id", "idempotency_key", "request_hash", "job_id")
+    rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
+    if not rows:
+        return []
+    rows.sort()  # two batches never wait for each other's keys
+    until_ms = now_ms + takes["key_ttl_ms"]
+    same = {"queue": takes["queue"], "created_ms": now_ms, "expires_ms": until_ms}
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    return [_copied("idempotency_keys", len(rows), columns, same, every=True)]
+
+
+def _copied(
+    table: str, count: int, columns: Columns, same: Mapping[str, Any], *, every: bool = False
+) -> Copied:
+    """Rows of columns, and of values that are the same in all of them."""
+    told = {
+        name: values for name, values in columns.items() if every or not _plain(name, values, count)
+    }
+    values = [*told.values(), *(repeat(value, count) for value in same.values())]
+    return Copied(table, (*told, *same), list(zip(*values, strict=True)))
+
+
+def _plain(name: str, values: Sequence[Any], count: int) -> bool:
+    return name in _DEFAULTS and values.count(_DEFAULTS[name]) == count
+
+
+def _later(spans_ms: Sequence[int], now_ms: int) -> Sequence[int]:
+    return [now_ms + span_ms if span_ms else 0 for span_ms in spans_ms]

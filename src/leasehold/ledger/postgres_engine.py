@@ -11,9 +11,9 @@ from typing import Any
 import asyncpg
 
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row
+from leasehold.ledger.engine import IN_BULK, OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.migrating import check_version
-from leasehold.ledger.postgres_copy import WORTH_IT, copied
+from leasehold.ledger.postgres_copy import copied
 from leasehold.ledger.postgres_words import postgres_words
 from leasehold.store.postgres import Postgres
 from leasehold.store.statements import Operation, Operations
@@ -39,6 +39,7 @@ class PostgresEngine:
         self.database = Postgres(url, schema=schema, durable=synchronous == "full", pinned=pinned)
         self._operations: dict[str, Operations] = {}
         self._checked = False
+        self._begins = asyncio.Lock()
 
     @property
     def channel(self) -> str:
@@ -50,12 +51,12 @@ class PostgresEngine:
         if not self._checked:
             await check_version(self.database)
             self._checked = True
-        if operation == "submit" and len(batch) >= WORTH_IT and not takes["depth_max"]:
+        found = self.operation(table, operation)
+        if operation == "submit" and len(batch) >= IN_BULK and not takes["depth_max"]:
             begin = self.operation(table, "copy_begin")
-            stored = await copied(self.database, begin, table, batch, takes)
+            stored = await copied(self.database, begin, found, table, batch, takes, self._begins)
             if stored is not None:
                 return stored
-        found = self.operation(table, operation)
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
         arguments += [takes[name] for name in found.takes]
         return await self.database.fetch(found.statements[0], arguments)

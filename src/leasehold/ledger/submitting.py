@@ -12,7 +12,7 @@ import msgspec
 from leasehold.core.errors import UsageError
 from leasehold.core.idempotency import check_key, request_hash, short_hash
 from leasehold.core.job import NewJob, Submitted
-from leasehold.ledger.engine import Engine
+from leasehold.ledger.engine import IN_BULK, Engine
 from leasehold.ledger.ids import uuid7s
 from leasehold.ledger.settings import BoxSettings
 
@@ -49,23 +49,27 @@ class Submitting:
         """Store jobs; answers are per job and in order."""
         answers: list[Submitted | None] = [None] * len(jobs)
         repeated = _Repeated()
-        storing: asyncio.Task[None] | None = None
+        storing: list[asyncio.Task[None]] = []
         try:
             for start in range(0, len(jobs), _BATCH_MAX):
                 fresh: list[Fresh] = []
                 for at in range(start, min(start + _BATCH_MAX, len(jobs)), _SLICE):
                     stop = min(at + _SLICE, start + _BATCH_MAX)
                     fresh += self._fresh(jobs, range(at, min(stop, len(jobs))), repeated, answers)
-                    if storing is not None:
+                    if storing:
                         await asyncio.sleep(0)  # what was made before is sent meanwhile
-                if storing is not None:
-                    await storing
-                storing = asyncio.create_task(self._store(fresh, answers))
-            if storing is not None:
-                await storing
+                # Two bulks keep their turns side by side; anything smaller waits for them.
+                beside = 1 if len(fresh) >= IN_BULK and not self._settings.depth_max else 0
+                while len(storing) > beside:
+                    await storing[0]
+                    del storing[0]
+                storing.append(asyncio.create_task(self._store(fresh, answers)))
+            for task in storing:
+                await task
         finally:
-            if storing is not None:
-                storing.cancel()
+            for task in storing:
+                task.cancel()
+            await asyncio.gather(*storing, return_exceptions=True)
         again = repeated.positions
         if again:
             told = await self.submit([jobs[at] for at in again])

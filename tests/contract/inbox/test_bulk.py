@@ -10,12 +10,12 @@ import pytest
 from leasehold.core.errors import ServerError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.seam import Queue
-from leasehold.ledger.postgres_copy import WORTH_IT
+from leasehold.ledger.engine import IN_BULK
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim
 
-COUNT = WORTH_IT + 100
+COUNT = IN_BULK + 100
 
 
 def of_all_kinds(name: str) -> list[NewJob]:
@@ -48,7 +48,7 @@ def of_all_kinds(name: str) -> list[NewJob]:
 
 async def one_by_one(queue: Queue, jobs: Sequence[NewJob]) -> list[Submitted]:
     """In parts that are too small for COPY."""
-    part = WORTH_IT // 5
+    part = IN_BULK // 5
     return [
         answer
         for start in range(0, len(jobs), part)
@@ -97,6 +97,22 @@ async def test_a_large_batch_leaves_the_rows_that_small_ones_leave(
     assert len({answer.created_ms for answer in answers}) == 1
     assert {answer.status for answer in await one_by_one(queue, of_all_kinds(small))} == {"created"}
     assert await stored(sql, large) == await stored(sql, small)
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-1")
+async def test_parts_of_a_submit_that_run_side_by_side_are_in_line_as_they_were_given(
+    inbox: InboxStage, sql: RawSql
+) -> None:
+    jobs = [NewJob(task="in-line", payload=b"%d" % number) for number in range(6_000 + IN_BULK + 1)]
+    answers = await inbox.queue("w1").submit(jobs)
+    given = [answer.job_id for answer in answers]
+    for table in ("inbox_jobs", "job_journal"):
+        rows = await sql(f"SELECT job_id FROM {table} WHERE task = 'in-line' ORDER BY seq")
+        assert [row[0] for row in rows] == given
+    first = await inbox.ledger.get(given[0])
+    assert first is not None
+    assert first.payload == b"0"
 
 
 @pytest.mark.clause("I-2", "I-3")

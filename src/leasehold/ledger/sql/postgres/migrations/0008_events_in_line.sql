@@ -49,7 +49,7 @@ CREATE TRIGGER {box}_step BEFORE UPDATE OF status, passed, claim_version ON {box
 CREATE FUNCTION event_body(job_id text, number integer, status text, was text, task text,
   attempt integer, max_attempts integer, at_ms bigint, result text, error text, progress text)
 RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT '{"event_id":' || to_json(job_id || '.' || number)::text || ',"job_id":'
+  SELECT '{"event_id":' || left(to_json(job_id)::text, -1) || '.' || number || '","job_id":'
     || to_json(job_id)::text || ',"seq":' || number || ',"status":"' || status
     || '","previous_status":"' || was || '","task":' || to_json(task)::text
     || ',"attempt":' || attempt || ',"max_attempts":' || max_attempts || ',"occurred_ms":' || at_ms
