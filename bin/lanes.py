@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +110,26 @@ def run_phase(phase: str, targets: Sequence[str], options: Sequence[str], tally:
     return subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode  # noqa: S603
 
 
+@contextmanager
+def packages_on_their_way(targets: Sequence[str], root: Path) -> Iterator[None]:
+    """npm brings what foreign programs need while the first tests run: nobody waits for it then.
+
+    Where it fails, the first test that needs a package tries again and says what is wrong.
+    """
+    locks = [
+        lock for target in targets for lock in sorted((root / target).glob("*/package-lock.json"))
+    ]
+    if not locks:
+        yield
+        return
+    command = [sys.executable, "-m", "tests.interop.npm", *(str(lock.parent) for lock in locks)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(  # noqa: S603
+        command, cwd=root, env=keeping_bytecode(os.environ), stdout=quiet, stderr=quiet
+    ):
+        yield
+
+
 def keeping_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
     """Hundreds of tests start a Python program, and each would compile all that it imports.
 
@@ -173,7 +194,7 @@ def main(words: Sequence[str]) -> int:
         print(f"bin/test: {error}", file=sys.stderr)
         return USAGE
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, packages_on_their_way(request.targets, ROOT):
         path = Path(folder) / "tally.jsonl"
         path.touch()
         codes: list[int] = []

@@ -19,6 +19,7 @@ from leasehold.gateway.rings import open_keyring
 from tests.browser.conftest import Watched
 from tests.browser.stand import Stand
 from tests.interop.npm import installed
+from tests.ports import free_port
 
 AXE = Path(__file__).parent / "axe"
 PAGES = ("/", "/jobs", "/jobs?q=is:failed", "/queues", "/workers", "/dead", "/outbox", "/history")
@@ -210,9 +211,7 @@ def test_a_page_reconnects_after_the_gateway_was_killed(
 ) -> None:
     watched.allowed += ["ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY"]
     stand.open("streams")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     gateway = start_gateway(port, stand.stages["streams"].url, tmp_path)
     try:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LOOK_EVERY_S = 0.02
 ENDS_WITHIN_S = 15.0
 YOUNG_MS = 5_000
-PORTS = (15_000, 32_000)
 
 
 @dataclass
@@ -187,24 +184,6 @@ def gateway_argv(url: str, port: int) -> list[str]:
     """The real gateway."""
     command = ["gateway", "--from", url, "--port", str(port), "--log-level", "warning"]
     return [sys.executable, "-m", "leasehold.cli", *command]
-
-
-def free_port() -> int:
-    """A port that is free now, and that no outgoing connection of this machine will be given.
-
-    Clients knock while a server is down: from within the kernel's own range one of them could get
-    the server's port as its source and keep the server from coming back.
-    """
-    for _ in range(1000):
-        port = random.randrange(*PORTS)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"no free port between {PORTS[0]} and {PORTS[1]}")
 
 
 def _with(environment: Mapping[str, str], argv: Sequence[str]) -> list[str]:

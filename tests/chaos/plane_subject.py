@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leasehold.core.opening import open_ledger
 from leasehold.core.state import PLANE
 from leasehold.ledger.migrating import PostgresMigrations, migrate
 from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from leasehold.store.postgres import Postgres
-from tests.chaos.herd import free_port
+from tests.chaos.residue import unfinished
+from tests.ports import free_port
 
 SCHEMA = "leasehold"
 
@@ -92,11 +92,4 @@ class PlaneSubject:
         return ""
 
     async def residue(self) -> dict[str, int]:
-        ledger = open_ledger(self.url())
-        try:
-            states = (await ledger.counts()).states
-        finally:
-            await ledger.close()
-        return {
-            "unfinished jobs": sum(states[name] for name in PLANE.states if name not in PLANE.final)
-        }
+        return await unfinished(self.url(), PLANE)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leasehold.core.opening import open_ledger
+from leasehold.core.state import INBOX
 from leasehold.ledger.migrating import PostgresMigrations, migrate
 from leasehold.store.embedded import EmbeddedPostgres
 from leasehold.store.postgres import Postgres
+from tests.chaos.residue import unfinished
 from tests.chaos.subject import Fsync, Subject
 
 
@@ -59,13 +60,7 @@ class SqliteInboxSubject:
         return ""
 
     async def residue(self) -> dict[str, int]:
-        ledger = open_ledger(self.url())
-        try:
-            states = (await ledger.counts()).states
-        finally:
-            await ledger.close()
-        unfinished = ("queued", "claimed", "fetching", "processing", "uploading", "failed")
-        return {"unfinished jobs": sum(states[name] for name in unfinished)}
+        return await unfinished(self.url(), INBOX)
 
 
 class PostgresInboxSubject(SqliteInboxSubject):

@@ -24,7 +24,6 @@ from tests.chaos.faults import Faults, Injected
 from tests.chaos.herd import (
     Herd,
     Member,
-    free_port,
     gateway_argv,
     stubborn_argv,
     worker_argv,
@@ -35,6 +34,7 @@ from tests.chaos.report import Check, Report
 from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.subject import SUBJECTS, Fsync
 from tests.chaos.verdict import check, machine_of
+from tests.ports import free_port
 
 LOOK_EVERY_S = 0.05
 AHEAD_MAX = 400

@@ -1,10 +1,14 @@
-"""Installs the pinned packages of a folder once, for all test processes of a run and later ones."""
+"""Installs the pinned packages of a folder once, for all test processes of a run and later ones.
+
+python -m tests.interop.npm tests/interop/sse     # before a test asks for them
+"""
 
 from __future__ import annotations
 
 import fcntl
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from leasehold.store.embedded import locate_node
@@ -37,3 +41,8 @@ def npm(node: Path) -> list[str]:
     script = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     assert script.exists(), f"there is no npm on PATH and none beside {node}"
     return [str(node), str(script)]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        installed(Path(name))

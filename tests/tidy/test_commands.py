@@ -296,6 +296,18 @@ def test_bytecode_is_kept_in_the_environment_even_where_it_is_not_wanted(copy: C
     assert not list((copy.root / "tests").rglob("*.pyc"))
 
 
+def test_npm_brings_the_packages_of_a_lane_while_its_tests_begin(copy: Copy) -> None:
+    copy.lane("interop", "def test_one(): pass")
+    peer = copy.root / "tests" / "interop" / "peer"
+    peer.mkdir()
+    (peer / "package-lock.json").write_text("{}")
+    (peer.parent / "npm.py").write_text("import sys; open('asked', 'w').write(sys.argv[1])")
+    for lane, asked in (("unit", ""), ("interop", str(peer))):
+        assert copy.run("bin/test", lane).returncode == 0
+        note = copy.root / "asked"
+        assert (note.read_text() if note.exists() else "") == asked
+
+
 def test_a_run_without_any_test_is_a_failure(copy: Copy) -> None:
     done = copy.run("bin/test", "unit", "-k", "nothing_has_this_name")
     assert done.returncode == 5

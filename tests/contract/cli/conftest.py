@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 
 from leasehold.cli.group import run
 from leasehold.store.embedded import EmbeddedRedis
+from tests.ports import free_port
 
 DEADLINE_S = 40.0
 
@@ -166,19 +166,6 @@ def wait_until(
         time.sleep(every_s)  # looks again until the deadline
 
 
-@pytest.fixture
-def free_port() -> int:
-    return some_free_port()
-
-
-def some_free_port() -> int:
-    """A port below the range of outgoing connections, so that nobody takes it meanwhile."""
-    chance = secrets.SystemRandom()
-    while True:
-        port = chance.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+@pytest.fixture(name="free_port")
+def a_free_port() -> int:
+    return free_port()

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from leasehold.cli.samples import FLOWS
-from tests.contract.cli.conftest import Program, some_free_port, wait_until
+from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.upped import Up
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = Up(tmp_path_factory.mktemp("up"), some_free_port(), "--no-node")
+    up = Up(tmp_path_factory.mktemp("up"), free_port(), "--no-node")
     yield up
     up.program.kill()
 

@@ -17,9 +17,9 @@ from leasehold.core.state import PLANE
 from leasehold.gateway.keys import MemoryKeyRing
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
-from tests.chaos.herd import free_port
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.plane.conftest import Site, claim, enqueue
+from tests.ports import free_port
 from tests.waiting import until
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.ports import free_port
 
 READY_WITHIN_S = 30.0
 
@@ -19,7 +20,7 @@ class S3Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,14 +61,3 @@ class S3Server:
     def _answers(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def _free_port() -> int:
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
