@@ -23,6 +23,7 @@ from tests.chaos.sim.test_verdict import (
     an_operator_saw_a_claim_while_paused,
     judged,
     sound,
+    the_second_in_line_is_first,
     two_events_changed_places,
 )
 from tests.chaos.sim.world import Recording
@@ -120,6 +121,15 @@ def test_every_kind_of_damage_is_found_in_its_job_and_called_by_its_number(
     assert {each.invariant for each in result.verdicts if each.violations} == set(BY_NUMBER) - {
         "I35"
     }
+
+
+def test_an_overtaking_among_jobs_that_are_otherwise_sound_is_found(spark: SparkSession) -> None:
+    after = the_second_in_line_is_first(sound(1), Random(1))
+    result, found = audited(spark, frame(spark, {"a": after.events, "b": sound(2).events}))
+    assert result.looked_at == 0
+    by_hand = {each.job_id for each in judged(after).violations if each.invariant == "I22"}
+    assert by_hand
+    assert found == {"a": {"I22": by_hand}}
 
 
 def test_a_clock_that_went_back_is_noticed(spark: SparkSession) -> None:
