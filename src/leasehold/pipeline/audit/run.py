@@ -50,10 +50,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     violations: int
     unobserved: int
+    reason: str = ""
 
     @property
     def mark(self) -> str:
-        """In a word: broken, sound, or not to be seen."""
+        """In a word: broken, sound, or not to be seen (`reason` says why no journal shows it)."""
         if self.violations:
             return "BROKEN"
         return "sound" if self.jobs > self.unobserved else "not seen"
@@ -148,7 +149,7 @@ class Audit:
 
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
-        blind = not self._sees(invariant)
+        blind = bool(invariant.reason) or not self._sees(invariant)
         strange = {name: self._strangers(name) for name in asked}
         return Verdict(
             invariant=invariant.number,
@@ -159,6 +160,7 @@ class Audit:
                 n for (number, _), n in self._found.items() if number == invariant.number
             ),
             unobserved=sum(n if blind else strange[name] for name, n in asked.items()),
+            reason=invariant.reason,
         )
 
     def _strangers(self, contract: str) -> int:
