@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leasehold.core.errors import UsageError
@@ -12,7 +13,22 @@ if TYPE_CHECKING:
 
     from leasehold.pipeline.audit.run import Audited
 
+# From here on Java's second compiler is worth its start: a few million events.
+LARGE_BYTES = 32 << 20
+
 Found = tuple["Audited", list[dict[str, Any]]]
+
+
+def is_large(history: Sequence[str], lake: str, *, full: bool) -> bool:
+    """Whether the audit will run long, as far as sizes of local files tell."""
+    if history:
+        paths = [Path(each) for each in history if "://" not in each]
+        each_file = (file for path in paths for file in (path, *path.rglob("*.parquet")))
+        return sum(file.stat().st_size for file in each_file if file.is_file()) > LARGE_BYTES
+    from leasehold.pipeline.audit.lakes import bytes_to_read
+
+    size = bytes_to_read(lake, full=full)
+    return size is None or size > LARGE_BYTES
 
 
 def audit_anything(

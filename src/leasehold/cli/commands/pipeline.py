@@ -217,9 +217,9 @@ def audit_command(
     Without an argument, what is new in the lake. A URL is audited live; a FILE (.parquet, .jsonl)
     may be of another system: see docs/howto/pipeline.md for its columns.
     """
-    from leasehold.cli.pipeline_audit import audit_anything
+    from leasehold.cli.pipeline_audit import audit_anything, is_large
 
-    with session(spark) as opened:
+    with session(spark, quick=not is_large(history, lake, full=full or quiesced)) as opened:
         began = time.perf_counter()
         audited, rows = audit_anything(
             opened, history, lake, full=full, quiesced=quiesced, partial=partial, show=show
@@ -240,7 +240,7 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
             f"{each.jobs:,}",
             f"{each.violations:,}",
             f"{each.unobserved:,}",
-            each.text,
+            f"{each.text} ({each.reason})" if each.reason else each.text,
         ]
         for each in audited.verdicts
     ]

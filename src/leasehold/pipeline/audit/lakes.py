@@ -6,6 +6,7 @@ the carried rows of the last run lie beside it; one small file says which run is
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,6 +79,16 @@ def audit_lake(
     lake.write_json(_STATE, state)
     _tidy(lake, state)
     return total
+
+
+def bytes_to_read(lake_path: str, *, full: bool) -> int | None:
+    """How much an audit of the lake would read; None where only the store of the lake knows."""
+    if "://" in lake_path:
+        return None
+    lake = LakeFiles(lake_path)
+    places = {} if full else read_state(lake).places
+    fresh = (file for file in event_files(lake) if file.upto > places.get(file.journal, 0))
+    return sum((Path(lake_path) / file.path).stat().st_size for file in fresh)
 
 
 def read_state(lake: LakeFiles) -> State:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from leasehold.pipeline.audit.invariants import IN_LINE
+from leasehold.pipeline.audit.invariants import IN_LINE, TIMED
 from leasehold.pipeline.audit.proof import (
     CLOCK_SLACK_MS,
     KEYS,
@@ -21,39 +21,32 @@ from leasehold.pipeline.audit.proof import (
 from leasehold.pipeline.audit.steps import CONTRACTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.window import WindowSpec
 
-_PER_CELL = 32
+# A line is cut into slices of 64 ms, or 64 places where places hold no time: each is sorted alone.
+_SLICE_BITS = 6
 _LINE = ("line_h", "priority", "slice")
-
-
-class Stretch(NamedTuple):
-    """From where to where lines reach, and how many jobs stand in them."""
-
-    first_pos: int
-    last_pos: int
-    jobs: int
-
-    @property
-    def slice_width(self) -> int:
-        """So wide that a slice holds a few jobs: each is sorted by itself."""
-        return max(1, (self.last_pos - self.first_pos) * _PER_CELL // self.jobs)
 
 
 def is_in_line() -> Column:
     """Whether a job was submitted without delay where the first is promised to be first."""
-    promised = sum(1 << (KNOWN_AT + CONTRACTS.index(name)) for name in IN_LINE)
-    return (F.col("submit_pos") < NEVER) & (F.col("claim_pos") < NEVER) & has(promised)
+    stood = (F.col("submit_pos") < NEVER) & (F.col("claim_pos") < NEVER)
+    return stood & has(_bits_of(IN_LINE))
 
 
-def is_in_order(proofs: DataFrame, line: Stretch) -> bool:
-    """I22, whether it holds for all: no sort but within small cells, and then of these."""
-    cells = _placed(proofs, line).withColumn("cell", F.xxhash64(*_LINE))
+def mixed(proofs: DataFrame) -> DataFrame:
+    """Slices of lines in which, or before which, not all jobs were claimed in their order.
+
+    None says that I22 holds for all of these jobs. No sort but within a slice, and then of slices.
+    """
+    cells = _placed(proofs).withColumn("cell", F.xxhash64(*_LINE))
     within = Window.partitionBy("cell").orderBy("submit_pos")
     before = F.lag("claim_pos").over(within)
     slices = Window.partitionBy("line_h", "priority").orderBy("slice")
-    mixed = (
+    return (
         cells.select("cell", *_LINE, "claim_pos", (before > F.col("claim_pos")).alias("is_mixed"))
         .groupBy("cell", *_LINE)
         .agg(
@@ -64,16 +57,15 @@ def is_in_order(proofs: DataFrame, line: Stretch) -> bool:
         .withColumn("before", F.max("latest").over(_all_before(slices)))
         .where(F.col("is_mixed") | (F.col("before") > F.col("earliest")))
     )
-    return mixed.isEmpty()
 
 
-def overtaken(proofs: DataFrame, line: Stretch) -> DataFrame:
+def overtaken(proofs: DataFrame) -> DataFrame:
     """I22: jobs first claimed before one of their line that was submitted earlier.
 
     From the rows of the proof, one a job: only they are sorted, not the events; and each slice of
     the line by itself, for of all earlier slices only the latest claim matters.
     """
-    in_line = _placed(proofs, line)
+    in_line = _placed(proofs)
     slices = Window.partitionBy("line_h", "priority").orderBy("slice")
     earlier = (
         in_line.groupBy(*_LINE)
@@ -90,15 +82,21 @@ def overtaken(proofs: DataFrame, line: Stretch) -> DataFrame:
     )
 
 
-def _placed(proofs: DataFrame, line: Stretch) -> DataFrame:
-    since = F.col("submit_pos") - F.lit(line.first_pos)
+def _placed(proofs: DataFrame) -> DataFrame:
+    at = F.col("submit_pos")
+    timed = F.shiftright(at, PLACE_BITS + _SLICE_BITS)
+    is_timed = has(_bits_of(name for name in IN_LINE if name in TIMED))
     return proofs.where(is_in_line()).select(
         *KEYS,
         priority().alias("priority"),
-        F.floor(since / F.lit(line.slice_width)).alias("slice"),
+        F.when(is_timed, timed).otherwise(F.shiftright(at, _SLICE_BITS)).alias("slice"),
         "submit_pos",
         "claim_pos",
     )
+
+
+def _bits_of(contracts: Iterable[str]) -> int:
+    return sum(1 << (KNOWN_AT + CONTRACTS.index(name)) for name in contracts)
 
 
 def _all_before(order: WindowSpec) -> WindowSpec:

@@ -1,14 +1,14 @@
 """The proof: one row a job, by aggregates that need no order and add up in any way.
 
 Every event says what its writer saw and what it left. The exclusive-or over all of a job's events
-of both hashes leaves, if the chain is whole, only the last "left" and the first "saw": each other
-hash stands there twice. So an unbroken chain is proven, up to one chance in 2**38, without sorting,
-and rows of parts of the history merge into the row of the whole. What concerns one event alone is
-an ordinary condition.
+of both hashes leaves, if the chain is whole, only what the last one left: each other hash stands
+there twice, and the first saw nothing. So an unbroken chain is proven, up to one chance in 2**38,
+without sorting, and rows of parts of the history merge into the row of the whole. What concerns one
+event alone is an ordinary condition.
 
-A row is twelve numbers, for it is all that is shuffled: jobs go by hashes of their id, and what
-belongs to the first or last event is packed behind that event's number, so that one maximum finds
-both. A job that is not proven is not yet guilty: it is looked at closely (`explain`).
+A row is ten numbers, for it is all that is shuffled: jobs go by a hash of their id, and what
+belongs to the last event is packed behind that event's number, so that one maximum finds both.
+A job that is not proven is not yet guilty: it is looked at closely (`explain`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-KEYS = ("line_h", "job_h", "job_h2")
+KEYS = ("line_h", "job_h")
+ROW = (*KEYS, "n", "hi", "x", "max_pos", "last_pos", "flags", "submit_pos", "claim_pos")
 BAD, LATE_CLOCK, PAUSES, EXPIRED, CUT, STRANGE = 1, 2, 4, 8, 16, 32
 KNOWN_AT, PRIORITY_AT = 8, 32
 CLOCK_SLACK_MS = 1_000
@@ -46,11 +47,13 @@ _NEEDED = (
 
 
 def job_keys() -> dict[str, Column]:
-    """By what a job goes in the proof."""
+    """By what a job goes in the proof.
+
+    Two jobs that share a hash are not proven together, and told apart when they are looked at.
+    """
     return {
         "line_h": F.xxhash64("journal", "contract", "queue"),
         "job_h": F.xxhash64("job_id"),
-        "job_h2": F.xxhash64(F.lit(1), F.col("job_id")),
     }
 
 
@@ -63,11 +66,9 @@ def proof(events: DataFrame, steps: Steps, *, cut: Sequence[str] = ()) -> DataFr
     left, saw = F.col("left"), F.col("saw")
     last = F.col("number").bitwiseOR(left.bitwiseAND(F.lit(_HASH)))
     last = last.bitwiseOR(F.shiftleft(F.col("kind").cast("bigint"), _KIND_AT))
-    first = F.col("number").bitwiseOR(saw.bitwiseAND(F.lit(_HASH)))
     return rows.groupBy(*KEYS).agg(
         F.sum(is_step.cast("int")).alias("n"),
         F.max(last).alias("hi"),
-        F.min(F.when(is_step, first).otherwise(F.lit(NEVER))).alias("lo"),
         F.bit_xor(F.when(is_step, left.bitwiseXOR(saw)).otherwise(F.lit(0))).alias("x"),
         F.max(F.when(is_step, F.col("pos")).otherwise(F.lit(0))).alias("max_pos"),
         F.max(F.col("number").bitwiseOR(F.col("pos").bitwiseAND(F.lit(_REST)))).alias("last_pos"),
@@ -98,21 +99,16 @@ def _marked(events: DataFrame, steps: Steps, cut: Sequence[str]) -> DataFrame:
 
 def merged(parts: DataFrame) -> DataFrame:
     """Rows of parts of the history as rows of the whole."""
-    folds = {"n": F.sum, "hi": F.max, "lo": F.min, "x": F.bit_xor, "max_pos": F.max}
+    folds = {"n": F.sum, "hi": F.max, "x": F.bit_xor, "max_pos": F.max}
     folds |= {"last_pos": F.max, "flags": F.bit_or, "submit_pos": F.min, "claim_pos": F.min}
     return parts.groupBy(*KEYS).agg(*(fold(name).alias(name) for name, fold in folds.items()))
 
 
 def unproven(*, quiesced: bool) -> Column:
     """Whether a job's row leaves anything open."""
-    ends = F.col("hi").bitwiseXOR(F.col("lo")).bitwiseXOR(F.col("x")).bitwiseAND(F.lit(_HASH))
+    ends = F.col("hi").bitwiseXOR(F.col("x")).bitwiseAND(F.lit(_HASH))
     misplaced = F.col("last_pos").bitwiseXOR(F.col("max_pos")).bitwiseAND(F.lit(_REST))
-    is_broken = (
-        (F.col("n") != max_ver() - min_ver() + F.lit(1))
-        | (ends != 0)
-        | (misplaced != 0)
-        | (~has(CUT) & (min_ver() > 1))
-    )
+    is_broken = begins_late() | (ends != 0) | (misplaced != 0)
     if quiesced:
         is_broken = is_broken | (~has_ended())
     return ((F.col("n") != 0) & F.coalesce(is_broken, F.lit(True))) | has(BAD)
@@ -129,14 +125,9 @@ def has(flag: int) -> Column:
     return F.col("flags").bitwiseAND(F.lit(flag)) != 0
 
 
-def min_ver() -> Column:
-    """The number of the first event there is."""
-    return F.shiftright("lo", _VER_AT)
-
-
-def max_ver() -> Column:
-    """The number of the last event there is."""
-    return F.shiftright("hi", _VER_AT)
+def begins_late() -> Column:
+    """Whether some events of a job, as a rule its first ones, are not there."""
+    return F.col("n") != F.shiftright("hi", _VER_AT)
 
 
 def contract_code() -> Column:
@@ -179,7 +170,7 @@ def _saw() -> Column:
         F.when(step.has(step.FROM_FINAL), F.lit(-1)).otherwise(before),
         F.when(step.has(step.FROM_RUNNING), F.col("who")).otherwise(F.lit(0)),
     )
-    return F.when((F.col("ver") == 1) & step.has(step.SUBMITS), F.lit(0)).otherwise(seen)
+    return F.when(F.col("ver") == 1, F.lit(0)).otherwise(seen)
 
 
 def _flags(cut: Sequence[str]) -> Column:

@@ -19,13 +19,14 @@ from leasehold.pipeline.audit.proof import (
     KEYS,
     LATE_CLOCK,
     PAUSES,
+    ROW,
     STRANGE,
+    begins_late,
     contract_code,
     has,
     has_ended,
     job_keys,
     merged,
-    min_ver,
     proof,
     unproven,
 )
@@ -33,8 +34,10 @@ from leasehold.pipeline.audit.steps import CONTRACTS, Steps
 from leasehold.pipeline.schema import NAMES
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
+# What the kept rows are: jobs that have to be looked at again, counts, and whether a line is mixed.
+_JOB, _COUNTED, _MIXED = "job", "counted", "mixed"
 _DERIVED = {"ver", "from_state", "prev_fence", "prev_lease_until_ms"}
 
 
@@ -47,10 +50,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     violations: int
     unobserved: int
+    reason: str = ""
 
     @property
     def mark(self) -> str:
-        """In a word: broken, sound, or not to be seen."""
+        """In a word: broken, sound, or not to be seen (`reason` says why no journal shows it)."""
         if self.violations:
             return "BROKEN"
         return "sound" if self.jobs > self.unobserved else "not seen"
@@ -103,22 +107,21 @@ class Audit:
         parts = proof(history.new, Steps(spark), cut=history.cut)
         if history.carried is not None:
             parts = merged(parts.select(*history.carried.columns).unionByName(history.carried))
-        self.proofs = parts.withColumn("open_question", unproven(quiesced=history.quiesced))
-        self.proofs = self.proofs.persist(StorageLevel.MEMORY_AND_DISK)
-        self._counts = self._count()
+        self._proofs = parts.withColumn("open_question", unproven(quiesced=history.quiesced))
+        self._kept = self._keep().persist(StorageLevel.MEMORY_AND_DISK)
+        self._counts = self._kept.where(F.col("what") == _COUNTED).collect()
         self.is_clean = True
         self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
         self._found = self._tally()
 
     def close(self) -> None:
         """Let go of what is kept between the steps."""
-        self.proofs.unpersist()
+        self._kept.unpersist()
         self.violations.unpersist()
 
     def carry(self) -> DataFrame:
         """What the next audit must know of this one: jobs that have not ended, or are in doubt."""
-        going_on = ~has_ended() & (F.col("n") > 0)
-        return self.proofs.where(going_on).drop("open_question")
+        return self._jobs(~has_ended() & (F.col("n") > 0)).select(*ROW)
 
     def counts(self) -> dict[str, Row]:
         """By contract: `jobs`, `events`, and of these `open_jobs`, `open_events`, `again`.
@@ -146,7 +149,7 @@ class Audit:
 
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
-        blind = not self._sees(invariant)
+        blind = bool(invariant.reason) or not self._sees(invariant)
         strange = {name: self._strangers(name) for name in asked}
         return Verdict(
             invariant=invariant.number,
@@ -157,6 +160,7 @@ class Audit:
                 n for (number, _), n in self._found.items() if number == invariant.number
             ),
             unobserved=sum(n if blind else strange[name] for name, n in asked.items()),
+            reason=invariant.reason,
         )
 
     def _strangers(self, contract: str) -> int:
@@ -173,36 +177,51 @@ class Audit:
     def _sees(self, invariant: Invariant) -> bool:
         return not self._history.unseen & set(invariant.needs)
 
-    def _count(self) -> list[Row]:
+    def _keep(self) -> DataFrame:
+        """All that is asked of the proofs, in one pass: they themselves are not kept.
+
+        Each of the three uses every column of them: so Spark shuffles once, for all three.
+        """
+        asked = F.col("open_question") | ~has_ended() | has(LATE_CLOCK + PAUSES)
+        jobs = self._proofs.where(asked).withColumn("what", F.lit(_JOB))
+        # Of jobs in doubt the order is asked again, with them, once there are any.
+        lined = lines.mixed(self._proofs.where(~F.col("open_question"))).limit(1)
+        told = (
+            self._counted().withColumn("what", F.lit(_COUNTED)),
+            lined.select(F.lit(_MIXED).alias("what")),
+        )
+        for each in told:
+            jobs = jobs.unionByName(each, allowMissingColumns=True)
+        return jobs
+
+    def _counted(self) -> DataFrame:
         is_job = F.col("n") > 0
-        begins_late = is_job & (min_ver() > 1)
-        in_line = lines.is_in_line()
-        counted = self.proofs.groupBy(contract_code().alias("code")).agg(
+        return self._proofs.groupBy(contract_code().alias("code")).agg(
             F.count_if(is_job).alias("jobs"),
             F.sum("n").alias("events"),
             F.count_if(is_job & ~has_ended()).alias("open_jobs"),
             F.sum(F.when(~has_ended(), F.col("n")).otherwise(F.lit(0))).alias("open_events"),
-            F.count_if(begins_late & ~has(CUT)).alias("again"),
-            F.count_if(begins_late & has(CUT)).alias("begins_late"),
+            F.count_if(is_job & begins_late() & ~has(CUT)).alias("again"),
+            F.count_if(is_job & begins_late() & has(CUT)).alias("begins_late"),
             F.count_if("open_question").alias("looked_at"),
             F.count_if(has(STRANGE) & has_ended() & ~F.col("open_question")).alias("strange"),
             F.count_if(has(LATE_CLOCK)).alias("late"),
             F.count_if(has(PAUSES)).alias("pauses"),
-            F.count_if(in_line).alias("in_line"),
-            F.min("submit_pos").alias("first_pos"),
-            F.max(F.when(in_line, F.col("submit_pos"))).alias("last_pos"),
+            F.count_if(lines.is_in_line()).alias("in_line"),
         )
-        return counted.collect()
+
+    def _jobs(self, condition: Column) -> DataFrame:
+        return self._kept.where((F.col("what") == _JOB) & condition)
 
     def _find(self) -> DataFrame:
         """Only what the proof leaves open is looked for in the events once more."""
         history = self._history
         found = []
         if any(row.looked_at for row in self._counts):
-            suspects = self.proofs.where(F.col("open_question"))
+            suspects = self._jobs(F.col("open_question"))
             found.append(explain(self._events_of(suspects), quiesced=history.quiesced))
         if any(row.late for row in self._counts):
-            late = self._events_of(self.proofs.where(has(LATE_CLOCK)))
+            late = self._events_of(self._jobs(has(LATE_CLOCK)))
             found.append(lines.late_clock(late.where(lines.is_behind())))
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all))
@@ -215,17 +234,10 @@ class Audit:
         return every.where(F.col("invariant").isin(*shown, UNOBSERVED))
 
     def _overtaken(self) -> list[DataFrame]:
-        rows = [row for row in self._counts if row.in_line]
-        if not rows:
+        in_doubt = any(row.looked_at and row.in_line for row in self._counts)
+        if not in_doubt and self._kept.where(F.col("what") == _MIXED).isEmpty():
             return []
-        line = lines.Stretch(
-            min(row.first_pos for row in rows),
-            max(row.last_pos for row in rows),
-            sum(row.in_line for row in rows),
-        )
-        if lines.is_in_order(self.proofs, line):
-            return []
-        found = lines.overtaken(self.proofs, line)
+        found = lines.overtaken(self._proofs)
         return [lines.explain_overtaken(self._history.all, found)]
 
     def _events_of(self, jobs: DataFrame) -> DataFrame:
