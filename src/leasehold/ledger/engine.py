@@ -70,22 +70,19 @@ def part(dialect: Dialect, name: str) -> str:
 
 def words_of(table: str, dialect: Dialect, now: str, after_settle: str = "") -> dict[str, str]:
     """The fragments that make the statements of one box."""
-    journal, history = "job_journal", "job_journal"
-    if table == OUTBOX:  # the submit of an event is the row of the step that it tells of
-        journal, history = "job_outbox_journal", part(dialect, "event_history")
-    in_turn = "true"
+    in_turn, history = "true", "job_journal"
     if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
         in_turn = (
             f"(SELECT earlier.seq FROM {table} earlier WHERE earlier.gid = j.gid"  # noqa: S608
             " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter')"
             " LIMIT 1) IS NULL"
         )
+        history = part(dialect, "event_history")
     return {
         "jobs": table,
         "now": now,
         "running": RUNNING,
         "in_turn": in_turn,
         "after_settle": after_settle,
-        "journal": journal,
         "history": history,
     }

@@ -14,7 +14,7 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Queue
-from leasehold.ledger.engine import INBOX
+from leasehold.ledger.engine import INBOX, OUTBOX
 from leasehold.ledger.postgres_engine import PostgresEngine
 from leasehold.ledger.sqlite_engine import SqliteEngine
 from tests.contract.adapters import Servers
@@ -81,6 +81,31 @@ async def test_a_settle_looks_up_each_job_once_and_by_its_key(server: str, name:
     assert "Tid Scan on inbox_jobs" in text
     assert "Seq Scan on inbox_jobs" not in text
     assert "inbox_jobs_leased" not in text  # a partial index that looks cheap, and is not
+
+
+@pytest.mark.clause("I-30", "I-32")
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("journal", (0, 9, 10)), ("journal_at", (9,)), ("find", (9, 10)), ("events", ("j.1", 0, 10))],
+)
+async def test_a_page_of_an_outbox_is_read_by_indexes(
+    server: str, name: str, given: tuple[int | str, ...]
+) -> None:
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(OUTBOX, "counts", queue="q/outbox")
+        statement = engine.operation(OUTBOX, name).statements[0]
+        async with engine.database.connection() as connection:
+            plan = await connection.fetch("EXPLAIN " + statement, "q/outbox", *given)
+    finally:
+        await engine.close()
+    text = "\n".join(row[0] for row in plan)
+    assert "Seq Scan" not in text
+    if name == "events":
+        assert text.count("job_journal_of_job") == 2, text
+    else:
+        assert "job_journal_told" in text
+        assert "Sort  (" not in text, text
 
 
 @pytest.mark.clause("I-36")

@@ -4,9 +4,17 @@
 -- Clauses: I-23 I-34
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 window_ AS MATERIALIZED (
-  SELECT job_id, seq, ts_ms AS created_ms FROM {journal}
-  WHERE queue = :queue AND type = 'submit' AND seq > :after
-  ORDER BY seq LIMIT :count
+  SELECT job_id, seq, ts_ms AS created_ms FROM (
+    SELECT * FROM (
+      SELECT job_id, seq, ts_ms FROM job_journal
+      WHERE queue = :queue AND type = 'submit' AND seq > :after
+      ORDER BY seq LIMIT :count) own
+    UNION ALL
+    SELECT * FROM (
+      SELECT job_id, seq, ts_ms FROM job_event_submits
+      WHERE queue = :queue AND type = 'submit' AND seq > :after
+      ORDER BY seq LIMIT :count) steps
+  ) pages ORDER BY seq LIMIT :count
 ),
 old AS MATERIALIZED (
   SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id, clock c

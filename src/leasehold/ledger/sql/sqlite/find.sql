@@ -7,7 +7,16 @@ SELECT e.seq AS position, j.job_id, j.queue, j.task, j.status, j.payload, j.resu
   j.lease_expires_at, j.expires_ms, j.priority, j.gid, j.worker_id, j.requester_id, j.progress,
   j.trace, j.cancel_requested, j.lost_count, j.credential_refresh_count, j.event_count,
   j.credential_version, j.status_webhook_url, j.seq
-FROM (SELECT seq, job_id, ts_ms FROM {journal}
-  WHERE queue = :queue AND type = 'submit' AND seq < :before ORDER BY seq DESC LIMIT :count) e
+FROM (SELECT seq, job_id, ts_ms FROM (
+    SELECT * FROM (
+      SELECT seq, job_id, ts_ms FROM job_journal
+      WHERE queue = :queue AND type = 'submit' AND seq < :before
+      ORDER BY seq DESC LIMIT :count) own
+    UNION ALL
+    SELECT * FROM (
+      SELECT seq, job_id, ts_ms FROM job_event_submits
+      WHERE queue = :queue AND type = 'submit' AND seq < :before
+      ORDER BY seq DESC LIMIT :count) steps
+  ) pages ORDER BY seq DESC LIMIT :count) e
 LEFT JOIN {jobs} j ON j.job_id = e.job_id AND j.created_ms = e.ts_ms
 ORDER BY e.seq DESC;

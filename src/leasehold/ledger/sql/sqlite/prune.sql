@@ -8,9 +8,17 @@ SELECT e.job_id, e.seq, e.ts_ms, j.status IN ('succeeded', 'dead_letter')
   AND j.updated_ms < :now_ms - :keep_ms
   AND NOT EXISTS (SELECT 1 FROM job_outbox_events o WHERE o.gid = j.job_id
     AND o.status NOT IN ('succeeded', 'dead_letter'))
-FROM (SELECT job_id, max(seq) AS seq, max(ts_ms) AS ts_ms FROM (SELECT job_id, seq, ts_ms
-    FROM {journal} WHERE queue = :queue AND type = 'submit' AND seq > :after
-    ORDER BY seq LIMIT :count) GROUP BY job_id) e
+FROM (SELECT job_id, max(seq) AS seq, max(ts_ms) AS ts_ms FROM (SELECT job_id, seq, ts_ms FROM (
+      SELECT * FROM (
+        SELECT job_id, seq, ts_ms FROM job_journal
+        WHERE queue = :queue AND type = 'submit' AND seq > :after
+        ORDER BY seq LIMIT :count) own
+      UNION ALL
+      SELECT * FROM (
+        SELECT job_id, seq, ts_ms FROM job_event_submits
+        WHERE queue = :queue AND type = 'submit' AND seq > :after
+        ORDER BY seq LIMIT :count) steps
+    ) ORDER BY seq LIMIT :count) GROUP BY job_id) e
 LEFT JOIN {jobs} j ON j.job_id = e.job_id;
 INSERT OR IGNORE INTO pruned_jobs (job_id, queue, requester_id, pruned_ms)
 SELECT j.job_id, :queue, j.requester_id, :now_ms

@@ -1,10 +1,11 @@
 -- The rows of one event: its own, and that of the step it tells of, which is its submit.
+-- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
 -- Clauses: I-31
 (
-  SELECT queue, job_id, ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
+  SELECT queue || '' AS queue, job_id, ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
   FROM job_journal WHERE job_id = :job_id
   UNION ALL
-  SELECT queue || '/outbox', job_id || '.' || told, 1, 'submit', ts_ms, 'queued', 0, NULL, NULL,
+  SELECT queue || '/' || 'outbox', job_id || '.' || told, 1, 'submit', ts_ms, 'queued', 0, NULL, NULL,
     NULL, ''
   FROM job_journal
   WHERE job_id = left(rtrim(:job_id, '0123456789'), -1) AND told > 0

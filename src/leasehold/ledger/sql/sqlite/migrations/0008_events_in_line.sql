@@ -2,21 +2,32 @@
 -- Whoever raises `event_count` by one says so; of every other writer the trigger does it, row by row.
 --
 -- A journal row that came with an event names it in `told`, and is the submit of that event too: the
--- history of an outbox is the view, which reads one row as both. The rule of steps is asked only by
+-- history of an outbox is a view, which reads one row as both. The rule of steps is asked only by
 -- writes that could break it, and first whether it is one of the two steps that nearly all are.
 
 ALTER TABLE job_journal ADD COLUMN told INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX job_journal_told ON job_journal (queue || '/outbox', seq) WHERE told > 0;
 
+-- What each step is to the event that it told of.
+CREATE VIEW job_event_submits AS
+SELECT seq, queue || '/outbox' AS queue, job_id || '.' || told AS job_id, 1 AS ver, 'submit' AS type, ts_ms,
+  0 AS fence, 0 AS prev_fence, 0 AS lease_until_ms, 0 AS prev_lease_until_ms, 0 AS due_ms,
+  0 AS attempt, 10 AS max_attempts, 0 AS priority, 'webhook' AS task, '' AS from_state,
+  'queued' AS to_state, '' AS token_h, '' AS worker_id, job_id AS gid, '' AS error_code,
+  '' AS payload_h, '' AS result_h, '' AS data, NULL AS news_type, NULL AS news_step, NULL AS news
+FROM job_journal WHERE told > 0;
+
+-- For readers in bulk. Pages are read from both halves, each by its index.
 CREATE VIEW job_outbox_journal AS
 SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, prev_lease_until_ms,
   due_ms, attempt, max_attempts, priority, task, from_state, to_state, token_h, worker_id, gid,
   error_code, payload_h, result_h, data, news_type, news_step, news
 FROM job_journal
 UNION ALL
-SELECT seq, queue || '/outbox', job_id || '.' || told, 1, 'submit', ts_ms, 0, 0, 0, 0, 0, 0, 10, 0,
-  'webhook', '', 'queued', '', '', job_id, '', '', '', '', NULL, NULL, NULL
-FROM job_journal WHERE told > 0;
+SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, prev_lease_until_ms,
+  due_ms, attempt, max_attempts, priority, task, from_state, to_state, token_h, worker_id, gid,
+  error_code, payload_h, result_h, data, news_type, news_step, news
+FROM job_event_submits;
 
 -- @for box in inbox_jobs job_outbox_events plane_jobs
 DROP TRIGGER {box}_step;
