@@ -157,7 +157,8 @@ def _added(before: Audited | None, verdicts: list[Verdict]) -> list[Verdict]:
             violations=each.violations + old[each.invariant].violations,
             unobserved=each.unobserved + old[each.invariant].unobserved,
         )
-        if each.invariant in old
+        # What no journal shows is not seen of all jobs so far, and they are counted already.
+        if each.invariant in old and not each.reason
         else each
         for each in verdicts
     ]
