@@ -96,6 +96,9 @@ async def files(tmp_path: Path, streams_url: str, bullmq_url: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("up", "files")
+@pytest.mark.runs(
+    "docs/howto/pipeline.md:sh", "docs/howto/pipeline.md:python", "docs/howto/pipeline.md:sql"
+)
 async def test_every_command_and_program_of_the_page_does_what_it_says(
     tmp_path: Path, streams_url: str, bullmq_url: str, broken_history: str
 ) -> None:

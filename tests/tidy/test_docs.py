@@ -79,7 +79,6 @@ def test_every_fenced_block_of_the_readme_names_its_language() -> None:
 
 # What is drawn or printed: a `text` stands beside what prints it, a diagram is drawn by a test.
 NOT_RUN = {"", "text", "mermaid"}
-RUN_ELSEWHERE = {"docs/howto/pipeline.md": "tests/spark"}
 
 
 def marked() -> set[str]:
@@ -106,8 +105,7 @@ def test_every_code_block_of_the_documentation_is_run_by_a_test() -> None:
     }
     run = marked()
     assert not run - there, f"no such blocks: {listed(sorted(run - there))}"
-    lacking = {each for each in there - run if each.rpartition(":")[0] not in RUN_ELSEWHERE}
-    assert not lacking, listed(sorted(lacking))
+    assert not there - run, listed(sorted(there - run))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
