@@ -49,8 +49,7 @@ class PostgresEngine:
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
         if not self._checked:
-            await check_version(self.database)
-            self._checked = True
+            await self._check()
         found = self.operation(table, operation)
         if operation == "submit" and len(batch) >= IN_BULK and not takes["depth_max"]:
             begin = self.operation(table, "copy_begin")
@@ -60,6 +59,12 @@ class PostgresEngine:
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
         arguments += [takes[name] for name in found.takes]
         return await self.database.fetch(found.statements[0], arguments)
+
+    async def _check(self) -> None:
+        async with self._begins:  # once; and whoever came first goes on first
+            if not self._checked:
+                await check_version(self.database)
+                self._checked = True
 
     def operation(self, table: str, name: str) -> Operation:
         """An operation on a box, read from its file when first asked for."""
