@@ -6,6 +6,7 @@ bin/test runs pytest in up to three phases (see bin/lanes.py); `--phase` picks t
 import gc
 import json
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator
 from importlib import import_module
@@ -16,6 +17,10 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
+
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 # What shares something too slow or too large to have more than once, the slowest first: a Spark, a
