@@ -224,7 +224,7 @@ CONTENDERS = {
     "plain python": _plain,
     "one process": _alone,
     "leasehold": _from_stream,
-    "leasehold batches": _in_batches,
+    "in batches": _in_batches,
     "postgres": _from_postgres,
     "postgres jdbc": _by_jdbc,
     "postgres adbc": _by_adbc,
@@ -236,7 +236,7 @@ SCENARIO = Scenario(
     about=(
         "From the same Redis stream of packed journal lines, twenty an entry: `plain python` is "
         "one process with hiredis and pyarrow, `one process` our reader and writer without Spark, "
-        "`leasehold` the capture on local[*], exactly once, in one batch, `leasehold batches` in "
+        "`leasehold` the capture on local[*], exactly once, in one batch, `in batches` in "
         "batches of 200,000. From the journal of an inbox on PostgreSQL: `postgres` is the "
         "capture, `postgres jdbc` Spark's own JDBC source to Parquet with a part for every core "
         "(where a JDBC driver is installed), `postgres adbc` one process without Spark."
@@ -255,7 +255,7 @@ SCENARIO = Scenario(
         ),
         Goal(
             "in bounded batches too",
-            ratio("leasehold batches", "plain python", "events_per_s"),
+            ratio("in batches", "plain python", "events_per_s"),
             least=0.9,
         ),
         Goal(

@@ -111,7 +111,7 @@ async def test_parts_of_a_submit_that_run_side_by_side_are_in_line_as_they_were_
     async def checked(database: Postgres) -> None:
         if not answered:  # the first to ask is the last to know
             answered.append(database)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # the slow answer itself
         await check_version(database)
 
     monkeypatch.setattr("leasehold.ledger.postgres_engine.check_version", checked)
