@@ -13,12 +13,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Query
 from leasehold.dashboard.kinds import kind_of
 from tests.browser.conftest import Watched
 from tests.browser.stand import CONTRACTS, Stand
+from tests.contract.unwanted import given_up
 
 
 def waiting(count: int, task: str = "greet") -> list[NewJob]:
@@ -187,22 +186,7 @@ def test_dead_letters_are_grouped_by_error_class_and_sent_back_together(
 def test_an_event_that_was_given_up_is_delivered_again(stand: Stand, page: Page) -> None:
     stand.open("inbox")
     url = stand.stages["inbox"].url
-    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
-
-    async def given_up() -> str:
-        inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
-        try:
-            await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])
-            assert await inbox.claim(1, wait_ms=1_000)
-            (event,) = await outbox.claim(1, wait_ms=1_000)
-            failure = Failure(code="http_410", message="410 Gone")
-            await outbox.settle([Outcome(event, "bury", failure=failure)])
-            return event.job_id
-        finally:
-            await inbox.close()
-            await outbox.close()
-
-    event_id = stand.run(given_up())
+    event_id = stand.run(given_up(url))
     page.goto(stand.url)
     page.get_by_role("link", name="Outbox").click()
     page.get_by_role("link", name="given up").click()

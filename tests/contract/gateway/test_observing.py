@@ -26,6 +26,7 @@ from leasehold.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
+from tests.contract.unwanted import given_up
 from tests.waiting import until
 
 SERVED = [name for name in contract_names() if name != "memory"]
@@ -426,19 +427,3 @@ async def test_a_queue_without_an_outbox_says_who_has_one(site: Site) -> None:
     assert (await web.get("/api/outboxes")).json == {"queues": []}
     reply = await web.get("/api/queues/streams/outbox")
     assert (reply.status, "has no outbox" in reply.json["detail"]) == (404, True)
-
-
-async def given_up(url: str) -> str:
-    """The id of an event that no receiver wanted."""
-    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
-    inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
-    try:
-        await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])
-        assert await inbox.claim(1, wait_ms=1_000)
-        (event,) = await outbox.claim(1, wait_ms=1_000)
-        failure = Failure(code="http_410", message="410 Gone")
-        await outbox.settle([Outcome(event, "bury", failure=failure)])
-        return event.job_id
-    finally:
-        await inbox.close()
-        await outbox.close()
