@@ -27,6 +27,13 @@ def here(code: str, port: int) -> str:
     return code.replace("port: 6379", f"port: {port}").replace("'bullmq'", "'bullmq6'")
 
 
+def wrapped(lines: list[str], times: int = 1) -> str:
+    """The six lines as a program that runs the last four so many times."""
+    head, tail = "\n".join(lines[:2]), "\n".join(lines[2:])
+    loop = f"for (let n = 0; n < {times}; n += 1) {{\n{tail}\nawait queue.close(); await events.close();\n}}"
+    return f"{head}\n(async () => {{\n{loop}\nprocess.exit(0);\n}})();"
+
+
 @pytest.mark.runs("docs/contracts/bullmq.md:javascript", "docs/contracts/bullmq.md:python")
 async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_path: Path) -> None:
     (javascript,) = blocks("javascript")
@@ -36,8 +43,7 @@ async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_
     assert len(lines) == 6
     worker = subprocess.Popen([sys.executable, str(program)], cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
-        head, tail = "\n".join(lines[:2]), "\n".join(lines[2:])
-        script = here(f"{head}\n(async () => {{\n{tail}\nprocess.exit(0);\n}})();", port)
+        script = here(wrapped(lines), port)
         node = await asyncio.create_subprocess_exec(
             str(locate_node()),
             "-e",
@@ -51,6 +57,26 @@ async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_
         worker.kill()
         worker.wait()
     assert out.decode().strip() == "{ frames: 72 }", errors.decode()
+
+
+async def test_a_job_that_ends_at_once_is_heard_by_a_new_listener(port: int, tmp_path: Path) -> None:
+    # Without `lastEventId` one in seven was waited for for ever: the end came before the listener's first read.
+    (javascript,) = blocks("javascript")
+    program = tmp_path / "app.py"
+    quick = "quick-films"
+    program.write_text(here(blocks("python")[0], port).replace("video-generation", quick))
+    worker = subprocess.Popen([sys.executable, str(program)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    lines = [line for line in javascript.splitlines() if line.strip()]
+    script = here(wrapped(lines, times=60), port).replace("video-generation", quick)
+    try:
+        node = await asyncio.create_subprocess_exec(
+            str(locate_node()), "-e", script, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, errors = await asyncio.wait_for(node.communicate(), 60)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert out.decode().split("\n")[:-1] == ["{ frames: 72 }"] * 60, errors.decode()
 
 
 async def test_the_lines_of_the_producer_run_as_they_stand(port: int, tmp_path: Path) -> None:
