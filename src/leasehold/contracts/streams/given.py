@@ -2,8 +2,8 @@
 
 A lease carries the words of its job's hash field `lease` as they were when it was given out (see
 `lua/include/job.lua`). Whoever settles gives them back: if they still stand there, letter for
-letter, nobody has come between. The words before the entry's id, the task and the time to live are
-the same for most jobs of a claim. They are taken apart once here, and sent once a batch.
+letter, nobody has come between. They, the task and the time to live are the same for most jobs of a
+claim: they are taken apart once here, and sent once a batch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.retry import RetryPolicy, delay_ms
 from leasehold.store.redis import Arg
 
-_PARTS = 7
+_PARTS = 6
 
 
 class Alike(NamedTuple):
-    """What leases of one claim have in common; `before`: the words before the entry's id."""
+    """What leases of one claim have in common; `words`: those of the lease."""
 
-    before: bytes
+    words: bytes
     task: bytes
     ttl_s: bytes
     task_name: str
@@ -38,11 +38,10 @@ class Alike(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a lease was given out with; `after`: the words after the entry's id."""
+    """What a lease was given out with."""
 
     alike: Alike
     handle: str
-    after: bytes
 
 
 def leases_of(rows: list[Any], *, token: str, now: int, lease_ms: int) -> list[Lease]:
@@ -51,10 +50,11 @@ def leases_of(rows: list[Any], *, token: str, now: int, lease_ms: int) -> list[L
     ages: dict[bytes, tuple[int, str]] = {}
     leases = []
     parts = iter(rows)
-    for job_id, task, payload, before, msg_id, after, ttl_s in zip(*[parts] * _PARTS, strict=True):
-        alike = known.get((before, task, ttl_s))
+    for job_id, task, payload, words, entry, ttl_s in zip(*[parts] * _PARTS, strict=True):
+        alike = known.get((words, task, ttl_s))
         if alike is None:
-            alike = known[before, task, ttl_s] = _alike(before, task, ttl_s)
+            alike = known[words, task, ttl_s] = _alike(words, task, ttl_s)
+        msg_id, _, after = entry.partition(b" ")
         age = ages.get(after)
         if age is None:
             age = ages[after] = _age(after)
@@ -74,7 +74,7 @@ def leases_of(rows: list[Any], *, token: str, now: int, lease_ms: int) -> list[L
                 created_ms=age[0],
                 handle=handle,
                 trace=age[1],
-                extra=Given(alike, handle, after),
+                extra=Given(alike, handle),
             )
         )
     return leases
@@ -98,15 +98,15 @@ def settle_rows(outcomes: Iterable[Outcome], backoff: RetryPolicy) -> list[Arg]:
             continue
         if given.alike is not shared:
             shared = given.alike
-            rows += ("like", shared.before, shared.task, shared.ttl_s)
-        rows += ("done", lease.job_id, given.handle, given.after, outcome.result, hashed[1])
+            rows += ("like", shared.words, shared.task, shared.ttl_s)
+        rows += ("done", lease.job_id, given.handle, outcome.result, hashed[1])
     return rows
 
 
-def _alike(before: bytes, task: bytes, ttl_s: bytes) -> Alike:
-    fence, _, attempt, max_attempts, _, _, token = before.decode().split()
+def _alike(words: bytes, task: bytes, ttl_s: bytes) -> Alike:
+    fence, _, attempt, max_attempts, _, _, token = words.decode().split()
     name = task.decode()
-    return Alike(before, task, ttl_s, name, int(fence), token, int(attempt), int(max_attempts))
+    return Alike(words, task, ttl_s, name, int(fence), token, int(attempt), int(max_attempts))
 
 
 def _age(after: bytes) -> tuple[int, str]:

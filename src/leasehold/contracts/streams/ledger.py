@@ -233,8 +233,8 @@ def _record(job_id: str, flat: Any) -> JobRecord:
     def number(name: bytes) -> int:
         return _int(raw.get(name, b""))
 
-    words = _lease_words(text(b"lease"))
-    fence, _, attempt, max_attempts, lost, lease_until, worker, _, _, trace = words
+    fence, _, attempt, max_attempts, lost, lease_until, worker = _lease_words(text(b"lease"))
+    trace = text(b"entry").rpartition(" ")[2]
     return JobRecord(
         job_id=job_id,
         contract=CONTRACT,
@@ -267,7 +267,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
 def _lease_words(packed: str) -> list[str]:
     """Our own state of a job (see lua/include/job.lua); zeros where a foreign gateway wrote."""
     words = packed.split(" ")
-    return words if len(words) == 10 else ["0", "0", "0", "0", "0", "0", "-", "-", "0", "-"]
+    return words if len(words) == 7 else ["0", "0", "0", "0", "0", "0", "-"]
 
 
 def _int(raw: bytes) -> int:

@@ -9,10 +9,11 @@
 -- ARGV[9..] after a lost answer: the entries this worker knows it holds
 -- Returns { state, now_ms, where to listen on the stream ('': claim again at once), where to listen for
 --   calls ('' with leases: as before), next due_ms (0: none), leases }; state is 'ok', 'paused' or
---   'late' (a later claim came first); leases are one list, seven parts each: job_id, task, payload,
---   its lease words before the entry, the entry, its lease words after that, ttl_s
+--   'late' (a later claim came first); leases are one list, six parts each: job_id, task, payload, lease
+--   words, entry words, ttl_s
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include step
+local find, byte = string.find, string.byte
 local WORKER = ARGV[2]
 local LIMIT = tonumber(ARGV[3])
 local LEASE_UNTIL = format('%d', NOW + ARGV[4])
@@ -22,14 +23,13 @@ local leases_n = 0
 local alone = '-'
 local more_idle = false -- the search for what ran out stopped before its end
 
-local function hand_out(id, task, payload, before, msg_id, after, ttl_s)
-  local at = leases_n * 7
+local function hand_out(id, task, payload, lease, entry, ttl_s)
+  local at = leases_n * 6
   if leases then
     leases[at + 1], leases[at + 2], leases[at + 3] = id, task, payload
-    leases[at + 4], leases[at + 5], leases[at + 6] = before, msg_id, after
-    leases[at + 7] = ttl_s or ''
+    leases[at + 4], leases[at + 5], leases[at + 6] = lease, entry, ttl_s or ''
   else
-    leases = { id, task, payload, before, msg_id, after, ttl_s or '' }
+    leases = { id, task, payload, lease, entry, ttl_s or '' }
   end
   leases_n = leases_n + 1
 end
@@ -61,14 +61,13 @@ local function uncommon()
     job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
     job.lease_until, job.worker, job.msg_id = LEASE_UNTIL, WORKER, msg_id
     local attempt = text[job.attempt]
-    local words = lease_words(job)
-    call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', words)
+    local lease, entry = lease_words(job), entry_words(job)
+    call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease, 'entry', entry)
     local data = '{"attempt":' .. attempt .. ',"worker":"' .. WORKER .. '"}'
     emit(job.key, 'running', 'worker.start', data, job.ttl_s)
     note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
       LEASE_UNTIL, was_lease, WORKER, job.max_attempts)
-    local before, after = match(words, '^(%S+ %S+ %S+ %S+ %S+ %S+ %S+ )%S+(.*)$')
-    hand_out(job.id, task, payload, before, msg_id, after, job.ttl_s)
+    hand_out(job.id, task, payload, lease, entry, job.ttl_s)
   end
 
   -- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
@@ -83,7 +82,7 @@ local function uncommon()
   local function take(msg_id, flat, ours_unknown)
     local id, task, payload = fields_of(flat)
     local key = job_key(id)
-    local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
+    local v = call('HMGET', key, 'status', 'lease', 'entry', 'ttl_s')
     if not v[1] then
       return expire(id, task, msg_id)
     end
@@ -174,13 +173,30 @@ end
 
 -- Most entries are of jobs that nobody has touched since they were submitted. Their lease words tell
 -- so, and all that follows is known without taking them apart.
-local FRESH = '^0 1 0 (%d+) 0 0 %- (%S+)( %d+ %S+)$'
+local FRESH = '^0 1 0 (%d+) 0 0 %-$'
 local FRESH_EVENT = '{"attempt":1,"worker":"' .. WORKER .. '"}'
 local FRESH_LINE = '\tqueued\trunning\t1\t1\t0\t' .. LEASE_UNTIL .. '\t0\t' .. WORKER .. '\t'
 local FRESH_HEAD = '\tclaim\t2\t' .. NOW_S .. '\t'
-local FRESH_WORDS = ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER .. ' '
+local FRESH_WORDS = ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER
 
 local plain = {} -- tasks without anything that would break the journal's lines
+local attempts_of = {} -- what fresh lease words say of the attempts; false for words that are not fresh
+local words_of = {} -- and the words that follow them
+
+local function is_fresh(lease)
+  local max_attempts = attempts_of[lease]
+  if max_attempts == nil then
+    max_attempts = match(lease, FRESH) or false
+    attempts_of[lease] = max_attempts
+    words_of[lease] = max_attempts and '1 2 1 ' .. max_attempts .. FRESH_WORDS
+  end
+  return max_attempts
+end
+
+-- Whether entry words begin with this id.
+local function is_entry(words, msg_id)
+  return words and find(words, msg_id, 1, true) == 1 and byte(words, #msg_id + 1) == 32
+end
 
 local function take_new(msg_id, flat)
   local id, task = flat[2], flat[4]
@@ -188,22 +204,23 @@ local function take_new(msg_id, flat)
     return uncommon().take(msg_id, flat, false)
   end
   if not plain[task] then
-    if string.find(task, '%c') then
+    if find(task, '%c') then
       return uncommon().take(msg_id, flat, false)
     end
     plain[task] = true
   end
   local key = NS .. 'job:' .. id
-  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
-  local max_attempts, entry, after = match(v[2] or '', FRESH)
-  if v[1] ~= 'queued' or entry ~= msg_id then
+  local v = call('HMGET', key, 'status', 'lease', 'entry', 'ttl_s')
+  local was, entry, ttl_s = v[2], v[3], v[4]
+  local max_attempts = was and is_fresh(was)
+  if v[1] ~= 'queued' or not max_attempts or not is_entry(entry, msg_id) then
     return uncommon().take(msg_id, flat, false)
   end
-  local before = '1 2 1 ' .. max_attempts .. FRESH_WORDS
-  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', before .. msg_id .. after)
-  emit(key, 'running', 'worker.start', FRESH_EVENT, v[3])
+  local lease = words_of[was]
+  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
+  emit(key, 'running', 'worker.start', FRESH_EVENT, ttl_s)
   add_line(id .. FRESH_HEAD .. task .. FRESH_LINE .. max_attempts)
-  hand_out(id, task, flat[6], before, msg_id, after, v[3])
+  hand_out(id, task, flat[6], lease, entry, ttl_s)
 end
 
 -- What the workers' table says of this one: its latest claim, the job it was given alone, its slots. When a

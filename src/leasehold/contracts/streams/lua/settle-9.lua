@@ -7,16 +7,19 @@
 -- ARGV[2..] rows of three kinds:
 --   'end', job_id, msg_id, fence, token, kind, task, body (result or error JSON), hash of the result,
 --     error code, delay_ms
---   'done', job_id, msg_id, lease words after the entry, result JSON, hash of the result: a completion
---     by a holder that gives the lease words back as it got them; those before the entry stand in:
---   'like', lease words before the entry, task, ttl_s: of all the 'done' rows up to the next 'like'
+--   'done', job_id, msg_id, result JSON, hash of the result: a completion by a holder that gives the
+--     lease words back as it got them; they stand in:
+--   'like', lease words, task, ttl_s: of all the 'done' rows up to the next 'like'
 -- Returns per outcome 'complete', { 'complete' | 'retry' | 'bury' | 'release' | 'cancel', due_ms } or
 --   { 'lost', reason }
 -- Clauses S-14 S-15 S-16 S-17 S-20 S-21 S-22
 -- @include step
+local byte, sub = string.byte, string.sub
 
 -- Results up to this size travel inside the terminal event, larger ones are fetched from the job.
 local INLINE_MAX = 4096
+-- From so many entries on it is worth asking whether the stream can be cut off behind them.
+local CUT_OFF_FROM = 20
 
 local acked = {}
 
@@ -51,7 +54,7 @@ local function closely()
     job.ver, job.attempt, job.lease_until, job.msg_id = job.ver + 1, attempt, '0', msg_id
     job.worker, job.lost = '-', '0' -- the worker came back to say so: the job has not killed it
     call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
-      'due_ms', text[due], 'error', error_body, 'settled', fence .. ' ' .. kind .. ' ' .. text[due])
+      'entry', entry_words(job), 'due_ms', text[due], 'error', error_body, 'settled', fence .. ' ' .. kind .. ' ' .. text[due])
     emit(job.key, event, 'worker.' .. kind, data, job.ttl_s)
     note(job.id, kind, text[job.ver], job.task, 'running', 'queued', text[attempt], fence, fence, '0',
       lease, worker, more(job.max_attempts, '', '', error_code, text[due], ''))
@@ -167,16 +170,15 @@ local function closely()
 end
 
 -- What the next 'done' rows have in common, of both the job's words and its journal line.
-local before, done_before, ttl_s, task, until_ms, fence, token, line
+local given, left, ttl_s, task, until_ms, fence, token, line
 
 local function alike(at)
-  before, task, ttl_s = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] ~= '' and ARGV[at + 3]
+  given, task, ttl_s = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] ~= '' and ARGV[at + 3]
   local ver, attempt, max_attempts, lost
   fence, ver, attempt, max_attempts, lost, until_ms, token =
-    match(before, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) $')
+    match(given, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
   ver = format('%d', ver + 1)
-  done_before = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 '
-    .. token .. ' '
+  left = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 ' .. token
   line = '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\trunning\tdone\t' .. attempt
     .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. until_ms .. '\t' .. token .. '\t' .. max_attempts .. '\t'
   -- A lease that was lost before may be one that its worker was given alone: look closer (S-13).
@@ -185,14 +187,13 @@ end
 
 -- The common end: the job is, word for word, as its holder was given it and the lease still runs, so
 -- nobody has come between and nothing needs to be taken apart. False when a closer look is needed.
-local function complete_as_given(id, msg_id, after, body, result_h)
+local function complete_as_given(id, msg_id, body, result_h)
   local key = NS .. 'job:' .. id
   local v = call('HMGET', key, 'status', 'lease')
-  if v[1] ~= 'running' or v[2] ~= before .. msg_id .. after or until_ms <= NOW then
+  if v[1] ~= 'running' or v[2] ~= given or until_ms <= NOW then
     return false
   end
-  call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', done_before .. msg_id .. after,
-    'result', body)
+  call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
   emit(key, 'done', 'worker.done', inline('result', body), ttl_s)
   add_line(id .. line .. result_h)
   acked[#acked + 1] = msg_id
@@ -213,8 +214,8 @@ while ARGV[at] do
       ARGV[at + 6], ARGV[at + 7], ARGV[at + 8], ARGV[at + 9], tonumber(ARGV[at + 10]))
     at = at + 11
   else
-    local body, result_h = ARGV[at + 4], ARGV[at + 5]
-    if complete_as_given(id, msg_id, ARGV[at + 3], body, result_h) then
+    local body, result_h = ARGV[at + 3], ARGV[at + 4]
+    if complete_as_given(id, msg_id, body, result_h) then
       as_given = as_given + 1
       verdicts[#verdicts + 1] = 'complete'
     else
@@ -222,16 +223,56 @@ while ARGV[at] do
       verdicts[#verdicts + 1] = close_look(id, msg_id, tonumber(fence), token, 'complete', task, body,
         result_h, '', 0)
     end
-    at = at + 6
+    at = at + 5
   end
 end
 if as_given > 0 then
   call('HINCRBY', STATS, 'done', format('%d', as_given))
 end
+
+-- Whether entry `a` is older than `b`; false also for ids that are not thirteen digits, "-" and a number.
+local function older(a, b)
+  if byte(a, 14) ~= 45 or byte(b, 14) ~= 45 then
+    return false
+  elseif #a == #b then
+    return a < b
+  end
+  local a_ms, b_ms = sub(a, 1, 13), sub(b, 1, 13)
+  return a_ms < b_ms or (a_ms == b_ms and #a < #b)
+end
+
+-- Redis looks for every entry that it deletes from the front of its block, which costs more than the
+-- settling of a job's hash. Where a whole stretch is over, the stream is cut off behind it instead:
+-- ours are its oldest entries, in their order, and what the group handed out up to the last of them
+-- (a group hands out in order) waits for nobody any more.
+local function cut_off(acknowledged)
+  local last = acked[#acked]
+  for i = 2, #acked do
+    if not older(acked[i - 1], acked[i]) then
+      return false
+    end
+  end
+  local first = call('XRANGE', STREAM, '-', '+', 'COUNT', '1')[1]
+  if acknowledged < #acked or not first or first[1] ~= acked[1] then
+    return false
+  end
+  local pending = call('XPENDING', STREAM, GROUP)
+  if pending[1] > 0 and not older(last, pending[2]) then
+    return false
+  end
+  local ms, seq = match(last, '^(%d+)%-(%d+)$')
+  return #seq < 15 and call('XTRIM', STREAM, 'MINID', ms .. '-' .. format('%d', seq + 1)) >= #acked
+end
+
+local acknowledged = 0
 for from = 1, #acked, 1000 do -- unpack has a limit
-  local last = math.min(from + 999, #acked)
-  redis.pcall('XACK', STREAM, GROUP, unpack(acked, from, last))
-  call('XDEL', STREAM, unpack(acked, from, last))
+  local count = redis.pcall('XACK', STREAM, GROUP, unpack(acked, from, math.min(from + 999, #acked)))
+  acknowledged = acknowledged + (tonumber(count) or 0)
+end
+if #acked < CUT_OFF_FROM or not cut_off(acknowledged) then
+  for from = 1, #acked, 1000 do
+    call('XDEL', STREAM, unpack(acked, from, math.min(from + 999, #acked)))
+  end
 end
 flush()
 return verdicts

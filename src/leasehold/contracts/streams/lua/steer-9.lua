@@ -40,7 +40,7 @@ function steps.retry(job)
   job.ver, job.attempt, job.lost, job.worker = job.ver + 1, 0, '0', '-'
   job.msg_id = enqueue(job.id, v[1], v[2], 0)
   call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
-    'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
+    'entry', entry_words(job), 'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
   emit(job.key, 'queued', 'gateway.retry', '{}', job.ttl_s)
   note(job.id, 'reopen', text[job.ver], v[1], from, 'queued', '0', fence, fence, '0', '0', '',
     job.max_attempts)

@@ -9,7 +9,7 @@ local function promote(limit)
     if job and job.status == 'queued' and job.msg_id == '-' then
       local v = call('HMGET', job.key, 'task', 'payload')
       job.msg_id = call('XADD', STREAM, '*', 'job_id', id, 'task', v[1], 'payload', v[2])
-      call('HSET', job.key, 'lease', lease_words(job), 'due_ms', '0')
+      call('HSET', job.key, 'entry', entry_words(job), 'due_ms', '0')
     end
     call('ZREM', DELAYED, id)
   end

@@ -13,13 +13,27 @@ local clock = call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NOW_S = format('%s%03d', clock[1], clock[2] / 1000)
 
+-- When keys with this time to live go if nothing more happens. The moment and not the time to live is
+-- told: Redis would write the command anew for its followers, once a key and step.
+local ends = {}
+
+local function end_of(ttl_s)
+  local at = ends[ttl_s]
+  if not at then
+    at = format('%d', NOW + ttl_s * 1000)
+    ends[ttl_s] = at
+  end
+  return at
+end
+
 -- S-7: every event gives the job and its stream their whole time to live again.
 local function emit(key, kind, step, data, ttl_s)
   local events = key .. ':events'
   call('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
   if ttl_s then
-    call('EXPIRE', key, ttl_s)
-    call('EXPIRE', events, ttl_s)
+    local at = end_of(ttl_s)
+    call('PEXPIREAT', key, at)
+    call('PEXPIREAT', events, at)
   end
 end
 
