@@ -34,7 +34,7 @@ CLAIMS_IN_FLIGHT = 3
 CHUNK = 500
 WORKER = "bare-pipelines"
 LEASES = 5
-"""Where the claim's answer holds its leases, as one list; its second part is the server's time."""
+"""Where the claim's answer holds its leases; its second part is the server's time."""
 
 
 class Producer:

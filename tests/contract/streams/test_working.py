@@ -127,15 +127,29 @@ async def test_jobs_that_were_queued_before_any_group_existed_are_not_skipped(be
 
 @pytest.mark.clause("S-11", "S-18")
 async def test_a_lost_group_is_made_again_and_finished_jobs_do_not_run_twice(bench):
-    queue, leases = await submit_and_claim(bench, "j1", "j2")
+    queue, leases = await submit_and_claim(bench, "j1", "j2", lease_ms=1000)
     stream = bench.key("jobs:stream")
     kept = (await bench.outside.xrange(stream))[0][1]
     await queue.settle([Outcome(leases[0], "complete")])
     await bench.outside.xadd(stream, kept)  # as if the finished job's entry had survived
     await bench.outside.xgroup_destroy(stream, "workers")
-    claimed = await bench.queue("w2", lease_ms=50).claim(10, wait_ms=3000)
+    other, claimed = bench.queue("w2", lease_ms=100), []
+    while not claimed:
+        claimed = await other.claim(10, wait_ms=100)
     assert [lease.job_id for lease in claimed] == ["j2"]
+    # Its holder may be alive: nobody takes it before its time.
+    assert claimed[0].lease_until_ms - 100 >= leases[1].lease_until_ms
     assert await bench.event_types("j1") == ["queued", "running", "done"]
+
+
+@pytest.mark.clause("S-11", "S-14")
+async def test_a_worker_whose_group_was_lost_under_it_still_ends_its_job(bench):
+    queue, (lease,) = await submit_and_claim(bench, "j1", lease_ms=60_000)
+    await bench.outside.xgroup_destroy(bench.key("jobs:stream"), "workers")
+    assert await bench.queue("w2", lease_ms=60_000).claim(10, wait_ms=0) == []
+    assert await queue.settle([Outcome(lease, "complete")]) == [Completed()]
+    assert await bench.pending() == 0
+    assert await bench.outside.xlen(bench.key("jobs:stream")) == 0
 
 
 @pytest.mark.clause("S-12")

@@ -21,8 +21,6 @@ from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.retry import RetryPolicy, delay_ms
 from leasehold.store.redis import Arg
 
-_PARTS = 6
-
 
 class Alike(NamedTuple):
     """What leases of one claim have in common; `words`: those of the lease."""
@@ -44,39 +42,32 @@ class Given(NamedTuple):
     handle: str
 
 
-def leases_of(rows: list[Any], *, token: str, now: int, lease_ms: int) -> list[Lease]:
+def leases_of(groups: list[Any], *, token: str, now: int, lease_ms: int) -> list[Lease]:
     """The leases in the answer of a claim."""
-    known: dict[tuple[bytes, bytes, bytes], Alike] = {}
-    ages: dict[bytes, tuple[int, str]] = {}
     leases = []
-    parts = iter(rows)
-    for job_id, task, payload, words, entry, ttl_s in zip(*[parts] * _PARTS, strict=True):
-        alike = known.get((words, task, ttl_s))
-        if alike is None:
-            alike = known[words, task, ttl_s] = _alike(words, task, ttl_s)
-        msg_id, _, after = entry.partition(b" ")
-        age = ages.get(after)
-        if age is None:
-            age = ages[after] = _age(after)
-        handle = msg_id.decode()
-        leases.append(
-            Lease(
-                job_id=job_id.decode(),
-                queue=QUEUE,
-                task=alike.task_name,
-                payload=payload,
-                attempt=alike.attempt,
-                max_attempts=alike.max_attempts,
-                fence=alike.fence,
-                token=token,
-                lease_until_ms=now + lease_ms,
-                lease_ms=lease_ms,
-                created_ms=age[0],
-                handle=handle,
-                trace=age[1],
-                extra=Given(alike, handle),
+    for task, words, ttl_s, rows in groups:
+        alike = _alike(words, task, ttl_s)
+        parts = iter(rows)
+        for job_id, payload, entry in zip(parts, parts, parts, strict=True):
+            handle, created_ms, trace = _entry(entry.decode())
+            leases.append(
+                Lease(
+                    job_id=job_id.decode(),
+                    queue=QUEUE,
+                    task=alike.task_name,
+                    payload=payload,
+                    attempt=alike.attempt,
+                    max_attempts=alike.max_attempts,
+                    fence=alike.fence,
+                    token=token,
+                    lease_until_ms=now + lease_ms,
+                    lease_ms=lease_ms,
+                    created_ms=created_ms,
+                    handle=handle,
+                    trace=trace,
+                    extra=Given(alike, handle),
+                )
             )
-        )
     return leases
 
 
@@ -109,9 +100,12 @@ def _alike(words: bytes, task: bytes, ttl_s: bytes) -> Alike:
     return Alike(words, task, ttl_s, name, int(fence), token, int(attempt), int(max_attempts))
 
 
-def _age(after: bytes) -> tuple[int, str]:
-    created_ms, trace = after.decode().split()
-    return int(created_ms), "" if trace == "-" else trace
+def _entry(words: str) -> tuple[str, int, str]:
+    """The id of the entry, when its job was created, and its trace; an id alone tells when."""
+    if " " not in words:
+        return words, int(words.partition("-")[0]), ""
+    handle, created_ms, trace = words.split()
+    return handle, int(created_ms), "" if trace == "-" else trace
 
 
 def _is_of(given: Given, lease: Lease) -> bool:

@@ -252,7 +252,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
         due_ms=number(b"due_ms"),
         lease_until_ms=int(lease_until),
         ttl_ms=number(b"ttl_s") * 1000,
-        worker_id="" if worker == "-" else worker,
+        worker_id="" if worker in ("-", "+") else worker,
         requester=text(b"requester"),
         progress=raw.get(b"progress", b""),
         trace="" if trace == "-" else trace,

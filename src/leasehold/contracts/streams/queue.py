@@ -227,11 +227,11 @@ class StreamsQueue:
         else:
             reply = await self._listen(dry, listen_ms, args)
         self._answer_lost = False
-        state, now, last, woken, due, rows = reply
+        state, now, last, woken, due, groups = reply
         self._woken = woken or self._woken
         if last:
             self._dry = self._dried(state, last, int(due) - now if due != b"0" else _NEVER_MS)
-        return self._leases(rows, now)
+        return self._leases(groups, now)
 
     async def _listen(self, dry: _Dry, wait_ms: int, args: Sequence[Arg]) -> Any:
         """Claim when something is added to the stream, somebody calls, or the time is up."""
@@ -251,9 +251,9 @@ class StreamsQueue:
             return _Dry((wake, self._woken), due_s + _NEVER_MS)
         return _Dry((stream, wake, last, self._woken), due_s)
 
-    def _leases(self, rows: list[Any], now: int) -> list[Lease]:
+    def _leases(self, groups: list[Any], now: int) -> list[Lease]:
         held = self._held
-        leases = leases_of(rows, token=self.worker_id, now=now, lease_ms=self._options.lease_ms)
+        leases = leases_of(groups, token=self.worker_id, now=now, lease_ms=self._options.lease_ms)
         for lease in leases:
             held[lease.handle] = None
         while len(held) > _HELD_MAX:  # only leases that were lost unsettled stay here

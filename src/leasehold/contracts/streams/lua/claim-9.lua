@@ -9,27 +9,30 @@
 -- ARGV[9..] after a lost answer: the entries this worker knows it holds
 -- Returns { state, now_ms, where to listen on the stream ('': claim again at once), where to listen for
 --   calls ('' with leases: as before), next due_ms (0: none), leases }; state is 'ok', 'paused' or
---   'late' (a later claim came first); leases are one list, six parts each: job_id, task, payload, lease
---   words, entry words, ttl_s
+--   'late' (a later claim came first); leases are lists of those that have much in common: { task, lease
+--   words, ttl_s, { job_id, payload, entry words, ... } }; of an entry that is as it was submitted only
+--   the id is told: its job was created then and is part of no trace
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include step
-local find, byte = string.find, string.byte
 local WORKER = ARGV[2]
 local LIMIT = tonumber(ARGV[3])
 local LEASE_UNTIL = format('%d', NOW + ARGV[4])
 
-local leases
+local groups = {}
+local rows, rows_n -- of the last group
+local last_task, last_lease, last_ttl_s
 local leases_n = 0
 local alone = '-'
 local more_idle = false -- the search for what ran out stopped before its end
 
 local function hand_out(id, task, payload, lease, entry, ttl_s)
-  local at = leases_n * 6
-  if leases then
-    leases[at + 1], leases[at + 2], leases[at + 3] = id, task, payload
-    leases[at + 4], leases[at + 5], leases[at + 6] = lease, entry, ttl_s or ''
+  if lease == last_lease and task == last_task and ttl_s == last_ttl_s then
+    rows[rows_n + 1], rows[rows_n + 2], rows[rows_n + 3] = id, payload, entry
+    rows_n = rows_n + 3
   else
-    leases = { id, task, payload, lease, entry, ttl_s or '' }
+    rows, rows_n = { id, payload, entry }, 3
+    groups[#groups + 1] = { task, lease, ttl_s or '', rows }
+    last_task, last_lease, last_ttl_s = task, lease, ttl_s
   end
   leases_n = leases_n + 1
 end
@@ -93,9 +96,11 @@ local function uncommon()
     if job.status == 'running' and ours_unknown and job.worker == WORKER then
       give_back(job, task)
     elseif job.status == 'running' then
-      local held = tonumber(job.lease_until) > NOW
-      if held and job.msg_id ~= msg_id then -- the same job enqueued twice
-        return drop_entry(msg_id)
+      if tonumber(job.lease_until) > NOW then -- somebody works on it
+        if job.msg_id ~= msg_id then -- the same job enqueued twice
+          drop_entry(msg_id)
+        end -- else the group was lost and made again: looked at once more when the entry is idle
+        return
       end
       if not reap(job, task, LOST_MAX) then
         return drop_entry(msg_id)
@@ -171,8 +176,8 @@ local function uncommon()
   return rest
 end
 
--- Most entries are of jobs that nobody has touched since they were submitted. Their lease words tell
--- so, and all that follows is known without taking them apart.
+-- Most entries are of jobs that nobody has touched since they were submitted, to be done at once and
+-- outside of any trace. Their lease words tell so, and all that follows is known without a closer look.
 local FRESH = '^0 1 0 (%d+) 0 0 %-$'
 local FRESH_EVENT = '{"attempt":1,"worker":"' .. WORKER .. '"}'
 local FRESH_LINE = '\tqueued\trunning\t1\t1\t0\t' .. LEASE_UNTIL .. '\t0\t' .. WORKER .. '\t'
@@ -193,34 +198,29 @@ local function is_fresh(lease)
   return max_attempts
 end
 
--- Whether entry words begin with this id.
-local function is_entry(words, msg_id)
-  return words and find(words, msg_id, 1, true) == 1 and byte(words, #msg_id + 1) == 32
-end
-
 local function take_new(msg_id, flat)
   local id, task = flat[2], flat[4]
   if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' then
     return uncommon().take(msg_id, flat, false)
   end
   if not plain[task] then
-    if find(task, '%c') then
+    if string.find(task, '%c') then
       return uncommon().take(msg_id, flat, false)
     end
     plain[task] = true
   end
   local key = NS .. 'job:' .. id
-  local v = call('HMGET', key, 'status', 'lease', 'entry', 'ttl_s')
-  local was, entry, ttl_s = v[2], v[3], v[4]
+  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
+  local was, ttl_s = v[2], v[3]
   local max_attempts = was and is_fresh(was)
-  if v[1] ~= 'queued' or not max_attempts or not is_entry(entry, msg_id) then
+  if v[1] ~= 'queued' or not max_attempts then
     return uncommon().take(msg_id, flat, false)
   end
   local lease = words_of[was]
   call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
   emit(key, 'running', 'worker.start', FRESH_EVENT, ttl_s)
   add_line(id .. FRESH_HEAD .. task .. FRESH_LINE .. max_attempts)
-  hand_out(id, task, flat[6], lease, entry, ttl_s)
+  hand_out(id, task, flat[6], lease, msg_id, ttl_s)
 end
 
 -- What the workers' table says of this one: its latest claim, the job it was given alone, its slots. When a
@@ -282,4 +282,4 @@ else -- (XINFO, which also tells it, costs three times as much)
   dry, woken = last and last[1] or '0-0', called and called[1] or '0-0'
 end
 flush()
-return { state, NOW, dry, woken, due, leases or {} }
+return { state, NOW, dry, woken, due, groups }

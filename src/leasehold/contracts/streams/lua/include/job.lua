@@ -3,6 +3,8 @@
 -- Our own state of a job is two hash fields beside the contract's, words with "-" for none:
 --   lease: fence ver attempt max_attempts lost lease_until worker_id    changes with every step
 --   entry: msg_id created_ts trace                                      changes when it is queued again
+-- The worker of a job that nobody has claimed yet is "+" if a claim must read `entry`: when it is not as
+-- old as its job, or names a trace.
 -- Two and not ten because a script pays for every field it reads, and these change together. Not one,
 -- because Redis keeps a small hash in one piece only while no value is longer than 64 bytes. Numbers
 -- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
