@@ -1,4 +1,4 @@
-"""S-14: settled entries leave the stream, one by one or by cutting it off, and nothing else does."""
+"""S-14: settled entries leave the stream, singly or by cutting it off, and nothing else does."""
 
 from __future__ import annotations
 

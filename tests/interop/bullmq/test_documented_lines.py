@@ -30,7 +30,8 @@ def here(code: str, port: int) -> str:
 def wrapped(lines: list[str], times: int = 1) -> str:
     """The six lines as a program that runs the last four so many times."""
     head, tail = "\n".join(lines[:2]), "\n".join(lines[2:])
-    loop = f"for (let n = 0; n < {times}; n += 1) {{\n{tail}\nawait queue.close(); await events.close();\n}}"
+    body = f"{tail}\nawait queue.close(); await events.close();"
+    loop = f"for (let n = 0; n < {times}; n += 1) {{\n{body}\n}}"
     return f"{head}\n(async () => {{\n{loop}\nprocess.exit(0);\n}})();"
 
 
@@ -59,8 +60,10 @@ async def test_six_lines_of_node_and_six_of_python_work_together(port: int, tmp_
     assert out.decode().strip() == "{ frames: 72 }", errors.decode()
 
 
-async def test_a_job_that_ends_at_once_is_heard_by_a_new_listener(port: int, tmp_path: Path) -> None:
-    # Without `lastEventId` one in seven was waited for for ever: the end came before the listener's first read.
+async def test_a_job_that_ends_at_once_is_heard_by_a_new_listener(
+    port: int, tmp_path: Path
+) -> None:
+    # Without `lastEventId` one in seven was waited for for ever: it ended before the first read.
     (javascript,) = blocks("javascript")
     program = tmp_path / "app.py"
     quick = "quick-films"
@@ -70,7 +73,12 @@ async def test_a_job_that_ends_at_once_is_heard_by_a_new_listener(port: int, tmp
     script = here(wrapped(lines, times=60), port).replace("video-generation", quick)
     try:
         node = await asyncio.create_subprocess_exec(
-            str(locate_node()), "-e", script, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            str(locate_node()),
+            "-e",
+            script,
+            cwd=HERE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         out, errors = await asyncio.wait_for(node.communicate(), 60)
     finally:
