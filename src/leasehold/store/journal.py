@@ -1,8 +1,9 @@
 """A journal kept as lines in a Redis stream, read by position: what the Redis contracts share.
 
-An entry holds the transitions that one script made, up to a hundred: a field `e` each, whose value
-is a line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts
-that do not apply at the end may be missing. The position of an event, `seq`, is the entry's id and
+An entry holds transitions that one script made, up to a hundred: a field `e` each, whose value is a
+line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts that do
+not apply at the end may be missing. Where the same happened to many jobs, an entry has instead one
+field `s`, what their lines share, and before it in each stands the value of a field `i`. The position of an event, `seq`, is the entry's id and
 the number of its line: `1794788872140-0.3`.
 """
 
@@ -40,6 +41,14 @@ _NUMBERS = frozenset(
 )
 
 
+def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
+    """The lines of one stream entry."""
+    if not fields or fields[0] != b"s":
+        return fields[1::2]
+    tail = fields[1]
+    return [job_id + tail for job_id in fields[3::2]]
+
+
 class Lines:
     """How the lines of one queue are read: the names of their parts, in order.
 
@@ -57,7 +66,7 @@ class Lines:
         entry_id = entry[0].decode()
         return [
             self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
-            for number, line in enumerate(entry[1][1::2])
+            for number, line in enumerate(lines_of(entry[1]))
         ]
 
     def after(self, entries: list[Any], after: str) -> list[JournalEvent]:

@@ -9,6 +9,7 @@ sends the page through the certain way, line by line.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from leasehold.pipeline.schema import (
     LINE_MAX,
     rows_of,
 )
-from leasehold.store.journal import Lines
+from leasehold.store.journal import Lines, lines_of
 
 _KINDS = dict(COLUMNS)
 _NUMBERS = frozenset(name for name, kind in COLUMNS if kind != "string")
@@ -53,11 +54,9 @@ class LineParser:
 
     def batch(self, page: Sequence[Any]) -> pa.RecordBatch:
         """All events of a page of stream entries."""
-        counts = [len(entry[1]) >> 1 for entry in page]
-        if len(page) == sum(counts):
-            lines = [entry[1][1] for entry in page]
-        else:
-            lines = [line for entry in page for line in entry[1][1::2]]
+        entries = [lines_of(entry[1]) for entry in page]
+        counts = [len(lines) for lines in entries]
+        lines = list(chain.from_iterable(entries))
         table = self._table(lines)
         if table is None:
             return self._certainly(page)

@@ -184,6 +184,7 @@ local FRESH_LINE = '\tqueued\trunning\t1\t1\t0\t' .. LEASE_UNTIL .. '\t0\t' .. W
 local FRESH_HEAD = '\tclaim\t2\t' .. NOW_S .. '\t'
 local FRESH_WORDS = ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER
 
+local fresh_task, fresh_max, fresh_tail
 local plain = {} -- tasks without anything that would break the journal's lines
 local attempts_of = {} -- what fresh lease words say of the attempts; false for words that are not fresh
 local words_of = {} -- and the words that follow them
@@ -219,7 +220,10 @@ local function take_new(msg_id, flat)
   local lease = words_of[was]
   call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
   emit(key, 'running', 'worker.start', FRESH_EVENT, ttl_s)
-  add_line(id .. FRESH_HEAD .. task .. FRESH_LINE .. max_attempts)
+  if task ~= fresh_task or max_attempts ~= fresh_max then
+    fresh_task, fresh_max, fresh_tail = task, max_attempts, FRESH_HEAD .. task .. FRESH_LINE .. max_attempts
+  end
+  add_same(id, fresh_tail)
   hand_out(id, task, flat[6], lease, msg_id, ttl_s)
 end
 

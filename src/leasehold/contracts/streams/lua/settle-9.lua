@@ -171,6 +171,7 @@ end
 
 -- What the next 'done' rows have in common, of both the job's words and its journal line.
 local given, left, ttl_s, task, until_ms, fence, token, line
+local last_h, tail -- results that are all the same, as nothing is, are noted together
 
 local function alike(at)
   given, task, ttl_s = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] ~= '' and ARGV[at + 3]
@@ -181,6 +182,7 @@ local function alike(at)
   left = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 ' .. token
   line = '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\trunning\tdone\t' .. attempt
     .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. until_ms .. '\t' .. token .. '\t' .. max_attempts .. '\t'
+  last_h = nil
   -- A lease that was lost before may be one that its worker was given alone: look closer (S-13).
   until_ms = lost == '0' and tonumber(until_ms) or 0
 end
@@ -195,7 +197,12 @@ local function complete_as_given(id, msg_id, body, result_h)
   end
   call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
   emit(key, 'done', 'worker.done', inline('result', body), ttl_s)
-  add_line(id .. line .. result_h)
+  if result_h == last_h then
+    add_same(id, tail)
+  else
+    last_h, tail = result_h, line .. result_h
+    add_line(id .. tail)
+  end
   acked[#acked + 1] = msg_id
   return true
 end

@@ -38,7 +38,7 @@ local function emit(key, kind, step, data, ttl_s)
 end
 
 -- The journal. Events gather while a script runs and leave as one entry at its end, so that history
--- costs a text and not a command. `lines` alternates field name and event; journal.py reads it.
+-- costs a text and not a command. `lines` alternates field name and event; store/journal.py reads it.
 local lines
 local lines_n = 0
 
@@ -51,10 +51,42 @@ local function add_line(line)
   lines_n = lines_n + 2
 end
 
+-- Jobs to which the same happened are noted together: once what happened, then their ids. A line of its
+-- own for each would be a text that nobody else has. `tail` is what would follow the id.
+local runs = {}
+local runs_n = 0
+local open = {}
+
+local function add_same(id, tail)
+  local run = open[tail]
+  if run and run.n < 202 then
+    run[run.n + 1], run[run.n + 2] = 'i', id
+    run.n = run.n + 2
+  else
+    run = { 's', tail, 'i', id, n = 4 }
+    runs_n = runs_n + 1
+    open[tail], runs[runs_n] = run, run
+  end
+end
+
+local function flush_runs()
+  for at = 1, runs_n do
+    local run = runs[at]
+    if run.n > 10 then
+      call('XADD', JOURNAL, '*', unpack(run, 1, run.n))
+    else
+      for i = 4, run.n, 2 do
+        add_line(run[i] .. run[2])
+      end
+    end
+  end
+end
+
 local counted = {}
 
 -- Every script ends here: what it noted and counted is written.
 local function flush()
+  flush_runs()
   for from = 1, lines_n, 200 do
     call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
   end
