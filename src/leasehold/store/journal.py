@@ -1,10 +1,11 @@
 """A journal kept as lines in a Redis stream, read by position: what the Redis contracts share.
 
 An entry holds transitions that one script made, up to a hundred: a field `e` each, whose value is a
-line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts that do
-not apply at the end may be missing. Where the same happened to many jobs, an entry has instead one
-field `s`, what their lines share, and before it in each stands the value of a field `i`. The position of an event, `seq`, is the entry's id and
-the number of its line: `1794788872140-0.3`.
+line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts that
+do not apply at the end may be missing. Where the same happened to many jobs, an entry has instead
+one field `s`, what their lines share, and for each job a field `i`, the id that stands before it.
+The position of an event, `seq`, is the entry's id and the number of its line:
+`1794788872140-0.3`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from leasehold.core.errors import UsageError
+from leasehold.core.event import JournalEvent
+from leasehold.core.idempotency import short_hash
 from leasehold.core.job import NewJob
 from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Query
@@ -101,6 +103,28 @@ async def test_the_journal_is_read_from_any_position_without_gap_or_repeat(bench
             rest += [event.seq for event in events]
             after = events[-1].seq
         assert rest == [event.seq for event in whole[position + 1 :]]
+
+
+@pytest.mark.clause("S-30")
+async def test_jobs_to_which_the_same_happened_have_each_their_own_history(bench):
+    queue = bench.queue()
+    tasks = ["chat", "plan", "embed"]
+    jobs = [NewJob(task=tasks[n % 3], payload=b"{}", job_id=f"j{n}") for n in range(360)]
+    await queue.submit(jobs)
+    leases = await queue.claim(500, wait_ms=0)
+    results = [b"1" if n % 4 else b'{"n":%d}' % n for n in range(len(leases))]
+    ends = zip(leases, results, strict=True)
+    await queue.settle([Outcome(lease, "complete", result=result) for lease, result in ends])
+    told: dict[str, list[JournalEvent]] = {}
+    for event in await bench.journal().read(limit=100_000):
+        told.setdefault(event.job_id, []).append(event)
+    for lease, result in zip(leases, results, strict=True):
+        submit, claim, complete = told.pop(lease.job_id)
+        assert [submit.ver, claim.ver, complete.ver] == [1, 2, 3]
+        assert {submit.task, claim.task, complete.task} == {lease.task}
+        assert (claim.type, claim.worker_id, claim.fence) == ("claim", queue.worker_id, 1)
+        assert (complete.to_state, complete.result_h) == ("done", short_hash(result))
+    assert not told
 
 
 @pytest.mark.clause("S-30")

@@ -53,6 +53,10 @@ def pages(draw: st.DrawFn) -> tuple[str, list[Any]]:
                 for name in fields[:width]
             ]
             flat += [b"e", "\t".join(parts).encode()]
+        if draw(st.booleans()):  # the same happened to many jobs
+            ids = draw(st.lists(st.text(alphabet="abé-", min_size=1, max_size=6), min_size=1))
+            flat = [b"s", b"\t" + flat[1].partition(b"\t")[2]]
+            flat += [part for job_id in ids for part in (b"i", job_id.encode())]
         page.append([f"17947888721{n:02d}-{n}".encode(), flat])
     return contract, page
 
