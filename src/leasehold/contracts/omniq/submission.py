@@ -27,9 +27,9 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STARTS = (b"{", b"[")
 _JOB_OPTIONS = frozenset({"group_limit", "timeout_ms", "backoff_ms", "backoff", "backoff_ms_max"})
-_NARROW_PARTS, _WIDE_PARTS = 3, 7
-_NARROW = attrgetter("job_id", "payload", "payload_h")
-_WIDE = attrgetter("job_id", "payload", "payload_h", "gid", "trace", "idempotency_key", "request_h")
+_PLAIN = ("job_id", "payload", "payload_h")
+_GROUPED = (*_PLAIN, "gid")
+_WHOLE = (*_GROUPED, "trace", "idempotency_key", "request_h")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -104,12 +104,18 @@ def script_args(jobs: Iterable[Publication]) -> list[Arg]:
     args: list[Arg] = []
     for shape, run in groupby(jobs, attrgetter("shape")):
         rows = list(run)
-        is_wide = any(row.gid or row.trace or row.idempotency_key for row in rows)
-        parts = _WIDE if is_wide else _NARROW
-        args += (len(rows), _WIDE_PARTS if is_wide else _NARROW_PARTS)
+        parts = _parts(rows)
+        args += (len(rows), len(parts))
         args += msgspec.structs.astuple(shape)
-        args += chain.from_iterable(map(parts, rows))
+        args += chain.from_iterable(map(attrgetter(*parts), rows))
     return args
+
+
+def _parts(rows: Sequence[Publication]) -> tuple[str, ...]:
+    """What has to be told of each of these jobs: nothing that none of them has."""
+    if any(row.trace or row.idempotency_key for row in rows):
+        return _WHOLE
+    return _GROUPED if any(row.gid for row in rows) else _PLAIN
 
 
 def json_of(payload: Any) -> bytes:

@@ -4,10 +4,10 @@
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] instance of the publisher
 -- ARGV[3] 0, 1 while other calls of the instance are under way, 2 when the answer to an earlier one may be lost
 -- ARGV[4] most unfinished jobs (0: no bound)  ARGV[5] how long an idempotency key holds, in ms
--- ARGV[6..] runs of jobs. Of each how many they are, how many arguments each has (3 or 7), and what they have in
+-- ARGV[6..] runs of jobs. Of each how many they are, how many arguments each has (3, 4 or 7), and what they have in
 --   common: max_attempts, timeout_ms, backoff_ms, due_ms (absolute, 0: now), delay_ms, group_limit, task,
---   requester, backoff kind ('' is fixed), most backoff_ms; then per job id, payload, hash of the payload and,
---   of seven, gid, trace, idempotency key ('' for none), hash of the request
+--   requester, backoff kind ('' is fixed), most backoff_ms; then per job id, payload, hash of the payload and, of
+--   more, gid, and, of seven, trace, idempotency key ('' for none), hash of the request
 -- Returns now_ms and, per job that was not created by this call, { which one (from 1),
 --   'replayed' | 'conflict' | 'full', id, created_ms or 0 }
 -- Clauses O-5 O-7 O-12 O-13 O-28 O-29 O-38
@@ -53,7 +53,10 @@ while ARGV[at] do
   for row = at, at + (rows - 1) * width, width do
     local id, payload, payload_h = ARGV[row], ARGV[row + 1], ARGV[row + 2]
     if width > 3 then
-      gid, trace, idem, request_h = ARGV[row + 3], ARGV[row + 4], ARGV[row + 5], ARGV[row + 6]
+      gid = ARGV[row + 3]
+    end
+    if width > 4 then
+      trace, idem, request_h = ARGV[row + 4], ARGV[row + 5], ARGV[row + 6]
     end
     position = position + 1
     local answer = refused(s, id, payload, payload_h, gid, idem, request_h)
