@@ -77,7 +77,11 @@ _OMNIQ: dict[str, Edits] = {
             "local reclaimed, buried = 0, 0",
         ),
     ),
-    "forgetful-submit": (("publish", "local answer = known(p)", "local answer = nil"),),
+    "forgetful-submit": (
+        ("publish", "\n  answer = known(s, id, payload, gid)\n", "\n  answer = nil\n"),
+        ("publish", "local answer = known(s, id, payload, gid)", "local answer = nil"),
+        ("publish", "if told and told(id, payload_h) then", "if false then"),
+    ),
 }
 PLANTED: dict[str, dict[str, Edits]] = {"streams": _STREAMS, "bullmq": _BULLMQ, "omniq": _OMNIQ}
 EVERY = [(contract, fault) for contract, faults in PLANTED.items() for fault in faults]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import md5
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from pyspark.errors import PySparkException
@@ -93,6 +95,24 @@ async def test_enqueue_goes_on_where_it_was_stopped_and_equal_rows_are_as_many_j
     assert other.created == 3
     with pytest.raises(UsageError, match="no column 'nope'; there are text, n"):
         jobs_of(rows, task="t", run="x", key=["nope"])
+
+
+async def test_a_rows_id_follows_from_run_and_key_and_its_options_are_the_jobs(
+    spark: SparkSession, bullmq_url: str
+) -> None:
+    rows = spark.createDataFrame([("a", 7), ("b", None)], "text string, priority int")
+    enqueue(jobs_of(rows, task="t", run="monday", key=["text"]), bullmq_url, tasks=1)
+    ledger = open_ledger(bullmq_url)
+    page = await ledger.find(Query(limit=10))
+    await ledger.close()
+    ids = [
+        str(UUID(md5(f'monday\n{{"text":"{text}"}}'.encode(), usedforsecurity=False).hexdigest()))
+        for text in "ab"
+    ]
+    assert {(job.job_id, job.priority, job.payload) for job in page.jobs} == {
+        (ids[0], 7, b'{"text":"a"}'),
+        (ids[1], 0, b'{"text":"b"}'),
+    }
 
 
 async def test_dead_jobs_go_back_once_to_their_queue_or_another(

@@ -144,6 +144,30 @@ async def test_the_same_story_leaves_the_same_data(
         assert _known(own[1]) == _known(theirs[1]), f"after {theirs[0]}"
 
 
+@pytest.mark.clause("O-13", "O-29", "O-38")
+async def test_many_jobs_at_once_leave_what_the_official_client_leaves_one_by_one(
+    raw: redis.Redis, name: str, ours: Ours, official: Callable[..., Official]
+) -> None:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"gid": "g", "group_limit": 2},
+        {"gid": "h", "due_ms": 9_000},
+        {"max_attempts": 1, "timeout_ms": 700, "backoff_ms": 5},
+    ]
+    jobs = [
+        ({"text": "ü" * 20 * n, "n": [n, None]}, {**kind, "job_id": f"{row}-{n}"})
+        for row, kind in enumerate(kinds)
+        for n in range(6)
+    ]
+    peer = official("4.0.0")
+    for payload, given in jobs:
+        await peer.ask(
+            "publish", queue=f"{name}-theirs", payload=payload, now_ms_override=1_000, **given
+        )
+    await ours.client.publish_many(f"{name}-ours", jobs, now_ms_override=1_000)
+    assert keyspace(raw, f"{name}-ours") == keyspace(raw, f"{name}-theirs")
+
+
 def _known(data: dict[str, Any]) -> dict[str, Any]:
     """Without what we do otherwise: a group that is idle leaves no count behind."""
     return {

@@ -2,7 +2,8 @@
 
 Every call that changes something names its caller's `instance` and says whether an earlier call of
 the same instance may be unanswered. While none is, the store remembers one call's worth of what
-this instance did; after a loss it remembers more, so that whatever is sent again is recognised.
+this instance did; else it remembers more, and after a loss it looks there, so that whatever is sent
+again is recognised. Nothing is sent again before its loss is known.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ SCRIPTS = ScriptFolder("leasehold.contracts.omniq")
 
 # For so long after a loss, whatever was lost may still be sent again.
 _DOUBT_S = 300.0
+_UNDER_WAY, _LOST = 1, 2
 _TRIES_MAX = 6
 _PAUSE_S = 0.05
 
@@ -41,10 +43,12 @@ class Calls:
     async def remembered(self, name: str, before: tuple[Arg, ...], *args: Arg) -> Any:
         """Run a script that remembers what it did; `before` goes before instance and doubt."""
         loop = asyncio.get_running_loop()
-        doubt = self._under_way > 0 or loop.time() < self._doubt_until
+        doubt = _UNDER_WAY if self._under_way else 0
+        if loop.time() < self._doubt_until:
+            doubt = _LOST
         self._under_way += 1
         try:
-            return await self.run(name, *before, self.instance, int(doubt), *args)
+            return await self.run(name, *before, self.instance, doubt, *args)
         except (ServerError, StoreUnreachable):
             raise  # it was not executed, or it said what was wrong
         except (asyncio.CancelledError, LeaseholdError):

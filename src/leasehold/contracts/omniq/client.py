@@ -51,6 +51,7 @@ from leasehold.contracts.omniq.submission import (
     Publication,
     check_number,
     publication,
+    script_args,
 )
 from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import Conflict
@@ -160,18 +161,19 @@ class Client:
         line = self._line(queue)
         ids: list[str] = []
         for start in range(0, len(jobs), BATCH_MAX):
-            args = [part for job in jobs[start : start + BATCH_MAX] for part in job.args()]
-            replies = await insist(
+            chunk = jobs[start : start + BATCH_MAX]
+            args = script_args(chunk)
+            _, *others = await insist(
                 lambda args=args: line.calls.remembered("publish", (now_ms,), 0, 0, *args)
             )
-            for status, job_id, _ in replies:
+            for _, status, job_id, _ in others:
                 if status == b"conflict":
                     raise Conflict(
                         f"publish: another job has the id {job_id.decode()!r}; nothing was changed",
                         contract=names.CONTRACT,
                         operation="publish",
                     )
-                ids.append(job_id.decode())
+            ids += [job.job_id for job in chunk]
         return ids
 
     # -- leases -----------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ from leasehold.contracts.omniq.errors import lost
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.outcomes import settle_args, verdict_of
 from leasehold.contracts.omniq.repairing import repair
-from leasehold.contracts.omniq.submission import answer, from_new_job
+from leasehold.contracts.omniq.submission import (
+    Publication,
+    Shapes,
+    answers,
+    from_new_job,
+    script_args,
+)
 from leasehold.core.errors import LeaseLost, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
@@ -51,28 +57,32 @@ class OmniqQueue:
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
-        answers: list[Submitted | None] = [None] * len(jobs)
+        told: list[Submitted | None] = [None] * len(jobs)
         accepted: list[int] = []
-        rows: list[tuple[Arg, ...]] = []
+        rows: list[Publication] = []
+        shapes = Shapes(self._options)
         for position, job in enumerate(jobs):
             try:
-                rows.append(from_new_job(job, self._options).args())
+                rows.append(from_new_job(job, shapes))
                 accepted.append(position)
             except UsageError as error:
-                answers[position] = Submitted(job.job_id, "invalid", str(error))
+                told[position] = Submitted(job.job_id, "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
-            args = [part for row in rows[start : start + BATCH_MAX] for part in row]
-            replies = await self._calls.remembered(
+            chunk = rows[start : start + BATCH_MAX]
+            reply = await self._calls.remembered(
                 "publish",
                 (0,),
                 self._options.max_depth,
                 self._options.idempotency_ttl_s * 1000,
-                *args,
+                *script_args(chunk),
             )
-            chunk = accepted[start : start + BATCH_MAX]
-            for position, reply in zip(chunk, replies, strict=True):
-                answers[position] = answer(reply, self._options)
-        return [each for each in answers if each is not None]
+            for position, answer in zip(
+                accepted[start : start + BATCH_MAX],
+                answers(reply, chunk, self._options),
+                strict=True,
+            ):
+                told[position] = answer
+        return [each for each in told if each is not None]
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases; woken by our publishers, and looking often for others'."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -24,33 +27,95 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STARTS = (b"{", b"[")
 _JOB_OPTIONS = frozenset({"group_limit", "timeout_ms", "backoff_ms", "backoff", "backoff_ms_max"})
+_PLAIN = ("job_id", "payload", "payload_h")
+_GROUPED = (*_PLAIN, "gid")
+_WHOLE = (*_GROUPED, "trace", "idempotency_key", "request_h")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as the publish script takes it; field for field what its header says."""
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What jobs of a run have in common; field for field what the script's header says."""
 
-    job_id: str
-    payload: bytes
     max_attempts: int
     timeout_ms: int
     backoff_ms: int
     due_ms: int = 0
     delay_ms: int = 0
-    gid: str = ""
     group_limit: int = 0
     task: str = ""
-    payload_h: str = ""
-    idempotency_key: str = ""
-    request_h: str = ""
     requester: str = ""
-    trace: str = ""
     backoff: str = ""
     backoff_ms_max: int = BACKOFF_MS_MAX
 
-    def args(self) -> tuple[Arg, ...]:
-        """The arguments, in the script's order."""
-        return msgspec.structs.astuple(self)
+
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as the publish script takes it."""
+
+    shape: Shape
+    job_id: str
+    payload: bytes
+    payload_h: str
+    gid: str = ""
+    trace: str = ""
+    idempotency_key: str = ""
+    request_h: str = ""
+
+
+class Shapes:
+    """The shapes of the jobs of one submit: most have the same, which is made and checked once."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._plain: dict[tuple[str, str, int | None, int], Shape] = {}
+
+    def of(self, job: NewJob) -> Shape:
+        """The shape of a job; raises `InvalidJob` for options that cannot be."""
+        if job.options:
+            return self._made(job)
+        key = (job.task, job.requester, job.max_attempts, job.delay_ms)
+        shape = self._plain.get(key)
+        if shape is None:
+            shape = self._plain[key] = self._made(job)
+        return shape
+
+    def _made(self, job: NewJob) -> Shape:
+        own, options = job.options, self._options
+        check_options(own)
+        shape = Shape(
+            max_attempts=options.max_attempts if job.max_attempts is None else job.max_attempts,
+            timeout_ms=own.get("timeout_ms", options.timeout_ms),
+            backoff_ms=own.get("backoff_ms", options.backoff_ms),
+            delay_ms=job.delay_ms,
+            group_limit=own.get("group_limit", 0),
+            task=job.task,
+            requester=job.requester,
+            backoff=own.get("backoff", ""),
+            backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
+        )
+        check_number("timeout_ms", shape.timeout_ms, 50)
+        check_number("backoff_ms", shape.backoff_ms, 0)
+        check_number("group_limit", shape.group_limit, 0)
+        check_number("backoff_ms_max", shape.backoff_ms_max, 0)
+        return shape
+
+
+def script_args(jobs: Iterable[Publication]) -> list[Arg]:
+    """The jobs as arguments of the publish script: in runs of one shape."""
+    args: list[Arg] = []
+    for shape, run in groupby(jobs, attrgetter("shape")):
+        rows = list(run)
+        parts = _parts(rows)
+        args += (len(rows), len(parts))
+        args += msgspec.structs.astuple(shape)
+        args += chain.from_iterable(map(attrgetter(*parts), rows))
+    return args
+
+
+def _parts(rows: Sequence[Publication]) -> tuple[str, ...]:
+    """What has to be told of each of these jobs: nothing that none of them has."""
+    if any(row.trace or row.idempotency_key for row in rows):
+        return _WHOLE
+    return _GROUPED if any(row.gid for row in rows) else _PLAIN
 
 
 def json_of(payload: Any) -> bytes:
@@ -93,54 +158,45 @@ def publication(
     chosen = new_ulid() if job_id is None else job_id
     if not chosen or len(chosen) > 512 or _CONTROL.search(chosen):
         raise OptionValue(f"job_id {chosen!r:.60}: 1 to 512 characters, no control characters")
-    return Publication(
-        job_id=chosen,
-        payload=body,
+    shape = Shape(
         max_attempts=max_attempts,
         timeout_ms=timeout_ms,
         backoff_ms=backoff_ms,
         due_ms=due_ms,
-        gid=check_gid(gid),
         group_limit=group_limit,
-        payload_h=short_hash(body),
         backoff="" if backoff == "fixed" else backoff,
         backoff_ms_max=backoff_ms_max,
     )
+    return Publication(
+        shape=shape,
+        job_id=chosen,
+        payload=body,
+        payload_h=short_hash(body),
+        gid=check_gid(gid),
+    )
 
 
-def from_new_job(job: NewJob, options: Options) -> Publication:
+def from_new_job(job: NewJob, shapes: Shapes) -> Publication:
     """What a job of the seam means here; raises `InvalidJob` for what cannot be."""
     job_id = job.job_id or new_ulid()
     check_new_job(job, job_id)
-    own = job.options
+    shape = shapes.of(job)
     payload_h = short_hash(job.payload)
-    key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
-    gid = check_gid(job.gid)
-    publication = Publication(
+    gid = check_gid(job.gid) if job.gid else ""
+    key = same = ""
+    if job.idempotency_key:
+        key = scoped_key(job.requester, job.idempotency_key)
+        same = request_hash(job.task, payload_h, job.requester, job.max_attempts, gid)
+    return Publication(
+        shape=shape,
         job_id=job_id,
         payload=job.payload,
-        max_attempts=options.max_attempts if job.max_attempts is None else job.max_attempts,
-        timeout_ms=own.get("timeout_ms", options.timeout_ms),
-        backoff_ms=own.get("backoff_ms", options.backoff_ms),
-        delay_ms=job.delay_ms,
-        gid=gid,
-        group_limit=own.get("group_limit", 0),
-        task=job.task,
         payload_h=payload_h,
-        idempotency_key=key,
-        request_h=request_hash(job.task, payload_h, job.requester, job.max_attempts, gid)
-        if key
-        else "",
-        requester=job.requester,
+        gid=gid,
         trace=job.trace,
-        backoff=own.get("backoff", ""),
-        backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
+        idempotency_key=key,
+        request_h=same,
     )
-    check_number("timeout_ms", publication.timeout_ms, 50)
-    check_number("backoff_ms", publication.backoff_ms, 0)
-    check_number("group_limit", publication.group_limit, 0)
-    check_number("backoff_ms_max", publication.backoff_ms_max, 0)
-    return publication
 
 
 def check_new_job(job: NewJob, job_id: str) -> None:
@@ -153,14 +209,18 @@ def check_new_job(job: NewJob, job_id: str) -> None:
         raise InvalidJob("OmniQ jobs have no time to live; leave ttl_ms out")
     if job.priority:
         raise InvalidJob("OmniQ has no priorities; leave it out, or use a group per kind of work")
-    unknown = job.options.keys() - _JOB_OPTIONS
+    if not job.payload.lstrip().startswith(_STARTS):
+        raise InvalidJob('an OmniQ payload is a JSON object or array; wrap it: {"value": ...}')
+
+
+def check_options(own: Mapping[str, Any]) -> None:
+    """Refuse options of a job that this contract does not have."""
+    unknown = own.keys() - _JOB_OPTIONS
     if unknown:
         there = ", ".join(sorted(_JOB_OPTIONS))
         raise InvalidJob(f"no such job option: {', '.join(sorted(unknown))}; there are {there}")
-    if job.options.get("backoff", "exponential") != "exponential":
+    if own.get("backoff", "exponential") != "exponential":
         raise InvalidJob("backoff is 'exponential', or left out for a fixed delay")
-    if not job.payload.lstrip().startswith(_STARTS):
-        raise InvalidJob('an OmniQ payload is a JSON object or array; wrap it: {"value": ...}')
 
 
 def check_gid(gid: str | None) -> str:
@@ -177,7 +237,12 @@ def check_number(name: str, value: Any, least: int) -> None:
         raise OptionValue(f"{name} is a whole number of at least {least}, not {value!r}")
 
 
-def answer(reply: tuple[bytes, bytes, int], options: Options) -> Submitted:
-    """The seam's answer for the script's."""
-    status, job_id, created_ms = reply
-    return submitted(status.decode(), job_id.decode(), created_ms, depth_max=options.max_depth)
+def answers(reply: list[Any], jobs: Sequence[Publication], options: Options) -> list[Submitted]:
+    """The seam's answers for the script's, which tells of those jobs that it did not create."""
+    now_ms, *others = reply
+    told = [Submitted(job.job_id, "created", created_ms=now_ms) for job in jobs]
+    for position, status, job_id, created_ms in others:
+        told[position - 1] = submitted(
+            status.decode(), job_id.decode(), created_ms, depth_max=options.max_depth
+        )
+    return told

@@ -9,12 +9,12 @@ local GIVEN_NOW = ARGV[6]
 -- @include head
 -- @include groups
 -- @include storing
-local p = { id = ARGV[1], payload = ARGV[2], max_attempts = ARGV[3], timeout_ms = ARGV[4], backoff_ms = ARGV[5],
-  due = tonumber(ARGV[7]) or 0, gid = ARGV[8] or '', group_limit = ARGV[9] or '0', task = '', payload_h = '', idem = '',
-  request_h = '', requester = '', trace = '', backoff = '', backoff_ms_max = '' }
-local answer = known(p) or store(p)
+local ID, PAYLOAD, GID = ARGV[1], ARGV[2], ARGV[8] or ''
+local s = shape_of({ max_attempts = ARGV[3], timeout_ms = ARGV[4], backoff_ms = ARGV[5], due = tonumber(ARGV[7]) or 0,
+  group_limit = ARGV[9] or '0', task = '', requester = '', backoff = '', backoff_ms_max = '' }, 1)
+local answer = known(s, ID, PAYLOAD, GID) or store(s, ID, PAYLOAD, '', GID, '')
 flush_stored()
-if answer[1] == 'conflict' then
+if answer and answer[1] == 'conflict' then
   return { 'ERR', 'CONFLICT' }
 end
-return { 'OK', p.id }
+return { 'OK', ID }

@@ -2,44 +2,76 @@
 -- means another one. Due jobs join their lane, later ones wait in `delayed`.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] instance of the publisher
--- ARGV[3] 1 while an earlier call of the instance may be unanswered  ARGV[4] most unfinished jobs (0: no bound)
--- ARGV[5] how long an idempotency key holds, in ms
--- ARGV[6..] per job: id, payload, max_attempts, timeout_ms, backoff_ms, due_ms (absolute, 0: now), delay_ms, gid,
---   group_limit, task, hash of the payload, idempotency key ('' for none), hash of the request, requester,
---   trace, backoff kind ('' is fixed), most backoff_ms
--- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', id, created_ms }
+-- ARGV[3] 0, 1 while other calls of the instance are under way, 2 when the answer to an earlier one may be lost
+-- ARGV[4] most unfinished jobs (0: no bound)  ARGV[5] how long an idempotency key holds, in ms
+-- ARGV[6..] runs of jobs. Of each how many they are, how many arguments each has (3, 4 or 7), and what they have in
+--   common: max_attempts, timeout_ms, backoff_ms, due_ms (absolute, 0: now), delay_ms, group_limit, task,
+--   requester, backoff kind ('' is fixed), most backoff_ms; then per job id, payload, hash of the payload and, of
+--   more, gid, and, of seven, trace, idempotency key ('' for none), hash of the request
+-- Returns now_ms and, per job that was not created by this call, { which one (from 1),
+--   'replayed' | 'conflict' | 'full', id, created_ms or 0 }
 -- Clauses O-5 O-7 O-12 O-13 O-28 O-29 O-38
 local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include groups
 -- @include recent
 -- @include storing
-local INSTANCE, UNANSWERED, DEPTH_MAX = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
-local WIDTH, FIRST = 17, 6
-IDEM_MS = ARGV[5]
-if UNANSWERED then
-  recent = recent_of(INSTANCE)
-end
+local INSTANCE, UNANSWERED, DEPTH_MAX, IDEM_MS = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local HEAD, FIRST = 12, 6
+local told = UNANSWERED == 2 and published_by(INSTANCE) or nil
 local room = DEPTH_MAX > 0 and DEPTH_MAX - call('ZCARD', IDX .. 'wait') - call('ZCARD', ACTIVE) - call('ZCARD', DELAYED)
 
-local answers = {}
-for at = FIRST, #ARGV, WIDTH do
-  local delay_ms = tonumber(ARGV[at + 6])
-  local p = { id = ARGV[at], payload = ARGV[at + 1], max_attempts = ARGV[at + 2], timeout_ms = ARGV[at + 3],
-    backoff_ms = ARGV[at + 4], due = delay_ms > 0 and NOW + delay_ms or tonumber(ARGV[at + 5]), gid = ARGV[at + 7],
-    group_limit = ARGV[at + 8], task = ARGV[at + 9], payload_h = ARGV[at + 10], idem = ARGV[at + 11],
-    request_h = ARGV[at + 12], requester = ARGV[at + 13], trace = ARGV[at + 14], backoff = ARGV[at + 15],
-    backoff_ms_max = ARGV[at + 16] }
-  local answer = known(p)
-  if not answer and room and room <= 0 then
-    answer = { 'full', p.id, 0 }
+-- The answer for a job that is not to be stored; nil for one that may be, if its id is new.
+local function refused(s, id, payload, payload_h, gid, idem, request_h)
+  local answer = idem ~= '' and used(idem, request_h)
+  if answer then
+    return answer
   end
-  if not answer then
-    answer = store(p)
-    room = room and room - 1
+  if s.copies and not told and (not room or room > 0) then
+    return nil -- a copy finds out by itself
   end
-  answers[#answers + 1] = answer
+  answer = known(s, id, payload, gid)
+  if answer then
+    return answer
+  end
+  -- It may have run and gone in the meantime: the answer that said so was lost.
+  if told and told(id, payload_h) then
+    return { 'replayed', id, 0 }
+  end
+  return room and room <= 0 and { 'full', id, 0 } or nil
 end
-remember(INSTANCE, table.concat(memory), UNANSWERED)
+
+local answers, position, at = { NOW }, 0, FIRST
+while ARGV[at] do
+  local rows, width = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  local delay_ms = tonumber(ARGV[at + 6])
+  local s = shape_of({ max_attempts = ARGV[at + 2], timeout_ms = ARGV[at + 3], backoff_ms = ARGV[at + 4],
+    due = delay_ms > 0 and NOW + delay_ms or tonumber(ARGV[at + 5]), group_limit = ARGV[at + 7],
+    task = ARGV[at + 8], requester = ARGV[at + 9], backoff = ARGV[at + 10], backoff_ms_max = ARGV[at + 11] }, rows)
+  at = at + HEAD
+  local gid, trace, idem, request_h = '', '', '', ''
+  for row = at, at + (rows - 1) * width, width do
+    local id, payload, payload_h = ARGV[row], ARGV[row + 1], ARGV[row + 2]
+    if width > 3 then
+      gid = ARGV[row + 3]
+    end
+    if width > 4 then
+      trace, idem, request_h = ARGV[row + 4], ARGV[row + 5], ARGV[row + 6]
+    end
+    position = position + 1
+    local answer = refused(s, id, payload, payload_h, gid, idem, request_h)
+      or store(s, id, payload, payload_h, gid, trace)
+    if answer then
+      answers[#answers + 1] = { position, answer[1], answer[2], answer[3] }
+    else
+      if idem ~= '' then
+        call('SET', BASE .. ':idem:' .. idem, request_h .. ' ' .. id, 'PX', IDEM_MS)
+      end
+      room = room and room - 1
+    end
+  end
+  at = at + rows * width
+end
+remember(INSTANCE, table.concat(memory), UNANSWERED > 0)
 flush_stored()
 return answers

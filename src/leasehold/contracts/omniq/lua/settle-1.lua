@@ -2,8 +2,8 @@
 -- answer gets the verdict it got before.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] instance of the caller
--- ARGV[4] 1 while an earlier call of the instance may be unanswered  ARGV[5] completed jobs to keep
--- ARGV[6] failed jobs to keep  ARGV[7] chance for jitter
+-- ARGV[4] 0, or more while an earlier call of the instance may be unanswered (see publish)
+-- ARGV[5] completed jobs to keep  ARGV[6] failed jobs to keep  ARGV[7] chance for jitter
 -- ARGV[8..] per outcome: id, token, fence ('' for any), kind (complete, fail, retry, bury, snooze, release,
 --   cancel), delay_ms, result, hash of the result, error for people, error as JSON, error code
 -- Returns per outcome 1 (completed), { kind, due_ms } or { 'lost', OmniQ's word }
@@ -173,7 +173,7 @@ for i = 1, #ids do
   end
 end
 flush_plainly()
-remember(INSTANCE, table.concat(memory), ARGV[4] == '1')
+remember(INSTANCE, table.concat(memory), ARGV[4] ~= '0')
 flush_groups()
 flush_finished()
 flush()
