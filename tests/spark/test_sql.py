@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from leasehold.cli.exits import Exit
+from leasehold.cli.group import run
 from leasehold.core.errors import NotFound, ServerError
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
@@ -19,7 +21,7 @@ from leasehold.pipeline.capture import capture, release
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.progress import all_progress, gaps
 from leasehold.pipeline.lake.reader import reader_of
-from leasehold.pipeline.lake.sink import Done, LakeWriter, write_piece
+from leasehold.pipeline.lake.sink import Done, LakeWriter, tell_store, write_piece
 from leasehold.pipeline.source.offsets import Mark, Piece, began_anew
 from leasehold.pipeline.source.opening import journal_name, open_reel
 from leasehold.pipeline.source.reel import Loss, Read
@@ -178,6 +180,47 @@ async def test_two_lakes_are_both_waited_for_until_one_is_released(
         release([box_url], str(tmp_path / "third"))
     release([box_url], slow)
     assert await trimmed(box_url, TOO_OLD) == 8
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_all_streams_of_a_plane_wait_for_who_captures_it(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str
+) -> None:
+    if engine == "sqlite":
+        url = f"plane+sqlite:///{tmp_path}/plane.db?streams=high,low"
+    else:
+        server: EmbeddedPostgres = request.getfixturevalue("postgres")
+        schema = f"plane_{os.getpid()}_{next(_unique)}"
+        await migrated(server.url, schema)
+        url = f"plane+{server.url}?schema={schema}&streams=high,low"
+    for stream in ("high", "low"):
+        await work(url.replace("high,low", stream), 2, prefix=stream)
+    tell_store(url, "6", "lake-1")
+    assert await trimmed(url, TOO_OLD) == 4, "of the first stream, but for the submits"
+    assert {event.queue for event in await journal_of(url) if event.type != "submit"} == {"low"}
+    tell_store(url, "", "lake-1")
+    assert await trimmed(url, TOO_OLD) == 4
+
+
+async def test_a_lake_that_is_gone_is_released_by_its_name(
+    tmp_path: Path, box_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def typed(*words: str) -> tuple[int, str]:
+        command = ["pipeline", "capture", box_url, "--lake", str(tmp_path / "gone"), *words]
+        return run(command), capsys.readouterr().err
+
+    await work(box_url, 2)
+    tell_store(box_url, "2", "gone-1a2b3c4d")
+    assert await trimmed(box_url, TOO_OLD) == 0
+    code, said = typed("--release")
+    assert (code, "it has gone-1a2b3c4d" in said) == (Exit.NOT_FOUND, True), said
+    code, said = typed("--reader", "gone-1a2b3c4d")
+    assert (code, "whom to --release" in said) == (Exit.USAGE, True), said
+    code, said = typed("--release", "--reader", "gone-1a2b3c4d")
+    assert (code, "no longer wait for gone-1a2b3c4d" in said) == (Exit.OK, True), said
+    assert await trimmed(box_url, TOO_OLD) == 4
+    code, said = typed("--release")
+    assert (code, "nobody captures it" in said) == (Exit.NOT_FOUND, True), said
 
 
 async def test_a_table_is_waited_for_from_before_the_first_batch_on(
