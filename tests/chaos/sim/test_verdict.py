@@ -276,7 +276,7 @@ def a_job_starts_too_often(made: Recording, rng: Random) -> Recording:
 
 @breaks("I4", "I14")
 def a_running_job_is_promoted(made: Recording, rng: Random) -> Recording:
-    """A job waits again, and starts again, though it did not fail, and nobody lost or returned it."""
+    """A job waits again and starts again, though it did not fail and nobody lost or returned it."""
     at = pick(rng, made, "retry", "reap", where=lambda e: _next_worker(made, e))
     return edited(made, at, type="promote")
 

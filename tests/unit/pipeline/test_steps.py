@@ -1,4 +1,4 @@
-"""The table of steps by which the audit proves jobs sound has no hole that a broken promise fits."""
+"""The table of steps by which the audit proves jobs sound has no hole for a broken promise."""
 
 from __future__ import annotations
 
