@@ -20,6 +20,7 @@ The numbers name the invariants:
     I11  only the owner extends, and never to an earlier time
     I12  one end per epoch, and a resent settle gets the same answer
     I13  budget: each start counts one, none beyond the limit
+    I14  duplicates: a job starts again only after a lost lease, a failure, a return or a reopen
     I16  an acknowledged settle is in the journal
     I17  agreement: the store holds exactly the jobs that the journal says
     I18  a job's own events: in order, one end, and it comes last
@@ -43,7 +44,7 @@ from leasehold.core.state import MACHINES, Machine
 from tests.chaos.witness import Fault, Observation, Snapshot, observed, scanned
 
 INVARIANTS = (
-    *("I1", "I3", "I4", "I5", "I6", "I7", "I8", "I10", "I11", "I12", "I13"),
+    *("I1", "I3", "I4", "I5", "I6", "I7", "I8", "I10", "I11", "I12", "I13", "I14"),
     *("I16", "I17", "I18", "I19", "I22", "I24", "I36"),
 )
 VIOLATIONS_SHOWN_MAX = 20

@@ -7,24 +7,30 @@ import os
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.core.errors import ServerError
+from leasehold.cli.exits import Exit
+from leasehold.cli.group import run
+from leasehold.core.errors import NotFound, ServerError
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.core.tape import SqlTape
-from leasehold.pipeline.capture import capture
+from leasehold.pipeline.capture import capture, release
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.progress import all_progress, gaps
-from leasehold.pipeline.source.offsets import Mark, began_anew
-from leasehold.pipeline.source.opening import open_reel
+from leasehold.pipeline.lake.reader import reader_of
+from leasehold.pipeline.lake.sink import Done, LakeWriter, tell_store, write_piece
+from leasehold.pipeline.source.offsets import Mark, Piece, began_anew
+from leasehold.pipeline.source.opening import journal_name, open_reel
 from leasehold.pipeline.source.reel import Loss, Read
 from leasehold.pipeline.source.sql_reel import SqlReel
 from leasehold.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
-from tests.spark.working import drain, journal_of, lake_rows, work
+from tests.spark.working import as_rows, drain, journal_of, lake_rows, without_place, work
 
+TOO_OLD = "journal_days=0"
 _unique = itertools.count(1)
 FIELDS = ("queue", "job_id", "type", "ts_ms", "ver", "to_state", "fence")
 ROW = "('q', 'j%d', 'submit', %d, 1, 'queued', 0)"
@@ -113,11 +119,11 @@ async def box_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"inbox+{server.url}?schema={schema}&queue=box"
 
 
-async def trimmed(url: str) -> None:
-    """Upkeep, for which every event is too old."""
-    queue = open_queue(f"{url}&journal_days=0", worker_id="w")
+async def trimmed(url: str, options: str = "journal_days=0&unread_days=0") -> int:
+    """Upkeep, for which every event is too old, also what nobody has read; how many went."""
+    queue = open_queue(f"{url}&{options}", worker_id="w")
     try:
-        await queue.upkeep()
+        return (await queue.upkeep()).trimmed
     finally:
         await queue.close()
 
@@ -142,6 +148,136 @@ async def test_a_trimmed_table_is_told_apart_from_one_that_only_has_submits(box_
     assert lost.units == 8
     assert lost.is_exact == box_url.startswith("inbox+sqlite")
     assert reel.gone(after) == 8, "who begins now begins in the middle"
+    reel.close()
+
+
+@pytest.mark.clause("I-24")
+async def test_a_captured_table_is_trimmed_only_behind_what_was_captured(
+    spark: SparkSession, lake: str, box_url: str
+) -> None:
+    await work(box_url, 10)
+    capture(spark, lake, [box_url], once=True)
+    await work(box_url, 5, prefix="unread")
+    assert await trimmed(box_url, TOO_OLD) == 20, "what was captured, but for the submits"
+    unread = (await journal_of(box_url))[10:]
+    assert len(unread) == 15
+    done = capture(spark, lake, [box_url], once=True)
+    assert (done.events, done.gaps) == (15, [])
+    assert without_place(lake_rows(lake)[30:]) == as_rows(unread)
+    assert await trimmed(box_url, TOO_OLD) == 10
+    assert capture(spark, lake, [box_url], once=True).gaps == []
+
+
+async def test_two_lakes_are_both_waited_for_until_one_is_released(
+    spark: SparkSession, tmp_path: Path, box_url: str
+) -> None:
+    quick, slow = str(tmp_path / "quick"), str(tmp_path / "slow")
+    for lake in (slow, quick):
+        await work(box_url, 4, prefix=f"before-{Path(lake).name}-")
+        capture(spark, lake, [box_url], once=True)
+    assert await trimmed(box_url, TOO_OLD) == 8, "what both have"
+    with pytest.raises(NotFound, match=r"is no reader of this journal; it has quick-\w+, slow-"):
+        release([box_url], str(tmp_path / "third"))
+    release([box_url], slow)
+    assert await trimmed(box_url, TOO_OLD) == 8
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_all_streams_of_a_plane_wait_for_who_captures_it(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str
+) -> None:
+    if engine == "sqlite":
+        url = f"plane+sqlite:///{tmp_path}/plane.db?streams=high,low"
+    else:
+        server: EmbeddedPostgres = request.getfixturevalue("postgres")
+        schema = f"plane_{os.getpid()}_{next(_unique)}"
+        await migrated(server.url, schema)
+        url = f"plane+{server.url}?schema={schema}&streams=high,low"
+    for stream in ("high", "low"):
+        await work(url.replace("high,low", stream), 2, prefix=stream)
+    tell_store(url, "6", "lake-1")
+    assert await trimmed(url, TOO_OLD) == 4, "of the first stream, but for the submits"
+    assert {event.queue for event in await journal_of(url) if event.type != "submit"} == {"low"}
+    tell_store(url, "", "lake-1")
+    assert await trimmed(url, TOO_OLD) == 4
+
+
+async def test_a_lake_that_is_gone_is_released_by_its_name(
+    tmp_path: Path, box_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def typed(*words: str) -> tuple[int, str]:
+        command = ["pipeline", "capture", box_url, "--lake", str(tmp_path / "gone"), *words]
+        return run(command), capsys.readouterr().err
+
+    await work(box_url, 2)
+    tell_store(box_url, "2", "gone-1a2b3c4d")
+    assert await trimmed(box_url, TOO_OLD) == 0
+    code, said = typed("--release")
+    assert (code, "it has gone-1a2b3c4d" in said) == (Exit.NOT_FOUND, True), said
+    code, said = typed("--reader", "gone-1a2b3c4d")
+    assert (code, "whom to --release" in said) == (Exit.USAGE, True), said
+    code, said = typed("--release", "--reader", "gone-1a2b3c4d")
+    assert (code, "no longer wait for gone-1a2b3c4d" in said) == (Exit.OK, True), said
+    assert await trimmed(box_url, TOO_OLD) == 4
+    code, said = typed("--release")
+    assert (code, "nobody captures it" in said) == (Exit.NOT_FOUND, True), said
+
+
+async def test_a_table_is_waited_for_from_before_the_first_batch_on(
+    spark: SparkSession, lake: str, box_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await work(box_url, 3)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leasehold.pipeline.capture._start", killed)
+    with pytest.raises(KeyboardInterrupt):
+        capture(spark, lake, [box_url], once=True)
+    monkeypatch.undo()
+    assert await trimmed(box_url, TOO_OLD) == 0
+    done = capture(spark, lake, [box_url], once=True)
+    assert (done.events, done.gaps) == (9, [])
+
+
+async def test_a_capture_killed_before_it_told_the_store_loses_nothing(
+    spark: SparkSession, lake: str, box_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await work(box_url, 3)
+    capture(spark, lake, [box_url], once=True)
+    await work(box_url, 3, prefix="more")
+    history = await journal_of(box_url)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leasehold.pipeline.lake.sink.tell_store", killed)
+    files = LakeFiles(lake)
+    name = journal_name(box_url)
+    batch = Piece(journal=name, url=box_url, after="9", upto="18")
+    done = Done(msgspec.json.encode([write_piece(files, batch)]))
+    with pytest.raises(KeyboardInterrupt):
+        LakeWriter(lake, reader_of(files)).commit([done], 1)
+    monkeypatch.undo()
+    assert all_progress(files)[0].upto == "18", "the lake has it, and the store does not know"
+    assert await trimmed(box_url, TOO_OLD) == 6, "only what it was told of"
+    assert capture(spark, lake, [box_url], once=True).gaps == []
+    assert without_place(lake_rows(lake)) == as_rows(history)
+    assert await trimmed(box_url, TOO_OLD) == 6, "now it knows"
+
+
+async def test_steps_that_events_tell_of_do_not_hide_a_gap(box_url: str) -> None:
+    queue = open_queue(box_url, worker_id="w")
+    hook = {"status_webhook_url": "https://hooks.test/"}
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id="told", options=hook)])
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id="untold")])
+    reel = open_reel(box_url)
+    before = reel.head()
+    await drain(queue)
+    await queue.close()
+    assert await trimmed(box_url) == 2, "the claim and the end of the untold one"
+    after = reel.head()
+    assert reel.lost(before.last, 2, after).units == 2
     reel.close()
 
 

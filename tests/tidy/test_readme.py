@@ -95,7 +95,7 @@ def test_the_page_of_a_contract_lists_every_option_with_its_default(
         listed |= dict(zip(names, defaults, strict=True))
     assert listed == {
         name: f"{getattr(options, name):g}"
-        if name == "journal_days"
+        if name in ("journal_days", "unread_days")
         else str(getattr(options, name))
         for name in options.__struct_fields__
     }

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from leasehold.core.errors import UsageError
 from leasehold.core.job import JobRecord, NewJob, Submitted
 from leasehold.core.lease import Lease
 from leasehold.core.opening import parse_url
@@ -65,6 +66,7 @@ class Bridge:
     keep: bool = False
     waits: Callable[[int, int], object] = lambda count, ms: None
     plain: bool = False
+    is_checked: bool = False
 
     async def run(self) -> Moved:
         """Move everything that waits; ends when nothing that can go is left."""
@@ -98,7 +100,11 @@ class Bridge:
         await self._move_delayed(moved)
 
     async def _carry(self, leases: Sequence[Lease], moved: Moved) -> None:
-        answers = await self._store([self._new(lease) for lease in leases])
+        try:
+            answers = await self._store([self._new(lease) for lease in leases])
+        except BaseException:  # a target that is away costs no job an attempt, or its time
+            await self._settle(leases, "release")
+            raise
         gone: list[tuple[Lease, str]] = []
         left: list[tuple[Lease, str]] = []
         for lease, answer in zip(leases, answers, strict=True):
@@ -165,7 +171,21 @@ class Bridge:
             todo = [at for at in todo if answers[at].status == "full"]
             if todo:
                 await asyncio.sleep(max(_FULL_WAIT_S, answers[todo[0]].retry_after_ms / 1000))
-        return [answers[at] for at in range(len(jobs))]
+        stored = [answers[at] for at in range(len(jobs))]
+        await self._check_two([answer for answer in stored if answer.accepted])
+        return stored
+
+    async def _check_two(self, stored: Sequence[Submitted]) -> None:
+        """One queue may have two URLs: then the old one has what was stored in the new one.
+
+        Asked once, of the first that was stored; nothing has left the old queue before.
+        """
+        if self.is_checked or not stored:
+            return
+        if await self.source_ledger.get(stored[0].job_id) is not None:
+            await self.source_ledger.remove([each.job_id for each in stored])
+            raise UsageError("both URLs name the same queue; a bridge needs two")
+        self.is_checked = True
 
 
 def moved_id(from_url: str, job_id: str) -> str:

@@ -14,6 +14,7 @@ only what its aggregation could not prove sound. Both know the invariants by the
     I11  only the owner extends, and never to an earlier time
     I12  one end per epoch
     I13  budget: each start counts one, none beyond the limit
+    I14  duplicates: a job starts again only after a lost lease, a failure, a return or a reopen
     I22  order: what was submitted first is first claimed first
     I24  pause: no claim between pause and resume
 """
@@ -31,6 +32,8 @@ from leasehold.core.state import Machine
 # Written by the holder of a lease; `bury` and `cancel` are too when they end a running job.
 BY_HOLDER = frozenset({"extend", "report", "complete", "retry", "snooze", "release"})
 ENDS = frozenset({"complete", "retry", "bury", "snooze", "release", "cancel"})
+# After these a job may start again: its lease was lost, it failed, was put back or sent back.
+AGAIN = frozenset({"submit", "retry", "snooze", "release", "reap", "reopen"})
 # What an outcome that was asked for may have become in the journal.
 BECOMES = {
     "complete": {"complete"},
@@ -68,12 +71,38 @@ def is_allowed(machine: Machine, kind: str, here: str, there: str) -> bool:
             return here in machine.running and (
                 here == there or (there in machine.running and machine.reaches(here, there))
             )
+        case "promote":  # also to where it stands: with another due time or priority
+            stays = _waits(machine, here) and _waits(machine, there)
+            return stays and (here == there or machine.reaches(here, there))
         case "remove":
-            return here not in machine.running
+            return here not in machine.running and there not in machine.states
         case "reopen":
             return machine.allows(here, there, reopening=True)
         case _:
-            return machine.reaches(here, there)
+            return machine.reaches(here, there) and _fits(machine, kind, here, there)
+
+
+def _fits(machine: Machine, kind: str, here: str, there: str) -> bool:
+    """Whether a step of the table is one of this kind."""
+    waits = _waits(machine, there)
+    match kind:
+        case "claim":
+            return there in machine.running
+        case "complete":
+            return there == machine.final[0]
+        case "retry":  # from where a failed job rests, too
+            return waits
+        case "snooze" | "release":
+            return waits and here in machine.running
+        case "reap":
+            return (waits or there in machine.final[1:]) and here in machine.running
+        case "bury" | "cancel" | "expire":
+            return there in machine.final[1:]
+    return False
+
+
+def _waits(machine: Machine, state: str) -> bool:
+    return state in machine.states and state not in (*machine.running, *machine.final)
 
 
 class JobSoFar:
@@ -89,6 +118,7 @@ class JobSoFar:
         "job_id",
         "last",
         "lease_ms",
+        "may_start",
         "state",
         "submitted",
         "token_h",
@@ -107,6 +137,7 @@ class JobSoFar:
         self.claimed_ms = 0
         self.ends: dict[int, JournalEvent] = {}
         self.epochs = 1
+        self.may_start = True
 
 
 class Checker:
@@ -182,6 +213,7 @@ class Checker:
         elif seen != left:
             self.unobserved[job.job_id] += 1
             job.state, job.fence, job.lease_ms = seen
+            job.may_start = True
             job.attempt = event.attempt - (event.type == "claim")
             job.token_h, job.worker_id = event.token_h, event.worker_id
 
@@ -240,6 +272,9 @@ class Checker:
         if job.state in self.running:
             text = f"{event.worker_id} got it while {job.worker_id} held it"
             self.found("I7", job.job_id, text, job.last, event)
+        if not job.may_start:
+            text = f"start {event.fence} follows no failure, lost lease or return"
+            self.found("I14", job.job_id, text, job.last, event)
         if self.paused_by is not None:
             self.found("I24", job.job_id, "claimed while paused", self.paused_by, event)
         if job.claimed_at < 0:
@@ -270,6 +305,7 @@ class Checker:
         job.state = GONE if event.type == "remove" else event.to_state
         job.lease_ms = event.lease_until_ms
         job.last = event
+        job.may_start = event.type in AGAIN or (job.may_start and event.type != "claim")
         if event.type == "submit":
             job.submitted = event
         elif event.type == "claim":

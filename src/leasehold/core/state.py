@@ -16,7 +16,7 @@ from leasehold.core.errors import InvalidTransition
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The states and steps of one contract, in that contract's words."""
+    """The states and steps of one contract, in that contract's words; `final` has success first."""
 
     contract: str
     initial: tuple[str, ...]

@@ -70,8 +70,9 @@ class OutboxApi:
         """Send events again."""
         ids: EventIds = call.body
         who, queue = call.caller.requester, call.path["queue"]
-        answers = await self._actor.redeliver(who, queue, ids.event_ids)
-        return Answer(200, Answers(dict(zip(ids.event_ids, answers, strict=True))))
+        event_ids = list(dict.fromkeys(ids.event_ids))
+        answers = await self._actor.redeliver(who, queue, event_ids)
+        return Answer(200, Answers(dict(zip(event_ids, answers, strict=True))))
 
     def endpoints(self) -> list[Endpoint]:
         """All of them."""

@@ -14,7 +14,7 @@ _DAY_MS = 86_400_000
 class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One queue of one table. `lost_max` is how often a job's lease may run out (claim budget).
 
-    `depth_max` 0 is no limit.
+    `depth_max` 0 is no limit. `unread_ms` is how long history is kept that a reader has not read.
     """
 
     contract: str
@@ -27,15 +27,17 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_ms: int
     keep_ms: int
     journal_ms: int
+    unread_ms: int
 
 
 class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the queue URL of every contract over the ledger may say; each adds its own.
 
     `schema` names one of several ledgers of a PostgreSQL database. `keep_ms` is how long ended
-    jobs are kept (0: for ever). `lost_max` is the claim budget: how often the lease of one job may
-    run out. `synchronous=full` survives a power cut; `normal` may lose the last commits then, and
-    nothing else (SQLite's `synchronous`, PostgreSQL's `synchronous_commit`).
+    jobs are kept (0: for ever), `journal_days` how long history is; what a capture has not yet read
+    of it stays for up to `unread_days`. `lost_max` is the claim budget: how often the lease of one
+    job may run out. `synchronous=full` survives a power cut; `normal` may lose the last commits
+    then, and nothing else (SQLite's `synchronous`, PostgreSQL's `synchronous_commit`).
     """
 
     schema: str = "leasehold"
@@ -47,6 +49,7 @@ class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     idempotency_ttl_s: int = 86_400
     keep_ms: int = 0
     journal_days: float = 30.0
+    unread_days: float = 90.0
     synchronous: Literal["full", "normal"] = "full"
 
     def check(self, contract: str) -> None:
@@ -66,6 +69,7 @@ class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             idempotency_ms=self.idempotency_ttl_s * 1000,
             keep_ms=self.keep_ms,
             journal_ms=round(self.journal_days * _DAY_MS),
+            unread_ms=round(max(self.journal_days, self.unread_days) * _DAY_MS),
         )
 
     def engine(self, store: str, *, pinned: bool) -> dict[str, Any]:

@@ -81,9 +81,12 @@ class Upkeeping:
         self._trimmed_at = now
         table, queue = self._settings.table, self._settings.queue
         await self._engine.run(table, "trim", queue=queue, tombstone_ms=TOMBSTONE_MS)
-        journal_ms = self._settings.journal_ms
         trimmed, self._trimmed_to = await self._sweep(
-            "trim_journal", "trimmed", self._trimmed_to, journal_ms=journal_ms
+            "trim_journal",
+            "trimmed",
+            self._trimmed_to,
+            journal_ms=self._settings.journal_ms,
+            unread_ms=self._settings.unread_ms,
         )
         return trimmed
 

@@ -21,12 +21,14 @@ from leasehold.pipeline.lake.delta import keep_log, publish
 from leasehold.pipeline.lake.feed import RangeFeed
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.layout import event_files
-from leasehold.pipeline.lake.progress import CHECKPOINT, all_progress, committed, gaps
+from leasehold.pipeline.lake.progress import CHECKPOINT, Progress, all_progress, committed, gaps
 from leasehold.pipeline.lake.reach import is_reached
+from leasehold.pipeline.lake.reader import known_reader, reader_of
 from leasehold.pipeline.lake.sink import LakeSink, tell_store
 from leasehold.pipeline.plainly import one_line
 from leasehold.pipeline.source.offsets import Gap
 from leasehold.pipeline.source.opening import journal_name
+from leasehold.pipeline.source.reel import BEGINNING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,39 +73,49 @@ def capture(
     spark.dataSource.register(LakeSink)
     before = sum(each.rows for each in all_progress(files))
     known = {str(gap) for gap in gaps(files)}
+    reader = reader_of(files)
     tidy = _tidying(files, table_format)
     _clear(files, urls)
     tidy()
+    # From here on the stores wait for this lake; a batch that may be repeated must still be there.
+    _tell(files, urls, reader, lambda progress: progress.after)
     with _checkpoint(spark, files) as checkpoint:
         query = _start(
-            spark, files, urls, checkpoint, once, every_s, max_rows, parts or _cores(spark)
+            spark, files, reader, urls, checkpoint, once, every_s, max_rows, parts or _cores(spark)
         )
         try:
             _watch(query, files, known, tell, until, tidy)
         finally:
             if query.isActive:
                 query.stop()
-    if once:
-        _announce(files, urls)
+    if once:  # after the last batch nothing is repeated any more: all of it may be trimmed
+        _tell(files, urls, reader, lambda progress: progress.upto)
     tidy()
     total = sum(each.rows for each in all_progress(files))
     new = [gap for gap in gaps(files) if str(gap) not in known]
     return Captured(events=total - before, total=total, gaps=new)
 
 
-def release(urls: Sequence[str]) -> None:
-    """Nobody captures these any more: their stores trim them by age and length alone."""
+def release(urls: Sequence[str], lake: str, reader: str = "") -> None:
+    """This lake captures these no more: their stores wait for it no longer when they trim.
+
+    `reader` is the name under which a store knows a lake that is gone.
+    """
+    name = reader or known_reader(LakeFiles(lake))
     for url in urls:
-        tell_store(url, "")
+        tell_store(url, "", name or lake)
 
 
-def _announce(files: LakeFiles, urls: Sequence[str]) -> None:
-    """After the last batch nothing is repeated any more: all of it may be trimmed."""
-    newest = {each.journal: each for each in all_progress(files)}
+def _tell(
+    files: LakeFiles, urls: Sequence[str], reader: str, kept: Callable[[Progress], str]
+) -> None:
+    """Each store, up to where its journal is kept."""
+    newest: dict[str, Progress] = {}
+    for each in sorted(all_progress(files), key=lambda each: each.epoch):
+        newest[each.journal] = each
     for url in urls:
         progress = newest.get(journal_name(url))
-        if progress is not None and progress.upto:
-            tell_store(url, progress.upto)
+        tell_store(url, (progress and kept(progress)) or BEGINNING, reader)
 
 
 def _tidying(files: LakeFiles, table_format: str) -> Callable[[], None]:
@@ -150,6 +162,7 @@ def _checkpoint(spark: SparkSession, files: LakeFiles) -> Iterator[str]:
 def _start(
     spark: SparkSession,
     files: LakeFiles,
+    reader: str,
     urls: Sequence[str],
     checkpoint: str,
     once: bool,
@@ -168,6 +181,7 @@ def _start(
     writer = (
         ranges.writeStream.format("leasehold-lake")
         .option("lake", files.address)
+        .option("reader", reader)
         .option("checkpointLocation", checkpoint)
         .outputMode("append")
         .queryName("leasehold-capture")

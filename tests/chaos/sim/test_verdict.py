@@ -274,6 +274,42 @@ def a_job_starts_too_often(made: Recording, rng: Random) -> Recording:
     return edited(made, at, attempt=made.events[at].max_attempts + 1)
 
 
+@breaks("I4", "I14")
+def a_running_job_is_promoted(made: Recording, rng: Random) -> Recording:
+    """A job waits again and starts again, though it did not fail and nobody lost or returned it."""
+    at = pick(rng, made, "retry", "reap", where=lambda e: _next_worker(made, e))
+    return edited(made, at, type="promote")
+
+
+@breaks("I14")
+def a_job_starts_again_for_no_reason(made: Recording, rng: Random) -> Recording:
+    """The same start once more, and nothing between the two."""
+    at = pick(rng, made, "claim")
+    first = made.events[at]
+    return renumbered(inserted(made, at + 1, change(first, fence=first.fence + 1)), first.job_id)
+
+
+def _retyped(*was: str, to: str) -> Mutation:
+    """A step that the table has, by an event of a kind that never makes it."""
+
+    def mutation(made: Recording, rng: Random) -> Recording:
+        return edited(made, pick(rng, made, *was), type=to)
+
+    mutation.__name__ = f"a_{'_or_'.join(was)}_is_called_{to}"
+    return breaks("I4")(mutation)
+
+
+for _was, _to in {
+    "retry": ("complete", "bury", "cancel", "expire", "claim"),
+    "reap": ("complete", "promote", "expire"),
+    "complete": ("bury", "cancel", "reap", "retry", "promote", "expire"),
+    "bury": ("complete", "retry", "snooze", "release", "promote"),
+    "claim": ("promote", "reap", "expire"),
+}.items():
+    for _each in _to:
+        _retyped(_was, to=_each)
+
+
 @breaks("I16")
 def an_acknowledged_end_is_not_in_the_journal(made: Recording, rng: Random) -> Recording:
     end = made.events[pick(rng, made, "complete")]

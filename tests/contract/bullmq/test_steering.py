@@ -5,6 +5,7 @@ import pytest
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import CANCELLED, Failure, Outcome
+from tests.chaos.verdict import check
 from tests.contract.bullmq.conftest import Bench
 
 
@@ -98,6 +99,8 @@ async def test_a_delayed_job_can_be_brought_forward_or_put_off(bench: Bench) -> 
     assert {lease.job_id for lease in leases} == {late, waiting}
     with pytest.raises(UsageError, match="negative"):
         await ledger.change_delay([late], -1)
+    verdict = check(await bench.journal().read(), quiesced=False)
+    assert verdict.ok, f"a history with a changed delay is sound: {verdict}"
 
 
 @pytest.mark.clause("B-50", "B-47")

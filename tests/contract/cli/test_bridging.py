@@ -120,7 +120,7 @@ def test_no_job_is_given_up_because_bridges_are_killed() -> None:
         (("streams+redis://h/0?lease=5", "memory://a"), 2, "did you mean 'lease_ms'"),
         (("bullmq+redis://h/0?queue=a:b", "memory://a"), 2, "no colon"),
         (("plane+http://h:1?streams=a", "memory://a"), 2, "worker's side"),
-        (("memory://a", "memory://a"), 2, "two queues"),
+        (("memory://a", "memory://a"), 2, "a bridge needs two"),
     ],
 )
 def test_a_bridge_without_two_queues_says_why(
@@ -130,3 +130,48 @@ def test_a_bridge_without_two_queues_says_why(
     said = cli("bridge", *words)
     assert (said.code, told in said.err) == (code, True), said.err
     assert time.monotonic() - begin < 20
+
+
+async def three_in(url: str) -> None:
+    queue = open_queue(url)
+    soon, late = NewJob(task="t", payload=b"{}"), NewJob(task="t", payload=b"{}", delay_ms=60_000)
+    assert all(each.accepted for each in await queue.submit([soon, soon, late]))
+    await queue.close()
+
+
+def standing(url: str) -> list[tuple[str, str, int]]:
+    """What is in a queue, as somebody sees it who would work it now."""
+    return sorted((job.job_id, job.state, job.attempt) for job in asyncio.run(jobs_of(url)))
+
+
+@pytest.mark.parametrize(
+    "target", ["streams+redis://127.0.0.1:1/0", "inbox+sqlite:///no/such/x.db"]
+)
+def test_a_new_queue_that_is_away_leaves_the_old_one_as_it_was(
+    cli: Cli, tmp_path: Path, target: str
+) -> None:
+    from_url = f"inbox+sqlite:///{tmp_path}/old.db"
+    asyncio.run(three_in(from_url))
+    before = standing(from_url)
+    said = cli("bridge", from_url, target)
+    assert (said.code, "leasehold doctor" in said.err) == (5, True), said.err
+    assert standing(from_url) == before, "nothing is held, no attempt is counted"
+    assert cli("bridge", from_url, f"inbox+sqlite:///{tmp_path}/new.db").code == 0
+    assert standing(from_url) == []
+    assert len(standing(f"inbox+sqlite:///{tmp_path}/new.db")) == 3
+
+
+@pytest.mark.parametrize("contract", SERVED)
+async def test_a_queue_by_two_urls_is_no_bridge_and_stays_as_it_was(
+    cli: Cli, servers: Servers, contract: str
+) -> None:
+    stage = await adapters(servers)[contract].open(lease_ms=5_000)
+    url = served_url(stage)
+    try:
+        await three_in(url)
+        before = await asyncio.to_thread(standing, url)
+        said = await asyncio.to_thread(cli, "bridge", url, f"{url}&unread_days=29")
+        assert (said.code, "a bridge needs two" in said.err) == (2, True), said.err
+        assert await asyncio.to_thread(standing, url) == before
+    finally:
+        await stage.close()

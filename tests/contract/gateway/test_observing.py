@@ -427,3 +427,37 @@ async def test_a_queue_without_an_outbox_says_who_has_one(site: Site) -> None:
     assert (await web.get("/api/outboxes")).json == {"queues": []}
     reply = await web.get("/api/queues/streams/outbox")
     assert (reply.status, "has no outbox" in reply.json["detail"]) == (404, True)
+
+
+async def test_what_cannot_be_sent_again_says_why_and_changes_nothing(tmp_path: Path) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db?keep_ms=60000"
+    event_id = await given_up(url)
+    path = "/api/queues/inbox/outbox"
+    refused: dict[bytes, tuple[int, str]] = {
+        b'{"event_ids":["a"': (400, "JSON"),
+        b"\xff": (400, "JSON"),
+        b'["a"]': (422, "Expected `object`, got `array`"),
+        b"{}": (422, "missing required field `event_ids`"),
+        b'{"event_ids":"a"}': (422, "Expected `array`, got `str` - at `event_ids`"),
+        b'{"event_ids":[]}': (422, "length >= 1"),
+        b'{"event_ids":[5]}': (422, "Expected `str`, got `int` - at `event_ids[0]`"),
+        b'{"event_ids":[""]}': (422, "length >= 1 - at `event_ids[0]`"),
+        b'{"event_ids":["a"],"force":true}': (422, "unknown field `force`"),
+    }
+    async with serving(GatewaySettings(queues=(url,), port=0)) as running:
+        web = Web(running.url)
+        for body, (status, told) in refused.items():
+            reply = await web.send(
+                "POST", f"{path}/redeliver", body, {"content-type": "application/json"}
+            )
+            assert (reply.status, told in reply.json["detail"]) == (status, True), reply.body
+        many = {"event_ids": [f"e{n}" for n in range(501)]}
+        assert "length <= 500" in (await web.post(f"{path}/redeliver", many)).json["detail"]
+        reply = await web.post("/api/queues/nope/outbox/redeliver", {"event_ids": [event_id]})
+        assert (reply.status, "serves inbox" in reply.json["detail"]) == (404, True)
+        (event,) = (await web.get(f"{path}?kind=failed")).json["events"]
+        assert event["event_id"] == event_id, "all the while nothing was done"
+        reply = await web.post(f"{path}/redeliver", {"event_ids": [event_id, event_id]})
+        assert reply.json == {"answers": {event_id: "ok"}}
+        reply = await web.post(f"{path}/redeliver", {"event_ids": [event_id]})
+        assert reply.json == {"answers": {event_id: "queued"}}, "it is on its way already"

@@ -38,7 +38,7 @@ def command(
     leasehold bridge 'bullmq+redis://127.0.0.1:6379/0?queue=mail' streams+redis://127.0.0.1:6379/0
     """
     if from_url == to_url:
-        raise UsageError("a bridge needs two queues")
+        raise UsageError("both URLs name the same queue; a bridge needs two")
     moved = asyncio.run(_bridge(from_url, to_url, keep, plain, with_workers))
     if as_json:
         emit({"moved": moved.moved, "replayed": moved.replayed, "refused": moved.refused})

@@ -113,6 +113,7 @@ def command() -> None:
     help="delta: keep a Delta log beside the Parquet files, from now on.",
 )  # fmt: skip
 @click.option("--release", is_flag=True, help="Capture no more: the store may trim again.")
+@click.option("--reader", default="", metavar="NAME", help="With --release: of a lost lake.")
 @spark_options
 @json_option
 def capture_command(
@@ -123,6 +124,7 @@ def capture_command(
     max_rows: int,
     table_format: str | None,
     release: bool,
+    reader: str,
     as_json: bool,
     **spark: Any,
 ) -> None:
@@ -132,11 +134,13 @@ def capture_command(
     what was captured. What was gone before it could be read is named as a gap.
     """
     chosen = _urls(urls)
+    if reader and not release:
+        raise click.UsageError("--reader names whom to --release; a lake has its name already")
     if release:
         from leasehold.pipeline.capture import release as give_up
 
-        give_up(chosen)
-        note("released: the stores trim these journals by age and length alone")
+        give_up(chosen, lake, reader)
+        note(f"released: the stores no longer wait for {reader or lake} when they trim")
         return
     with session(spark) as opened:
         from leasehold.pipeline.capture import capture

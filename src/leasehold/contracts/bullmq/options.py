@@ -57,6 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idempotency_ttl_s: int = 86_400
     journal_length: int = 1_000_000
     journal_days: float = 7.0
+    unread_days: float = 30.0
 
     def __post_init__(self) -> None:
         check_least(self, CONTRACT, lease_ms=50, stalled_max=0, stalled_ms=50)

@@ -128,6 +128,7 @@ class BullmqQueue:
             round(options.journal_days * 86_400_000),
             self.worker_id,
             self.slots,
+            round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
         return Upkeep(*reply)
 

@@ -17,7 +17,7 @@ def inbox_journal(engine: Engine, options: Options) -> BoxJournal:
 
 
 def tape(store: str, options: Options) -> SqlTape:
-    """The same table for readers in bulk."""
+    """The same table for readers in bulk; it is trimmed only behind what they captured."""
     settings = options.settings()
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queue = settings.queue.replace("'", "''")
@@ -30,4 +30,7 @@ def tape(store: str, options: Options) -> SqlTape:
         where=f"queue = '{queue}'",
         sequence=f"{schema}job_journal_seq_seq",
         jobs=f"{schema}{settings.table}",
+        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
+        queues=(settings.queue,),
+        schema=options.schema,
     )

@@ -40,6 +40,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     poll_ms: int = 40
     journal_length: int = 1_000_000
     journal_days: float = 7.0
+    unread_days: float = 30.0
 
     def __post_init__(self) -> None:
         queue_base(self.queue)

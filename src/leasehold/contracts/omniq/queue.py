@@ -160,6 +160,7 @@ class OmniqQueue:
             options.keep_completed,
             options.keep_failed,
             self.slots,
+            round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
         if reply[5]:
             await repair(self._calls, options.queue)

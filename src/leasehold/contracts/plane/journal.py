@@ -74,7 +74,7 @@ def _told(event: JournalEvent) -> JournalEvent:
 
 
 def tape(store: str, options: PlaneOptions) -> SqlTape:
-    """The same rows for readers in bulk."""
+    """The same rows for readers in bulk; they are trimmed only behind what was captured."""
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queues = ", ".join(f"'{queue_of(name)}'" for name in options.names)
     return SqlTape(
@@ -88,4 +88,6 @@ def tape(store: str, options: PlaneOptions) -> SqlTape:
         states=tuple(STATES.items()),
         queue_prefix=queue_of(""),
         jobs=f"{schema}{PLANE}",
+        queues=tuple(queue_of(name) for name in options.names),
+        schema=options.schema,
     )

@@ -30,6 +30,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retry_delay_ms: int = 1_000
     journal_length: int = 1_000_000
     journal_days: float = 7.0
+    unread_days: float = 30.0
 
     def __post_init__(self) -> None:
         check_least(self, CONTRACT, lease_ms=50, ttl_s=1, max_depth=0, lost_max=1)

@@ -184,6 +184,7 @@ class StreamsQueue:
             _CONSUMER_AGE_MS,
             self.worker_id,
             self.slots,
+            round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
         return Upkeep(*reply)
 

@@ -48,6 +48,7 @@ JUDGED = (
     Invariant("I11", "only the owner extends, and never to an earlier time", _LEASE),
     Invariant("I12", "one end per epoch", _STEP),
     Invariant("I13", "budget: each start counts one, none beyond the limit", ("attempt",)),
+    Invariant("I14", "duplicates: no further start without a failure or a return", ("type",)),
     Invariant("I22", "order: submitted first, claimed first", ("pos", "priority"), IN_LINE),
     Invariant("I24", "pause: no claim between pause and resume", ("pos",)),
     Invariant("I35", "time: the store's clock does not go back", ("pos", "ts_ms"), TIMED),
@@ -66,7 +67,6 @@ _NO_SECRETS = "the journal holds no payload, key or credential"
 NOT_OBSERVABLE = (
     _elsewhere("I2", "no invention: every job was asked for", _NO_CLIENTS),
     _elsewhere("I9", "a stale writer is told so", _NO_CLIENTS),
-    _elsewhere("I14", "no more further starts than faults", "faults are known to who made them"),
     _elsewhere(
         "I15", "liveness: what is due goes on in time", "whether anybody served is not in it"
     ),

@@ -31,7 +31,7 @@ from leasehold.pipeline.lake.progress import Progress, Written, read_progress, w
 from leasehold.pipeline.schema import ARROW, place
 from leasehold.pipeline.source.offsets import Piece, epoch_name
 from leasehold.pipeline.source.opening import open_reel
-from leasehold.pipeline.source.reel import Read
+from leasehold.pipeline.source.reel import BEGINNING, Read
 
 _ROWS_AT_ONCE = 50_000
 
@@ -44,7 +44,7 @@ class Done(WriterCommitMessage):
 
 
 class LakeSink(DataSource):
-    """`writeStream.format("leasehold-lake").option("lake", PATH)`, fed with ranges."""
+    """`writeStream.format("leasehold-lake")` with `lake` and `reader`, fed with ranges."""
 
     @classmethod
     def name(cls) -> str:
@@ -53,14 +53,15 @@ class LakeSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         """For a stream of ranges."""
-        return LakeWriter(str(self.options["lake"]))
+        return LakeWriter(str(self.options["lake"]), str(self.options["reader"]))
 
 
 class LakeWriter(DataSourceStreamArrowWriter):
     """Reads each range and writes its events, one file a day."""
 
-    def __init__(self, lake: str) -> None:
+    def __init__(self, lake: str, reader: str) -> None:
         self._lake = lake
+        self._reader = reader
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Runs in a task."""
@@ -83,18 +84,17 @@ class LakeWriter(DataSourceStreamArrowWriter):
             _remove_strays(lake, now)
             write_progress(lake, now)
             # A batch may be repeated until the next one began: what it needs must not be trimmed.
-            if now.after:
-                tell_store(ranges[0].url, now.after)
+            tell_store(ranges[0].url, now.after or BEGINNING, self._reader)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
         """Nothing: whatever was written has the names of its range and is written again."""
 
 
-def tell_store(url: str, upto: str) -> None:
-    """Everything up to here is kept: the store may trim it."""
+def tell_store(url: str, upto: str, reader: str) -> None:
+    """Everything up to here is kept: the store may trim it. "" is a reader that comes no more."""
     reel = open_reel(url)
     try:
-        reel.captured(upto)
+        reel.captured(upto, reader)
     finally:
         reel.close()
 

@@ -16,6 +16,8 @@ import pyarrow as pa
 from leasehold.pipeline.schema import place
 
 Range = tuple[str, str]
+BEGINNING = "0"
+"""The position of a reader that has kept nothing yet."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +72,8 @@ class Reel(Protocol):
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
         """The events of a range; `seen` grows meanwhile."""
 
-    def captured(self, upto: str) -> None:
-        """Tell the store that everything up to here is kept elsewhere; "" takes that back."""
+    def captured(self, upto: str, reader: str) -> None:
+        """Tell the store that a reader keeps everything up to here; "" takes that back."""
 
     def close(self) -> None:
         """Let go of connections."""

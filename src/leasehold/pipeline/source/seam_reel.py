@@ -63,7 +63,7 @@ class SeamReel:
             seen.rows += batch.num_rows
             yield batch
 
-    def captured(self, upto: str) -> None:
+    def captured(self, upto: str, reader: str) -> None:
         """The seam has no word for it."""
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ ended before.
 
 No database counts what was ever in a table. But the oldest rows are trimmed first, all but the
 submits of jobs that are still there, and their numbers stay missing: so whatever was trimmed unread
-lies before the first other row, and is no more than the numbers that are missing there.
+lies before the first other row, and is no more than the numbers that are missing there. The same
+holds of the steps that an event tells of.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from leasehold.core.tape import SqlTape
 from leasehold.pipeline.schema import ARROW, COLUMNS
 from leasehold.pipeline.source.databases import Database, open_database
+from leasehold.pipeline.source.ledgers import tell_ledger
 from leasehold.pipeline.source.reel import Head, Loss, Range, Read
 
 _DEFAULTS: dict[str, object] = {"string": "", "int": 0, "bigint": 0}
@@ -94,8 +96,10 @@ class SqlReel:
             seen.rows += rows.num_rows
             yield rows
 
-    def captured(self, upto: str) -> None:
-        """These stores trim by age alone."""
+    def captured(self, upto: str, reader: str) -> None:
+        """In the table that the ledger's upkeep looks into before it trims."""
+        if self._tape.queues:
+            tell_ledger(self._tape, reader, int(upto) if upto else None)
 
     def close(self) -> None:
         """Close the connection."""
@@ -108,8 +112,8 @@ class SqlReel:
         on have a second step.
         """
         rows, others = self._database.rows(
-            "SELECT count(*), count(CASE WHEN type <> 'submit' THEN 1 END) FROM "  # noqa: S608
-            f"({self._before(upto, 'type')}) AS before"
+            f"SELECT count(*), count(CASE WHEN NOT {self._tape.kept} THEN 1 END) "  # noqa: S608
+            f"FROM ({self._before(upto, '*')}) AS before"
         )[0]
         if others:
             return False
@@ -144,7 +148,7 @@ class SqlReel:
         """
         tape = self._tape
         first = (
-            f"SELECT {tape.seq} FROM {tape.table} WHERE {tape.where} AND type <> 'submit' AND "  # noqa: S608
+            f"SELECT {tape.seq} FROM {tape.table} WHERE {tape.where} AND NOT {tape.kept} AND "  # noqa: S608
             f"{tape.seq} > {after:d} AND {tape.seq} <= {int(head.end)} ORDER BY {tape.seq} LIMIT 1"
         )
         found = self._database.rows(first)

@@ -88,8 +88,8 @@ class StreamReel:
             seen.rows += batch.num_rows
             yield batch
 
-    def captured(self, upto: str) -> None:
-        """In the hash that the contract's upkeep looks into before it trims."""
+    def captured(self, upto: str, reader: str) -> None:
+        """In the hash that the contract's upkeep looks into before it trims; whoever reads."""
         key, field = self._tape.captured
         if key and upto:
             self._redis.call("HSET", key, field, upto)

@@ -6,6 +6,7 @@
 -- ARGV[1] prefix  ARGV[2] how often a lease may run out  ARGV[3] ms between two checks
 -- ARGV[4] journal length  ARGV[5] journal age_ms
 -- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not told)
+-- ARGV[8] age_ms of journal that is captured later
 -- Returns { promoted, reclaimed, buried, expired, trimmed }
 -- Clauses B-12 B-27 B-28
 -- @include queue
@@ -46,6 +47,6 @@ end
 call('ZREMRANGEBYSCORE', PREFIX .. 'leasehold:ended', '-inf', text[NOW - ENDED_AGE_MS])
 flush()
 if call('EXISTS', JOURNAL) == 1 then
-  trim_journal(ARGV[4], ARGV[5], call('HGET', META, 'leasehold.captured'))
+  trim_journal(ARGV[4], ARGV[5], ARGV[8], call('HGET', META, 'leasehold.captured'))
 end
 return { promoted, reclaimed, 0, 0, 0 }

@@ -4,6 +4,7 @@
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id, seen to be alive by this  ARGV[3] chance for jitter
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
 -- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] how many jobs the worker runs at once
+-- ARGV[10] age in ms of journal that is captured later
 -- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended }
 -- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
@@ -57,7 +58,7 @@ local trimmed = 0
 local tidies = NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0)
 if tidies then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = trim_journal(ARGV[4], ARGV[5], call('HGET', UPKEEP, 'captured'))
+  trimmed = trim_journal(ARGV[4], ARGV[5], ARGV[10], call('HGET', UPKEEP, 'captured'))
   forget(WORKERS, function(value) return tonumber(match(value, '^%d+')) or 0 end)
   forget(CLAIMS, function(value) return cmsgpack.unpack(value).at end)
 end

@@ -6,7 +6,7 @@
 -- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may run out
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
 -- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
--- ARGV[8] how many jobs it runs at once (0: not told)
+-- ARGV[8] how many jobs it runs at once (0: not told)  ARGV[9] age in ms of journal that is captured later
 -- Returns { promoted, reclaimed, buried, expired, trimmed }
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
@@ -82,7 +82,7 @@ end
 local trimmed = 0
 if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = trim_journal(ARGV[4], ARGV[5], call('HGET', UPKEEP, 'captured'))
+  trimmed = trim_journal(ARGV[4], ARGV[5], ARGV[9], call('HGET', UPKEEP, 'captured'))
   forget_workers()
   forget_expired()
   forget_consumers()

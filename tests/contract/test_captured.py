@@ -1,0 +1,86 @@
+"""Journals in Redis wait for whoever captures them, up to a limit, before they are trimmed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from leasehold.core.job import NewJob
+from leasehold.core.opening import journal_tape, open_queue
+from leasehold.core.tape import StreamTape
+from leasehold.store.bulk import BulkRedis
+from tests.contract.adapters import Servers
+
+ENTRIES = 220
+URLS = {
+    "streams": "streams+{}?namespace=captured{}:",
+    "bullmq": "bullmq+{}?queue=captured{}",
+    "omniq": "omniq+{}?queue=captured{}",
+}
+
+
+class Journal:
+    """One journal, its store, and the mark that a capture leaves there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        tape = journal_tape(url)
+        assert isinstance(tape, StreamTape)
+        self._tape = tape
+        self._redis = BulkRedis(tape.store)
+
+    def captured(self, upto: str) -> None:
+        key, field = self._tape.captured
+        if upto:
+            self._redis.call("HSET", key, field, upto)
+        else:
+            self._redis.call("HDEL", key, field)
+
+    def ids(self) -> list[str]:
+        return [entry[0].decode() for entry in self._redis.call("XRANGE", self._tape.key, "-", "+")]
+
+    async def trim(self, options: str) -> int:
+        """Upkeep now, though it tidies only every ten seconds; how many entries are left."""
+        self._redis.call("HDEL", self._tape.captured[0], "tidy_at")
+        queue = open_queue(f"{self.url}&{options}", worker_id="w")
+        try:
+            await queue.upkeep()
+        finally:
+            await queue.close()
+        return len(self.ids())
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("streams", marks=pytest.mark.clause("S-30")),
+        pytest.param("bullmq", marks=pytest.mark.clause("B-47")),
+        pytest.param("omniq", marks=pytest.mark.clause("O-39")),
+    ]
+)
+def journal(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Journal]:
+    made = Journal(URLS[request.param].format(servers.redis(), f"{os.getpid()}-{id(request)}"))
+    yield made
+    made.close()
+
+
+async def test_what_was_not_captured_stays_until_it_is_older_than_the_limit(
+    journal: Journal,
+) -> None:
+    queue = open_queue(journal.url, worker_id="w")
+    for n in range(ENTRIES):
+        await queue.submit([NewJob(task="t", payload=b"{}", job_id=f"c{n}")])
+    await queue.close()
+    assert len(journal.ids()) == ENTRIES
+    short, old = "journal_length=1", "journal_days=0.0000001"
+    journal.captured("0")
+    assert await journal.trim(short) == await journal.trim(old) == ENTRIES
+    journal.captured(journal.ids()[150])
+    left = await journal.trim(old)
+    assert ENTRIES - 150 <= left < ENTRIES, "whole nodes of the stream go, and none unread"
+    assert await journal.trim(f"{old}&unread_days=1") == left
+    assert await journal.trim(f"{old}&unread_days=0.0000001") < left
