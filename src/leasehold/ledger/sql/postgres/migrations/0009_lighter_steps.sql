@@ -2,39 +2,64 @@
 --
 -- Keys that are all different are not searched for equal ones whenever a page of an index is full.
 --
+-- Credentials are kept with jobs of the inbox alone, so nobody looks for them elsewhere.
+--
 -- The rule of steps is asked after an update and not before it: what must be asked before makes the
 -- server lock each row once more, and note the lock. What the rule refuses is undone with its
 -- statement, as before. The event of a step that did not count itself follows it in the same way.
+--
+-- A condition is read anew by every statement. That of the rule names the steps that nearly all are,
+-- and what is none; for every other one the table stands in the function that refuses.
 
 -- @for box in inbox_jobs job_outbox_events plane_jobs
 ALTER INDEX {box}_in_line SET (deduplicate_items = off);
 ALTER INDEX {box}_not_due SET (deduplicate_items = off);
 
 DROP TRIGGER {box}_step ON {box};
-CREATE TRIGGER {box}_step AFTER UPDATE OF status, passed, claim_version ON {box} FOR EACH ROW
-  WHEN (
-    (OLD.status <> NEW.status
-      AND NOT (OLD.status = 'queued' AND NEW.status = 'claimed')
-      AND NOT (OLD.status = 'claimed' AND NEW.status = 'succeeded'
-        AND NEW.passed = 'fetching>processing>uploading>')
-      AND NOT (OLD.status || '>' || NEW.status = ANY (ARRAY[
-        'claimed>fetching', 'fetching>processing', 'processing>uploading', 'uploading>succeeded',
-        'claimed>queued', 'fetching>queued', 'processing>queued', 'uploading>queued',
-        'claimed>failed', 'fetching>failed', 'processing>failed', 'uploading>failed',
-        'failed>queued', 'failed>dead_letter']))
-      AND NOT (OLD.status || '>' || NEW.passed || NEW.status = ANY (ARRAY[
-        'claimed>fetching>processing', 'claimed>fetching>processing>uploading',
+CREATE OR REPLACE FUNCTION {box}_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF TG_OP = 'INSERT' THEN
+    RAISE EXCEPTION 'a new job is queued, not %', NEW.status
+      USING ERRCODE = 'check_violation', CONSTRAINT = 'transition';
+  END IF;
+  IF (OLD.status = NEW.status
+      OR OLD.status || '>' || NEW.status IN ('queued>claimed', 'claimed>fetching',
+        'fetching>processing', 'processing>uploading', 'uploading>succeeded', 'claimed>queued',
+        'fetching>queued', 'processing>queued', 'uploading>queued', 'claimed>failed',
+        'fetching>failed', 'processing>failed', 'uploading>failed', 'failed>queued',
+        'failed>dead_letter')
+      OR OLD.status || '>' || NEW.passed || NEW.status IN ('claimed>fetching>processing',
+        'claimed>fetching>processing>uploading', 'claimed>fetching>processing>uploading>succeeded',
         'fetching>processing>uploading', 'fetching>processing>uploading>succeeded',
         'processing>uploading>succeeded', 'claimed>failed>dead_letter',
         'fetching>failed>dead_letter', 'processing>failed>dead_letter',
-        'uploading>failed>dead_letter', 'queued>claimed>failed>dead_letter'])))
-    OR (NEW.status = 'claimed' AND NEW.passed <> '')
-    OR NEW.claim_version <> OLD.claim_version
+        'uploading>failed>dead_letter', 'queued>claimed>failed>dead_letter'))
+    AND NOT (NEW.status = 'claimed' AND NEW.passed <> '')
+    AND NEW.claim_version = OLD.claim_version
       + (CASE WHEN OLD.status = 'queued' AND NEW.status = 'claimed' THEN 1 ELSE 0 END)
-    OR (OLD.status = 'failed' AND NEW.status = 'queued' AND OLD.attempt_count >= OLD.max_attempts)
-  )
+    AND NOT (OLD.status = 'failed' AND NEW.status = 'queued'
+      AND OLD.attempt_count >= OLD.max_attempts)
+  THEN
+    RETURN NULL;
+  END IF;
+  RAISE EXCEPTION 'job %: no step from % to %, claim version % to %, attempt % of %',
+      OLD.job_id, OLD.status, NEW.passed || NEW.status, OLD.claim_version, NEW.claim_version,
+      NEW.attempt_count, NEW.max_attempts
+    USING ERRCODE = 'check_violation', CONSTRAINT = 'transition';
+END $$;
+
+CREATE TRIGGER {box}_step AFTER UPDATE OF status, passed, claim_version ON {box} FOR EACH ROW
+  WHEN (NOT (
+    NEW.claim_version = OLD.claim_version + 1 AND NEW.status = 'claimed'
+      AND OLD.status = 'queued' AND NEW.passed = ''
+    OR NEW.claim_version = OLD.claim_version AND NEW.status = 'succeeded'
+      AND OLD.status = 'claimed' AND NEW.passed = 'fetching>processing>uploading>'
+    OR NEW.claim_version = OLD.claim_version AND NEW.status = OLD.status AND NEW.passed = ''))
   EXECUTE FUNCTION {box}_refuse();
 -- @end
+
+DROP INDEX job_outbox_events_sealed;
+DROP INDEX plane_jobs_sealed;
 
 ALTER INDEX job_journal_of_job SET (deduplicate_items = off);
 ALTER INDEX job_journal_submits SET (deduplicate_items = off);
