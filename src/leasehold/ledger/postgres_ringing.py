@@ -1,8 +1,8 @@
 """Waking those who wait for events, after the steps that told of them and not within.
 
-PostgreSQL lets one transaction at a time commit that notifies somebody: with a notice in every step,
-steps would wait for each other's logs to be safe. A notice is no more than a hint that saves a poll,
-so it follows on its own, for many steps at once, and does not wait for a log itself.
+PostgreSQL lets one transaction at a time commit that notifies somebody: with a notice in every
+step, steps would wait for each other's logs to be safe. A notice is no more than a hint that saves
+a poll, so it follows on its own, for many steps at once, and does not wait for a log itself.
 """
 
 from __future__ import annotations
