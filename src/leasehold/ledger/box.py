@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import msgspec
 
 from leasehold.core.errors import InvalidTransition, LeaseLost, UsageError
-from leasehold.core.idempotency import short_hash
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Verdict
@@ -22,7 +21,7 @@ from leasehold.core.seam import Upkeep
 from leasehold.ledger.claiming import Claiming
 from leasehold.ledger.engine import Engine
 from leasehold.ledger.settings import BoxSettings
-from leasehold.ledger.settling import Delay, Settling, refuse
+from leasehold.ledger.settling import Delay, Settling, refuse, token_hash
 from leasehold.ledger.submitting import Submitting
 from leasehold.ledger.upkeeping import Upkeeping
 
@@ -160,7 +159,7 @@ class BoxQueue:
 
 
 def _proof(lease: Lease) -> tuple[str, int, str]:
-    return lease.job_id, lease.fence, short_hash(lease.token.encode())
+    return lease.job_id, lease.fence, token_hash(lease.token)
 
 
 def _news(report: Report) -> tuple[object, ...]:

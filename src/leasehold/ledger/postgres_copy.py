@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 import asyncpg
 
 from leasehold.core.errors import ServerError
 from leasehold.ledger.engine import Row
+from leasehold.ledger.postgres_rows import PackedRows
 from leasehold.store.postgres import Copied, Postgres
 from leasehold.store.statements import Operation
 
@@ -32,6 +33,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "storage_creds_encryption_version": None,
     "ready": True,
 }
+_NONE = object()
 _NOT_OF_JOBS = ("delay_ms", "ttl_ms", "idempotency_key")
 _OF_NOTES = ("job_id", "task", "gid", "priority", "due_ms", "max_attempts", "payload_h")
 
@@ -64,6 +66,8 @@ async def copied(
                 return None
             for part in _parts(table, given, head, takes):
                 await database.copy(connection, part)
+    except struct.error:  # a number that no column holds: said by the submit statement
+        return None
     except ServerError as error:
         if isinstance(error.reply, _KNOWN):
             return None
@@ -83,11 +87,13 @@ def _parts(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> l
     jobs["ready"] = [not delay_ms for delay_ms in given["delay_ms"]]
     notes: Columns = {name: jobs[name] for name in _OF_NOTES}
     same = {"queue": takes["queue"], "created_ms": now_ms, "updated_ms": now_ms}
+    packing = PackedRows()
     noted = {"queue": takes["queue"], "ver": 1, "type": "submit", "ts_ms": now_ms}
     return [
-        *_keys(given, now_ms, takes),
-        _copied(table, count, {"seq": head["turns"], **jobs}, same),
+        *_keys(packing, given, now_ms, takes),
+        _copied(packing, table, count, {"seq": head["turns"], **jobs}, same),
         _copied(
+            packing,
             "job_journal",
             count,
             {"seq": head["positions"], **notes},
@@ -96,7 +102,9 @@ def _parts(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> l
     ]
 
 
-def _keys(given: Columns, now_ms: int, takes: Mapping[str, Any]) -> list[Copied]:
+def _keys(
+    packing: PackedRows, given: Columns, now_ms: int, takes: Mapping[str, Any]
+) -> list[Copied]:
     names = ("requester_id", "idempotency_key", "request_hash", "job_id")
     rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
     if not rows:
@@ -105,22 +113,28 @@ def _keys(given: Columns, now_ms: int, takes: Mapping[str, Any]) -> list[Copied]
     until_ms = now_ms + takes["key_ttl_ms"]
     same = {"queue": takes["queue"], "created_ms": now_ms, "expires_ms": until_ms}
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    return [_copied("idempotency_keys", len(rows), columns, same, every=True)]
+    return [_copied(packing, "idempotency_keys", len(rows), columns, same, every=True)]
 
 
 def _copied(
-    table: str, count: int, columns: Columns, same: Mapping[str, Any], *, every: bool = False
+    packing: PackedRows,
+    table: str,
+    count: int,
+    columns: Columns,
+    same: Mapping[str, Any],
+    *,
+    every: bool = False,
 ) -> Copied:
     """Rows of columns, and of values that are the same in all of them."""
-    told = {
-        name: values for name, values in columns.items() if every or not _plain(name, values, count)
-    }
-    values = [*told.values(), *(repeat(value, count) for value in same.values())]
-    return Copied(table, (*told, *same), list(zip(*values, strict=True)))
-
-
-def _plain(name: str, values: Sequence[Any], count: int) -> bool:
-    return name in _DEFAULTS and values.count(_DEFAULTS[name]) == count
+    told: dict[str, Sequence[Any]] = {}
+    shared = dict(same)
+    for name, values in columns.items():
+        if values.count(values[0]) == count:
+            if every or values[0] != _DEFAULTS.get(name, _NONE):
+                shared[name] = values[0]
+        else:
+            told[name] = values
+    return Copied(table, (*told, *shared), packing.rows(count, told, shared))
 
 
 def _later(spans_ms: Sequence[int], now_ms: int) -> Sequence[int]:

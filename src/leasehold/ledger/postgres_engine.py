@@ -11,14 +11,17 @@ from typing import Any
 import asyncpg
 
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.ledger.engine import IN_BULK, OUTBOX, PACKAGE, Bell, Row
+from leasehold.ledger.engine import IN_BULK, INBOX, OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.migrating import check_version
 from leasehold.ledger.postgres_copy import copied
+from leasehold.ledger.postgres_ringing import PostgresRinging
 from leasehold.ledger.postgres_words import postgres_words
 from leasehold.store.postgres import Postgres
 from leasehold.store.statements import Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
+# The steps of jobs that write their events themselves, and the column that says that they did.
+_TELLING = {"claim": "status_webhook_url", "complete": "told", "settle": "told"}
 
 
 class PostgresEngine:
@@ -40,6 +43,7 @@ class PostgresEngine:
         self._operations: dict[str, Operations] = {}
         self._checked = False
         self._begins = asyncio.Lock()
+        self._ringing = PostgresRinging(self.database, self.channel)
 
     @property
     def channel(self) -> str:
@@ -58,7 +62,12 @@ class PostgresEngine:
                 return stored
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
         arguments += [takes[name] for name in found.takes]
-        return await self.database.fetch(found.statements[0], arguments)
+        rows = await self.database.fetch(found.statements[0], arguments)
+        if table == INBOX and operation in _TELLING:
+            column = _TELLING[operation]
+            if any(row[column] for row in rows):
+                self._ringing.ring(f"{takes['queue']}/outbox")
+        return rows
 
     async def _check(self) -> None:
         async with self._begins:  # once; and whoever came first goes on first
@@ -99,6 +108,7 @@ class PostgresEngine:
         return row["ended"], row["next"]
 
     async def close(self) -> None:
+        await self._ringing.close()
         await self.database.close()
 
 

@@ -15,7 +15,7 @@ released AS (
     AND e.seq = (SELECT min(x.seq) FROM {table} x WHERE x.gid = d.gid AND x.job_id <> d.job_id
       AND x.status NOT IN ('succeeded', 'dead_letter'))
 )"""
-_SILENT = dict.fromkeys(("count_event", "event_columns", "tell_taken", "tell_ended", "rung"), "")
+_SILENT = dict.fromkeys(("count_event", "event_columns", "tell_taken", "tell_ended", "tells"), "")
 
 
 def postgres_words(table: str) -> dict[str, str]:
@@ -35,5 +35,5 @@ def _telling() -> dict[str, str]:
         "told": "CASE WHEN status_webhook_url IS NULL THEN 0 ELSE event_count END",
         "tell_taken": text.replace("{moved}", "taken"),
         "tell_ended": text.replace("{moved}", "ended"),
-        "rung": "LEFT JOIN rung ON true",
+        "tells": ", status_webhook_url IS NOT NULL AS told",
     }

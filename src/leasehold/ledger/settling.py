@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from leasehold.ledger.settings import BoxSettings
 _BATCH_MAX = 1_000
 _TRIES = 3
 _MESSAGE_CHARS_MAX = 4_000
+_SHORT_RESULT = 16  # most jobs return nothing, or the same few words
 _VERDICTS: dict[str, Verdict] = {
     "complete": COMPLETED,
     "bury": BURIED,
@@ -103,9 +105,10 @@ class Settling:
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
         lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
-        token_h = short_hash(lease.token.encode())
+        token_h = token_hash(lease.token)
         if kind == "complete":
-            result_h = short_hash(outcome.result)
+            short = len(outcome.result) <= _SHORT_RESULT
+            result_h = (_short_result_hash if short else short_hash)(outcome.result)
             result = outcome.result.decode()
             outcome_h = f"{token_h}:c:{result_h}"
             return (
@@ -125,13 +128,24 @@ class Settling:
         )
 
 
+@lru_cache(maxsize=1_024)
+def token_hash(token: str) -> str:
+    """What the database keeps of a token. The leases of one claim share theirs."""
+    return short_hash(token.encode())
+
+
+@lru_cache(maxsize=64)
+def _short_result_hash(result: bytes) -> str:
+    return short_hash(result)
+
+
 async def refuse(
     engine: Engine, settings: BoxSettings, operation: str, leases: Sequence[Lease]
 ) -> list[LeaseLost]:
     """Tell holders that they lost their leases, and note it."""
     if not leases:
         return []
-    batch = [(lease.job_id, lease.fence, short_hash(lease.token.encode()), "") for lease in leases]
+    batch = [(lease.job_id, lease.fence, token_hash(lease.token), "") for lease in leases]
     rows = await engine.run(
         settings.table, "refuse", batch, queue=settings.queue, operation=operation
     )

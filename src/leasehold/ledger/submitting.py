@@ -21,6 +21,7 @@ _BATCH_MAX = 2_000
 _SLICE = 250
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _INT_MAX = 2**31 - 1
+_JSON = msgspec.json.Decoder(msgspec.Raw)
 
 # What only the inbox knows of a job, and where it is kept.
 COLUMNS: Mapping[str, Any] = {
@@ -138,8 +139,7 @@ class Submitting:
                 answers[position] = Submitted(new[0], "conflict", why)
 
     def _row(self, job: NewJob, job_id: str) -> tuple[Any, ...]:
-        check(job, job_id)
-        payload = job.payload.decode()
+        payload = check(job, job_id)
         payload_h = short_hash(job.payload)
         return (
             job_id,
@@ -159,9 +159,9 @@ class Submitting:
         )
 
 
-def check(job: NewJob, job_id: str) -> None:
-    """Raise what makes a job impossible to store."""
-    if not _JOB_ID.fullmatch(job_id):
+def check(job: NewJob, job_id: str) -> str:
+    """The payload as text; raises what makes a job impossible to store."""
+    if job.job_id and not _JOB_ID.fullmatch(job_id):
         raise UsageError(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
     if not job.task or len(job.task) > 200 or not job.task.isprintable():
         raise UsageError(f"task {job.task[:60]!r}: 1 to 200 printable characters")
@@ -171,10 +171,13 @@ def check(job: NewJob, job_id: str) -> None:
         raise UsageError("delay_ms cannot be negative and ttl_ms is positive or left out")
     if not -_INT_MAX <= job.priority <= _INT_MAX:
         raise UsageError(f"priority {job.priority} is not a number of 32 bits")
-    _check_texts(job)
+    if job.gid or job.trace or job.requester or job.options:
+        _check_texts(job)
+    if job.idempotency_key:
+        check_key(job.idempotency_key)
     try:
-        msgspec.json.decode(job.payload, type=msgspec.Raw)
-        job.payload.decode()
+        _JSON.decode(job.payload)
+        return job.payload.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the payload is not JSON: {error}") from None
 
@@ -187,8 +190,6 @@ def _check_texts(job: NewJob) -> None:
         raise UsageError(
             f"no such job option: {', '.join(sorted(unknown))}; there are {', '.join(COLUMNS)}"
         )
-    if job.idempotency_key:
-        check_key(job.idempotency_key)
 
 
 class _Repeated:

@@ -25,6 +25,7 @@ from leasehold.core.errors import ReplyLost, ServerError, StoreError, StoreUnrea
 CONNECTIONS_MAX = 4
 CALL_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
+_CHUNK = 65_536
 
 _PINNED = {
     "jit": "off",
@@ -43,11 +44,11 @@ _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryC
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Rows of a table, for COPY."""
+    """Rows of a table, packed for COPY in its binary form."""
 
     table: str
     columns: Sequence[str]
-    records: Sequence[Sequence[Any]]
+    rows: bytes
 
 
 class Postgres:
@@ -97,10 +98,11 @@ class Postgres:
 
     async def copy(self, connection: asyncpg.Connection[asyncpg.Record], rows: Copied) -> None:
         """Put rows into a table by COPY, within a transaction."""
-        await connection.copy_records_to_table(
+        await connection.copy_to_table(
             rows.table,
-            records=rows.records,
-            columns=rows.columns,
+            source=_chunks(rows.rows),
+            columns=list(rows.columns),
+            format="binary",
             timeout=CALL_TIMEOUT_S,
         )
 
@@ -171,6 +173,12 @@ class Postgres:
         if refused and not connection.is_closed():
             return ServerError(f"PostgreSQL at {place} refused: {error}", reply=error)
         return ReplyLost(f"the connection to PostgreSQL at {place} broke: {error}")
+
+
+async def _chunks(rows: bytes) -> AsyncIterator[bytes]:
+    """Parts small enough that the server begins before the last of them is sent."""
+    for at in range(0, len(rows), _CHUNK):
+        yield rows[at : at + _CHUNK]
 
 
 def _place(url: str) -> str:

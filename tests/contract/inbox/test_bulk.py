@@ -219,6 +219,7 @@ async def test_a_large_batch_whose_event_cannot_be_written_leaves_nothing(
 
 
 @pytest.mark.clause("I-12")
+@pytest.mark.options(lease_ms=30_000)
 async def test_a_large_batch_is_claimed_in_its_order_and_wakes_who_waits(inbox: InboxStage) -> None:
     claimer, producer = inbox.queue("w1"), inbox.queue()
     waiting = asyncio.create_task(claimer.claim(10, wait_ms=20_000))

@@ -1,6 +1,7 @@
 """The outbox: each transition tells, in its own transaction; events of a job keep their order."""
 
 import asyncio
+import secrets
 import sqlite3
 
 import asyncpg
@@ -14,8 +15,9 @@ from leasehold.core.outcome import BURIED, COMPLETED, Failure, Retried
 from leasehold.core.seam import Query
 from leasehold.webhooks.shapes import WebhookEvent
 from tests.chaos.verdict import check
+from tests.contract.adapters import Servers
 from tests.contract.inbox.conftest import Outbox, RawSql
-from tests.contract.inbox_stage import InboxStage
+from tests.contract.inbox_stage import InboxStage, migrated
 from tests.contract.suite.acting import (
     claim,
     claim_one,
@@ -55,6 +57,38 @@ async def test_each_transition_of_a_job_leaves_its_event(inbox: InboxStage, outb
     assert all("outputs" not in body for body in bodies[:-1])
     rows = await outbox.rows()
     assert {row.extra["status_webhook_url"] for row in rows} == {HOOK}
+
+
+@pytest.mark.clause("I-36")
+async def test_whoever_waits_for_events_is_woken_by_the_steps_that_tell_of_them(
+    servers: Servers,
+) -> None:
+    """On PostgreSQL the notice follows its step: within, steps would commit one after the other."""
+    schema = f"woken{secrets.token_hex(4)}"
+    await migrated(servers.postgres(), schema)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    listener = await asyncpg.connect(servers.postgres())
+    await listener.add_listener(f"{schema}_jobs", lambda *told: heard.put_nowait(str(told[-1])))
+    queue = open_queue(f"inbox+{servers.postgres()}?schema={schema}", worker_id="w")
+    try:
+        await submit(queue, told(), job())
+        async with asyncio.timeout(10):
+            assert await heard.get() == "inbox"
+            leases = await claim(queue, 2)
+            assert await heard.get() == "inbox/outbox"
+            await settle(queue, leases[1], "complete")  # tells nobody
+            await settle(queue, leases[0], "complete")
+            assert await heard.get() == "inbox/outbox"
+        await submit(queue, told())
+        await claim_one(queue)
+        await queue.close()  # not before what is due has gone out
+        async with asyncio.timeout(10):
+            assert [await heard.get(), await heard.get()] == ["inbox", "inbox/outbox"]
+        assert heard.empty()
+    finally:
+        await queue.close()
+        await listener.execute(f"DROP SCHEMA {schema} CASCADE")
+        await listener.close()
 
 
 @pytest.mark.clause("I-37")

@@ -59,5 +59,5 @@ noted AS (
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.job_id, t.task,
   t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
   t.gid, t.priority, t.trace, t.seq, t.requester_id, t.status_webhook_url, t.credential_version
-FROM chores h {rung} LEFT JOIN taken t ON true
+FROM chores h LEFT JOIN taken t ON true
 ORDER BY t.priority, t.seq

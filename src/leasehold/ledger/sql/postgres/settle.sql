@@ -4,7 +4,8 @@
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
--- Returns: for each lease that was held its number, the verdict, and when the job is due again
+-- Returns: for each lease that was held its number, the verdict, and when the job is due again; of
+--   the inbox whether it has an event
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT * FROM {batch}),
@@ -60,4 +61,4 @@ kept AS (
     ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error, due_ms
   FROM ended
 ){after_settle}{tell_ended}
-SELECT n, verdict, due_ms FROM ended {rung}
+SELECT n, verdict, due_ms{tells} FROM ended

@@ -13,8 +13,4 @@ told AS (
       m.updated_ms, m.result, m.error, m.progress)
   FROM {moved} m
   WHERE m.status_webhook_url IS NOT NULL AND m.status <> m.was
-),
-rung AS MATERIALIZED (
-  SELECT pg_notify(current_schema() || '_jobs', :queue || '/outbox')
-  FROM (SELECT 1 FROM {moved} WHERE status_webhook_url IS NOT NULL AND status <> was LIMIT 1) one
 )
