@@ -18,16 +18,11 @@ from harness.histories import fill_lake
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from leasehold.pipeline import SparkSettings, open_session
 from leasehold.pipeline.audit.lakes import audit_lake
+from leasehold.pipeline.audit.proof import NEEDED
 from leasehold.pipeline.audit.steps import known_steps
 from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.tables.update import update_tables
-
-NEEDED = (
-    "journal", "pos", "contract", "queue", "job_id", "type", "ts_ms", "ver", "from_state",
-    "to_state", "attempt", "fence", "prev_fence", "token_h", "worker_id", "lease_until_ms",
-    "prev_lease_until_ms", "priority", "due_ms", "max_attempts",
-)  # fmt: skip
 
 
 @cache

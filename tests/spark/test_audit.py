@@ -6,14 +6,16 @@ from collections import defaultdict
 from random import Random
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from leasehold.core.event import JournalEvent
+from leasehold.pipeline.audit.hashing import text_hashes
 from leasehold.pipeline.audit.invariants import BY_NUMBER, JUDGED, NOT_OBSERVABLE
-from leasehold.pipeline.audit.proof import merged, proof
+from leasehold.pipeline.audit.lines import keyed
+from leasehold.pipeline.audit.proof import KEYS, merged, proof
 from leasehold.pipeline.audit.run import Audit, Audited, History, completed
-from leasehold.pipeline.audit.steps import Steps
 from leasehold.pipeline.schema import ARROW, COLUMNS
 from tests.chaos.sim.test_verdict import (
     MUTATIONS,
@@ -41,13 +43,18 @@ ELSEWHERE = {
 
 
 def frame(spark: SparkSession, histories: dict[str, list[JournalEvent]]) -> DataFrame:
+    """Histories as rows."""
+    return spark.createDataFrame(pa.Table.from_batches([page(histories)]))
+
+
+def page(histories: dict[str, list[JournalEvent]]) -> pa.RecordBatch:
     """Histories side by side, each under its own name, in the order in which they are given."""
     rows = [
         {"journal": name, "pos": at + 1} | msgspec.structs.asdict(event)
         for name, events in histories.items()
         for at, event in enumerate(events)
     ]
-    return spark.createDataFrame(pa.Table.from_pylist(rows, ARROW))
+    return pa.RecordBatch.from_pylist(rows, ARROW)
 
 
 def audited(
@@ -151,15 +158,33 @@ def test_a_clock_that_went_back_is_noticed(spark: SparkSession) -> None:
     assert found["a"] == {"I35": {"j"}}
 
 
-def test_proofs_of_parts_merge_into_the_proof_of_the_whole(spark: SparkSession) -> None:
-    events = frame(spark, {f"s{seed}": sound(seed).events for seed in range(3)})
-    steps = Steps(spark)
-    whole = proof(events, steps)
-    parts = [proof(events.where(f"pos % 3 = {n}"), steps) for n in range(3)]
-    again = merged(parts[0].unionByName(parts[1]).unionByName(parts[2]))
-    wanted = {tuple(row) for row in whole.where("n > 0").collect()}
-    found = again.select(*whole.columns).where("n > 0").collect()
-    assert {tuple(row) for row in found} == wanted
+def test_proofs_of_parts_merge_into_the_proof_of_the_whole() -> None:
+    events = page({f"s{seed}": sound(seed).events for seed in range(3)})
+    whole = proof(events)
+    rng = np.random.default_rng(1)
+    which = rng.integers(0, 3, len(events))
+    parts = [proof(events.filter(pa.array(which == number))) for number in range(3)]
+    again = merged(np.concatenate(parts, axis=1))
+    assert sum(part.shape[1] for part in parts) > again.shape[1] == whole.shape[1]
+    assert {tuple(row) for row in again.T.tolist()} == {tuple(row) for row in whole.T.tolist()}
+
+
+def test_a_job_goes_by_the_same_hashes_in_the_proof_and_in_spark(spark: SparkSession) -> None:
+    rng = Random(1)
+    alphabet = "abcXYZ0189-:.\u00e4\u20ac\U0001f600"
+    ids = ["".join(rng.choices(alphabet, k=length)) for length in range(120)]
+    rows = [{"journal": "j", "contract": "streams", "queue": f"q{n}" * n, "job_id": text}
+            for n, text in enumerate(ids)]  # fmt: skip
+    table = pa.Table.from_pylist(rows).combine_chunks()
+    found = keyed(spark.createDataFrame(table)).select("job_id", *KEYS).collect()
+    mine = proof(table.to_batches()[0])
+    assert len(found) == mine.shape[1] == len(ids)
+    told = {row.job_id: (row.line_h, row.job_h) for row in found}
+    assert {tuple(key) for key in mine[:2].T.tolist()} == set(told.values())
+    # Texts that lie in a dictionary, or somewhere in a larger array, are no others.
+    texts = pa.array(ids)
+    assert text_hashes(texts.dictionary_encode()).tolist() == text_hashes(texts).tolist()
+    assert text_hashes(texts.slice(7, 50)).tolist() == text_hashes(texts)[7:57].tolist()
 
 
 def test_jobs_that_go_on_are_no_loss_until_all_is_quiet(spark: SparkSession) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from leasehold.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
+from leasehold.pipeline.audit.parts import shared
 from leasehold.pipeline.audit.run import Audit, Audited, History, Verdict
-from leasehold.pipeline.events import lake_events, positions_after
+from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.layout import event_files
 from leasehold.pipeline.lake.progress import all_progress, gaps
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 AUDIT = "audit"
 _STATE = f"{AUDIT}/state.json"
 # What the carried rows hold; rows of another form are of no use, and all is audited anew.
-FORM = 2
+FORM = 3
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +57,8 @@ def audit_lake(
     fresh = [file for file in settled if file.upto > known.places.get(file.journal, 0)]
     if known.total is not None and not fresh:
         return known.total
-    new = positions_after(lake_events(spark, lake, fresh), known.places)
     history = History(
-        new=new,
+        new=shared(lake, fresh, known.places),
         all=lake_events(spark, lake, settled),
         carried=_carried(spark, lake, known),
         cut=cut_journals(lake),
