@@ -7,6 +7,8 @@ this is XXH64 to the bit. The lanes of all texts of one length are taken togethe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +41,36 @@ def text_hashes(texts: pa.Array, seed: int = SEED) -> Hashes:
         data[:-_LANE] = np.frombuffer(texts.buffers()[2], np.uint8)[begin : int(ends[-1])]
     starts = ends[:-1].astype(np.int64) - begin
     lengths = np.diff(ends)
-    if not len(lengths):
-        return np.empty(0, np.uint64)
-    if (lengths == lengths[0]).all():
-        return _of_length(data, starts, int(lengths[0]), seed)
+    if len(lengths) and lengths.min() == lengths.max():
+        return _of_length(_Lanes(data, int(lengths[0]), len(lengths)), seed)
     hashes = np.empty(len(lengths), np.uint64)
-    for length in np.unique(lengths):
-        here = np.flatnonzero(lengths == length)
-        hashes[here] = _of_length(data, starts[here], int(length), seed)
+    for length in np.unique(lengths).tolist():
+        here = lengths == length
+        hashes[here] = _of_length(_Lanes(data, length, starts[here]), seed)
     return hashes
+
+
+class _Lanes:
+    """Texts of one length: all that lie side by side, or those that begin at these places."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], length: int, texts: int | Ints) -> None:
+        self._data, self.length, self._texts = data, length, texts
+        self._lanes: Hashes = np.ndarray((len(data) - _LANE + 1,), "<u8", data, strides=(1,))
+        self.count = texts if isinstance(texts, int) else len(texts)
+
+    def eight(self, at: int) -> Hashes:
+        """Eight bytes of each text from here on, as a number."""
+        return self._taken(self._lanes, at)
+
+    def one(self, at: int) -> Hashes:
+        """One byte of each text."""
+        return self._taken(self._data, at).astype(np.uint64)
+
+    def _taken(self, values: npt.NDArray[Any], at: int) -> npt.NDArray[Any]:
+        if isinstance(self._texts, int):
+            return values[at :: self.length][: self._texts].copy()
+        taken: npt.NDArray[Any] = values[self._texts + at]
+        return taken
 
 
 def text_hash(texts: Sequence[str]) -> int:
@@ -73,42 +96,37 @@ def codes_of(texts: pa.DictionaryArray) -> npt.NDArray[np.integer]:
     return codes
 
 
+@cache
 def _odd_numbers(count: int) -> list[np.uint64]:
     """Multipliers that have nothing to do with each other."""
     made = np.random.default_rng(SEED).integers(1 << 62, 1 << 63, count, dtype=np.uint64)
     return list(made | np.uint64(1))
 
 
-def _of_length(data: npt.NDArray[np.uint8], starts: Ints, length: int, seed: int) -> Hashes:
-    lanes = np.ndarray((len(data) - _LANE + 1,), "<u8", data, strides=(1,))
+def _of_length(texts: _Lanes, seed: int) -> Hashes:
+    length, begin = texts.length, np.array([seed & (2**64 - 1)], np.uint64)
     striped, whole = length - length % _STRIPE, length - length % _LANE
-    hashes = np.empty(len(starts), np.uint64)
-    if striped:
-        hashes[:] = _striped(lanes, starts, striped, seed)
-    else:
-        hashes[:] = np.array([seed & (2**64 - 1)], np.uint64) + _P5
+    hashes = np.empty(texts.count, np.uint64)
+    hashes[:] = _striped(texts, striped, begin) if striped else begin + _P5
     hashes += np.uint64(length)
     for at in range(striped, whole, _LANE):
-        hashes ^= _round(_NOTHING, lanes[starts + at])
+        hashes ^= _round(_NOTHING, texts.eight(at))
         hashes[:] = _turned(hashes, 27) * _P1 + _P4
     if length - whole >= 4:
-        hashes ^= (lanes[starts + whole] & np.uint64(0xFFFFFFFF)) * _P1
+        hashes ^= (texts.eight(whole) & np.uint64(0xFFFFFFFF)) * _P1
         hashes[:] = _turned(hashes, 23) * _P2 + _P3
         whole += 4
     for at in range(whole, length):
-        hashes ^= data[starts + at].astype(np.uint64) * _P5
+        hashes ^= texts.one(at) * _P5
         hashes[:] = _turned(hashes, 11) * _P1
     _finish(hashes)
     return hashes
 
 
-def _striped(lanes: Hashes, starts: Ints, upto: int, seed: int) -> Hashes:
-    begin = np.array([seed & (2**64 - 1)], np.uint64)
+def _striped(texts: _Lanes, upto: int, begin: Hashes) -> Hashes:
     sums = [begin + _P1 + _P2, begin + _P2, begin, begin - _P1]
     for at in range(0, upto, _STRIPE):
-        sums = [
-            _round(each, lanes[starts + (at + _LANE * number)]) for number, each in enumerate(sums)
-        ]
+        sums = [_round(each, texts.eight(at + _LANE * number)) for number, each in enumerate(sums)]
     turns = (1, 7, 12, 18)
     hashes: Hashes = sum(
         (_turned(each, by) for each, by in zip(sums, turns, strict=True)), _NOTHING

@@ -41,13 +41,14 @@ def is_in_line(rows: Ints) -> Bools:
     return in_line
 
 
-def places(rows: Ints) -> Ints:
-    """Where jobs stood in which line: rows of PLACE."""
-    rows = rows[:, is_in_line(rows)]
-    submitted = rows[SUBMIT_POS]
-    is_timed = has(rows, bits_of(name for name in IN_LINE if name in TIMED))
+def places(rows: Ints, among: Bools) -> Ints:
+    """Where jobs, these among them, stood in which line: rows of PLACE."""
+    here = np.flatnonzero(is_in_line(rows) & among)
+    line, flags = rows[LINE_H][here], rows[FLAGS][here]
+    submitted, claimed = rows[SUBMIT_POS][here], rows[CLAIM_POS][here]
+    is_timed = (flags & bits_of(name for name in IN_LINE if name in TIMED)) != 0
     span = np.where(is_timed, submitted >> (PLACE_BITS + SPAN_BITS), submitted >> SPAN_BITS)
-    return np.stack([rows[LINE_H], rows[FLAGS] >> PRIORITY_AT, span, submitted, rows[CLAIM_POS]])
+    return np.stack([line, flags >> PRIORITY_AT, span, submitted, claimed])
 
 
 def span_keys(places: Ints) -> Hashes:

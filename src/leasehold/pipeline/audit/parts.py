@@ -12,7 +12,7 @@ themselves, as capture writes them. Three steps, with a shuffle between:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from leasehold.pipeline.audit import order
 from leasehold.pipeline.audit.counts import counted
-from leasehold.pipeline.audit.hashing import Hashes, Ints
+from leasehold.pipeline.audit.hashing import Ints
+from leasehold.pipeline.audit.packing import cut, pack, unpack
 from leasehold.pipeline.audit.proof import (
     FEW,
     LATE_CLOCK,
@@ -31,7 +32,7 @@ from leasehold.pipeline.audit.proof import (
     has,
     has_ended,
     job_keys,
-    merged,
+    joined,
     proof,
     unproven,
 )
@@ -144,7 +145,7 @@ def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part, rows in _by_part(batches):
-            yield from _judgement(part, merged(rows), parts, quiesced)
+            yield from _judgement(part, rows, parts, quiesced)
 
     def stand_in_line(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         places: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -154,8 +155,8 @@ def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
                     places[row["part"]].append(row["rows"])
             yield batch.filter(pa.array(batch.column("what").to_numpy() != PLACES))
         for part, blobs in places.items():
-            spans = order.spans(_unpacked(blobs, order.PLACE))
-            yield _wide(SPANS, [part], [spans.tobytes()])
+            spans = order.spans(unpack(blobs, order.PLACE))
+            yield _wide(SPANS, [part], [pack(spans)])
 
     by_job = packed.repartition(parts, "part").mapInArrow(judge, JUDGED_DDL)
     return by_job.repartition(parts, "part").mapInArrow(stand_in_line, JUDGED_DDL)
@@ -167,14 +168,14 @@ def proven(packed: DataFrame, parts: int) -> DataFrame:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(name, pa.int64()) for name in ROW])
         for _, rows in _by_part(batches):
-            yield pa.RecordBatch.from_arrays(list(merged(rows)), schema=schema)
+            yield pa.RecordBatch.from_arrays(list(rows), schema=schema)
 
     return packed.repartition(parts, "part").mapInArrow(unpack, PROOF_DDL)
 
 
 def spans_of(blobs: Iterable[bytes]) -> Ints:
     """Spans of lines out of rows of `judged`."""
-    return _unpacked(blobs, order.SPAN)
+    return unpack(blobs, order.SPAN)
 
 
 def _judgement(part: int, rows: Ints, parts: int, quiesced: bool) -> Iterator[pa.RecordBatch]:
@@ -182,8 +183,8 @@ def _judgement(part: int, rows: Ints, parts: int, quiesced: bool) -> Iterator[pa
     ended = has_ended(rows)
     yield _wide(COUNTED, [part], [counted(rows, in_doubt)])
     # Of jobs in doubt the order is asked again, with them, once there are any.
-    places = order.places(rows[:, ~in_doubt])
-    numbers, blobs = _cut(places, order.span_keys(places), parts)
+    places = order.places(rows, ~in_doubt)
+    numbers, blobs = cut(places, order.span_keys(places), parts)
     yield _wide(PLACES, numbers, blobs)
     asked = np.flatnonzero(in_doubt | ~ended | has(rows, LATE_CLOCK + PAUSES))
     for at in range(0, len(asked), PAGE_ROWS):
@@ -234,36 +235,20 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _packed(proofs: Iterable[Ints], parts: int) -> pa.RecordBatch:
     rows = np.concatenate([np.empty((len(ROW), 0), np.int64), *proofs], axis=1)
-    numbers, blobs = _cut(rows, job_keys(rows), parts)
+    numbers, blobs = cut(rows, job_keys(rows), parts)
     return pa.RecordBatch.from_arrays(
         [pa.array(numbers, pa.int32()), pa.array(blobs, pa.binary())], schema=_PACKED
     )
 
 
-def _cut(rows: Ints, keys: Hashes, parts: int) -> tuple[list[int], list[bytes]]:
-    """Columns of a matrix by the part to which their keys belong."""
-    part = (keys >> np.uint64(32)) % np.uint64(parts)
-    numbers, blobs = [], []
-    for number in range(parts):
-        here = np.flatnonzero(part == np.uint64(number))
-        if len(here):
-            numbers.append(number)
-            blobs.append(np.take(rows, here, axis=1).tobytes())
-    return numbers, blobs
-
-
 def _by_part(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Ints]]:
-    blobs: defaultdict[int, list[bytes]] = defaultdict(list)
+    """The jobs of each part, one row each."""
+    blobs: defaultdict[int, list[pa.Buffer]] = defaultdict(list)
     for batch in batches:
         for part, rows in zip(batch.column("part").to_pylist(), batch.column("rows"), strict=True):
             blobs[part].append(rows.as_buffer())
     for part in list(blobs):
-        yield part, _unpacked(blobs.pop(part), ROW)
-
-
-def _unpacked(blobs: Iterable[bytes], names: Sequence[str]) -> Ints:
-    wide = [np.frombuffer(blob, np.int64).reshape(len(names), -1) for blob in blobs]
-    return np.concatenate([np.empty((len(names), 0), np.int64), *wide], axis=1)
+        yield part, joined(unpack(blobs.pop(part), ROW))
 
 
 def _matrix(batch: pa.RecordBatch) -> Ints:

@@ -1,13 +1,13 @@
 """The proof: one row a job, by sums that need no order and add up in any way.
 
-Every event says what its writer saw and what it left. The exclusive-or over all of a job's events
-of both hashes leaves, if the chain is whole, only what the last one left: each other hash stands
-there twice, and the first saw nothing. So an unbroken chain is proven, up to one chance in 2**38,
-without sorting, and rows of parts of the history merge into the row of the whole. What concerns one
-event alone is an ordinary condition.
+Every event says what its writer saw and what it left. The sum of the hashes of what a job's events
+left, less those of what they saw, is, if the chain is whole, only what the last one left: each
+other hash is added once and taken away once, and the first saw nothing. So an unbroken chain is
+proven, up to one chance in 2**38, without sorting, and rows of parts of the history merge into the
+row of the whole. What concerns one event alone is an ordinary condition.
 
 An event is a row too, the proof of a history of one event: so there is one way to make rows, by
-columns (`of_events`), and one to merge them (`merged`). A row is ten whole numbers: jobs go by a
+columns, and one to merge them (`merged`). A row is ten whole numbers: jobs go by a
 hash of their id, and what belongs to the last event is packed behind that event's number, so that
 one maximum finds both. A job that is not proven is not yet guilty: it is looked at closely
 (`explain`).
@@ -36,8 +36,8 @@ ROW = (
 LINE_H, JOB_H, N, HI, X, MAX_POS, LAST_POS, FLAGS, SUBMIT_POS, CLAIM_POS = range(len(ROW))
 KEYS = ROW[:2]
 _FOLDS: dict[int, Any] = {
-    N: np.add, HI: np.maximum, X: np.bitwise_xor, MAX_POS: np.maximum, LAST_POS: np.maximum,
-    FLAGS: np.bitwise_or, SUBMIT_POS: np.minimum, CLAIM_POS: np.minimum,
+    N: np.add, HI: np.maximum, X: np.add, MAX_POS: np.maximum, LAST_POS: np.maximum,
+    SUBMIT_POS: np.minimum, CLAIM_POS: np.minimum,
 }  # fmt: skip
 
 BAD, LATE_CLOCK, PAUSES, EXPIRED, CUT, STRANGE = 1, 2, 4, 8, 16, 32
@@ -74,10 +74,6 @@ def merged(rows: Ints) -> Ints:
     if jobs == count:
         return rows
     which = found.indices.to_numpy()
-    if 2 * jobs > count:
-        # Most stand alone as they are.
-        repeated = (np.bincount(which) > 1)[which]
-        return np.concatenate([rows[:, ~repeated], merged(rows[:, repeated])], axis=1)
     one_of = np.empty(jobs, np.int64)
     one_of[which] = np.arange(count)
     whole = np.take(rows, one_of, axis=1)
@@ -85,7 +81,22 @@ def merged(rows: Ints) -> Ints:
     whole[[N, X]] = 0
     for number, fold in _FOLDS.items():
         fold.at(whole[number], which, rows[number])
+    # Mostly all flags of a job are the same.
+    others = np.flatnonzero(rows[FLAGS] != whole[FLAGS][which])
+    np.bitwise_or.at(whole[FLAGS], which[others], rows[FLAGS][others])
     return whole
+
+
+def joined(rows: Ints) -> Ints:
+    """As `merged`, where most rows are the only ones of their job."""
+    keys = job_keys(rows)
+    ordered = np.sort(keys)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return rows
+    at = np.searchsorted(twice, keys)
+    repeated = twice[np.minimum(at, len(twice) - 1)] == keys
+    return np.concatenate([rows[:, ~repeated], merged(rows[:, repeated])], axis=1)
 
 
 def job_keys(rows: Ints) -> Hashes:
@@ -178,7 +189,7 @@ class _Page:
 
 
 def _of_events(page: _Page, cut: Collection[str]) -> Ints:
-    """What each event says by itself."""
+    """What each event says by itself, as a row."""
     ver, pos = page["ver"], page["pos"]
     is_step = ver > 0
     left, saw = _left_and_saw(page)
@@ -189,7 +200,7 @@ def _of_events(page: _Page, cut: Collection[str]) -> Ints:
     rows[N] = is_step
     rows[HI] = number | (left & _HASH)
     rows[HI] |= ((page.info >> step.KIND_AT) & step.KIND_MASK) << _KIND_AT
-    rows[X] = np.where(is_step, left ^ saw, 0)
+    rows[X] = np.where(is_step, left - saw, 0)
     rows[MAX_POS] = np.where(is_step, pos, 0)
     rows[LAST_POS] = number | (pos & _REST)
     rows[FLAGS] = _flags(page, cut)
