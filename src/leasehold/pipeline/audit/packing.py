@@ -27,7 +27,7 @@ _CODEC = "lz4_raw"
 _HEAD = 8
 
 
-def cut(rows: Ints, keys: Hashes, parts: int) -> tuple[list[int], list[bytes]]:
+def by_part(rows: Ints, keys: Hashes, parts: int) -> tuple[list[int], list[bytes]]:
     """Rows by the part to which their keys belong: the parts that have any, and what they have."""
     part = ((keys >> np.uint64(32)) % np.uint64(parts)).astype(np.uint16)
     sizes = np.bincount(part, minlength=parts)

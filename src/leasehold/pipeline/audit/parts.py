@@ -12,7 +12,7 @@ themselves, as capture writes them. Three steps, with a shuffle between:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +22,7 @@ import pyarrow as pa
 from leasehold.pipeline.audit import order
 from leasehold.pipeline.audit.counts import counted
 from leasehold.pipeline.audit.hashing import Ints
-from leasehold.pipeline.audit.packing import cut, pack, unpack
+from leasehold.pipeline.audit.packing import by_part, pack, unpack
 from leasehold.pipeline.audit.proof import (
     FEW,
     LATE_CLOCK,
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 # Events that are looked at in one go: what is made of them stays near the processor.
 PAGE_ROWS = 131_072
-SHARE_BYTES = 8 << 20
-PARTS_MIN, PARTS_MAX = 2, 512
+TASK_BYTES, TASKS_MIN = 8 << 20, 4
+PARTS_MIN, PARTS_MAX, PARTS_OF_EVENTS = 2, 512, 8
+# So many rows are sent on before more are made.
+_ROWS_AT_ONCE = 1 << 19
 # What the rows of `judged` are.
 JOB, COUNTED, PLACES, SPANS = range(4)
 
@@ -75,26 +77,37 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class LakeShares(msgspec.Struct, frozen=True):
-    """What of a lake is to be read."""
+    """What of a lake is to be read, by task."""
 
     lake: str
-    shares: tuple[Share, ...]
+    tasks: tuple[tuple[Share, ...], ...]
 
 
-def shared(lake: LakeFiles, files: Iterable[EventFile], after: Mapping[str, int]) -> LakeShares:
-    """Files of a lake in shares of a good size, of each journal what lies behind its place."""
-    shares = []
-    for file in files:
-        of = max(1, round(lake.size(file.path) / SHARE_BYTES))
-        place = after.get(file.journal, 0)
-        shares += [Share(file.path, nth, of, place) for nth in range(of)]
-    return LakeShares(lake.address, tuple(shares))
+def shared(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, int]) -> LakeShares:
+    """Files of a lake for tasks of a good size; of each journal what lies behind its place."""
+    sizes = [lake.size(file.path) for file in files]
+    good = min(max(sum(sizes) // TASKS_MIN, TASK_BYTES // 8), TASK_BYTES)
+    tasks: list[tuple[Share, ...]] = []
+    waiting: list[Share] = []
+    room = good
+    for file, size in zip(files, sizes, strict=True):
+        of = max(1, round(size / good))
+        some = [Share(file.path, nth, of, after.get(file.journal, 0)) for nth in range(of)]
+        if of > 1:
+            tasks += [(share,) for share in some]
+            continue
+        if waiting and size > room:
+            tasks.append(tuple(waiting))
+            waiting, room = [], good
+        waiting += some
+        room -= size
+    return LakeShares(lake.address, (*tasks, tuple(waiting)) if waiting else tuple(tasks))
 
 
 def parts_for(new: DataFrame | LakeShares) -> int:
     """Into how many parts the jobs go, so that one of them is a matter of some ten megabytes."""
-    shares = len(new.shares) if isinstance(new, LakeShares) else 0
-    return min(max(shares, PARTS_MIN), PARTS_MAX)
+    tasks = len(new.tasks) if isinstance(new, LakeShares) else PARTS_OF_EVENTS
+    return min(max(tasks, PARTS_MIN), PARTS_MAX)
 
 
 def packed(
@@ -115,10 +128,10 @@ def packed_files(
         files = LakeFiles(new.lake)
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                share = new.shares[number]
-                yield _packed((proof(page, cut=cut) for page in _pages(files, share)), parts)
+                pages = (page for share in new.tasks[number] for page in _pages(files, share))
+                yield from _packed((proof(page, cut=cut) for page in pages), parts)
 
-    tasks = spark.range(0, len(new.shares), 1, max(1, len(new.shares)))
+    tasks = spark.range(0, len(new.tasks), 1, max(1, len(new.tasks)))
     return tasks.mapInArrow(prove, _PACKED_DDL)
 
 
@@ -126,7 +139,7 @@ def packed_events(events: DataFrame, parts: int, cut: Collection[str]) -> DataFr
     """The proofs of any events that Spark can read."""
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _packed((proof(page, cut=cut) for page in _gathered(batches)), parts)
+        yield from _packed((proof(page, cut=cut) for page in _gathered(batches)), parts)
 
     return events.where("ver is not null").select(*NEEDED).mapInArrow(prove, _PACKED_DDL)
 
@@ -135,7 +148,7 @@ def packed_proofs(proofs: DataFrame, parts: int) -> DataFrame:
     """Proofs that were kept, in parts again."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _packed((_matrix(batch) for batch in batches), parts)
+        yield from _packed((_matrix(batch) for batch in batches), parts)
 
     return proofs.select(*ROW).mapInArrow(pack, _PACKED_DDL)
 
@@ -144,7 +157,7 @@ def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
     """Jobs that have to be looked at again, counts, and spans of lines, in one pass."""
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part, rows in _by_part(batches):
+        for part, rows in _jobs_by_part(batches):
             yield from _judgement(part, rows, parts, quiesced)
 
     def stand_in_line(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,7 +180,7 @@ def proven(packed: DataFrame, parts: int) -> DataFrame:
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(name, pa.int64()) for name in ROW])
-        for _, rows in _by_part(batches):
+        for _, rows in _jobs_by_part(batches):
             yield pa.RecordBatch.from_arrays(list(rows), schema=schema)
 
     return packed.repartition(parts, "part").mapInArrow(unpack, PROOF_DDL)
@@ -184,7 +197,7 @@ def _judgement(part: int, rows: Ints, parts: int, quiesced: bool) -> Iterator[pa
     yield _wide(COUNTED, [part], [counted(rows, in_doubt)])
     # Of jobs in doubt the order is asked again, with them, once there are any.
     places = order.places(rows, ~in_doubt)
-    numbers, blobs = cut(places, order.span_keys(places), parts)
+    numbers, blobs = by_part(places, order.span_keys(places), parts)
     yield _wide(PLACES, numbers, blobs)
     asked = np.flatnonzero(in_doubt | ~ended | has(rows, LATE_CLOCK + PAUSES))
     for at in range(0, len(asked), PAGE_ROWS):
@@ -233,15 +246,27 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(waiting)
 
 
-def _packed(proofs: Iterable[Ints], parts: int) -> pa.RecordBatch:
-    rows = np.concatenate([np.empty((len(ROW), 0), np.int64), *proofs], axis=1)
-    numbers, blobs = cut(rows, job_keys(rows), parts)
+def _packed(proofs: Iterable[Ints], parts: int) -> Iterator[pa.RecordBatch]:
+    waiting: list[Ints] = []
+    count = 0
+    for rows in proofs:
+        waiting.append(rows)
+        count += rows.shape[1]
+        if count >= _ROWS_AT_ONCE:
+            yield _in_parts(np.concatenate(waiting, axis=1), parts)
+            waiting, count = [], 0
+    if waiting:
+        yield _in_parts(np.concatenate(waiting, axis=1), parts)
+
+
+def _in_parts(rows: Ints, parts: int) -> pa.RecordBatch:
+    numbers, blobs = by_part(rows, job_keys(rows), parts)
     return pa.RecordBatch.from_arrays(
         [pa.array(numbers, pa.int32()), pa.array(blobs, pa.binary())], schema=_PACKED
     )
 
 
-def _by_part(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Ints]]:
+def _jobs_by_part(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Ints]]:
     """The jobs of each part, one row each."""
     blobs: defaultdict[int, list[pa.Buffer]] = defaultdict(list)
     for batch in batches:

@@ -7,10 +7,9 @@ proven, up to one chance in 2**38, without sorting, and rows of parts of the his
 row of the whole. What concerns one event alone is an ordinary condition.
 
 An event is a row too, the proof of a history of one event: so there is one way to make rows, by
-columns, and one to merge them (`merged`). A row is ten whole numbers: jobs go by a
-hash of their id, and what belongs to the last event is packed behind that event's number, so that
-one maximum finds both. A job that is not proven is not yet guilty: it is looked at closely
-(`explain`).
+columns, and one to merge them (`merged`). A row is ten whole numbers: jobs go by a hash of their
+id, and what belongs to the last event is packed behind that event's number, so that one maximum
+finds both. A job that is not proven is not yet guilty: it is looked at closely (`explain`).
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def joined(rows: Ints) -> Ints:
 def job_keys(rows: Ints) -> Hashes:
     """By what a job goes: its own hash and that of its line, in one.
 
-    Two jobs that share a hash are not proven together, and told apart when they are looked at.
+    Two jobs of a line that share a hash are not proven, and told apart when they are looked at.
     """
     keys: Hashes = rows[LINE_H].view(np.uint64) * _MIX + rows[JOB_H].view(np.uint64)
     return keys
@@ -177,9 +176,10 @@ class _Page:
         if name not in self._events.schema.names:
             return pa.repeat(pa.scalar(""), len(self._events))
         column = self._events.column(name)
-        if not column.null_count:
-            return column
-        return pc.fill_null(column.cast(pa.string()), "")
+        is_plain = isinstance(column, pa.StringArray | pa.DictionaryArray)
+        if column.null_count or not is_plain:
+            return pc.fill_null(column.cast(pa.string()), "")
+        return column
 
     def is_a(self, bits: int) -> Bools:
         """Whether a step is such a one; a step that is not allowed is none of them."""

@@ -22,6 +22,8 @@ from pyarrow import fs
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.pipeline.schema import SCHEMA_VERSION
 
+# Readers side by side share a file by its row groups.
+ROWS_IN_GROUP = 131_072
 _HIDDEN = "_writing-"
 _LABEL = "lake.json"
 
@@ -110,7 +112,13 @@ class LakeFiles:
     def write_table(self, path: str, table: pa.Table) -> None:
         """Replace a Parquet file as a whole."""
         with self._whole(path) as draft:
-            pq.write_table(table, draft, filesystem=self._system, compression="zstd")
+            pq.write_table(
+                table,
+                draft,
+                row_group_size=ROWS_IN_GROUP,
+                filesystem=self._system,
+                compression="zstd",
+            )
 
     @contextmanager
     def writer(self, path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
