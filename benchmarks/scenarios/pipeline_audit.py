@@ -94,8 +94,9 @@ SCENARIO = Scenario(
     name="pipeline_audit",
     title="Events audited per second",
     about=(
-        "A made lake of sound jobs with four events each. `scan`: Spark reads the columns that the "
-        "audit needs and folds them into one number. `leasehold`: the whole audit, from scratch. "
+        "A made lake of sound jobs with four events each. `scan`: Spark reads exactly the columns "
+        "that the audit reads and folds them into one number. `leasehold`: the whole audit, from "
+        "scratch, to its summary and carried rows. "
         "`tables`: attempts, jobs, metrics, latencies and slo from scratch. `duckdb`, `polars`: "
         "the same proof in SQL and in expressions over the same files, without the lines, "
         "summary and carried rows, and without the start of their process. The driver has 2 GB."
