@@ -61,7 +61,8 @@ def audited(
     spark: SparkSession, events: DataFrame, **how: bool
 ) -> tuple[Audited, dict[str, dict[str, set[str]]]]:
     """The summary, and by history and number the jobs that were found."""
-    audit = Audit(spark, History(new=events, all=events, quiesced=how.get("quiesced", True)))
+    history = History(new=events, all=lambda: events, quiesced=how.get("quiesced", True))
+    audit = Audit(spark, history)
     try:
         found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         for row in audit.violations.collect():
@@ -206,7 +207,7 @@ def test_what_another_system_did_not_write_is_not_judged(spark: SparkSession) ->
         )
     )
     history, unseen = completed(rows.where("type not in ('reject', 'pause', 'resume')"))
-    audit = Audit(spark, History(new=history, all=history, unseen=unseen, quiesced=True))
+    audit = Audit(spark, History(new=history, all=lambda: history, unseen=unseen, quiesced=True))
     try:
         result = audit.result()
         by_number = {each.invariant: each for each in result.verdicts}

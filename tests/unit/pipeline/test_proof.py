@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from leasehold.pipeline.audit import order, steps
 from leasehold.pipeline.audit.hashing import Ints, text_hash
-from leasehold.pipeline.audit.packing import by_part, pack, unpack
-from leasehold.pipeline.audit.parts import Share, shared
+from leasehold.pipeline.audit.packing import by_part, pack, restored, shrunk, unpack
 from leasehold.pipeline.audit.proof import ROW, job_keys, joined, merged, proof, unproven
+from leasehold.pipeline.audit.shares import Share, shared
 from leasehold.pipeline.lake.files import ROWS_IN_GROUP, LakeFiles
 from leasehold.pipeline.lake.layout import EventFile
 
@@ -88,9 +88,9 @@ def test_no_job_with_an_event_too_few_or_too_many_is_proven(event: int) -> None:
 
 def test_rows_of_jobs_arrive_packed_in_the_part_of_their_key() -> None:
     rows = proof(events(1_000).slice(0, 2_500))
-    numbers, blobs = by_part(rows, job_keys(rows), 7)
+    numbers, blobs = by_part(shrunk(rows), job_keys(rows), 7)
     assert numbers == list(range(7))
-    parts = [unpack([blob], ROW) for blob in blobs]
+    parts = [restored(unpack([blob], ROW)) for blob in blobs]
     assert lined(np.concatenate(parts, axis=1)) == lined(rows)
     for number, part in zip(numbers, parts, strict=True):
         again, _ = by_part(part, job_keys(part), 7)
@@ -101,7 +101,7 @@ def test_rows_of_jobs_arrive_packed_in_the_part_of_their_key() -> None:
 @given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=10, max_size=10)))
 def test_any_numbers_survive_packing(rows: list[list[int]]) -> None:
     matrix = np.array(rows, np.int64).reshape(-1, len(ROW)).T
-    assert lined(unpack([pack(matrix)], ROW)) == lined(matrix)
+    assert lined(restored(unpack([pack(shrunk(matrix))], ROW))) == lined(matrix)
 
 
 def test_rows_are_joined_as_they_are_merged() -> None:

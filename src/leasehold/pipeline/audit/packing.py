@@ -18,7 +18,6 @@ from leasehold.pipeline.audit.proof import (
     HI,
     LAST_POS,
     MAX_POS,
-    ROW,
     SUBMIT_POS,
     X,
 )
@@ -39,7 +38,7 @@ def by_part(rows: Ints, keys: Hashes, parts: int) -> tuple[list[int], list[bytes
 
 def pack(rows: Ints) -> bytes:
     """Some rows as one value."""
-    whole = _differences(rows).tobytes()
+    whole = rows.tobytes()
     packed: bytes = pa.Codec(_CODEC).compress(whole, asbytes=True)
     return len(whole).to_bytes(_HEAD, "little") + packed
 
@@ -52,13 +51,12 @@ def unpack(values: Iterable[Any], names: Sequence[str]) -> Ints:
         seen = memoryview(value)
         size = int.from_bytes(seen[:_HEAD], "little")
         whole = codec.decompress(seen[_HEAD:], size)
-        wide.append(_sums(np.frombuffer(whole, np.int64).reshape(len(names), -1)))
+        wide.append(np.frombuffer(whole, np.int64).reshape(len(names), -1))
     return np.concatenate(wide, axis=1)
 
 
-def _differences(rows: Ints) -> Ints:
-    if len(rows) != len(ROW):
-        return np.ascontiguousarray(rows)
+def shrunk(rows: Ints) -> Ints:
+    """Rows of the proof, with differences for what repeats in a sound job."""
     small = rows.copy()
     small[X] -= rows[HI]
     small[LAST_POS] -= rows[MAX_POS]
@@ -67,12 +65,10 @@ def _differences(rows: Ints) -> Ints:
     return small
 
 
-def _sums(small: Ints) -> Ints:
-    if len(small) != len(ROW):
-        return small
-    rows = small.copy()
-    rows[CLAIM_POS] += rows[SUBMIT_POS]
-    rows[MAX_POS] += rows[SUBMIT_POS]
-    rows[LAST_POS] += rows[MAX_POS]
-    rows[X] += rows[HI]
-    return rows
+def restored(small: Ints) -> Ints:
+    """The rows that were shrunk; in place."""
+    small[CLAIM_POS] += small[SUBMIT_POS]
+    small[MAX_POS] += small[SUBMIT_POS]
+    small[LAST_POS] += small[MAX_POS]
+    small[X] += small[HI]
+    return small

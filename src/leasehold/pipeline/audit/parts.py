@@ -12,19 +12,17 @@ themselves, as capture writes them. Three steps, with a shuffle between:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from leasehold.pipeline.audit import order
 from leasehold.pipeline.audit.counts import counted
 from leasehold.pipeline.audit.hashing import Ints
-from leasehold.pipeline.audit.packing import by_part, pack, unpack
+from leasehold.pipeline.audit.packing import by_part, pack, restored, shrunk, unpack
 from leasehold.pipeline.audit.proof import (
-    FEW,
     LATE_CLOCK,
     NEEDED,
     PAUSES,
@@ -36,15 +34,12 @@ from leasehold.pipeline.audit.proof import (
     proof,
     unproven,
 )
+from leasehold.pipeline.audit.shares import PAGE_ROWS, LakeShares, pages_of
 from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import EventFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Events that are looked at in one go: what is made of them stays near the processor.
-PAGE_ROWS = 131_072
-TASK_BYTES, TASKS_MIN = 8 << 20, 4
 PARTS_MIN, PARTS_MAX, PARTS_OF_EVENTS = 2, 512, 8
 # So many rows are sent on before more are made.
 _ROWS_AT_ONCE = 1 << 19
@@ -53,7 +48,7 @@ JOB, COUNTED, PLACES, SPANS = range(4)
 
 _PACKED_DDL = "part int, rows binary"
 _PACKED = pa.schema([("part", pa.int32()), ("rows", pa.binary())])
-JUDGED_DDL = (
+_JUDGED_DDL = (
     "what int, part int, rows binary, open_question boolean, has_ended boolean, "
     + ", ".join(f"{name} bigint" for name in ROW)
 )
@@ -64,44 +59,7 @@ _JUDGED = pa.schema(
         *((name, pa.int64()) for name in ROW),
     ]
 )
-PROOF_DDL = ", ".join(f"{name} bigint" for name in ROW)
-
-
-class Share(msgspec.Struct, frozen=True):
-    """Some row groups of a file of the lake: the `nth` of `of` shares, behind a place."""
-
-    path: str
-    nth: int
-    of: int
-    after: int
-
-
-class LakeShares(msgspec.Struct, frozen=True):
-    """What of a lake is to be read, by task."""
-
-    lake: str
-    tasks: tuple[tuple[Share, ...], ...]
-
-
-def shared(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, int]) -> LakeShares:
-    """Files of a lake for tasks of a good size; of each journal what lies behind its place."""
-    sizes = [lake.size(file.path) for file in files]
-    good = min(max(sum(sizes) // TASKS_MIN, TASK_BYTES // 8), TASK_BYTES)
-    tasks: list[tuple[Share, ...]] = []
-    waiting: list[Share] = []
-    room = good
-    for file, size in zip(files, sizes, strict=True):
-        of = max(1, round(size / good))
-        some = [Share(file.path, nth, of, after.get(file.journal, 0)) for nth in range(of)]
-        if of > 1:
-            tasks += [(share,) for share in some]
-            continue
-        if waiting and size > room:
-            tasks.append(tuple(waiting))
-            waiting, room = [], good
-        waiting += some
-        room -= size
-    return LakeShares(lake.address, (*tasks, tuple(waiting)) if waiting else tuple(tasks))
+_PROOF_DDL = ", ".join(f"{name} bigint" for name in ROW)
 
 
 def parts_for(new: DataFrame | LakeShares) -> int:
@@ -128,7 +86,7 @@ def packed_files(
         files = LakeFiles(new.lake)
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                pages = (page for share in new.tasks[number] for page in _pages(files, share))
+                pages = (page for share in new.tasks[number] for page in pages_of(files, share))
                 yield from _packed((proof(page, cut=cut) for page in pages), parts)
 
     tasks = spark.range(0, len(new.tasks), 1, max(1, len(new.tasks)))
@@ -147,10 +105,10 @@ def packed_events(events: DataFrame, parts: int, cut: Collection[str]) -> DataFr
 def packed_proofs(proofs: DataFrame, parts: int) -> DataFrame:
     """Proofs that were kept, in parts again."""
 
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def cut_again(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _packed((_matrix(batch) for batch in batches), parts)
 
-    return proofs.select(*ROW).mapInArrow(pack, _PACKED_DDL)
+    return proofs.select(*ROW).mapInArrow(cut_again, _PACKED_DDL)
 
 
 def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
@@ -171,19 +129,19 @@ def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
             spans = order.spans(unpack(blobs, order.PLACE))
             yield _wide(SPANS, [part], [pack(spans)])
 
-    by_job = packed.repartition(parts, "part").mapInArrow(judge, JUDGED_DDL)
-    return by_job.repartition(parts, "part").mapInArrow(stand_in_line, JUDGED_DDL)
+    by_job = packed.repartition(parts, "part").mapInArrow(judge, _JUDGED_DDL)
+    return by_job.repartition(parts, "part").mapInArrow(stand_in_line, _JUDGED_DDL)
 
 
 def proven(packed: DataFrame, parts: int) -> DataFrame:
     """The proofs themselves, a row each: for the few questions that need all of them."""
 
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def show(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(name, pa.int64()) for name in ROW])
         for _, rows in _jobs_by_part(batches):
             yield pa.RecordBatch.from_arrays(list(rows), schema=schema)
 
-    return packed.repartition(parts, "part").mapInArrow(unpack, PROOF_DDL)
+    return packed.repartition(parts, "part").mapInArrow(show, _PROOF_DDL)
 
 
 def spans_of(blobs: Iterable[bytes]) -> Ints:
@@ -224,15 +182,6 @@ def _wide(what: int, part: list[int], blobs: list[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*named, pa.array(blobs, pa.binary()), *rest], schema=_JUDGED)
 
 
-def _pages(files: LakeFiles, share: Share) -> Iterator[pa.RecordBatch]:
-    pages = files.pages(share.path, NEEDED, few=FEW, rows=PAGE_ROWS, nth=share.nth, of=share.of)
-    for page in pages:
-        if not share.after:
-            yield page
-            continue
-        yield page.filter(pa.array(page.column("pos").to_numpy() > share.after))
-
-
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -260,7 +209,7 @@ def _packed(proofs: Iterable[Ints], parts: int) -> Iterator[pa.RecordBatch]:
 
 
 def _in_parts(rows: Ints, parts: int) -> pa.RecordBatch:
-    numbers, blobs = by_part(rows, job_keys(rows), parts)
+    numbers, blobs = by_part(shrunk(rows), job_keys(rows), parts)
     return pa.RecordBatch.from_arrays(
         [pa.array(numbers, pa.int32()), pa.array(blobs, pa.binary())], schema=_PACKED
     )
@@ -273,7 +222,7 @@ def _jobs_by_part(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Ints
         for part, rows in zip(batch.column("part").to_pylist(), batch.column("rows"), strict=True):
             blobs[part].append(rows.as_buffer())
     for part in list(blobs):
-        yield part, joined(unpack(blobs.pop(part), ROW))
+        yield part, joined(restored(unpack(blobs.pop(part), ROW)))
 
 
 def _matrix(batch: pa.RecordBatch) -> Ints:

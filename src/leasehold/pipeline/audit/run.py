@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from leasehold.pipeline.audit.invariants import INVARIANTS, Invariant, applies_t
 from leasehold.pipeline.audit.lines import has
 from leasehold.pipeline.audit.order import are_mixed
 from leasehold.pipeline.audit.proof import CUT, KEYS, LATE_CLOCK, ROW
+from leasehold.pipeline.audit.shares import LakeShares
 from leasehold.pipeline.audit.steps import CONTRACTS
 from leasehold.pipeline.schema import NAMES
 
@@ -73,12 +74,13 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """What is audited: new events, everything there is, and what is known from before.
 
-    `new` are files of a lake or any rows of events. `cut` names journals whose beginning is
-    missing; `unseen` the columns nobody wrote.
+    `new` are files of a lake or any rows of events; `all` gives the rows of all events, which only
+    an audit that leaves something open asks for. `cut` names journals whose beginning is missing;
+    `unseen` the columns nobody wrote.
     """
 
-    new: DataFrame | parts.LakeShares
-    all: DataFrame
+    new: DataFrame | LakeShares
+    all: Callable[[], DataFrame]
     carried: DataFrame | None = None
     cut: Sequence[str] = ()
     unseen: frozenset[str] = frozenset()
@@ -179,7 +181,7 @@ class Audit:
             late = self._events_of(self._jobs(has(LATE_CLOCK)))
             found.append(lines.late_clock(late.where(lines.is_behind())))
         if any(row.pauses for row in self._counts):
-            found.append(lines.claimed_while_paused(history.all))
+            found.append(lines.claimed_while_paused(history.all()))
         found += self._overtaken()
         if not found:
             return self._nothing
@@ -193,11 +195,11 @@ class Audit:
         if not in_doubt and not self._is_mixed:
             return []
         found = lines.overtaken(parts.proven(self._packed, self._parts))
-        return [lines.explain_overtaken(self._history.all, found)]
+        return [lines.explain_overtaken(self._history.all(), found)]
 
     def _events_of(self, jobs: DataFrame) -> DataFrame:
         """All events of some jobs, with whether their journal is whole."""
-        events = lines.keyed(self._history.all)
+        events = lines.keyed(self._history.all())
         some = jobs.select(*KEYS, (~has(CUT)).alias("whole"))
         return events.join(some, list(KEYS)).select(*NAMES, "whole")
 
