@@ -174,8 +174,15 @@ def test_a_job_goes_by_the_same_hashes_in_the_proof_and_in_spark(spark: SparkSes
     rng = Random(1)
     alphabet = "abcXYZ0189-:.\u00e4\u20ac\U0001f600"
     ids = ["".join(rng.choices(alphabet, k=length)) for length in range(120)]
-    rows = [{"journal": "j", "contract": "streams", "queue": f"q{n}" * n, "job_id": text}
-            for n, text in enumerate(ids)]  # fmt: skip
+    rows = [
+        {
+            "journal": "j" if n % 2 else None,
+            "contract": "streams",
+            "queue": f"q{n}" * n,
+            "job_id": text,
+        }
+        for n, text in enumerate(ids)
+    ]
     table = pa.Table.from_pylist(rows).combine_chunks()
     found = keyed(spark.createDataFrame(table)).select("job_id", *KEYS).collect()
     mine = proof(table.to_batches()[0])

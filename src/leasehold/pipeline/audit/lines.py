@@ -33,8 +33,10 @@ def has(flag: int) -> Column:
 
 def keyed(events: DataFrame) -> DataFrame:
     """With the hashes by which jobs go in the proof, as columns."""
-    events = events.withColumn("line_h", F.xxhash64("journal", "contract", "queue"))
-    return events.withColumn("job_h", F.xxhash64("job_id"))
+    # Spark passes over a null, which in the proof is an empty text.
+    line = [F.coalesce(name, F.lit("")) for name in ("journal", "contract", "queue")]
+    events = events.withColumn("line_h", F.xxhash64(*line))
+    return events.withColumn("job_h", F.xxhash64(F.coalesce("job_id", F.lit(""))))
 
 
 def overtaken(proofs: DataFrame) -> DataFrame:
