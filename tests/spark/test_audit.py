@@ -13,14 +13,19 @@ from pyspark.sql import DataFrame, SparkSession
 from leasehold.core.event import JournalEvent
 from leasehold.pipeline.audit.hashing import text_hashes
 from leasehold.pipeline.audit.invariants import BY_NUMBER, JUDGED, NOT_OBSERVABLE
+from leasehold.pipeline.audit.lakes import audit_lake
 from leasehold.pipeline.audit.lines import keyed
 from leasehold.pipeline.audit.proof import KEYS, merged, proof
 from leasehold.pipeline.audit.run import Audit, Audited, History, completed
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.layout import EventFile
+from leasehold.pipeline.lake.progress import Progress, write_progress
 from leasehold.pipeline.schema import ARROW, COLUMNS
 from tests.chaos.sim.test_verdict import (
     MUTATIONS,
     NotHere,
     a_job_never_ended,
+    a_stale_token_is_accepted,
     an_operator_saw_a_claim_while_paused,
     judged,
     sound,
@@ -193,6 +198,36 @@ def test_a_job_goes_by_the_same_hashes_in_the_proof_and_in_spark(spark: SparkSes
     texts = pa.array(ids)
     assert text_hashes(texts.dictionary_encode()).tolist() == text_hashes(texts).tolist()
     assert text_hashes(texts.slice(7, 50)).tolist() == text_hashes(texts)[7:57].tolist()
+
+
+def put(lake: LakeFiles, events: pa.RecordBatch, after: int) -> int:
+    """A part of a history as a file of the lake; up to which place it reaches."""
+    upto = after + len(events)
+    table = pa.Table.from_batches([events])
+    lake.write_table(EventFile("2026-11-16", "old", after, upto).path, table)
+    write_progress(lake, Progress(journal="old", url="", upto=str(upto), rows=upto))
+    return upto
+
+
+def test_a_lake_of_older_files_is_audited_as_it_is_from_where_the_last_audit_ended(
+    spark: SparkSession, lake: str
+) -> None:
+    files = LakeFiles(lake)
+    files.begin()
+    broken = a_stale_token_is_accepted(sound(1), Random(1)).events
+    later = ("event_id", "gid", "data", "payload_h", "result_h")
+    events = page({"old": broken}).drop_columns(list(later))
+    half = put(files, events.slice(0, len(events) // 2), 0)
+    first = audit_lake(spark, lake)
+    assert first.events == sum(event.ver > 0 for event in broken[:half])
+    assert first.open_jobs > 0
+    assert put(files, events.slice(half), half) == len(events)
+    second = audit_lake(spark, lake)
+    whole = audit_lake(spark, lake, full=True)
+    assert second.events == whole.events == sum(event.ver > 0 for event in broken)
+    assert "I8" in second.broken
+    assert second.broken == whole.broken
+    assert (second.jobs, second.open_jobs) == (whole.jobs, whole.open_jobs)
 
 
 def test_jobs_that_go_on_are_no_loss_until_all_is_quiet(spark: SparkSession) -> None:
