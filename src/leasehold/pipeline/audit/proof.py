@@ -62,17 +62,32 @@ NEEDED = (
 
 
 def proof(events: pa.RecordBatch, *, cut: Collection[str] = ()) -> Ints:
-    """The rows of the jobs of these events; `cut` names journals whose beginning is missing."""
-    return merged(_of_events(_Page(events), cut))
+    """The rows of the jobs of these events, some of a job if few jobs have several events here.
+
+    `cut` names journals whose beginning is missing.
+    """
+    return lightened(_of_events(_Page(events), cut))
 
 
 def merged(rows: Ints) -> Ints:
     """Rows of parts of the history as rows of the whole, one a job."""
     found = pa.array(job_keys(rows)).dictionary_encode()
-    count, jobs = rows.shape[1], len(found.dictionary)
+    return _folded(rows, found.indices.to_numpy(), len(found.dictionary))
+
+
+def lightened(rows: Ints) -> Ints:
+    """As `merged`, if that leaves far fewer; else as they are, to be merged later."""
+    found = pa.array(job_keys(rows)).dictionary_encode()
+    jobs = len(found.dictionary)
+    if 4 * jobs > 3 * rows.shape[1]:
+        return rows
+    return _folded(rows, found.indices.to_numpy(), jobs)
+
+
+def _folded(rows: Ints, which: Ints, jobs: int) -> Ints:
+    count = rows.shape[1]
     if jobs == count:
         return rows
-    which = found.indices.to_numpy()
     one_of = np.empty(jobs, np.int64)
     one_of[which] = np.arange(count)
     whole = np.take(rows, one_of, axis=1)
@@ -93,6 +108,8 @@ def joined(rows: Ints) -> Ints:
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(twice):
         return rows
+    if 4 * len(twice) > len(keys):
+        return merged(rows)
     at = np.searchsorted(twice, keys)
     repeated = twice[np.minimum(at, len(twice) - 1)] == keys
     return np.concatenate([rows[:, ~repeated], merged(rows[:, repeated])], axis=1)
