@@ -6,19 +6,26 @@ from collections import defaultdict
 from random import Random
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from leasehold.core.event import JournalEvent
+from leasehold.pipeline.audit.hashing import text_hashes
 from leasehold.pipeline.audit.invariants import BY_NUMBER, JUDGED, NOT_OBSERVABLE
-from leasehold.pipeline.audit.proof import merged, proof
+from leasehold.pipeline.audit.lakes import audit_lake
+from leasehold.pipeline.audit.lines import keyed
+from leasehold.pipeline.audit.proof import KEYS, merged, proof
 from leasehold.pipeline.audit.run import Audit, Audited, History, completed
-from leasehold.pipeline.audit.steps import Steps
+from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.layout import EventFile
+from leasehold.pipeline.lake.progress import Progress, write_progress
 from leasehold.pipeline.schema import ARROW, COLUMNS
 from tests.chaos.sim.test_verdict import (
     MUTATIONS,
     NotHere,
     a_job_never_ended,
+    a_stale_token_is_accepted,
     an_operator_saw_a_claim_while_paused,
     judged,
     sound,
@@ -41,20 +48,26 @@ ELSEWHERE = {
 
 
 def frame(spark: SparkSession, histories: dict[str, list[JournalEvent]]) -> DataFrame:
+    """Histories as rows."""
+    return spark.createDataFrame(pa.Table.from_batches([page(histories)]))
+
+
+def page(histories: dict[str, list[JournalEvent]]) -> pa.RecordBatch:
     """Histories side by side, each under its own name, in the order in which they are given."""
     rows = [
         {"journal": name, "pos": at + 1} | msgspec.structs.asdict(event)
         for name, events in histories.items()
         for at, event in enumerate(events)
     ]
-    return spark.createDataFrame(pa.Table.from_pylist(rows, ARROW))
+    return pa.RecordBatch.from_pylist(rows, ARROW)
 
 
 def audited(
     spark: SparkSession, events: DataFrame, **how: bool
 ) -> tuple[Audited, dict[str, dict[str, set[str]]]]:
     """The summary, and by history and number the jobs that were found."""
-    audit = Audit(spark, History(new=events, all=events, quiesced=how.get("quiesced", True)))
+    history = History(new=events, all=lambda: events, quiesced=how.get("quiesced", True))
+    audit = Audit(spark, history)
     try:
         found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         for row in audit.violations.collect():
@@ -151,15 +164,70 @@ def test_a_clock_that_went_back_is_noticed(spark: SparkSession) -> None:
     assert found["a"] == {"I35": {"j"}}
 
 
-def test_proofs_of_parts_merge_into_the_proof_of_the_whole(spark: SparkSession) -> None:
-    events = frame(spark, {f"s{seed}": sound(seed).events for seed in range(3)})
-    steps = Steps(spark)
-    whole = proof(events, steps)
-    parts = [proof(events.where(f"pos % 3 = {n}"), steps) for n in range(3)]
-    again = merged(parts[0].unionByName(parts[1]).unionByName(parts[2]))
-    wanted = {tuple(row) for row in whole.where("n > 0").collect()}
-    found = again.select(*whole.columns).where("n > 0").collect()
-    assert {tuple(row) for row in found} == wanted
+def test_proofs_of_parts_merge_into_the_proof_of_the_whole() -> None:
+    events = page({f"s{seed}": sound(seed).events for seed in range(3)})
+    whole = proof(events)
+    rng = np.random.default_rng(1)
+    which = rng.integers(0, 3, len(events))
+    parts = [proof(events.filter(pa.array(which == number))) for number in range(3)]
+    again = merged(np.concatenate(parts, axis=1))
+    assert sum(part.shape[1] for part in parts) > again.shape[1] == whole.shape[1]
+    assert {tuple(row) for row in again.T.tolist()} == {tuple(row) for row in whole.T.tolist()}
+
+
+def test_a_job_goes_by_the_same_hashes_in_the_proof_and_in_spark(spark: SparkSession) -> None:
+    rng = Random(1)
+    alphabet = "abcXYZ0189-:.\u00e4\u20ac\U0001f600"
+    ids = ["".join(rng.choices(alphabet, k=length)) for length in range(120)]
+    rows = [
+        {
+            "journal": "j" if n % 2 else None,
+            "contract": "streams",
+            "queue": f"q{n}" * n,
+            "job_id": text,
+        }
+        for n, text in enumerate(ids)
+    ]
+    table = pa.Table.from_pylist(rows).combine_chunks()
+    found = keyed(spark.createDataFrame(table)).select("job_id", *KEYS).collect()
+    mine = proof(table.to_batches()[0])
+    assert len(found) == mine.shape[1] == len(ids)
+    told = {row.job_id: (row.line_h, row.job_h) for row in found}
+    assert {tuple(key) for key in mine[:2].T.tolist()} == set(told.values())
+    # Texts that lie in a dictionary, or somewhere in a larger array, are no others.
+    texts = pa.array(ids)
+    assert text_hashes(texts.dictionary_encode()).tolist() == text_hashes(texts).tolist()
+    assert text_hashes(texts.slice(7, 50)).tolist() == text_hashes(texts)[7:57].tolist()
+
+
+def put(lake: LakeFiles, events: pa.RecordBatch, after: int) -> int:
+    """A part of a history as a file of the lake; up to which place it reaches."""
+    upto = after + len(events)
+    table = pa.Table.from_batches([events])
+    lake.write_table(EventFile("2026-11-16", "old", after, upto).path, table)
+    write_progress(lake, Progress(journal="old", url="", upto=str(upto), rows=upto))
+    return upto
+
+
+def test_a_lake_of_older_files_is_audited_as_it_is_from_where_the_last_audit_ended(
+    spark: SparkSession, lake: str
+) -> None:
+    files = LakeFiles(lake)
+    files.begin()
+    broken = a_stale_token_is_accepted(sound(1), Random(1)).events
+    later = ("event_id", "gid", "data", "payload_h", "result_h")
+    events = page({"old": broken}).drop_columns(list(later))
+    half = put(files, events.slice(0, len(events) // 2), 0)
+    first = audit_lake(spark, lake)
+    assert first.events == sum(event.ver > 0 for event in broken[:half])
+    assert first.open_jobs > 0
+    assert put(files, events.slice(half), half) == len(events)
+    second = audit_lake(spark, lake)
+    whole = audit_lake(spark, lake, full=True)
+    assert second.events == whole.events == sum(event.ver > 0 for event in broken)
+    assert "I8" in second.broken
+    assert second.broken == whole.broken
+    assert (second.jobs, second.open_jobs) == (whole.jobs, whole.open_jobs)
 
 
 def test_jobs_that_go_on_are_no_loss_until_all_is_quiet(spark: SparkSession) -> None:
@@ -181,7 +249,7 @@ def test_what_another_system_did_not_write_is_not_judged(spark: SparkSession) ->
         )
     )
     history, unseen = completed(rows.where("type not in ('reject', 'pause', 'resume')"))
-    audit = Audit(spark, History(new=history, all=history, unseen=unseen, quiesced=True))
+    audit = Audit(spark, History(new=history, all=lambda: history, unseen=unseen, quiesced=True))
     try:
         result = audit.result()
         by_number = {each.invariant: each for each in result.verdicts}

@@ -88,7 +88,8 @@ def _of_events(
             if partial
             else []
         )
-    audit = Audit(spark, History(new=events, all=events, cut=cut, unseen=unseen, quiesced=quiesced))
+    history = History(new=events, all=lambda: events, cut=cut, unseen=unseen, quiesced=quiesced)
+    audit = Audit(spark, history)
     try:
         return audit.result(), _shown(audit.violations, show)
     finally:

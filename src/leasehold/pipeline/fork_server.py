@@ -37,6 +37,7 @@ PRELOADED = (
     "pyspark.sql.worker.lookup_data_sources",
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.write_into_data_source",
+    *("leasehold.pipeline.audit.explain", "leasehold.pipeline.audit.parts"),
     *("leasehold.pipeline.lake.feed", "leasehold.pipeline.lake.sink"),
     *("leasehold.pipeline.source.journal", "leasehold.pipeline.source.stream_reel"),
     *("leasehold.pipeline.source.submitting", "leasehold.pipeline.source.writing"),

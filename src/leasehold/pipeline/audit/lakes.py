@@ -13,10 +13,12 @@ import msgspec
 
 from leasehold.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
 from leasehold.pipeline.audit.run import Audit, Audited, History, Verdict
-from leasehold.pipeline.events import lake_events, positions_after
+from leasehold.pipeline.audit.shares import shared
+from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
 from leasehold.pipeline.lake.layout import event_files
 from leasehold.pipeline.lake.progress import all_progress, gaps
+from leasehold.pipeline.lake.reach import require_reach
 from leasehold.pipeline.source.offsets import epoch_name
 from leasehold.pipeline.tables.update import committed
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 AUDIT = "audit"
 _STATE = f"{AUDIT}/state.json"
 # What the carried rows hold; rows of another form are of no use, and all is audited anew.
-FORM = 2
+FORM = 3
+_FEW = 50_000
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +54,15 @@ def audit_lake(
     # Whether a job has ended in the end is a question about all of them.
     is_new = full or quiesced or before.form != FORM
     known = State(run=before.run) if is_new else before
+    require_reach(spark, lake)
     now = committed(lake)
     settled = [file for file in event_files(lake) if file.upto <= now.get(file.journal, 0)]
     fresh = [file for file in settled if file.upto > known.places.get(file.journal, 0)]
     if known.total is not None and not fresh:
         return known.total
-    new = positions_after(lake_events(spark, lake, fresh), known.places)
     history = History(
-        new=new,
-        all=lake_events(spark, lake, settled),
+        new=shared(lake, fresh, known.places),
+        all=lambda: lake_events(spark, lake, settled),
         carried=_carried(spark, lake, known),
         cut=cut_journals(lake),
         quiesced=quiesced,
@@ -72,7 +75,7 @@ def audit_lake(
             lake.write_table(f"{folder}/violations/none.parquet", VIOLATIONS.empty_table())
         else:
             audit.violations.write.mode("overwrite").parquet(lake.uri(f"{folder}/violations"))
-        audit.carry().write.mode("overwrite").parquet(lake.uri(f"{folder}/carried"))
+        _write_carried(lake, f"{folder}/carried", audit)
         state, total = _after(known, audit, run, now)
     finally:
         audit.close()
@@ -117,6 +120,14 @@ def _carried(spark: SparkSession, lake: LakeFiles, known: State) -> DataFrame | 
     if not known.runs:
         return None
     return spark.read.parquet(lake.uri(f"{AUDIT}/{known.run:06d}/carried"))
+
+
+def _write_carried(lake: LakeFiles, folder: str, audit: Audit) -> None:
+    """Mostly few jobs are open: they are written here, without another round of tasks."""
+    if sum(row.open_jobs for row in audit.counts().values()) > _FEW:
+        audit.carry().write.mode("overwrite").parquet(lake.uri(folder))
+    else:
+        lake.write_table(f"{folder}/open.parquet", audit.carry().toArrow())
 
 
 def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tuple[State, Audited]:

@@ -8,21 +8,16 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from leasehold.pipeline.audit.invariants import IN_LINE, TIMED
+from leasehold.pipeline.audit.order import bits_of
 from leasehold.pipeline.audit.proof import (
     CLOCK_SLACK_MS,
     KEYS,
-    KNOWN_AT,
     NEVER,
     PLACE_BITS,
-    has,
-    job_keys,
-    priority,
+    PRIORITY_AT,
 )
-from leasehold.pipeline.audit.steps import CONTRACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.window import WindowSpec
 
@@ -31,32 +26,17 @@ _SLICE_BITS = 6
 _LINE = ("line_h", "priority", "slice")
 
 
-def is_in_line() -> Column:
-    """Whether a job was submitted without delay where the first is promised to be first."""
-    stood = (F.col("submit_pos") < NEVER) & (F.col("claim_pos") < NEVER)
-    return stood & has(_bits_of(IN_LINE))
+def has(flag: int) -> Column:
+    """Whether a row of the proof has an event of such a kind."""
+    return F.col("flags").bitwiseAND(F.lit(flag)) != 0
 
 
-def mixed(proofs: DataFrame) -> DataFrame:
-    """Slices of lines in which, or before which, not all jobs were claimed in their order.
-
-    None says that I22 holds for all of these jobs. No sort but within a slice, and then of slices.
-    """
-    cells = _placed(proofs).withColumn("cell", F.xxhash64(*_LINE))
-    within = Window.partitionBy("cell").orderBy("submit_pos")
-    before = F.lag("claim_pos").over(within)
-    slices = Window.partitionBy("line_h", "priority").orderBy("slice")
-    return (
-        cells.select("cell", *_LINE, "claim_pos", (before > F.col("claim_pos")).alias("is_mixed"))
-        .groupBy("cell", *_LINE)
-        .agg(
-            F.bool_or("is_mixed").alias("is_mixed"),
-            F.min("claim_pos").alias("earliest"),
-            F.max("claim_pos").alias("latest"),
-        )
-        .withColumn("before", F.max("latest").over(_all_before(slices)))
-        .where(F.col("is_mixed") | (F.col("before") > F.col("earliest")))
-    )
+def keyed(events: DataFrame) -> DataFrame:
+    """With the hashes by which jobs go in the proof, as columns."""
+    # Spark passes over a null, which in the proof is an empty text.
+    line = [F.coalesce(name, F.lit("")) for name in ("journal", "contract", "queue")]
+    events = events.withColumn("line_h", F.xxhash64(*line))
+    return events.withColumn("job_h", F.xxhash64(F.coalesce("job_id", F.lit(""))))
 
 
 def overtaken(proofs: DataFrame) -> DataFrame:
@@ -85,18 +65,15 @@ def overtaken(proofs: DataFrame) -> DataFrame:
 def _placed(proofs: DataFrame) -> DataFrame:
     at = F.col("submit_pos")
     timed = F.shiftright(at, PLACE_BITS + _SLICE_BITS)
-    is_timed = has(_bits_of(name for name in IN_LINE if name in TIMED))
-    return proofs.where(is_in_line()).select(
+    is_timed = has(bits_of(name for name in IN_LINE if name in TIMED))
+    stood = (at < NEVER) & (F.col("claim_pos") < NEVER)
+    return proofs.where(stood & has(bits_of(IN_LINE))).select(
         *KEYS,
-        priority().alias("priority"),
+        F.shiftright("flags", PRIORITY_AT).alias("priority"),
         F.when(is_timed, timed).otherwise(F.shiftright(at, _SLICE_BITS)).alias("slice"),
         "submit_pos",
         "claim_pos",
     )
-
-
-def _bits_of(contracts: Iterable[str]) -> int:
-    return sum(1 << (KNOWN_AT + CONTRACTS.index(name)) for name in contracts)
 
 
 def _all_before(order: WindowSpec) -> WindowSpec:
@@ -105,10 +82,7 @@ def _all_before(order: WindowSpec) -> WindowSpec:
 
 def explain_overtaken(events: DataFrame, found: DataFrame) -> DataFrame:
     """The first claims of such jobs, in words, with the event."""
-    keys = job_keys()
-    claims = events.where((F.col("type") == "claim") & (F.col("fence") == 1))
-    for name, column in keys.items():
-        claims = claims.withColumn(name, column)
+    claims = keyed(events.where((F.col("type") == "claim") & (F.col("fence") == 1)))
     text = F.lit("claimed before a job of the same line that was submitted earlier")
     return _violations(claims.join(F.broadcast(found), list(KEYS)), "I22", text)
 

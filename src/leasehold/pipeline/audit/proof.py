@@ -1,33 +1,44 @@
-"""The proof: one row a job, by aggregates that need no order and add up in any way.
+"""The proof: one row a job, by sums that need no order and add up in any way.
 
-Every event says what its writer saw and what it left. The exclusive-or over all of a job's events
-of both hashes leaves, if the chain is whole, only what the last one left: each other hash stands
-there twice, and the first saw nothing. So an unbroken chain is proven, up to one chance in 2**38,
-without sorting, and rows of parts of the history merge into the row of the whole. What concerns one
-event alone is an ordinary condition.
+Every event says what its writer saw and what it left. The sum of the hashes of what a job's events
+left, less those of what they saw, is, if the chain is whole, only what the last one left: each
+other hash is added once and taken away once, and the first saw nothing. So an unbroken chain is
+proven, up to one chance in 2**38, without sorting, and rows of parts of the history merge into the
+row of the whole. What concerns one event alone is an ordinary condition.
 
-A row is ten numbers, for it is all that is shuffled: jobs go by a hash of their id, and what
-belongs to the last event is packed behind that event's number, so that one maximum finds both.
-A job that is not proven is not yet guilty: it is looked at closely (`explain`).
+An event is a row too, the proof of a history of one event: so there is one way to make rows, by
+columns, and one to merge them (`merged`). A row is ten whole numbers: jobs go by a hash of their
+id, and what belongs to the last event is packed behind that event's number, so that one maximum
+finds both. A job that is not proven is not yet guilty: it is looked at closely (`explain`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
 
-from pyspark.sql import functions as F  # noqa: N812
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from leasehold.pipeline.audit import steps as step
-from leasehold.pipeline.audit.invariants import TIMED
-from leasehold.pipeline.audit.steps import CONTRACTS, FINAL, Steps
+from leasehold.pipeline.audit.hashing import Hashes, Ints, number_hashes, text_hash, text_hashes
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Bools = npt.NDArray[np.bool_]
 
-    from pyspark.sql import Column, DataFrame
+ROW = (
+    *("line_h", "job_h", "n", "hi", "x"),
+    *("max_pos", "last_pos", "flags", "submit_pos", "claim_pos"),
+)
+LINE_H, JOB_H, N, HI, X, MAX_POS, LAST_POS, FLAGS, SUBMIT_POS, CLAIM_POS = range(len(ROW))
+KEYS = ROW[:2]
+_FOLDS: dict[int, Any] = {
+    N: np.add, HI: np.maximum, X: np.add, MAX_POS: np.maximum, LAST_POS: np.maximum,
+    SUBMIT_POS: np.minimum, CLAIM_POS: np.minimum,
+}  # fmt: skip
 
-KEYS = ("line_h", "job_h")
-ROW = (*KEYS, "n", "hi", "x", "max_pos", "last_pos", "flags", "submit_pos", "claim_pos")
 BAD, LATE_CLOCK, PAUSES, EXPIRED, CUT, STRANGE = 1, 2, 4, 8, 16, 32
 KNOWN_AT, PRIORITY_AT = 8, 32
 CLOCK_SLACK_MS = 1_000
@@ -38,194 +49,245 @@ NEVER = 2**63 - 1
 # Packed numbers: the event's number, then two bits for what it left, then part of a hash.
 _VER_AT, _KIND_AT, _VER_MAX = 40, 38, 1 << 22
 _REST, _HASH = (1 << _VER_AT) - 1, (1 << _KIND_AT) - 1
+# By the bits that a job has: the last of its contracts.
+_CODES = np.array([bits.bit_length() - 1 for bits in range(step.CONTRACT_MASK + 1)], np.int64)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 
-_NEEDED = (
-    *("journal", "pos", "contract", "queue", "job_id", "type", "ts_ms", "ver", "attempt"),
-    *("fence", "prev_fence", "token_h", "worker_id", "lease_until_ms", "prev_lease_until_ms"),
-    *("priority", "due_ms", "max_attempts"),
-)
+# Texts of which a page has few different ones, and those of which it may have many.
+FEW = ("journal", "contract", "queue", "type", "from_state", "to_state", "worker_id")
+NEEDED = (
+    *FEW, "job_id", "token_h", "pos", "ts_ms", "ver", "attempt", "fence", "prev_fence",
+    "lease_until_ms", "prev_lease_until_ms", "priority", "due_ms", "max_attempts",
+)  # fmt: skip
 
 
-def job_keys() -> dict[str, Column]:
-    """By what a job goes in the proof.
+def proof(events: pa.RecordBatch, *, cut: Collection[str] = ()) -> Ints:
+    """The rows of the jobs of these events, some of a job if few jobs have several events here.
 
-    Two jobs that share a hash are not proven together, and told apart when they are looked at.
+    `cut` names journals whose beginning is missing.
     """
-    return {
-        "line_h": F.xxhash64("journal", "contract", "queue"),
-        "job_h": F.xxhash64("job_id"),
-    }
+    return lightened(_of_events(_Page(events), cut))
 
 
-def proof(events: DataFrame, steps: Steps, *, cut: Sequence[str] = ()) -> DataFrame:
-    """One row a job, for these events; `cut` names the journals whose beginning is missing."""
-    is_step = F.col("ver") > 0
-    # Every event has a number here, also one that is no step: so nothing is null on the hot path.
-    number = F.shiftleft(F.col("ver").cast("bigint").bitwiseAND(F.lit(_VER_MAX - 1)), _VER_AT)
-    rows = _marked(events, steps, cut).withColumn("number", number)
-    left, saw = F.col("left"), F.col("saw")
-    last = F.col("number").bitwiseOR(left.bitwiseAND(F.lit(_HASH)))
-    last = last.bitwiseOR(F.shiftleft(F.col("kind").cast("bigint"), _KIND_AT))
-    return rows.groupBy(*KEYS).agg(
-        F.sum(is_step.cast("int")).alias("n"),
-        F.max(last).alias("hi"),
-        F.bit_xor(F.when(is_step, left.bitwiseXOR(saw)).otherwise(F.lit(0))).alias("x"),
-        F.max(F.when(is_step, F.col("pos")).otherwise(F.lit(0))).alias("max_pos"),
-        F.max(F.col("number").bitwiseOR(F.col("pos").bitwiseAND(F.lit(_REST)))).alias("last_pos"),
-        F.bit_or("flags").alias("flags"),
-        F.min("submitted").alias("submit_pos"),
-        F.min("claimed").alias("claim_pos"),
-    )
+def merged(rows: Ints) -> Ints:
+    """Rows of parts of the history as rows of the whole, one a job."""
+    found = pa.array(job_keys(rows)).dictionary_encode()
+    return _folded(rows, found.indices.to_numpy(), len(found.dictionary))
 
 
-def _marked(events: DataFrame, steps: Steps, cut: Sequence[str]) -> DataFrame:
-    """What each event says, in numbers."""
-    known = (
-        events.select(*_NEEDED, step.step_hash().alias("step"))
-        .where(F.col("ver").isNotNull())
-        .join(F.broadcast(steps.table), "step", "left")
-        .withColumn("info", F.coalesce("info", F.lit(0)))
-        .withColumn("who", F.xxhash64("worker_id", "token_h"))
-    )
-    in_line = step.has(step.SUBMITS) & (F.col("due_ms") == 0)
-    return known.select(
-        *(column.alias(name) for name, column in job_keys().items()),
-        *("ver", "pos", _flags(cut).alias("flags"), _left().alias("left"), _saw().alias("saw")),
-        step.kind().alias("kind"),
-        F.when(in_line, F.col("pos")).otherwise(F.lit(NEVER)).alias("submitted"),
-        F.when(step.has(step.CLAIMS), F.col("pos")).otherwise(F.lit(NEVER)).alias("claimed"),
-    )
+def lightened(rows: Ints) -> Ints:
+    """As `merged`, if that leaves far fewer; else as they are, to be merged later."""
+    found = pa.array(job_keys(rows)).dictionary_encode()
+    jobs = len(found.dictionary)
+    if 4 * jobs > 3 * rows.shape[1]:
+        return rows
+    return _folded(rows, found.indices.to_numpy(), jobs)
 
 
-def merged(parts: DataFrame) -> DataFrame:
-    """Rows of parts of the history as rows of the whole."""
-    folds = {"n": F.sum, "hi": F.max, "x": F.bit_xor, "max_pos": F.max}
-    folds |= {"last_pos": F.max, "flags": F.bit_or, "submit_pos": F.min, "claim_pos": F.min}
-    return parts.groupBy(*KEYS).agg(*(fold(name).alias(name) for name, fold in folds.items()))
+def _folded(rows: Ints, which: Ints, jobs: int) -> Ints:
+    count = rows.shape[1]
+    if jobs == count:
+        return rows
+    one_of = np.empty(jobs, np.int64)
+    one_of[which] = np.arange(count)
+    whole = np.take(rows, one_of, axis=1)
+    # The one that was taken would count twice where twice is not once.
+    whole[[N, X]] = 0
+    for number, fold in _FOLDS.items():
+        fold.at(whole[number], which, rows[number])
+    # Mostly all flags of a job are the same.
+    others = np.flatnonzero(rows[FLAGS] != whole[FLAGS][which])
+    np.bitwise_or.at(whole[FLAGS], which[others], rows[FLAGS][others])
+    return whole
 
 
-def unproven(*, quiesced: bool) -> Column:
+def joined(rows: Ints) -> Ints:
+    """As `merged`, where most rows are the only ones of their job."""
+    keys = job_keys(rows)
+    ordered = np.sort(keys)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return rows
+    if 4 * len(twice) > len(keys):
+        return merged(rows)
+    at = np.searchsorted(twice, keys)
+    repeated = twice[np.minimum(at, len(twice) - 1)] == keys
+    return np.concatenate([rows[:, ~repeated], merged(rows[:, repeated])], axis=1)
+
+
+def job_keys(rows: Ints) -> Hashes:
+    """By what a job goes: its own hash and that of its line, in one.
+
+    Two jobs of a line that share a hash are not proven, and told apart when they are looked at.
+    """
+    keys: Hashes = rows[LINE_H].view(np.uint64) * _MIX + rows[JOB_H].view(np.uint64)
+    return keys
+
+
+def unproven(rows: Ints, *, quiesced: bool) -> Bools:
     """Whether a job's row leaves anything open."""
-    ends = F.col("hi").bitwiseXOR(F.col("x")).bitwiseAND(F.lit(_HASH))
-    misplaced = F.col("last_pos").bitwiseXOR(F.col("max_pos")).bitwiseAND(F.lit(_REST))
-    is_broken = begins_late() | (ends != 0) | (misplaced != 0)
+    ends = (rows[HI] ^ rows[X]) & _HASH
+    misplaced = (rows[LAST_POS] ^ rows[MAX_POS]) & _REST
+    is_broken = begins_late(rows) | (ends != 0) | (misplaced != 0)
     if quiesced:
-        is_broken = is_broken | (~has_ended())
-    return ((F.col("n") != 0) & F.coalesce(is_broken, F.lit(True))) | has(BAD)
+        is_broken |= ~has_ended(rows)
+    broken: Bools = (is_broken & (rows[N] != 0)) | has(rows, BAD)
+    return broken
 
 
-def has_ended() -> Column:
+def has_ended(rows: Ints) -> Bools:
     """Whether a job's last step left it finished, removed or expired."""
-    kind = F.shiftright("hi", _KIND_AT).bitwiseAND(F.lit(3))
-    return (kind >= FINAL) | has(EXPIRED)
+    ended: Bools = (((rows[HI] >> _KIND_AT) & 3) >= step.FINAL) | has(rows, EXPIRED)
+    return ended
 
 
-def has(flag: int) -> Column:
+def has(rows: Ints, flag: int) -> Bools:
     """Whether an event of the job is such a one."""
-    return F.col("flags").bitwiseAND(F.lit(flag)) != 0
+    found: Bools = (rows[FLAGS] & flag) != 0
+    return found
 
 
-def begins_late() -> Column:
+def begins_late(rows: Ints) -> Bools:
     """Whether some events of a job, as a rule its first ones, are not there."""
-    return F.col("n") != F.shiftright("hi", _VER_AT)
+    late: Bools = rows[N] != rows[HI] >> _VER_AT
+    return late
 
 
-def contract_code() -> Column:
-    """The number of the job's contract, -1 for one that is not known."""
-    code = F.lit(-1)
-    for number in range(len(CONTRACTS)):
-        code = F.when(has(1 << (KNOWN_AT + number)), F.lit(number)).otherwise(code)
-    return code
+def contract_codes(rows: Ints) -> Ints:
+    """The number of each job's contract, -1 for one that is not known."""
+    codes: Ints = _CODES[(rows[FLAGS] >> KNOWN_AT) & step.CONTRACT_MASK]
+    return codes
 
 
-def priority() -> Column:
-    """With which priority it was submitted."""
-    return F.shiftright("flags", PRIORITY_AT)
+class _Page:
+    """Columns of events as numbers, and what their steps are."""
+
+    def __init__(self, events: pa.RecordBatch) -> None:
+        self._events = events
+        self._numbers: dict[str, Ints] = {}
+        self._kinds: dict[int, Bools] = {}
+        self.info = step.infos([self.few(name) for name in step.NAMED])
+
+    def __getitem__(self, name: str) -> Ints:
+        """A column of numbers; one that is not there was not applicable."""
+        if name not in self._numbers:
+            self._numbers[name] = self._read(name)
+        return self._numbers[name]
+
+    def _read(self, name: str) -> Ints:
+        if name not in self._events.schema.names:
+            return np.zeros(len(self._events), np.int64)
+        column = self._events.column(name)
+        if column.null_count:
+            column = pc.fill_null(column, 0)
+        numbers: Ints = column.to_numpy().astype(np.int64, copy=False)
+        return numbers
+
+    def few(self, name: str) -> pa.DictionaryArray:
+        """A column of texts that repeat."""
+        column = self.texts(name)
+        return column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
+
+    def texts(self, name: str) -> pa.Array:
+        """A column of texts."""
+        if name not in self._events.schema.names:
+            return pa.repeat(pa.scalar(""), len(self._events))
+        column = self._events.column(name)
+        is_plain = isinstance(column, pa.StringArray | pa.DictionaryArray)
+        if column.null_count or not is_plain:
+            return pc.fill_null(column.cast(pa.string()), "")
+        return column
+
+    def is_a(self, bits: int) -> Bools:
+        """Whether a step is such a one; a step that is not allowed is none of them."""
+        if bits not in self._kinds:
+            self._kinds[bits] = (self.info & bits) != 0
+        return self._kinds[bits]
 
 
-def _left() -> Column:
-    """What an event left behind, with its number."""
-    return F.xxhash64(
-        F.col("ver"),
-        step.becomes(),
-        F.col("fence"),
-        F.col("lease_until_ms"),
-        F.when(step.has(step.TO_FINAL), F.lit(-1)).otherwise(F.col("attempt")),
-        F.when(step.has(step.TO_RUNNING), F.col("who")).otherwise(F.lit(0)),
+def _of_events(page: _Page, cut: Collection[str]) -> Ints:
+    """What each event says by itself, as a row."""
+    ver, pos = page["ver"], page["pos"]
+    is_step = ver > 0
+    left, saw = _left_and_saw(page)
+    number = (ver & (_VER_MAX - 1)) << _VER_AT
+    rows = np.empty((len(ROW), len(ver)), np.int64)
+    rows[LINE_H] = step.looked_up([page.few(n) for n in ("journal", "contract", "queue")], _line_h)
+    rows[JOB_H] = text_hashes(page.texts("job_id")).view(np.int64)
+    rows[N] = is_step
+    rows[HI] = number | (left & _HASH)
+    rows[HI] |= ((page.info >> step.KIND_AT) & step.KIND_MASK) << _KIND_AT
+    rows[X] = np.where(is_step, left - saw, 0)
+    rows[MAX_POS] = np.where(is_step, pos, 0)
+    rows[LAST_POS] = number | (pos & _REST)
+    rows[FLAGS] = _flags(page, cut)
+    in_line = page.is_a(step.SUBMITS) & (page["due_ms"] == 0)
+    rows[SUBMIT_POS] = np.where(in_line, pos, NEVER)
+    rows[CLAIM_POS] = np.where(page.is_a(step.CLAIMS), pos, NEVER)
+    return rows
+
+
+@cache
+def _line_h(texts: Sequence[str]) -> int:
+    return int(np.uint64(text_hash(texts)).view(np.int64))
+
+
+def _left_and_saw(page: _Page) -> tuple[Ints, Ints]:
+    """What an event left behind, with its number, and what its writer found, in the same words."""
+    ver, attempt = page["ver"], page["attempt"]
+    who = text_hashes(page.few("worker_id")) ^ (text_hashes(page.texts("token_h")) * _MIX)
+    who = who.view(np.int64)
+    left = number_hashes(
+        ver,
+        (page.info >> step.BECOMES_AT) & step.STATE_MASK,
+        page["fence"],
+        page["lease_until_ms"],
+        np.where(page.is_a(step.TO_FINAL), -1, attempt),
+        np.where(page.is_a(step.TO_RUNNING), who, 0),
     )
-
-
-def _saw() -> Column:
-    """What its writer found, in the same words; nothing before the first."""
-    before = (
-        F.when(step.has(step.CLAIMS), F.col("attempt") - 1)
-        .when(step.has(step.GIVES_BACK), F.col("attempt") + 1)
-        .otherwise(F.col("attempt"))
+    before = attempt - page.is_a(step.CLAIMS) + page.is_a(step.GIVES_BACK)
+    saw = number_hashes(
+        ver - 1,
+        (page.info >> step.WAS_AT) & step.STATE_MASK,
+        page["prev_fence"],
+        page["prev_lease_until_ms"],
+        np.where(page.is_a(step.FROM_FINAL), -1, before),
+        np.where(page.is_a(step.FROM_RUNNING), who, 0),
     )
-    seen = F.xxhash64(
-        F.col("ver") - F.lit(1),
-        step.was(),
-        F.col("prev_fence"),
-        F.col("prev_lease_until_ms"),
-        F.when(step.has(step.FROM_FINAL), F.lit(-1)).otherwise(before),
-        F.when(step.has(step.FROM_RUNNING), F.col("who")).otherwise(F.lit(0)),
-    )
-    return F.when(F.col("ver") == 1, F.lit(0)).otherwise(seen)
+    # Before the first there is nothing.
+    saw[ver == 1] = 0
+    return left.view(np.int64), saw.view(np.int64)
 
 
-def _flags(cut: Sequence[str]) -> Column:
+def _flags(page: _Page, cut: Collection[str]) -> Ints:
     """What is wrong with an event by itself, and what it says of its job for good."""
-    of_step = F.shiftleft(step.contract_bit(), KNOWN_AT)
-    of_step = of_step.bitwiseOR(_flag(_is_behind() & step.is_timed(), LATE_CLOCK))
-    of_step = of_step.bitwiseOR(_flag((F.col("ver") == 1) & step.has(step.CLAIMS), STRANGE))
-    of_step = of_step.bitwiseOR(_flag(F.coalesce(_is_bad(), F.lit(True)), BAD))
-    flags = F.when(F.col("info") == 0, _beside()).otherwise(of_step)
+    ver = page["ver"]
+    allowed = page.is_a(step.ALLOWED)
+    flags = ((page.info >> step.CONTRACT_AT) & step.CONTRACT_MASK) << KNOWN_AT
+    flags |= BAD * np.where(allowed, _is_bad(page), ver > 0)
+    is_behind = (page["pos"] >> PLACE_BITS) - page["ts_ms"] > CLOCK_SLACK_MS
+    flags |= LATE_CLOCK * (is_behind & page.is_a(step.IN_TIME))
+    flags |= STRANGE * ((ver == 1) & page.is_a(step.CLAIMS))
+    flags |= PAUSES * page.is_a(step.PAUSES)
+    flags |= EXPIRED * (page.is_a(step.EXPIRES) & (ver == 0))
     if cut:
-        flags = flags.bitwiseOR(_flag(F.col("journal").isin(list(cut)), CUT))
-    first = F.shiftleft(F.col("priority").cast("bigint"), PRIORITY_AT)
-    first = F.when(step.has(step.SUBMITS), first).otherwise(F.lit(0).cast("bigint"))
-    return flags.cast("bigint").bitwiseOR(first)
+        flags |= CUT * step.looked_up([page.few("journal")], lambda texts: texts[0] in cut)
+    flags |= np.where(page.is_a(step.SUBMITS), page["priority"] << PRIORITY_AT, 0)
+    return flags
 
 
-def _flag(condition: Column, flag: int) -> Column:
-    return F.when(condition, F.lit(flag)).otherwise(0)
-
-
-def _is_bad() -> Column:
+def _is_bad(page: _Page) -> Bools:
     """Of an allowed step: whether its numbers are wrong."""
-    leased = F.col("lease_until_ms") > 0
-    fence = F.col("prev_fence") + step.has(step.CLAIMS).cast("int")
-    shortened = F.col("lease_until_ms") < F.col("prev_lease_until_ms")
-    begins = step.has(step.SUBMITS + step.REOPENS)
-    return (
-        ((leased != step.has(step.TO_RUNNING)) & ~step.has(step.REMOVES))
-        | (F.col("fence") != fence)
-        | (step.has(step.REAPS) & (F.col("ts_ms") < F.col("prev_lease_until_ms")))
-        | (step.has(step.EXTENDS) & shortened)
-        | ((F.col("max_attempts") > 0) & (F.col("attempt") > F.col("max_attempts")))
-        | (begins & (F.col("attempt") != 0))
-        | (step.has(step.SUBMITS) & ((F.col("fence") != 0) | (F.col("ver") != 1)))
-        | ((F.col("ver") == 1) & ~step.has(step.SUBMITS + step.CLAIMS))
-        | (F.col("ver") <= 0)
-        | (F.col("ver") >= _VER_MAX)
-    )
-
-
-def _is_behind() -> Column:
-    return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
-
-
-def _beside() -> Column:
-    """The flags of an event that is no allowed step, by its texts."""
-    name = F.col("type")
-    flags = _flag(F.col("ver") > 0, BAD).bitwiseOR(_flag(name == "pause", PAUSES))
-    flags = flags.bitwiseOR(_flag((name == "expire") & (F.col("ver") == 0), EXPIRED))
-    late = _is_behind() & F.col("contract").isin(*TIMED) & (name != "submit")
-    contract = F.lit(0)
-    for number, known in enumerate(CONTRACTS):
-        contract = F.when(F.col("contract") == known, F.lit(1 << number)).otherwise(contract)
-    flags = flags.bitwiseOR(_flag(late, LATE_CLOCK))
-    return flags.bitwiseOR(F.shiftleft(contract, KNOWN_AT))
-
-
-__all__ = ["KEYS", "Steps", "job_keys", "merged", "proof", "unproven"]
+    ver, attempt, fence = page["ver"], page["attempt"], page["fence"]
+    lease, held = page["lease_until_ms"], page["prev_lease_until_ms"]
+    limit, submits = page["max_attempts"], page.is_a(step.SUBMITS)
+    bad: Bools = ((lease > 0) != page.is_a(step.TO_RUNNING)) & ~page.is_a(step.REMOVES)
+    bad |= fence != page["prev_fence"] + page.is_a(step.CLAIMS)
+    bad |= page.is_a(step.REAPS) & (page["ts_ms"] < held)
+    bad |= page.is_a(step.EXTENDS) & (lease < held)
+    bad |= (limit > 0) & (attempt > limit)
+    bad |= page.is_a(step.SUBMITS + step.REOPENS) & (attempt != 0)
+    bad |= submits & ((fence != 0) | (ver != 1))
+    bad |= (ver == 1) & ~page.is_a(step.SUBMITS + step.CLAIMS)
+    bad |= (ver <= 0) | (ver >= _VER_MAX)
+    return bad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -11,33 +11,20 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
-from leasehold.pipeline.audit import lines
+from leasehold.pipeline.audit import lines, parts
+from leasehold.pipeline.audit.counts import Counts, added
 from leasehold.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
 from leasehold.pipeline.audit.invariants import INVARIANTS, Invariant, applies_to
-from leasehold.pipeline.audit.proof import (
-    CUT,
-    KEYS,
-    LATE_CLOCK,
-    PAUSES,
-    ROW,
-    STRANGE,
-    begins_late,
-    contract_code,
-    has,
-    has_ended,
-    job_keys,
-    merged,
-    proof,
-    unproven,
-)
-from leasehold.pipeline.audit.steps import CONTRACTS, Steps
+from leasehold.pipeline.audit.lines import has
+from leasehold.pipeline.audit.order import are_mixed
+from leasehold.pipeline.audit.proof import CUT, KEYS, LATE_CLOCK, ROW
+from leasehold.pipeline.audit.shares import LakeShares
+from leasehold.pipeline.audit.steps import CONTRACTS
 from leasehold.pipeline.schema import NAMES
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-# What the kept rows are: jobs that have to be looked at again, counts, and whether a line is mixed.
-_JOB, _COUNTED, _MIXED = "job", "counted", "mixed"
 _DERIVED = {"ver", "from_state", "prev_fence", "prev_lease_until_ms"}
 
 
@@ -87,11 +74,13 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """What is audited: new events, everything there is, and what is known from before.
 
-    `cut` names journals whose beginning is missing; `unseen` the columns nobody wrote.
+    `new` are files of a lake or any rows of events; `all` gives the rows of all events, which only
+    an audit that leaves something open asks for. `cut` names journals whose beginning is missing;
+    `unseen` the columns nobody wrote.
     """
 
-    new: DataFrame
-    all: DataFrame
+    new: DataFrame | LakeShares
+    all: Callable[[], DataFrame]
     carried: DataFrame | None = None
     cut: Sequence[str] = ()
     unseen: frozenset[str] = frozenset()
@@ -104,12 +93,17 @@ class Audit:
     def __init__(self, spark: SparkSession, history: History) -> None:
         self._history = history
         self._nothing = spark.createDataFrame([], VIOLATIONS_DDL)
-        parts = proof(history.new, Steps(spark), cut=history.cut)
+        self._parts = parts.parts_for(history.new)
+        self._packed = parts.packed(spark, history.new, self._parts, history.cut)
         if history.carried is not None:
-            parts = merged(parts.select(*history.carried.columns).unionByName(history.carried))
-        self._proofs = parts.withColumn("open_question", unproven(quiesced=history.quiesced))
-        self._kept = self._keep().persist(StorageLevel.MEMORY_AND_DISK)
-        self._counts = self._kept.where(F.col("what") == _COUNTED).collect()
+            carried = parts.packed_proofs(history.carried, self._parts)
+            self._packed = self._packed.unionByName(carried)
+        judged = parts.judged(self._packed, self._parts, quiesced=history.quiesced)
+        self._kept = judged.persist(StorageLevel.MEMORY_AND_DISK)
+        told = self._kept.where(F.col("what") != parts.JOB).select("what", "rows").collect()
+        self._counts = added(row.rows for row in told if row.what == parts.COUNTED)
+        spans = parts.spans_of(row.rows for row in told if row.what == parts.SPANS)
+        self._is_mixed = are_mixed(spans)
         self.is_clean = True
         self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
         self._found = self._tally()
@@ -121,14 +115,10 @@ class Audit:
 
     def carry(self) -> DataFrame:
         """What the next audit must know of this one: jobs that have not ended, or are in doubt."""
-        return self._jobs(~has_ended() & (F.col("n") > 0)).select(*ROW)
+        return self._jobs(~F.col("has_ended") & (F.col("n") > 0)).select(*ROW)
 
-    def counts(self) -> dict[str, Row]:
-        """By contract: `jobs`, `events`, and of these `open_jobs`, `open_events`, `again`.
-
-        `again` are jobs without their first events in a journal that is whole: an earlier audit
-        saw them end.
-        """
+    def counts(self) -> dict[str, Counts]:
+        """By contract."""
         return {CONTRACTS[row.code]: row for row in self._counts if row.code >= 0}
 
     def result(self) -> Audited:
@@ -177,41 +167,8 @@ class Audit:
     def _sees(self, invariant: Invariant) -> bool:
         return not self._history.unseen & set(invariant.needs)
 
-    def _keep(self) -> DataFrame:
-        """All that is asked of the proofs, in one pass: they themselves are not kept.
-
-        Each of the three uses every column of them: so Spark shuffles once, for all three.
-        """
-        asked = F.col("open_question") | ~has_ended() | has(LATE_CLOCK + PAUSES)
-        jobs = self._proofs.where(asked).withColumn("what", F.lit(_JOB))
-        # Of jobs in doubt the order is asked again, with them, once there are any.
-        lined = lines.mixed(self._proofs.where(~F.col("open_question"))).limit(1)
-        told = (
-            self._counted().withColumn("what", F.lit(_COUNTED)),
-            lined.select(F.lit(_MIXED).alias("what")),
-        )
-        for each in told:
-            jobs = jobs.unionByName(each, allowMissingColumns=True)
-        return jobs
-
-    def _counted(self) -> DataFrame:
-        is_job = F.col("n") > 0
-        return self._proofs.groupBy(contract_code().alias("code")).agg(
-            F.count_if(is_job).alias("jobs"),
-            F.sum("n").alias("events"),
-            F.count_if(is_job & ~has_ended()).alias("open_jobs"),
-            F.sum(F.when(~has_ended(), F.col("n")).otherwise(F.lit(0))).alias("open_events"),
-            F.count_if(is_job & begins_late() & ~has(CUT)).alias("again"),
-            F.count_if(is_job & begins_late() & has(CUT)).alias("begins_late"),
-            F.count_if("open_question").alias("looked_at"),
-            F.count_if(has(STRANGE) & has_ended() & ~F.col("open_question")).alias("strange"),
-            F.count_if(has(LATE_CLOCK)).alias("late"),
-            F.count_if(has(PAUSES)).alias("pauses"),
-            F.count_if(lines.is_in_line()).alias("in_line"),
-        )
-
     def _jobs(self, condition: Column) -> DataFrame:
-        return self._kept.where((F.col("what") == _JOB) & condition)
+        return self._kept.where((F.col("what") == parts.JOB) & condition)
 
     def _find(self) -> DataFrame:
         """Only what the proof leaves open is looked for in the events once more."""
@@ -224,7 +181,7 @@ class Audit:
             late = self._events_of(self._jobs(has(LATE_CLOCK)))
             found.append(lines.late_clock(late.where(lines.is_behind())))
         if any(row.pauses for row in self._counts):
-            found.append(lines.claimed_while_paused(history.all))
+            found.append(lines.claimed_while_paused(history.all()))
         found += self._overtaken()
         if not found:
             return self._nothing
@@ -235,16 +192,14 @@ class Audit:
 
     def _overtaken(self) -> list[DataFrame]:
         in_doubt = any(row.looked_at and row.in_line for row in self._counts)
-        if not in_doubt and self._kept.where(F.col("what") == _MIXED).isEmpty():
+        if not in_doubt and not self._is_mixed:
             return []
-        found = lines.overtaken(self._proofs)
-        return [lines.explain_overtaken(self._history.all, found)]
+        found = lines.overtaken(parts.proven(self._packed, self._parts))
+        return [lines.explain_overtaken(self._history.all(), found)]
 
     def _events_of(self, jobs: DataFrame) -> DataFrame:
         """All events of some jobs, with whether their journal is whole."""
-        events = self._history.all
-        for name, column in job_keys().items():
-            events = events.withColumn(name, column)
+        events = lines.keyed(self._history.all())
         some = jobs.select(*KEYS, (~has(CUT)).alias("whole"))
         return events.join(some, list(KEYS)).select(*NAMES, "whole")
 

@@ -1,27 +1,24 @@
-"""Which steps the contracts allow, as a small table that stands beside the events.
+"""Which steps the contracts allow, as a small table, and how a column of events is looked up in it.
 
 It is made of the same rule by which the fold judges a step, so that the two cannot disagree. What
 the proof must know of a step is one number: where it leads from and to, what kind of step it is,
-and short numbers for its two states. So texts are compared only for an event that is no allowed
-step, and such an event is looked at closely anyway.
+and short numbers for its two states. Texts are compared once for each kind of step that a page of
+events has, not once for each event.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 
 from leasehold.core.event import EVENT_TYPES
 from leasehold.core.fold import BY_HOLDER, is_allowed
 from leasehold.core.state import MACHINES, Machine
+from leasehold.pipeline.audit.hashing import Ints, codes_of
 from leasehold.pipeline.audit.invariants import TIMED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 CONTRACTS = tuple(MACHINES)
 WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
@@ -29,9 +26,12 @@ WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
 # Where a step leads from and to, and what it is.
 FROM_RUNNING, TO_RUNNING, FROM_FINAL, TO_FINAL = 1, 2, 4, 8
 SUBMITS, CLAIMS, GIVES_BACK, REAPS = 16, 32, 64, 128
+# IN_TIME: its time should be that of its place; a job may be submitted with an older one.
 EXTENDS, REMOVES, REOPENS, IN_TIME = 256, 512, 1024, 2048
-_KIND_AT, _CONTRACT_AT, _WAS_AT, _BECOMES_AT = 12, 14, 20, 25
-_KIND_BITS, _CONTRACT_BITS, _STATE_BITS = 2, 6, 5
+KIND_AT, CONTRACT_AT, WAS_AT, BECOMES_AT = 12, 14, 20, 25
+KIND_MASK, CONTRACT_MASK, STATE_MASK = 3, 63, 31
+# Whether it is a sound step at all; if not, what else it may be.
+ALLOWED, PAUSES, EXPIRES = 1 << 32, 1 << 33, 1 << 34
 
 _OF_TYPE = {
     "submit": SUBMITS,
@@ -44,76 +44,76 @@ _OF_TYPE = {
     "reopen": REOPENS,
 }
 _BESIDE = ("reject", "pause", "resume")
-_NAMED = ("contract", "type", "from_state", "to_state")
-_NUMBERS = ("bits", "kind", "was", "becomes", "info")
+NAMED = ("contract", "type", "from_state", "to_state")
+_NUMBERS = ("bits", "kind", "was", "becomes")
+# Up to so many combinations of texts are looked up in a plain list.
+_LIST_MAX = 1 << 20
 
-Step = tuple[str, str, str, str]
-
-
-class Steps:
-    """The allowed steps, by a hash that Spark looks up beside the events.
-
-    A table, not a condition: of a thousand alternatives the planning alone took seconds.
-    """
-
-    def __init__(self, spark: SparkSession) -> None:
-        named = spark.createDataFrame(known_steps().select([*_NAMED, "info"]))
-        self.table: DataFrame = named.select(step_hash().alias("step"), "info")
+Step = tuple[str, ...]
 
 
-def step_hash() -> Column:
-    """A number for what kind of step an event is."""
-    return F.xxhash64(*_NAMED)
+def infos(texts: Sequence[pa.DictionaryArray]) -> Ints:
+    """What the proof must know of each event, by its contract, type and two states."""
+    return looked_up(texts, _info)
+
+
+def looked_up(texts: Sequence[pa.DictionaryArray], value: Callable[[Step], int]) -> Ints:
+    """For each row the number that belongs to its texts; asked once for each combination."""
+    code = np.zeros(len(texts[0]), np.int64)
+    for each in texts:
+        code *= max(1, len(each.dictionary))
+        code += codes_of(each)
+    words = [each.dictionary.to_pylist() for each in texts]
+    size = int(np.prod([max(1, len(each)) for each in words], dtype=np.float64))
+    if size > _LIST_MAX:
+        present, code = np.unique(code, return_inverse=True)
+        return np.array([value(_combination(int(each), words)) for each in present], np.int64)[code]
+    values = np.zeros(size, np.int64)
+    for each in np.flatnonzero(np.bincount(code, minlength=size)):
+        values[each] = value(_combination(int(each), words))
+    return values[code]
+
+
+def _combination(code: int, words: Sequence[Sequence[str]]) -> Step:
+    texts: list[str] = []
+    for each in reversed(words):
+        code, which = divmod(code, len(each))
+        texts.append(each[which])
+    return tuple(reversed(texts))
 
 
 def known_steps() -> pa.Table:
-    """Every step of a sound history, with what the proof must know of it: singly, and in one."""
+    """Every step of a sound history with what the proof must know of it, for other engines."""
     rows = [
-        dict(zip(_NAMED, step, strict=True)) | _known(MACHINES[step[0]], step)
-        for machine in MACHINES.values()
-        for step in _sound_steps(machine)
+        dict(zip(NAMED, step, strict=True)) | _numbers(MACHINES[step[0]], step)
+        for step in _sound_steps()
     ]
-    types = [pa.field(name, pa.string()) for name in _NAMED]
+    types = [pa.field(name, pa.string()) for name in NAMED]
     return pa.Table.from_pylist(
         rows, pa.schema(types + [pa.field(name, pa.int32()) for name in _NUMBERS])
     )
 
 
-def has(bit: int) -> Column:
-    """Whether a step is such a one; a step that is not allowed (0) is none of them."""
-    return F.col("info").bitwiseAND(F.lit(bit)) != 0
+@cache
+def _info(step: Step) -> int:
+    contract, name, *_ = step
+    info = IN_TIME * (contract in TIMED and name != "submit")
+    if contract in CONTRACTS:
+        info |= 1 << (CONTRACT_AT + CONTRACTS.index(contract))
+    if step not in _sound_steps():
+        return info | PAUSES * (name == "pause") | EXPIRES * (name == "expire")
+    known = _numbers(MACHINES[contract], step)
+    info |= ALLOWED | known["bits"] | _OF_TYPE.get(name, 0) | known["kind"] << KIND_AT
+    return info | known["was"] << WAS_AT | known["becomes"] << BECOMES_AT
 
 
-def is_timed() -> Column:
-    """Whether its time should be that of its place: a job may be submitted with an older time."""
-    return has(IN_TIME) & ~has(SUBMITS)
+@cache
+def _sound_steps() -> dict[Step, None]:
+    """In the order of the tables."""
+    return {step: None for machine in MACHINES.values() for step in _steps_of(machine)}
 
 
-def kind() -> Column:
-    """What a step left: WAITING, RUNNING, FINAL or GONE."""
-    return _part(_KIND_AT, _KIND_BITS)
-
-
-def contract_bit() -> Column:
-    """Its contract, as one of so many bits."""
-    return _part(_CONTRACT_AT, _CONTRACT_BITS)
-
-
-def was() -> Column:
-    """The number of the state it led from."""
-    return _part(_WAS_AT, _STATE_BITS)
-
-
-def becomes() -> Column:
-    """The number of the state it led to."""
-    return _part(_BECOMES_AT, _STATE_BITS)
-
-
-def _part(at: int, bits: int) -> Column:
-    return F.shiftright("info", at).bitwiseAND(F.lit((1 << bits) - 1))
-
-
-def _sound_steps(machine: Machine) -> Iterator[Step]:
+def _steps_of(machine: Machine) -> Iterator[Step]:
     """What is allowed, less what only a holder or nobody may do from where it begins."""
     states = _states(machine)
     for name in EVENT_TYPES:
@@ -131,9 +131,9 @@ def _states(machine: Machine) -> tuple[str, ...]:
     return ("", "removed", *machine.states)
 
 
-def _known(machine: Machine, step: Step) -> dict[str, int]:
-    """What the proof must know of an allowed step."""
-    contract, name, here, there = step
+def _numbers(machine: Machine, step: Step) -> dict[str, int]:
+    """Of an allowed step: where it leads from and to."""
+    _, name, here, there = step
     bits = (
         FROM_RUNNING * (here in machine.running)
         + TO_RUNNING * (there in machine.running and name != "remove")
@@ -141,14 +141,10 @@ def _known(machine: Machine, step: Step) -> dict[str, int]:
         + TO_FINAL * (there in machine.final and name != "remove")
     )
     left = RUNNING if bits & TO_RUNNING else FINAL if bits & TO_FINAL else WAITING
-    left = GONE if name == "remove" else left
     states = _states(machine)
-    was, becomes = states.index(here), states.index(there)
-    info = (
-        (bits | _OF_TYPE.get(name, 0) | IN_TIME * (contract in TIMED))
-        + (left << _KIND_AT)
-        + (1 << (_CONTRACT_AT + CONTRACTS.index(contract)))
-        + (was << _WAS_AT)
-        + (becomes << _BECOMES_AT)
-    )
-    return {"bits": bits, "kind": left, "was": was, "becomes": becomes, "info": info}
+    return {
+        "bits": bits,
+        "kind": GONE if name == "remove" else left,
+        "was": states.index(here),
+        "becomes": states.index(there),
+    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.files import ROWS_IN_GROUP, LakeFiles
 from leasehold.pipeline.lake.layout import EventFile, event_files, superseded
 from leasehold.pipeline.lake.progress import all_progress
 from leasehold.pipeline.schema import ARROW, place
@@ -71,4 +71,4 @@ def _merge(lake: LakeFiles, run: list[EventFile]) -> None:
     merged = EventFile(run[0].day, run[0].journal, run[0].after, run[-1].upto)
     with lake.writer(merged.path, ARROW) as writer:
         for file in run:
-            writer.write_table(lake.read_table([file.path], ARROW))
+            writer.write_table(lake.read_table([file.path], ARROW), ROWS_IN_GROUP)
