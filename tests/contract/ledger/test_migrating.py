@@ -1,6 +1,7 @@
 """Migrations: applied once, in order, checked at the start, refused when they do not fit."""
 
 import asyncio
+import secrets
 import sqlite3
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from leasehold.cli.group import group
-from leasehold.core.errors import Conflict, UsageError
+from leasehold.core.errors import Conflict, ServerError, UsageError
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_ledger, open_queue
+from leasehold.core.outcome import Outcome
 from leasehold.core.seam import Query
 from leasehold.ledger.migrating import PostgresMigrations, known, migrate
 from leasehold.ledger.sqlite_migrations import SqliteMigrations
@@ -152,3 +154,27 @@ async def test_three_programs_that_open_a_new_file_at_once_make_it_once(tmp_path
     migrations = [SqliteMigrations(tmp_path / "once.db") for _ in range(3)]
     await asyncio.gather(*(migrate(each, "sqlite") for each in migrations))
     assert len(await migrations[0].applied()) == len(known("sqlite"))
+
+
+async def test_a_job_of_an_earlier_postgres_goes_on_under_the_new_rules(servers: Servers) -> None:
+    schema = f"earlier{secrets.token_hex(4)}"
+    database = Postgres(servers.postgres(), schema=schema)
+    try:
+        for step in known("postgres")[:8]:
+            await PostgresMigrations(database).apply(*step)
+        await database.script(
+            "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+            " payload, status_webhook_url) VALUES ('old', 'inbox', 't', 3, 1, 1, '{}', 'https://x')"
+        )
+        assert "0009_lighter_steps" in await migrate(PostgresMigrations(database), "postgres")
+        queue = open_queue(f"inbox+{servers.postgres()}?schema={schema}", worker_id="w")
+        (lease,) = await queue.claim(1, wait_ms=0)
+        await queue.settle([Outcome(lease, "complete")])
+        await queue.close()
+        with pytest.raises(ServerError, match="no step from succeeded"):
+            await database.script("UPDATE inbox_jobs SET status = 'queued'")
+        rows = await database.fetch("SELECT job_id FROM job_outbox_events ORDER BY seq", [])
+        assert [row["job_id"] for row in rows] == ["old.1", "old.2"]
+    finally:
+        await database.script(f"DROP SCHEMA {schema} CASCADE")
+        await database.close()
