@@ -17,9 +17,20 @@ def open_engine(url: str, settings: Mapping[str, Any]) -> Engine:
 
         return PostgresEngine(url, **settings)
     if scheme in ("sqlite", "libsql"):
+        _check_no_options(url)
         from leasehold.ledger.sqlite_engine import SqliteEngine
 
         return SqliteEngine(url, **settings)
     raise UsageError(
         f"{scheme}:// is no SQL store; write sqlite:///jobs.db or postgresql://user@host/database"
     )
+
+
+def _check_no_options(url: str) -> None:
+    """What neither the contract nor a file knows would be ignored, and its writer never told."""
+    unknown = url.partition("?")[2].partition("=")[0]
+    if unknown:
+        raise UsageError(
+            f"unknown option {unknown!r} in the queue URL: neither the contract has one of that "
+            "name nor a SQLite file; docs/contracts lists those there are"
+        )
