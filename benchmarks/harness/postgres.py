@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import itertools
 import os
+from functools import cache
 
 import asyncpg
 
@@ -58,3 +59,9 @@ class PrivatePostgres:
             )
         finally:
             await connection.close()
+
+
+@cache
+def shared_postgres() -> PrivatePostgres:
+    """The server of this run; started when it is first asked for."""
+    return PrivatePostgres()

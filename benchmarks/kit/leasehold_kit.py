@@ -6,14 +6,18 @@ Everything goes through the public names: `Worker`, `task`, `open_queue`, `open_
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import bench_kit
 from bench_kit import probe
 
 from leasehold import NewJob, Worker, open_ledger, open_queue, task
+from leasehold.core.outcome import Outcome
 
 
 @task("noop")
@@ -45,6 +49,7 @@ class QueueProducer:
     ) -> None:
         self.notes = notes
         self.packages = ("leasehold", "uvloop", *packages)
+        self._url = url
         self.queue = open_queue(url)
         self.ledger = open_ledger(url)
         self._chunk = chunk
@@ -66,6 +71,38 @@ class QueueProducer:
             for answer in await self.queue.submit(jobs[start : start + self._chunk]):
                 if not answer.accepted:
                     raise RuntimeError(f"not accepted: {answer}")
+
+    async def beside(self, kind: str, rows: int) -> dict[str, Any]:
+        """Put rows of a kind into the queue: queued, for later, or finished."""
+        more: dict[str, Any] = {"delay_ms": 3_600_000} if kind == "later" else {}
+        job = NewJob(task="noop", payload=b"{}", options=self._options, **more)
+        for start in range(0, rows, 50_000):
+            await self.queue.submit([job] * min(50_000, rows - start))
+        while kind == "finished" and (leases := await self.queue.claim(1_000, wait_ms=0)):
+            await self.queue.settle([Outcome(lease, "complete") for lease in leases])
+        return {}
+
+    async def claims(self, count: int) -> dict[str, Any]:
+        """Claim and settle ten jobs so many times; the seconds that each claim took."""
+        job = NewJob(task="noop", payload=b"{}", options=self._options)
+        await self.queue.submit([job] * 10 * count)
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            leases = await self.queue.claim(10, wait_ms=0)
+            seconds.append(time.perf_counter() - began)
+            await self.queue.settle([Outcome(lease, "complete") for lease in leases])
+        return {"seconds": seconds}
+
+    def deliverer(self) -> dict[str, Any]:
+        """How a user starts the worker that delivers an inbox's events."""
+        outbox = f"{self._url}{'&' if '?' in self._url else '?'}box=outbox"
+        made = [str(Path(sys.executable).with_name("leasehold")), "keys", "new-kek", "bench"]
+        ring = subprocess.run(made, capture_output=True, text=True, check=True).stdout
+        return {
+            "argv": ["leasehold", "worker", "leasehold.transcode", "--from", outbox],
+            "env": {"LEASEHOLD_VAULT_KEYS": ring},
+        }
 
     async def unfinished(self) -> int:
         states = (await self.ledger.counts()).states

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from functools import cache, partial
+from functools import partial
 
 from harness.drain import fill
-from harness.postgres import PrivatePostgres
+from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Median, Scenario, Stage, ratio
 
 
-@cache
-def postgres() -> PrivatePostgres:
-    return PrivatePostgres()
-
-
 def measure(stage: Stage, name: str) -> Figures:
-    postgres().fresh()
+    shared_postgres().fresh()
     os.environ["BENCH_SQLITE_FILE"] = str(stage.folder / "jobs.db")
     with stage.peer(name) as peer:
         filled_s = fill(peer, "noop", stage.jobs)
-        postgres().reset()
+        shared_postgres().reset()
         worker = peer.start_worker(expect=stage.jobs)
         peer.wait_for(peer.probe, worker, within_s=60 + stage.jobs / 20)
         settled_s = peer.until_settled()
@@ -30,7 +25,7 @@ def measure(stage: Stage, name: str) -> Figures:
             "submits_per_s": stage.jobs / filled_s,
             "jobs_per_s": stage.jobs / (settled_s - told["first_ns"] / 1e9),
             "worker_cpu_us": worker_cpu_s / stage.jobs * 1e6,
-            "server_cpu_us": postgres().spent_cpu_s() / stage.jobs * 1e6,
+            "server_cpu_us": shared_postgres().spent_cpu_s() / stage.jobs * 1e6,
         }
 
 

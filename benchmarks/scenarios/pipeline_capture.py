@@ -18,7 +18,7 @@ import pyspark
 from adbc_driver_postgresql import dbapi
 
 from harness.histories import fill_stream
-from harness.postgres import PrivatePostgres
+from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from harness.sql_histories import fill_table, made_ledger
 from leasehold.core.opening import journal_tape
@@ -115,11 +115,11 @@ def _in_batches(stage: Stage, folder: Path) -> tuple[int, float]:
 
 def _from_postgres(stage: Stage, folder: Path) -> tuple[int, float]:
     spark = _spark()
-    server = _postgres().fresh()
+    server = shared_postgres().fresh()
     url = made_ledger(server)
     fill_table(server, WARM_UP)
     capture(spark, str(folder / "warm"), [url], once=True)
-    server = _postgres().fresh()
+    server = shared_postgres().fresh()
     url = made_ledger(server)
     events = fill_table(server, stage.jobs)
     began = time.perf_counter()
@@ -132,11 +132,11 @@ def _by_jdbc(stage: Stage, folder: Path) -> tuple[int, float]:
     if not _jar():
         return 0, 0.0
     spark = _spark()
-    server = _postgres().fresh()
+    server = shared_postgres().fresh()
     made_ledger(server)
     fill_table(server, WARM_UP)
     _jdbc(spark, server, WARM_UP, str(folder / "warm"))
-    server = _postgres().fresh()
+    server = shared_postgres().fresh()
     made_ledger(server)
     events = fill_table(server, stage.jobs)
     began = time.perf_counter()
@@ -164,7 +164,7 @@ def _jdbc(spark: SparkSession, server: str, events: int, path: str) -> None:
 
 def _by_adbc(stage: Stage, folder: Path) -> tuple[int, float]:
     """One process without Spark: the driver's Arrow straight into Parquet."""
-    server = _postgres().fresh()
+    server = shared_postgres().fresh()
     made_ledger(server)
     events = fill_table(server, stage.jobs)
     rows = 0
@@ -204,11 +204,6 @@ def _spark() -> SparkSession:
 def _jar() -> str:
     found = [path for folder, pattern in JARS for path in sorted(folder.glob(pattern))]
     return str(found[-1]) if found else ""
-
-
-@cache
-def _postgres() -> PrivatePostgres:
-    return PrivatePostgres()
 
 
 @contextmanager

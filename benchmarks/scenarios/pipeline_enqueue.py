@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from functools import cache, partial
+from functools import partial
 
-from harness.postgres import PrivatePostgres
+from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Median, Scenario, Stage
 from harness.sql_histories import made_ledger
 from leasehold.pipeline import SparkSettings, open_session
@@ -37,7 +37,7 @@ def measure(stage: Stage, name: str) -> Figures:
 def _empty(stage: Stage, name: str) -> str:
     """The URL of a queue with nothing in it."""
     if name == "postgres":
-        return made_ledger(_postgres().fresh())
+        return made_ledger(shared_postgres().fresh())
     stage.server.fresh()
     server = stage.server.url
     urls = {
@@ -46,11 +46,6 @@ def _empty(stage: Stage, name: str) -> str:
         "omniq": f"omniq+{server}?queue=bench",
     }
     return urls[name]
-
-
-@cache
-def _postgres() -> PrivatePostgres:
-    return PrivatePostgres()
 
 
 def _created(name: str, median: Median) -> float | None:

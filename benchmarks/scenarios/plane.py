@@ -13,10 +13,10 @@ from harness import processes
 from harness.adapter import Peer, PeerError
 from harness.drain import fill
 from harness.gateway import HOST, Gateway, start_gateway
+from harness.postgres import shared_postgres
 from harness.quantiles import quantile
 from harness.scenario import Column, Figures, Goal, Scenario, Stage
 from load.plane import Workers, pairs
-from scenarios.inbox import postgres
 
 OWN = "leasehold_plane"
 # A slow peer gets fewer jobs, so that a round stays short; its rate does not depend on how many.
@@ -34,7 +34,7 @@ Median = Callable[[str, str], float | None]
 
 def measure(stage: Stage, name: str) -> Figures:
     processes.allow_open_files(IDLE_WORKERS + 1_024)
-    postgres().fresh()
+    shared_postgres().fresh()
     jobs = max(1, stage.jobs // FEWER.get(name, 1))
     with stage.peer(name) as peer:
         gateway = start_gateway(peer) if name == OWN else None
@@ -48,14 +48,14 @@ def measure(stage: Stage, name: str) -> Figures:
 def _drained(peer: Peer, jobs: int, gateway: Gateway | None) -> dict[str, float | None]:
     """One worker process empties a filled queue."""
     fill(peer, "noop", jobs)
-    postgres().reset()
+    shared_postgres().reset()
     plane_cpu_s = _cpu_s(gateway)
     worker = peer.start_worker(expect=jobs, env=gateway.told["worker_env"] if gateway else {})
     peer.wait_for(peer.probe, worker, within_s=60 + jobs / 20)
     settled_s = peer.until_settled()
     told = peer.told()
     worker_cpu_s = (told["cpu_last_ns"] - told["cpu_first_ns"]) / 1e9
-    server_cpu_s, plane_cpu_s = postgres().spent_cpu_s(), _cpu_s(gateway) - plane_cpu_s
+    server_cpu_s, plane_cpu_s = shared_postgres().spent_cpu_s(), _cpu_s(gateway) - plane_cpu_s
     processes.kill(worker)
     return {
         "jobs_per_s": jobs / (settled_s - told["first_ns"] / 1e9),

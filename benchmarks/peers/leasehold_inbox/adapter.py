@@ -13,7 +13,8 @@ from leasehold.store.postgres import Postgres
 SERVER = os.environ["BENCH_POSTGRES_URL"]
 SYNCHRONOUS = "normal" if os.environ.get("BENCH_SYNCHRONOUS_COMMIT") == "off" else "full"
 URL = f"inbox+{SERVER}?synchronous={SYNCHRONOUS}"
-EVENTS = {"status_webhook_url": "http://receiver.example/"} if "BENCH_EVENTS" in os.environ else {}
+RECEIVER = os.environ.get("BENCH_RECEIVER", "http://receiver.example/")
+EVENTS = {"status_webhook_url": RECEIVER} if "BENCH_EVENTS" in os.environ else {}
 """With an address each step of a job leaves an event in the outbox, in the same transaction."""
 
 

@@ -9,7 +9,8 @@ from leasehold_kit import QueueProducer, main
 FILE = os.environ["BENCH_SQLITE_FILE"]
 SYNCHRONOUS = "normal" if os.environ.get("BENCH_SYNCHRONOUS_COMMIT") == "off" else "full"
 URL = f"inbox+sqlite:///{FILE}?synchronous={SYNCHRONOUS}"
-EVENTS = {"status_webhook_url": "http://receiver.example/"} if "BENCH_EVENTS" in os.environ else {}
+RECEIVER = os.environ.get("BENCH_RECEIVER", "http://receiver.example/")
+EVENTS = {"status_webhook_url": RECEIVER} if "BENCH_EVENTS" in os.environ else {}
 """With an address each step of a job leaves an event in the outbox, in the same transaction."""
 
 

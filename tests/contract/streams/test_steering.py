@@ -108,15 +108,19 @@ async def test_the_journal_is_read_from_any_position_without_gap_or_repeat(bench
 @pytest.mark.clause("S-30")
 async def test_jobs_to_which_the_same_happened_have_each_their_own_history(bench):
     queue = bench.queue()
-    tasks = ["chat", "plan", "embed"]
-    jobs = [NewJob(task=tasks[n % 3], payload=b"{}", job_id=f"j{n}") for n in range(360)]
+    tasks = ["chat"] * 100 + ["plan", "embed"] * 30 + ["chat"] * 200
+    jobs = [NewJob(task=tasks[n], payload=b"{}", job_id=f"j{n}") for n in range(360)]
     await queue.submit(jobs)
     leases = await queue.claim(500, wait_ms=0)
     results = [b"1" if n % 4 else b'{"n":%d}' % n for n in range(len(leases))]
     ends = zip(leases, results, strict=True)
     await queue.settle([Outcome(lease, "complete", result=result) for lease, result in ends])
     told: dict[str, list[JournalEvent]] = {}
-    for event in await bench.journal().read(limit=100_000):
+    events = await bench.journal().read(limit=100_000)
+    for kind in ("claim", "complete"):  # noted in the order in which it happened
+        noted = [event.job_id for event in events if event.type == kind]
+        assert noted == [lease.job_id for lease in leases]
+    for event in events:
         told.setdefault(event.job_id, []).append(event)
     for lease, result in zip(leases, results, strict=True):
         submit, claim, complete = told.pop(lease.job_id)

@@ -38,58 +38,64 @@ local function emit(key, kind, step, data, ttl_s)
 end
 
 -- The journal. Events gather while a script runs and leave as one entry at its end, so that history
--- costs a text and not a command. `lines` alternates field name and event; store/journal.py reads it.
-local lines
+-- costs a text and not a command; what happened first stands first. `lines` alternates field name and
+-- event; store/journal.py reads it.
+local lines = {}
 local lines_n = 0
+-- Jobs to which the same happens one after the other are noted together: once what happened, then their
+-- ids. A line of its own for each would be a text that nobody else has.
+local run = { 's' }
+local run_n = 0
+local RUN_LEAST, RUN_MOST = 12, 202
+
+local function flush_lines()
+  for from = 1, lines_n, 200 do
+    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+  end
+  lines_n = 0
+end
+
+local function end_run()
+  if run_n >= RUN_LEAST then
+    flush_lines()
+    call('XADD', JOURNAL, '*', unpack(run, 1, run_n))
+  else
+    for at = 4, run_n, 2 do
+      lines[lines_n + 1], lines[lines_n + 2] = 'e', run[at] .. run[2]
+      lines_n = lines_n + 2
+    end
+  end
+  run_n = 0
+end
 
 local function add_line(line)
-  if lines then
-    lines[lines_n + 1], lines[lines_n + 2] = 'e', line
-  else -- a table that is made with its first contents need not grow to take them
-    lines = { 'e', line }
+  if run_n > 0 then
+    end_run()
   end
+  lines[lines_n + 1], lines[lines_n + 2] = 'e', line
   lines_n = lines_n + 2
 end
 
--- Jobs to which the same happened are noted together: once what happened, then their ids. A line of its
--- own for each would be a text that nobody else has. `tail` is what would follow the id.
-local runs = {}
-local runs_n = 0
-local open = {}
-
+-- The same as a line of `id` and `tail`.
 local function add_same(id, tail)
-  local run = open[tail]
-  if run and run.n < 202 then
-    run[run.n + 1], run[run.n + 2] = 'i', id
-    run.n = run.n + 2
-  else
-    run = { 's', tail, 'i', id, n = 4 }
-    runs_n = runs_n + 1
-    open[tail], runs[runs_n] = run, run
-  end
-end
-
-local function flush_runs()
-  for at = 1, runs_n do
-    local run = runs[at]
-    if run.n > 10 then
-      call('XADD', JOURNAL, '*', unpack(run, 1, run.n))
-    else
-      for i = 4, run.n, 2 do
-        add_line(run[i] .. run[2])
-      end
+  if run_n == 0 or run_n >= RUN_MOST or run[2] ~= tail then
+    if run_n > 0 then
+      end_run()
     end
+    run[2], run_n = tail, 2
   end
+  run[run_n + 1], run[run_n + 2] = 'i', id
+  run_n = run_n + 2
 end
 
 local counted = {}
 
 -- Every script ends here: what it noted and counted is written.
 local function flush()
-  flush_runs()
-  for from = 1, lines_n, 200 do
-    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+  if run_n > 0 then
+    end_run()
   end
+  flush_lines()
   for name, n in pairs(counted) do
     call('HINCRBY', STATS, name, format('%d', n))
   end
