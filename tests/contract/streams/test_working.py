@@ -118,6 +118,27 @@ async def test_every_step_gives_both_keys_their_whole_time_to_live(bench):
     assert await ttls() == [100, 100], "settle"
 
 
+@pytest.mark.clause("S-7")
+@pytest.mark.parametrize("ttl_s", ["abc", "inf", "nan", "-5", "0", "1e400", ""])
+async def test_a_foreign_time_to_live_that_is_none_stops_nobody_and_ends_nothing(bench, ttl_s):
+    fields = {"status": "queued", "task": "chat", "payload": "{}", "ttl_s": ttl_s}
+    await bench.outside.hset(bench.key("job:foreign"), mapping=fields)
+    entry = {"job_id": "foreign", "task": "chat", "payload": "{}"}
+    await bench.outside.xadd(bench.key("jobs:stream"), entry)
+    queue = bench.queue(lease_ms=50)
+    await queue.submit([new("ours")])
+    leases = await queue.claim(10, wait_ms=0)
+    assert [lease.job_id for lease in leases] == ["foreign", "ours"]
+    await queue.extend(leases)
+    for verdict in await queue.settle([Outcome(lease, "complete") for lease in leases]):
+        assert isinstance(verdict, Completed)
+    assert await bench.event_types("foreign") == ["running", "done"]
+    assert await bench.outside.ttl(bench.key("job:foreign")) == -1
+    stored = await bench.ledger().get("foreign")
+    assert stored is not None
+    assert stored.state == "done"
+
+
 @pytest.mark.clause("S-11")
 async def test_jobs_that_were_queued_before_any_group_existed_are_not_skipped(bench):
     await bench.queue("producer").submit([new("j1"), new("j2")])

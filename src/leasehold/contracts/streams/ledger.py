@@ -274,7 +274,7 @@ def _int(raw: bytes) -> int:
     """A number that another program may have written carelessly."""
     try:
         return int(float(raw)) if raw else 0
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0
 
 

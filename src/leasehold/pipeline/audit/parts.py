@@ -35,7 +35,7 @@ from leasehold.pipeline.audit.proof import (
     unproven,
 )
 from leasehold.pipeline.audit.shares import PAGE_ROWS, LakeShares, pages_of
-from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.files import LakeFiles, gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +97,7 @@ def packed_events(events: DataFrame, parts: int, cut: Collection[str]) -> DataFr
     """The proofs of any events that Spark can read."""
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _packed((proof(page, cut=cut) for page in _gathered(batches)), parts)
+        yield from _packed((proof(page, cut=cut) for page in gathered(batches, PAGE_ROWS)), parts)
 
     return events.where("ver is not null").select(*NEEDED).mapInArrow(prove, _PACKED_DDL)
 
@@ -180,19 +180,6 @@ def _wide(what: int, part: list[int], blobs: list[bytes]) -> pa.RecordBatch:
     named = [pa.repeat(pa.scalar(what, pa.int32()), len(part)), pa.array(part, pa.int32())]
     rest = [pa.nulls(len(part), field.type) for field in list(_JUDGED)[3:]]
     return pa.RecordBatch.from_arrays([*named, pa.array(blobs, pa.binary()), *rest], schema=_JUDGED)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= PAGE_ROWS:
-            yield pa.concat_batches(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.concat_batches(waiting)
 
 
 def _packed(proofs: Iterable[Ints], parts: int) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -206,3 +206,17 @@ def _remote(lake: str) -> tuple[fs.FileSystem, str]:
         scheme = lake.partition("://")[0]
         raise UsageError(f"{scheme}:// is no place for a lake here: {error}") from None
     return system, root
+
+
+def gathered(batches: Iterable[pa.RecordBatch], rows_least: int) -> Iterator[pa.RecordBatch]:
+    """Batches of a good size, and never more than one of them in memory."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= rows_least:
+            yield pa.concat_batches(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from leasehold.pipeline.lake.files import LakeFiles
+from leasehold.pipeline.lake.files import LakeFiles, gathered
 from leasehold.pipeline.lake.layout import DAY_MS, event_file, event_files
 from leasehold.pipeline.lake.progress import Progress, Written, read_progress, write_progress
 from leasehold.pipeline.schema import ARROW, place
@@ -110,7 +110,7 @@ def write_piece(lake: LakeFiles, piece: Piece) -> Written:
     try:
         with ExitStack() as stack:
             open_files: dict[str, pq.ParquetWriter] = {}
-            for batch in _gathered(reel.read(piece.after, piece.upto, seen)):
+            for batch in gathered(reel.read(piece.after, piece.upto, seen), _ROWS_AT_ONCE):
                 for day, rows in _by_day(batch):
                     if day not in open_files:
                         file = event_file(day, piece.name, piece.after, piece.upto)
@@ -135,20 +135,6 @@ def _written(piece: Piece, seen: Read, files: list[str], *, repeated: bool = Fal
         files=files,
         repeated=repeated,
     )
-
-
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Row groups of a good size, and never more than one of them in memory."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= _ROWS_AT_ONCE:
-            yield pa.concat_batches(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.concat_batches(waiting)
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -54,7 +54,8 @@ local function closely()
     job.ver, job.attempt, job.lease_until, job.msg_id = job.ver + 1, attempt, '0', msg_id
     job.worker, job.lost = '-', '0' -- the worker came back to say so: the job has not killed it
     call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
-      'entry', entry_words(job), 'due_ms', text[due], 'error', error_body, 'settled', fence .. ' ' .. kind .. ' ' .. text[due])
+      'entry', entry_words(job), 'due_ms', text[due], 'error', error_body,
+      'settled', fence .. ' ' .. kind .. ' ' .. text[due])
     emit(job.key, event, 'worker.' .. kind, data, job.ttl_s)
     note(job.id, kind, text[job.ver], job.task, 'running', 'queued', text[attempt], fence, fence, '0',
       lease, worker, more(job.max_attempts, '', '', error_code, text[due], ''))

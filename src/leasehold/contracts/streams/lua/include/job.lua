@@ -24,9 +24,10 @@ local function job_key(id)
 end
 
 local function refresh(key, ttl_s)
-  if ttl_s then
-    call('PEXPIREAT', key, end_of(ttl_s))
-    call('PEXPIREAT', key .. ':events', end_of(ttl_s))
+  local at = ttl_s and end_of(ttl_s)
+  if at then
+    call('PEXPIREAT', key, at)
+    call('PEXPIREAT', key .. ':events', at)
   end
 end
 

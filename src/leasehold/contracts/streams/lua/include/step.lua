@@ -15,12 +15,16 @@ local NOW_S = format('%s%03d', clock[1], clock[2] / 1000)
 
 -- When keys with this time to live go if nothing more happens. The moment and not the time to live is
 -- told: Redis would write the command anew for its followers, once a key and step.
+-- False for what is no time: another program may have written the field, and its job must not stop the
+-- script for all others.
 local ends = {}
+local TTL_S_MAX = 1e10
 
 local function end_of(ttl_s)
   local at = ends[ttl_s]
-  if not at then
-    at = format('%d', NOW + ttl_s * 1000)
+  if at == nil then
+    local seconds = tonumber(ttl_s)
+    at = seconds and seconds >= 1 and seconds <= TTL_S_MAX and format('%d', NOW + seconds * 1000) or false
     ends[ttl_s] = at
   end
   return at
@@ -30,8 +34,8 @@ end
 local function emit(key, kind, step, data, ttl_s)
   local events = key .. ':events'
   call('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
-  if ttl_s then
-    local at = end_of(ttl_s)
+  local at = ttl_s and end_of(ttl_s)
+  if at then
     call('PEXPIREAT', key, at)
     call('PEXPIREAT', events, at)
   end
