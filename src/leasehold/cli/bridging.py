@@ -66,7 +66,7 @@ class Bridge:
     keep: bool = False
     waits: Callable[[int, int], object] = lambda count, ms: None
     plain: bool = False
-    is_checked: bool = False
+    checked: set[str] = field(default_factory=set)
 
     async def run(self) -> Moved:
         """Move everything that waits; ends when nothing that can go is left."""
@@ -101,7 +101,7 @@ class Bridge:
 
     async def _carry(self, leases: Sequence[Lease], moved: Moved) -> None:
         try:
-            answers = await self._store([self._new(lease) for lease in leases])
+            answers = await self._store(leases)
         except BaseException:  # a target that is away costs no job an attempt, or its time
             await self._settle(leases, "release")
             raise
@@ -136,7 +136,7 @@ class Bridge:
             due = [
                 job for job in page.jobs if job.due_ms > now_ms and job.job_id not in moved.refused
             ]
-            answers = await self._store([self._new(job, now_ms) for job in due])
+            answers = await self._store(due, now_ms)
             for job, answer in zip(due, answers, strict=True):
                 _note(moved, job.job_id, answer)
             gone = [job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted]
@@ -161,8 +161,11 @@ class Bridge:
             trace=job.trace,
         )
 
-    async def _store(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+    async def _store(
+        self, old: Sequence[Lease] | Sequence[JobRecord], now_ms: int = 0
+    ) -> list[Submitted]:
         """Store them, waiting as long as the new queue is full."""
+        jobs = [self._new(job, now_ms) for job in old]
         answers: dict[int, Submitted] = {}
         todo = list(range(len(jobs)))
         while todo:
@@ -172,20 +175,23 @@ class Bridge:
             if todo:
                 await asyncio.sleep(max(_FULL_WAIT_S, answers[todo[0]].retry_after_ms / 1000))
         stored = [answers[at] for at in range(len(jobs))]
-        await self._check_two([answer for answer in stored if answer.accepted])
+        accepted = [answer.job_id for answer in stored if answer.accepted]
+        await self._check_two(accepted, {job.queue for job in old})
         return stored
 
-    async def _check_two(self, stored: Sequence[Submitted]) -> None:
+    async def _check_two(self, stored: Sequence[str], queues: set[str]) -> None:
         """One queue may have two URLs: then the old one has what was stored in the new one.
 
-        Asked once, of the first that was stored; nothing has left the old queue before.
+        Asked once a queue, of the first that was stored; nothing has left it before. Two queues of
+        one database are two: the record says in which of them a job is.
         """
-        if self.is_checked or not stored:
+        if not stored or queues <= self.checked:
             return
-        if await self.source_ledger.get(stored[0].job_id) is not None:
-            await self.source_ledger.remove([each.job_id for each in stored])
+        self.checked |= queues
+        found = await self.source_ledger.get(stored[0])
+        if found is not None and found.queue in self.checked:
+            await self.source_ledger.remove(stored)
             raise UsageError("both URLs name the same queue; a bridge needs two")
-        self.is_checked = True
 
 
 def moved_id(from_url: str, job_id: str) -> str:

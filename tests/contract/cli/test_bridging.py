@@ -175,3 +175,17 @@ async def test_a_queue_by_two_urls_is_no_bridge_and_stays_as_it_was(
         assert await asyncio.to_thread(standing, url) == before
     finally:
         await stage.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("inbox+sqlite:///{}?queue=a", "inbox+sqlite:///{}?queue=b"),
+     ("plane+sqlite:///{}?streams=a", "plane+sqlite:///{}?streams=b")],
+)  # fmt: skip
+def test_two_queues_of_one_database_are_two(cli: Cli, tmp_path: Path, old: str, new: str) -> None:
+    from_url, to_url = (url.format(tmp_path / "both.db") for url in (old, new))
+    asyncio.run(three_in(from_url))
+    said = cli("bridge", from_url, to_url)
+    assert said.code == 0, said.err
+    assert standing(from_url) == []
+    assert len(standing(to_url)) == 3
