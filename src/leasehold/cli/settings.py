@@ -15,6 +15,9 @@ Value = str | int | float | list[str]
 
 PREFIX = "LEASEHOLD_"
 
+DATA_FOLDER = ".leasehold"
+"""Where `leasehold up` keeps its data, and the other commands look, unless told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -45,7 +48,7 @@ SETTINGS = {
         ),
         Setting("gateway_url", "", "submit and watch through this gateway instead of the store"),
         Setting("api_key", "", "the key to show to that gateway", secret=True),
-        Setting("data", ".leasehold", "the folder in which `leasehold up` keeps its data"),
+        Setting("data", DATA_FOLDER, "the folder in which `leasehold up` keeps its data"),
         Setting("redis_url", "", "a Redis that `leasehold up` uses instead of starting one"),
         Setting("postgres_url", "", "where `leasehold up` keeps inbox and plane; else SQLite"),
         Setting("log_level", "info", "debug, info, warning or error"),

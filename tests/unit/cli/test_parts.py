@@ -17,7 +17,7 @@ import leasehold.cli
 import leasehold.tasks
 from leasehold.cli import checks
 from leasehold.cli.checks.redis import clock_finding, version_finding
-from leasehold.cli.commands.up import Wish, welcome
+from leasehold.cli.commands.up import Wish, how_to_call, welcome
 from leasehold.cli.gateway_side import GatewaySide, parse_sse
 from leasehold.cli.samples.streams import sample_job
 from leasehold.core.errors import UsageError
@@ -47,10 +47,16 @@ def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
 
 
 def test_the_welcome_can_be_copied_with_its_live_port() -> None:
-    text = welcome("http://127.0.0.1:9999", ["from Node       new Queue('q')"], samples=True)
+    node = "from Node       new Queue('q')"
+    text = welcome("http://127.0.0.1:9999", [node], how_to_call(Path(".leasehold")), samples=True)
     assert text.count("curl -s") == 3
     assert "  from Node       new Queue('q')" in text.splitlines()
     assert "8470" not in text
+    assert "LEASEHOLD_DATA" not in text
+
+
+def test_data_that_lie_elsewhere_are_named_to_the_other_commands(tmp_path: Path) -> None:
+    assert how_to_call(tmp_path / "my data").startswith(f"LEASEHOLD_DATA='{tmp_path}/my data' ")
 
 
 @pytest.mark.parametrize(

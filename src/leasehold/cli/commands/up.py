@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from leasehold.cli.ready import until_ready
 from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
 from leasehold.cli.samples import Place, SampleFlow, Stores, usable_flows
 from leasehold.cli.samples.receiving import Surroundings, surroundings
+from leasehold.cli.settings import DATA_FOLDER
 from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
@@ -296,16 +298,16 @@ def _announce(
     announce_up(wish.data, up)
     stack.callback(withdraw_up, wish.data)
     lines = [flow.invitation(stores) for flow in flows if flow.invitation]
-    emit_text(welcome(wish.gateway_url, list(filter(None, lines)), samples=wish.samples))
+    calls = how_to_call(wish.data)
+    emit_text(welcome(wish.gateway_url, list(filter(None, lines)), calls, samples=wish.samples))
     if wish.browser:
         webbrowser.open(wish.gateway_url)
 
 
-def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
+def welcome(url: str, invitations: Sequence[str], program: str, *, samples: bool) -> str:
     """Where things are, and what to try next, ready to be copied."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
     more = "".join(f"\n  {line}" for line in invitations)
-    program = how_to_call()
     return f"""\
 {paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
 
@@ -319,15 +321,21 @@ def welcome(url: str, invitations: Sequence[str], *, samples: bool) -> str:
   Ctrl-C drains and stops."""
 
 
-def how_to_call() -> str:
-    """`leasehold`, or where it is if a shell would not find it by that name."""
+def how_to_call(data: Path) -> str:
+    """`leasehold`, or where it is if a shell would not find it by that name.
+
+    Data that lie elsewhere than the other commands look are named before it.
+    """
     mine = Path(sys.executable).with_name("leasehold")
     found = shutil.which("leasehold")
+    program = str(mine)
     if found is not None and Path(found).samefile(mine):
-        return "leasehold"
-    with contextlib.suppress(ValueError):
-        return str(mine.relative_to(Path.cwd()))
-    return str(mine)
+        program = "leasehold"
+    else:
+        with contextlib.suppress(ValueError):
+            program = str(mine.relative_to(Path.cwd()))
+    is_usual = data.resolve() == Path(DATA_FOLDER).resolve()
+    return program if is_usual else f"LEASEHOLD_DATA={shlex.quote(str(data))} {program}"
 
 
 async def _start_samples(
