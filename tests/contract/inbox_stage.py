@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
+import asyncpg
+
 from leasehold.contracts.inbox import parts
 from leasehold.contracts.inbox.queue import InboxQueue
 from leasehold.core.errors import ReplyLost
@@ -103,7 +105,16 @@ class PostgresInboxAdapter:
             queue = open_queue(f"inbox+{proxy.url}?{query}", worker_id=worker_id)
             return queue, proxy.drop_reply, proxy.stop
 
-        return InboxStage(f"inbox+{server}?{query}", lease_ms, self.cannot, WORDS, lossy)
+        async def clean() -> None:
+            # A job's id is unique in the schema, which the next test shares.
+            connection = await asyncpg.connect(server, timeout=20)
+            for table in ("inbox_jobs", "pruned_jobs"):
+                await connection.execute(
+                    f"DELETE FROM {schema}.{table} WHERE queue = $1", own["queue"], timeout=20
+                )
+            await connection.close()
+
+        return InboxStage(f"inbox+{server}?{query}", lease_ms, self.cannot, WORDS, lossy, clean)
 
 
 async def migrated(server: str, schema: str) -> None:

@@ -141,7 +141,7 @@ def test_a_bridge_that_broke_between_storing_and_settling_makes_no_second_job(
             leases = await source.claim(10, wait_ms=500)
             way = Bridge(from_url, source, ledger, target)
             assert leases
-            await way._store([way._new(lease) for lease in leases])
+            await way._store(leases)
         finally:  # and here it is killed: nothing is settled
             for part in (source, ledger, target):
                 await part.close()
