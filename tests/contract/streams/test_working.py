@@ -119,6 +119,26 @@ async def test_every_step_gives_both_keys_their_whole_time_to_live(bench):
 
 
 @pytest.mark.clause("S-7")
+async def test_a_settle_soon_after_its_claim_leaves_the_time_to_live_that_the_claim_gave(bench):
+    queue = bench.queue(ttl_s=1000)
+    await queue.submit([new("soon"), new("late"), new("short", ttl_ms=100_000)])
+    leases = await queue.claim(3, wait_ms=0)
+    soon, late, short = leases
+    names = [bench.key(f"job:{lease.job_id}{more}") for lease in leases for more in ("", ":events")]
+    for name in names:
+        await bench.outside.expire(name, 10)
+    await queue.settle([Outcome(soon, "complete"), Outcome(short, "complete")])
+    claimed_s = late.extra.alike.claimed_ms / 1000
+    while (now := await bench.outside.time())[0] + now[1] / 1e6 < claimed_s + 0.5:
+        await asyncio.sleep(0.05)  # the store's clock decides
+    await queue.settle([Outcome(late, "complete")])
+    ttls = [await bench.outside.ttl(name) for name in names]
+    assert max(ttls[:2]) <= 10, "not written again"
+    assert ttls[2:4] == [1000, 1000], "half a second later it is"
+    assert min(ttls[4:]) > 90, "of a short life half a second counts"
+
+
+@pytest.mark.clause("S-7")
 @pytest.mark.parametrize("ttl_s", ["abc", "inf", "nan", "-5", "0", "1e400", ""])
 async def test_a_foreign_time_to_live_that_is_none_stops_nobody_and_ends_nothing(bench, ttl_s):
     fields = {"status": "queued", "task": "chat", "payload": "{}", "ttl_s": ttl_s}

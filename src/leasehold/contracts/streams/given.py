@@ -28,6 +28,7 @@ class Alike(NamedTuple):
     words: bytes
     task: bytes
     ttl_s: bytes
+    claimed_ms: int
     task_name: str
     fence: int
     token: str
@@ -46,7 +47,7 @@ def leases_of(groups: list[Any], *, token: str, now: int, lease_ms: int) -> list
     """The leases in the answer of a claim."""
     leases = []
     for task, words, ttl_s, rows in groups:
-        alike = _alike(words, task, ttl_s)
+        alike = _alike(words, task, ttl_s, now)
         parts = iter(rows)
         for job_id, payload, entry in zip(parts, parts, parts, strict=True):
             handle, created_ms, trace = _entry(entry.decode())
@@ -89,15 +90,15 @@ def settle_rows(outcomes: Iterable[Outcome], backoff: RetryPolicy) -> list[Arg]:
             continue
         if given.alike is not shared:
             shared = given.alike
-            rows += ("like", shared.words, shared.task, shared.ttl_s)
+            rows += ("like", shared.words, shared.task, shared.ttl_s, shared.claimed_ms)
         rows += ("done", lease.job_id, given.handle, outcome.result, hashed[1])
     return rows
 
 
-def _alike(words: bytes, task: bytes, ttl_s: bytes) -> Alike:
+def _alike(words: bytes, task: bytes, ttl_s: bytes, now: int) -> Alike:
     fence, _, attempt, max_attempts, _, _, token = words.decode().split()
     name = task.decode()
-    return Alike(words, task, ttl_s, name, int(fence), token, int(attempt), int(max_attempts))
+    return Alike(words, task, ttl_s, now, name, int(fence), token, int(attempt), int(max_attempts))
 
 
 def _entry(words: str) -> tuple[str, int, str]:

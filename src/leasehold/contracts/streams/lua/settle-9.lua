@@ -9,7 +9,7 @@
 --     error code, delay_ms
 --   'done', job_id, msg_id, result JSON, hash of the result: a completion by a holder that gives the
 --     lease words back as it got them; they stand in:
---   'like', lease words, task, ttl_s: of all the 'done' rows up to the next 'like'
+--   'like', lease words, task, ttl_s, when they were claimed: of all the 'done' rows up to the next 'like'
 -- Returns per outcome 'complete', { 'complete' | 'retry' | 'bury' | 'release' | 'cancel', due_ms } or
 --   { 'lost', reason }
 -- Clauses S-14 S-15 S-16 S-17 S-20 S-21 S-22
@@ -174,8 +174,18 @@ end
 local given, left, ttl_s, task, until_ms, fence, token, line
 local last_h, tail -- results that are all the same, as nothing is, are noted together
 
+-- The claim gave the job its whole time to live. So soon after it a second time would change nothing that
+-- can be seen in seconds, in which it is told; and would be two of five commands.
+local function given_life(words, claimed_ms)
+  local life_s = tonumber(words)
+  if not life_s or (life_s >= 500 and NOW - tonumber(claimed_ms) < 500) then
+    return false
+  end
+  return words
+end
+
 local function alike(at)
-  given, task, ttl_s = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] ~= '' and ARGV[at + 3]
+  given, task, ttl_s = ARGV[at + 1], ARGV[at + 2], given_life(ARGV[at + 3], ARGV[at + 4])
   local ver, attempt, max_attempts, lost
   fence, ver, attempt, max_attempts, lost, until_ms, token =
     match(given, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
@@ -215,7 +225,7 @@ while ARGV[at] do
   local row, id, msg_id = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   if row == 'like' then
     alike(at)
-    at = at + 4
+    at = at + 5
   elseif row == 'end' then
     close_look = close_look or closely()
     verdicts[#verdicts + 1] = close_look(id, msg_id, tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5],
