@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.drain import drain
 from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage, ratio
 
+# A round of the slowest would last longer than one of all others together. They get fewer jobs, of
+# which they do no fewer a second.
+FEWER = {"rq": 10, "celery": 4, "streaq": 4, "arq": 4, "saq": 4}
+
 
 def measure(stage: Stage, name: str) -> Figures:
-    done = drain(stage, name)
+    done = drain(replace(stage, jobs=stage.jobs // FEWER.get(name, 1)), name)
     return {
+        "jobs": done.jobs,
         "jobs_per_s": done.jobs / done.seconds,
         "worker_cpu_us": done.worker_cpu_s / done.jobs * 1e6,
         "redis_cpu_us": done.redis_cpu_s / done.jobs * 1e6,
@@ -25,7 +32,8 @@ SCENARIO = Scenario(
         "Jobs are enqueued first; then one worker process with the peer's best setting runs them. "
         "The clock runs from the start of the first handler until the store holds nothing "
         "unfinished. `bare_pipelines` drives our scripts from a pipelining client without any "
-        "worker around it: the limit. Commands include those that scripts call."
+        "worker around it: the limit. Commands include those that scripts call. The slowest peers "
+        "run a part of the jobs, so that a round ends."
     ),
     contenders=("leasehold", "bare_pipelines", *QUEUES[1:]),
     jobs=20_000,
@@ -33,6 +41,7 @@ SCENARIO = Scenario(
     headline="jobs_per_s",
     columns=(
         Column("jobs_per_s", "jobs/s", better="high"),
+        Column("jobs", "jobs"),
         Column("worker_cpu_us", "worker CPU us/job", 1, "low"),
         Column("redis_cpu_us", "Redis CPU us/job", 1, "low"),
         Column("commands", "commands/job", 2, "low"),
