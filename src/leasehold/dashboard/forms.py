@@ -13,7 +13,7 @@ from leasehold.core.job import NewJob
 from leasehold.dashboard.acting import VERBS, Actor, Verb
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.house import Street
-from leasehold.dashboard.pages import job_path
+from leasehold.dashboard.job_facts import job_path
 from leasehold.dashboard.reading import decoded
 from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import parse

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -29,6 +28,14 @@ from leasehold.dashboard.gathering import (
 )
 from leasehold.dashboard.history import Histories
 from leasehold.dashboard.house import House, Street
+from leasehold.dashboard.job_facts import (
+    brief_of,
+    facts_of,
+    job_path,
+    pretty,
+    progress_of,
+    trace_link,
+)
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.reading import decoded, fault_of
 from leasehold.dashboard.redacting import Redaction
@@ -161,15 +168,15 @@ class Pages:
                 "payload": pretty(payload),
                 "result": pretty(self._redaction.masked(decoded(job.result))) if job.result else "",
                 "error": pretty(self._redaction.masked(decoded(job.error))) if job.error else "",
-                "progress": _progress(job),
+                "progress": progress_of(job),
                 "timeline": self._timeline(queue, job, events, now_ms),
                 "events": [
-                    (line, _brief(line.data))
+                    (line, brief_of(line.data))
                     for line in (event_line(e, self._redaction) for e in events[-_EVENTS_SHOWN:])
                 ],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
-                "facts": _facts(job),
-                "trace": _trace_link(self._trace_url, job.trace),
+                "facts": facts_of(job),
+                "trace": trace_link(self._trace_url, job.trace),
                 "curl": curl_of(base, queue, job.task, payload),
                 "command": command_of(house.address, job.task, payload),
                 "my_path": job_path(queue, job.job_id),
@@ -313,60 +320,8 @@ class Pages:
         }
 
 
-def job_path(queue: str, job_id: str) -> str:
-    """Where the page of a job is."""
-    return f"/jobs/{quote(queue, safe=':')}/{quote(job_id, safe='')}"
-
-
-def pretty(value: Any) -> str:
-    """JSON for people: indented, letters as they are, large integers exact."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
-
-
 def _search(text: str) -> Search:
     return parse(text, now_ms=time.time_ns() // 1_000_000)
-
-
-def _brief(data: Any) -> str:
-    text = "" if data in (None, {}, "") else msgspec.json.encode(data, enc_hook=str).decode()
-    return text if len(text) <= 400 else f"{text[:400]}…"
-
-
-def _progress(job: JobRecord) -> float | None:
-    """A number from 0 to 100, if that is what the job reports."""
-    value = decoded(job.progress)
-    if isinstance(value, dict):
-        value = value.get("percent", value.get("progress"))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return min(100.0, max(0.0, float(value)))
-
-
-def _facts(job: JobRecord) -> list[tuple[str, str]]:
-    facts = [
-        ("Contract", job.contract),
-        (
-            "Attempt",
-            f"{job.attempt} of {job.max_attempts}" if job.max_attempts else f"{job.attempt}",
-        ),
-        ("Fence", str(job.fence or "")),
-        ("Worker", job.worker_id),
-        ("Group", job.gid),
-        ("Priority", str(job.priority or "")),
-        ("Requester", job.requester),
-    ]
-    facts += [
-        (name.replace("_", " ").capitalize(), str(value)) for name, value in job.extra.items()
-    ]
-    return [(name, value) for name, value in facts if value not in ("", "False", "None", "0")]
-
-
-def _trace_link(trace_url: str, trace: str) -> tuple[str, str]:
-    """The trace id of a W3C traceparent, and where it is shown if we were told a place."""
-    parts = trace.split("-")
-    if len(parts) < 4:
-        return "", ""
-    return parts[1], trace_url.replace("{trace_id}", parts[1]) if trace_url else ""
 
 
 def _top_errors(watch: Watch) -> list[tuple[str, int]]:

@@ -17,9 +17,10 @@ import leasehold.cli
 import leasehold.tasks
 from leasehold.cli import checks
 from leasehold.cli.checks.redis import clock_finding, version_finding
-from leasehold.cli.commands.up import Wish, how_to_call, welcome
+from leasehold.cli.commands.up import Wish
 from leasehold.cli.gateway_side import GatewaySide, parse_sse
 from leasehold.cli.samples.streams import sample_job
+from leasehold.cli.welcome import how_to_call, welcome
 from leasehold.core.errors import UsageError
 from leasehold.tasks import TASKS
 

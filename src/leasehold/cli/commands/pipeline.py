@@ -5,11 +5,8 @@ Each command opens Spark, does one thing through `leasehold.pipeline`, and says 
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +17,7 @@ from leasehold.cli.config import load_config
 from leasehold.cli.exits import Exit
 from leasehold.cli.options import json_option
 from leasehold.cli.output import emit, emit_text, note, paint, table
+from leasehold.cli.spark_options import session, spark_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,58 +28,9 @@ LAKE = "lake"
 _MARKS = {"BROKEN": "red", "sound": "green", "not seen": "dim"}
 
 
-def spark_options(function: Function) -> Function:
-    """Where Spark runs; the same for every command."""
-    for option in (
-        click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
-        click.option("--remote", default="", metavar="sc://HOST", help="A Spark Connect server."),
-        click.option("--driver-memory", default="2g", show_default=True),
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Goes to Spark as it is."),
-        click.option("--ship", is_flag=True, help="Send this package to the executors."),
-    ):
-        function = option(function)
-    return function
-
-
 lake_option = click.option(
     "--lake", default=LAKE, show_default=True, metavar="PATH", help="Folder or s3:// address."
 )
-
-
-@contextmanager
-def session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
-    """Open Spark for one command. `quick` suits what takes seconds, not hours."""
-    from leasehold.pipeline.session import SparkSettings, open_session
-
-    conf = dict(_pair(each) for each in spark["conf"])
-    is_seen = sys.stderr.isatty()
-    note("starting Spark")
-    opened = open_session(
-        SparkSettings(
-            master=spark["master"],
-            remote=spark["remote"],
-            driver_memory=spark["driver_memory"],
-            conf=conf,
-            quick=quick and spark["master"].startswith("local"),
-            progress=is_seen,
-            ship=spark["ship"],
-        ),
-        environment=os.environ,
-    )
-    from leasehold.pipeline.plainly import one_line
-
-    try:
-        with one_line():
-            yield opened
-    finally:
-        opened.stop()
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"--conf is NAME=VALUE, not {text!r}")
-    return name, value
 
 
 def _urls(given: tuple[str, ...]) -> list[str]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -34,10 +32,10 @@ from leasehold.cli.ready import until_ready
 from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
 from leasehold.cli.samples import Place, SampleFlow, Stores, usable_flows
 from leasehold.cli.samples.receiving import Surroundings, surroundings
-from leasehold.cli.settings import DATA_FOLDER
 from leasehold.cli.stopping import stopping_on_signals
 from leasehold.cli.supervise import Supervisor
 from leasehold.cli.task_settings import task_settings
+from leasehold.cli.welcome import how_to_call, welcome
 from leasehold.core.errors import StoreError, UsageError
 from leasehold.core.opening import QueueUrl, parse_url
 from leasehold.store.embedded import EmbeddedRedis
@@ -302,40 +300,6 @@ def _announce(
     emit_text(welcome(wish.gateway_url, list(filter(None, lines)), calls, samples=wish.samples))
     if wish.browser:
         webbrowser.open(wish.gateway_url)
-
-
-def welcome(url: str, invitations: Sequence[str], program: str, *, samples: bool) -> str:
-    """Where things are, and what to try next, ready to be copied."""
-    flowing = "sample jobs are flowing" if samples else "waiting for jobs"
-    more = "".join(f"\n  {line}" for line in invitations)
-    return f"""\
-{paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
-
-  submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
-                    -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'
-  follow it       curl -sN {url}/v1/jobs/ID/events
-  read it         curl -s {url}/v1/jobs/ID{more}
-
-  or: {program} submit chat -d '{{"prompt": "hello"}}' --follow
-      {program} ls        {program} queues        {program} top
-  Ctrl-C drains and stops."""
-
-
-def how_to_call(data: Path) -> str:
-    """`leasehold`, or where it is if a shell would not find it by that name.
-
-    Data that lie elsewhere than the other commands look are named before it.
-    """
-    mine = Path(sys.executable).with_name("leasehold")
-    found = shutil.which("leasehold")
-    program = str(mine)
-    if found is not None and Path(found).samefile(mine):
-        program = "leasehold"
-    else:
-        with contextlib.suppress(ValueError):
-            program = str(mine.relative_to(Path.cwd()))
-    is_usual = data.resolve() == Path(DATA_FOLDER).resolve()
-    return program if is_usual else f"LEASEHOLD_DATA={shlex.quote(str(data))} {program}"
 
 
 async def _start_samples(

@@ -9,7 +9,6 @@ database may do the same at the same time: nothing is kept here that another one
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import re
 import secrets
@@ -19,17 +18,16 @@ from typing import TypeVar
 import msgspec
 
 from leasehold.contracts.plane.asking import Ask
+from leasehold.contracts.plane.claiming import Claims
 from leasehold.contracts.plane.line import Line
 from leasehold.contracts.plane.messages import MessageTransport
 from leasehold.contracts.plane.options import PlaneOptions
-from leasehold.contracts.plane.rows import RowTransport, calls_max, lease_of
+from leasehold.contracts.plane.rows import RowTransport, calls_max
 from leasehold.contracts.plane.tokens import Tokens, read_tokens
 from leasehold.contracts.plane.transport import Transport
-from leasehold.contracts.plane.turns import Turns
 from leasehold.contracts.plane.warning import warn
 from leasehold.contracts.plane.words import CONTRACT, queue_of, stream_of
 from leasehold.core.errors import LeaseLost, StoreError, UsageError
-from leasehold.core.idempotency import short_hash
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Released, Retried, Verdict
@@ -45,11 +43,9 @@ from leasehold.store.redis import Redis
 T = TypeVar("T")
 R = TypeVar("R")
 
-WAIT_MS_MAX = 60_000
 _SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
 _BEAT_S = 5.0
 _BEATEN_MAX = 20_000
-_RECOVER_MAX = 1_000
 _GATHERED_MAX = 500
 _SENT_BACK = (Released, Retried)
 _NO_PRIORITY = (
@@ -99,11 +95,9 @@ class Plane:
             self._settle, items_max=_GATHERED_MAX, calls_max=calls
         )
         self._line = Line(self._transport.bell)
-        self._turns = Turns()
+        self._claims = Claims(engine, self._transport, self._line, self.settle)
         self._tokens: Tokens | None = None
         self._reading_tokens = asyncio.Lock()
-        self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
-        self._giving: set[asyncio.Future[None]] = set()
         self._beaten: dict[str, tuple[float, int]] = {}
         self._rounds: asyncio.Task[None] | None = None
 
@@ -114,116 +108,9 @@ class Plane:
         if ask.limit < 1:
             return []
         streams = self.served(ask.streams)
-        tokens = await self._known_tokens()
         worker_id = _SAFE_ID.sub("-", ask.worker_id)[:200] or "anon"
         await self._seen(worker_id, streams)
-        again = [*ask.lost] if ask.fresh else [ask.claim_id, *ask.lost]
-        for nonce in (tokens.nonce(ask.requester, worker_id, each) for each in again if each):
-            await self._supersede(nonce)
-            held = await self._recover(nonce, streams, ask.limit)
-            if held:
-                return held
-        nonce = tokens.nonce(ask.requester, worker_id, ask.claim_id)
-        if not ask.claim_id:  # nobody can send it again, nor wants it to end early if it is brief
-            if ask.wait_ms <= 0:
-                return await self._look(streams, ask.limit, nonce, worker_id)
-            return await self._wait(ask, streams, nonce, worker_id)
-        asking = asyncio.ensure_future(self._wait(ask, streams, nonce, worker_id))
-        self._asking[nonce] = asking
-        try:
-            return await asking
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return []  # superseded: the same claim was sent again, and is answered there
-        finally:
-            if self._asking.get(nonce) is asking:
-                del self._asking[nonce]
-
-    async def _wait(
-        self, ask: Ask, streams: tuple[str, ...], nonce: str, worker_id: str
-    ) -> list[Lease]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(ask.wait_ms, WAIT_MS_MAX) / 1000
-        leases: list[Lease] = []
-        if not ask.looked:
-            leases = await self._once(streams, ask.limit, nonce, worker_id)
-        if leases or ask.wait_ms <= 0:
-            return leases
-        waiter = self._line.join(streams)
-        try:
-            while not leases and not self._line.closed:
-                waiter.woken.clear()
-                leases = await self._once(streams, ask.limit, nonce, worker_id)
-                if leases:
-                    break
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await waiter.woken.wait()
-                except TimeoutError:
-                    break
-        finally:
-            self._line.leave(waiter, found=bool(leases))
-        return leases
-
-    async def _once(
-        self, streams: tuple[str, ...], limit: int, nonce: str, worker_id: str
-    ) -> list[Lease]:
-        """What can be had now. It is not left half done: who goes away meanwhile gives it back."""
-        looking = asyncio.ensure_future(self._look(streams, limit, nonce, worker_id))
-        try:
-            return await asyncio.shield(looking)
-        except asyncio.CancelledError:
-            giving = asyncio.ensure_future(self._give_back(looking))
-            self._giving.add(giving)
-            giving.add_done_callback(self._giving.discard)
-            await asyncio.shield(giving)
-            raise
-
-    async def _give_back(self, looking: asyncio.Future[list[Lease]]) -> None:
-        """Release what nobody will work on; what cannot be released runs out."""
-        with contextlib.suppress(StoreError):
-            leases = await looking
-            await self.settle([Outcome(lease, "release") for lease in leases])
-
-    async def _look(
-        self, streams: tuple[str, ...], limit: int, nonce: str, worker_id: str
-    ) -> list[Lease]:
-        tokens = await self._known_tokens()
-        leases: list[Lease] = []
-        for stream in self._turns.order(streams):
-            taken = await self._transport.take(
-                stream, limit - len(leases), worker_id, tokens.token(stream, nonce)
-            )
-            self._line.due(stream, taken.due_in_ms)
-            leases += taken.leases
-            if len(leases) >= limit:
-                break
-        return leases
-
-    async def _supersede(self, nonce: str) -> None:
-        """The same claim that still waits here has no reader any more."""
-        waiting = self._asking.get(nonce)
-        if waiting is not None:
-            if not waiting.cancelling():
-                waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-    async def _recover(self, nonce: str, streams: tuple[str, ...], limit: int) -> list[Lease]:
-        tokens = await self._known_tokens()
-        leases: list[Lease] = []
-        for stream in streams:
-            token = tokens.token(stream, nonce)
-            rows = await self._engine.run(
-                PLANE,
-                "recover",
-                queue=queue_of(stream),
-                token_hs=[short_hash(token.encode())],
-                count=min(limit, _RECOVER_MAX),
-            )
-            leases += [lease_of(row, stream, token) for row in rows]
-        return leases[:limit]
+        return await self._claims.take(ask, streams, worker_id, await self._known_tokens())
 
     # --- leases --------------------------------------------------------------------------------
 
@@ -357,7 +244,7 @@ class Plane:
             rounds.cancel()
             await asyncio.gather(rounds, return_exceptions=True)
         await self._line.close()
-        await asyncio.gather(*self._giving, return_exceptions=True)
+        await self._claims.close()
         await self._transport.close()
         await self._engine.close()
 

@@ -14,42 +14,47 @@ from typing import Any, Protocol
 import msgspec
 
 from leasehold.contracts.plane.asking import Ask
+from leasehold.contracts.plane.bodies import (
+    claimed,
+    completed,
+    failed,
+    kept,
+    named,
+    reported,
+    require,
+    single,
+    stream_and_message,
+)
 from leasehold.contracts.plane.enqueueing import Jobs
 from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.plane import Plane
 from leasehold.contracts.plane.scoping import allowed, check_allowed
 from leasehold.contracts.plane.shapes import (
     Claimed,
-    ClaimedJob,
     ClaimedJobs,
     ClaimRequest,
     CompletedJob,
     CompleteRequest,
     Ended,
-    Error,
     FailedJob,
     FailRequest,
     HeartbeatRequest,
     HeldLease,
     Kept,
-    ReportedNews,
     ReportRequest,
     Results,
-    StreamRef,
     Unclaimed,
     UpkeepRequest,
-    moment,
 )
-from leasehold.contracts.plane.words import attempt_id_of, fence_of
+from leasehold.contracts.plane.words import fence_of
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
-from leasehold.core.errors import LeaseLost, UsageError
+from leasehold.core.errors import LeaseLost
 from leasehold.core.intake import Submits
-from leasehold.core.lease import Lease, Report
+from leasehold.core.lease import Lease
 from leasehold.core.outcome import (
     Buried,
     Cancelled,
     Completed,
-    Failure,
     Outcome,
     Released,
     Retried,
@@ -143,7 +148,7 @@ class WorkerRoutes:
         asked: HeartbeatRequest = call.body
         if asked.leases is not None:
             return Answer(200, Results(await self._kept(asked.leases, call.caller)))
-        _require(asked, "job_id", "lease_token")
+        require(asked, "job_id", "lease_token")
         one = HeldLease(
             job_id=asked.job_id,
             lease_token=asked.lease_token,
@@ -164,38 +169,38 @@ class WorkerRoutes:
 
     async def _held(self, held: HeldLease) -> Lease | None:
         """The lease meant; what the contract's heartbeat does not say is looked up."""
-        stream, _ = _stream(held.stream)
+        stream, _ = stream_and_message(held.stream)
         if stream and held.attempt_id:
             fence = fence_of(held.job_id, held.attempt_id)
-            return _lease(held.job_id, fence, held.lease_token, stream)
+            return named(held.job_id, fence, held.lease_token, stream)
         found = await self._plane.latest(held.job_id)
         if found is None:
             return None
         stream, fence = found
         if held.attempt_id:
             fence = fence_of(held.job_id, held.attempt_id)
-        return _lease(held.job_id, fence, held.lease_token, stream)
+        return named(held.job_id, fence, held.lease_token, stream)
 
     async def complete(self, call: Call) -> Answer:
         """End one attempt, or those of a list."""
         asked: CompleteRequest = call.body
         if asked.jobs is not None:
-            return Answer(200, Results(await self._ended(map(_completed, asked.jobs), call)))
-        _require(asked, "job_id", "attempt_id", "lease_token", "stream")
-        one = _completed(_single(asked, CompletedJob))
+            return Answer(200, Results(await self._ended(map(completed, asked.jobs), call)))
+        require(asked, "job_id", "attempt_id", "lease_token", "stream")
+        one = completed(single(asked, CompletedJob))
         return Answer(200, (await self._ended([one], call))[0])
 
     async def fail(self, call: Call) -> Answer:
         """End one attempt that did not succeed, or those of a list."""
         asked: FailRequest = call.body
         if asked.jobs is not None:
-            return Answer(200, Results(await self._ended(map(_failed, asked.jobs), call)))
-        _require(asked, "job_id", "attempt_id", "lease_token", "stream")
+            return Answer(200, Results(await self._ended(map(failed, asked.jobs), call)))
+        require(asked, "job_id", "attempt_id", "lease_token", "stream")
         if asked.error is None and asked.kind == "fail":
             raise Refused(
                 "invalid", "error is missing: {code, message, stack, retryable}", field="error"
             )
-        one = _failed(_single(asked, FailedJob))
+        one = failed(single(asked, FailedJob))
         return Answer(200, (await self._ended([one], call))[0])
 
     async def _ended(self, outcomes: Any, call: Call) -> list[Ended]:
@@ -219,7 +224,7 @@ class WorkerRoutes:
     async def report(self, call: Call) -> Answer:
         """Publish news of running attempts."""
         asked: ReportRequest = call.body
-        reports = [_report(each) for each in asked.reports]
+        reports = [reported(each) for each in asked.reports]
         check_allowed(call.caller, {report.lease.queue for report in reports})
         answers = await self._plane.report(reports)
         return Answer(
@@ -264,123 +269,6 @@ def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpo
         problems=_PROBLEMS,
         tag="worker",
         bytes_max=BODY_BYTES_MAX,
-    )
-
-
-def claimed(lease: Lease, ttl_s: float, shape: type[ClaimedJob] = ClaimedJob) -> ClaimedJob:
-    """A lease as it is answered."""
-    return shape(
-        job_id=lease.job_id,
-        attempt_id=attempt_id_of(lease.job_id, lease.fence),
-        lease_token=lease.token,
-        stream=StreamRef(name=lease.queue, message_id=lease.handle),
-        payload=msgspec.Raw(lease.payload),
-        lease_ttl_seconds=ttl_s,
-        heartbeat_interval_seconds=round(ttl_s / 3, 3),
-        task=lease.task,
-        attempt=lease.attempt,
-        max_attempts=lease.max_attempts,
-        fence=lease.fence,
-        lease_expires_at=moment(lease.lease_until_ms),
-        lease_expires_at_ms=lease.lease_until_ms,
-        lease_remaining_ms=lease.lease_ms,
-        created_ms=lease.created_ms,
-        gid=lease.gid,
-        priority=lease.priority,
-        trace=lease.trace,
-    )
-
-
-def kept(answer: Lease | LeaseLost) -> Kept:
-    """An extend as it is answered."""
-    if isinstance(answer, LeaseLost):
-        return Kept(ok=False, reason=answer.reason)
-    return Kept(
-        ok=True,
-        lease_expires_at=moment(answer.lease_until_ms),
-        lease_expires_at_ms=answer.lease_until_ms,
-        lease_remaining_ms=answer.lease_ms,
-        cancel_requested=answer.cancel_requested,
-    )
-
-
-def _single(asked: Any, shape: Any) -> Any:
-    """The contract's single form as an item of the batch form."""
-    return shape(**{name: getattr(asked, name) for name in shape.__struct_fields__})
-
-
-def _require(asked: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(asked, name):
-            raise Refused("invalid", f"{name} is missing", field=name)
-
-
-def _stream(given: str | StreamRef) -> tuple[str, str]:
-    return (given, "") if isinstance(given, str) else (given.name, given.message_id)
-
-
-def _completed(job: CompletedJob) -> Outcome:
-    return Outcome(_lease_of(job, job.message_id), "complete", text(job.result))
-
-
-def _failed(job: FailedJob) -> Outcome:
-    error = job.error
-    if error is None and job.kind in ("fail", "retry", "bury"):
-        error = Error(code=job.kind)
-    failure = None
-    if error is not None:
-        failure = Failure(
-            code=error.code, message=error.message, stack=error.stack, retryable=error.retryable
-        )
-    lease = _lease_of(job, job.message_id)
-    return Outcome(lease, job.kind, failure=failure, delay_ms=job.delay_ms)
-
-
-def _report(news: ReportedNews) -> Report:
-    return Report(
-        lease=_lease_of(news, ""),
-        type=news.type,
-        step=news.step,
-        data=text(news.data),
-        progress=text(news.progress),
-    )
-
-
-def text(raw: msgspec.Raw) -> bytes:
-    """The bytes of a part that was not decoded; refused when they are no text."""
-    value = bytes(raw)
-    try:
-        value.decode()
-    except UnicodeDecodeError as error:
-        raise Refused("bad_json", f"the body is not UTF-8: {error}") from None
-    return value
-
-
-def _lease_of(job: Any, message_id: str) -> Lease:
-    stream, inner_id = _stream(job.stream)
-    if not stream:
-        raise Refused("invalid", "stream is missing", field="stream")
-    try:
-        fence = fence_of(job.job_id, job.attempt_id)
-    except UsageError as error:
-        raise Refused("invalid", str(error), field="attempt_id") from None
-    return _lease(job.job_id, fence, job.lease_token, stream, message_id or inner_id)
-
-
-def _lease(job_id: str, fence: int, token: str, stream: str, handle: str = "") -> Lease:
-    """A lease as its holder names it; what it does not say matters to nobody."""
-    return Lease(
-        job_id=job_id,
-        queue=stream,
-        task="",
-        payload=b"",
-        attempt=fence,
-        max_attempts=0,
-        fence=fence,
-        token=token,
-        lease_until_ms=0,
-        lease_ms=0,
-        handle=handle,
     )
 
 
