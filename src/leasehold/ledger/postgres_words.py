@@ -17,6 +17,7 @@ released AS (
     FROM ended d WHERE d.status IN ('succeeded', 'dead_letter')
   ) n
   WHERE e.job_id = n.job_id AND (e.status = 'queued') IS TRUE AND e.due_ms = 0 AND NOT e.ready
+  RETURNING e.job_id
 )"""
 _SILENT = dict.fromkeys(("count_event", "event_columns", "tell_taken", "tell_ended", "tells"), "")
 
@@ -25,7 +26,10 @@ def postgres_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
     after_settle = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
     words = words_of(table, "postgres", NOW, after_settle)
-    return words | (_telling() if table == INBOX else {**_SILENT, "told": "0"})
+    if table == INBOX:
+        return words | _telling()
+    tells = ", EXISTS (SELECT FROM released) AS told" if table == OUTBOX else ""
+    return words | {**_SILENT, "told": "0", "tells": tells}
 
 
 def _telling() -> dict[str, str]:

@@ -16,6 +16,7 @@ from leasehold.ledger.sqlite_words import sqlite_words
 from leasehold.store.libsql import in_hex
 from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
 from leasehold.store.statements import Operation, Operations
+from leasehold.store.turnstile import NEXT
 from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 
 # Operations that change nothing.
@@ -103,16 +104,17 @@ class SqliteEngine:
 
 
 class SqliteBell:
-    """Rings when any process has written to the file's log."""
+    """Rings when any process has written to the file's log, and when one of ours committed."""
 
     def __init__(self, engine: SqliteEngine) -> None:
-        self._wal = engine.path.with_name(engine.path.name + "-wal")
+        self._path = engine.path
         self._rung = asyncio.Event()
         self._watch: FileWatch | None = None
 
     async def arm(self) -> None:
         if self._watch is None:
-            self._watch = FileWatch(self._wal, self._rung.set)
+            names = (self._path.name + "-wal", self._path.name + NEXT)
+            self._watch = FileWatch(self._path.parent, names, self._rung.set)
         self._rung.clear()
 
     async def wait(self, wait_ms: int) -> None:
