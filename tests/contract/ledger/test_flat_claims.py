@@ -4,8 +4,9 @@ import asyncio
 import sqlite3
 import statistics
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -14,9 +15,10 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Queue
-from leasehold.ledger.engine import INBOX, OUTBOX
+from leasehold.ledger.engine import INBOX, OUTBOX, Row
 from leasehold.ledger.postgres_engine import PostgresEngine
 from leasehold.ledger.sqlite_engine import SqliteEngine
+from leasehold.store.statements import Operation
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 
@@ -190,6 +192,26 @@ def test_a_claim_on_sqlite_reads_its_own_index(tmp_path: Path) -> None:
     text = "\n".join(row[3] for row in plan)
     assert "USING INDEX inbox_jobs_in_line" in text
     assert "TEMP B-TREE" not in text
+
+
+@pytest.mark.clause("I-12")
+async def test_a_line_on_sqlite_that_gave_all_it_was_asked_for_is_claimed_from_without_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    run = SqliteEngine._run
+
+    async def noted(self: SqliteEngine, operation: Operation, *given: Any) -> Sequence[Row]:
+        made.append(operation.name)
+        return await run(self, operation, *given)
+
+    queue = open_queue(f"inbox+sqlite:///{tmp_path}/look.db?synchronous=normal", worker_id="w")
+    await queue.submit([NewJob(task="t", payload=b"{}")] * 5)
+    monkeypatch.setattr(SqliteEngine, "_run", noted)
+    sizes = [len(await queue.claim(2, wait_ms=0)) for _ in range(5)]
+    await queue.close()
+    assert sizes == [2, 2, 1, 0, 0]
+    assert made == ["peek", "claim", "claim", "claim", "peek", "peek"]
 
 
 @pytest.mark.alone
