@@ -47,7 +47,7 @@ def _delivered(stage: Stage, name: str, folder: Path, receiver: int) -> Figures:
         how = peer.ask("deliverer", concurrency=CONCURRENCY)
         allowed = {"LEASEHOLD_EGRESS_ALLOW": host, "LEASEHOLD_WEBHOOKS_SECRETS": f"* = whsec_{KEY}"}
         worker = peer.start(how["argv"], {**how["env"], **allowed})
-        stage.prepared["worker"] = " ".join(how["argv"][:-1])
+        stage.prepared["worker"] = " ".join([*how["argv"][:-1], "URL"])
         until((folder / "first").exists, within_s=stage.patience_s)
         shared_postgres().reset()
         cpu_before_s = _cpu_s(worker.pid, receiver)
@@ -117,11 +117,16 @@ SCENARIO = Scenario(
         ),
         *(
             Goal(
-                f"{name} keeps the order of every job",
-                lambda median, name=name: median(name, "late"),  # type: ignore[misc]
+                f"{name}: {claim}",
+                lambda median, name=name, key=key: median(name, key),  # type: ignore[misc]
                 most=0,
             )
             for name in OURS
+            for key, claim in (
+                ("late", "the order of every job is kept"),
+                ("unsigned", "every signature is right"),
+                ("twice", "no event comes twice"),
+            )
         ),
     ),
 )
