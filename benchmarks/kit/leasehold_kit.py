@@ -94,13 +94,16 @@ class QueueProducer:
             await self.queue.settle([Outcome(lease, "complete") for lease in leases])
         return {"seconds": seconds}
 
-    def deliverer(self) -> dict[str, Any]:
-        """How a user starts the worker that delivers an inbox's events."""
+    def deliverer(self, concurrency: int) -> dict[str, Any]:
+        """How a user starts the worker that delivers an inbox's events, so many at once."""
         outbox = f"{self._url}{'&' if '?' in self._url else '?'}box=outbox"
         made = [str(Path(sys.executable).with_name("leasehold")), "keys", "new-kek", "bench"]
         ring = subprocess.run(made, capture_output=True, text=True, check=True).stdout
         return {
-            "argv": ["leasehold", "worker", "leasehold.transcode", "--from", outbox],
+            "argv": [
+                *("leasehold", "worker", "leasehold.transcode"),
+                *("--concurrency", str(concurrency), "--from", outbox),
+            ],
             "env": {"LEASEHOLD_VAULT_KEYS": ring},
         }
 

@@ -23,7 +23,7 @@ from leasehold.transcode import Transcoder, TranscodeSettings, transcode_handler
 from leasehold.vault import Vault
 from leasehold.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
 from leasehold.webhooks.refresh import Refresher
-from leasehold.webhooks.secrets import EndpointSecrets, Together, read_secrets
+from leasehold.webhooks.secrets import EndpointSecrets, Remembered, Together, read_secrets
 from leasehold.worker.task import Task, task
 
 Handler = Callable[[Any], Awaitable[Any]]
@@ -57,7 +57,7 @@ class _Parts:
     def _secrets(self) -> EndpointSecrets:
         """What requesters made for themselves, else what stands in the operator's file."""
         kept = open_part(self._url, "endpoint_secrets", vault=self._vault)
-        return Together(kept, self._file)
+        return Remembered(Together(kept, self._file))
 
     async def delivering(self) -> Handler:
         standard = self._config.text("webhooks.headers") == "standard"

@@ -20,8 +20,12 @@ from leasehold.store.postgres import Postgres
 from leasehold.store.statements import Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
-# The steps of jobs that write their events themselves, and the column that says that they did.
-_TELLING = {"claim": "status_webhook_url", "complete": "told", "settle": "told"}
+# The steps that put an event into the line, and the column that says that they did: those of jobs
+# write their events themselves, and the end of an event lets the next one of its job go.
+_TELLING = {
+    (INBOX, "claim"): "status_webhook_url",
+    **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("complete", "settle")},
+}
 
 
 class PostgresEngine:
@@ -63,10 +67,9 @@ class PostgresEngine:
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
         arguments += [takes[name] for name in found.takes]
         rows = await self.database.fetch(found.statements[0], arguments)
-        if table == INBOX and operation in _TELLING:
-            column = _TELLING[operation]
-            if any(row[column] for row in rows):
-                self._ringing.ring(f"{takes['queue']}/outbox")
+        column = _TELLING.get((table, operation))
+        if column and any(row[column] for row in rows):
+            self._ringing.ring(takes["queue"] + ("/outbox" if table == INBOX else ""))
         return rows
 
     async def _check(self) -> None:

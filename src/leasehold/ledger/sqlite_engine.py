@@ -16,6 +16,7 @@ from leasehold.ledger.sqlite_words import sqlite_words
 from leasehold.store.libsql import in_hex
 from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
 from leasehold.store.statements import Operation, Operations
+from leasehold.store.turnstile import NEXT
 from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 
 # Operations that change nothing.
@@ -41,16 +42,31 @@ class SqliteEngine:
         self._synchronous = synchronous
         self._file: SqliteFile | None = None
         self._operations: dict[str, Operations] = {}
+        self._plenty: set[str] = set()
 
     async def run(
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
         box = self._box(table)
-        if operation in CLAIMS:  # an empty line is seen without the right to write
-            head = await self._run(box["peek"], (), {"queue": takes["queue"]})
+        if operation in CLAIMS:
+            return await self._claim(box, operation, batch, takes)
+        return await self._run(box[operation], batch, takes)
+
+    async def _claim(
+        self, box: Operations, operation: str, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
+    ) -> Sequence[Row]:
+        """An empty line is seen without the right to write; one that just gave all is not empty."""
+        queue = takes["queue"]
+        if queue not in self._plenty:
+            head = await self._run(box["peek"], (), {"queue": queue})
             if not head[0]["work"]:
                 return head
-        return await self._run(box[operation], batch, takes)
+        self._plenty.discard(queue)
+        rows = await self._run(box[operation], batch, takes)
+        wanted = takes["count"] if "count" in takes else sum(asker[-1] for asker in batch)
+        if len(rows) >= wanted and rows[0]["job_id"] is not None:
+            self._plenty.add(queue)
+        return rows
 
     async def _run(
         self, operation: Operation, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
@@ -103,16 +119,17 @@ class SqliteEngine:
 
 
 class SqliteBell:
-    """Rings when any process has written to the file's log."""
+    """Rings when any process has written to the file's log, and when one of ours committed."""
 
     def __init__(self, engine: SqliteEngine) -> None:
-        self._wal = engine.path.with_name(engine.path.name + "-wal")
+        self._path = engine.path
         self._rung = asyncio.Event()
         self._watch: FileWatch | None = None
 
     async def arm(self) -> None:
         if self._watch is None:
-            self._watch = FileWatch(self._wal, self._rung.set)
+            names = (self._path.name + "-wal", self._path.name + NEXT)
+            self._watch = FileWatch(self._path.parent, names, self._rung.set)
         self._rung.clear()
 
     async def wait(self, wait_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Tells when a file was written by any process, without asking it again and again.
+"""Tells when files were written by any process, without asking again and again.
 
 Linux tells by inotify; elsewhere whoever waits looks ten times a second.
 """
@@ -9,7 +9,7 @@ import asyncio
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 LOOK_EVERY_MS = 100
@@ -21,13 +21,13 @@ _HEAD = struct.Struct("iIII")
 
 
 class FileWatch:
-    """Calls `changed` in the event loop after writes to the file `name` of a folder."""
+    """Calls `changed` in the event loop after writes to one of some files in a folder."""
 
-    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
-        self._name = os.fsencode(path.name)
+    def __init__(self, folder: Path, names: Iterable[str], changed: Callable[[], None]) -> None:
+        self._names = frozenset(os.fsencode(name) for name in names)
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._fd = _watch(path.parent) if sys.platform == "linux" else -1
+        self._fd = _watch(folder) if sys.platform == "linux" else -1
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._heard)
 
@@ -52,7 +52,7 @@ class FileWatch:
         while at + _HEAD.size <= len(data):
             _, _, _, length = _HEAD.unpack_from(data, at)
             at += _HEAD.size
-            found = found or data[at : at + length].rstrip(b"\0") == self._name
+            found = found or data[at : at + length].rstrip(b"\0") in self._names
             at += length
         if found:
             self._changed()

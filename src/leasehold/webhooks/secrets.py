@@ -6,7 +6,9 @@ other; the line of `*` is for every requester that has none. `#` begins a commen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from leasehold.core.errors import UsageError
@@ -14,6 +16,7 @@ from leasehold.vault.secret import Secret
 from leasehold.webhooks.signing import SECRETS_MAX, read_secret
 
 _EVERYBODY = "*"
+_REQUESTERS_MAX = 10_000
 
 
 class EndpointSecrets(Protocol):
@@ -47,6 +50,51 @@ class Together:
             if found := await place.live(requester_id):
                 return found
         return []
+
+
+class Remembered:
+    """What another place knows, asked for once a second and requester and not at every delivery.
+
+    A secret that is new, or has run out, is noticed that much later; an attempt that was refused
+    for it is made again later than that. Whoever asks while the place is being asked waits for the
+    same answer; an error is told to them and not remembered.
+    """
+
+    def __init__(
+        self,
+        place: EndpointSecrets,
+        *,
+        keep_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._place = place
+        self._keep_s = keep_s
+        self._clock = clock
+        self._known: dict[str, tuple[float, Sequence[Secret]]] = {}
+        self._asking: dict[str, asyncio.Task[Sequence[Secret]]] = {}
+
+    async def live(self, requester_id: str) -> Sequence[Secret]:
+        """The secrets as they were at most `keep_s` ago."""
+        known = self._known.get(requester_id)
+        if known is not None and self._clock() < known[0]:
+            return known[1]
+        asking = self._asking.get(requester_id)
+        if asking is None:
+            asking = asyncio.get_running_loop().create_task(self._ask(requester_id))
+            self._asking[requester_id] = asking
+        # Shielded: a delivery that is ended must not take the answer from the others.
+        return await asyncio.shield(asking)
+
+    async def _ask(self, requester_id: str) -> Sequence[Secret]:
+        until = self._clock() + self._keep_s  # from when it was asked, not from when it was told
+        try:
+            found = await self._place.live(requester_id)
+        finally:
+            del self._asking[requester_id]
+        if len(self._known) >= _REQUESTERS_MAX:
+            self._known.clear()
+        self._known[requester_id] = (until, found)
+        return found
 
 
 class StaticSecrets:

@@ -11,8 +11,9 @@ import pytest
 from leasehold.core.job import NewJob
 from leasehold.core.lease import Report
 from leasehold.core.opening import open_queue
-from leasehold.core.outcome import BURIED, COMPLETED, Failure, Retried
+from leasehold.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
 from leasehold.core.seam import Query
+from leasehold.ledger import claiming
 from leasehold.webhooks.shapes import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.adapters import Servers
@@ -89,6 +90,28 @@ async def test_whoever_waits_for_events_is_woken_by_the_steps_that_tell_of_them(
         await queue.close()
         await listener.execute(f"DROP SCHEMA {schema} CASCADE")
         await listener.close()
+
+
+@pytest.mark.clause("I-12", "I-22")
+@pytest.mark.options(lease_ms=30_000)
+@pytest.mark.parametrize("ended", ["complete", "bury"])
+async def test_the_end_of_an_event_wakes_who_waits_for_the_next_one(
+    inbox: InboxStage, outbox: Outbox, monkeypatch: pytest.MonkeyPatch, ended: OutcomeKind
+) -> None:
+    monkeypatch.setattr(claiming, "POLL_MS", (30_000, 30_000))
+    queue, other = inbox.queue("w1"), Outbox(inbox)
+    try:
+        await submit(queue, told())
+        await settle(queue, await claim_one(queue), "complete")
+        first = await claim_one(outbox.queue)
+        waiting = asyncio.create_task(other.queue.claim(1, wait_ms=20_000))
+        await asyncio.sleep(0.2)  # it has to be asleep: the promise is about waking up
+        await settle(outbox.queue, first, ended)
+        async with asyncio.timeout(10):
+            (second,) = await waiting
+        assert (second.gid, second.job_id) == (first.gid, f"{first.gid}.2")
+    finally:
+        await other.close()
 
 
 @pytest.mark.clause("I-37")

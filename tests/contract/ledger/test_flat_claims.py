@@ -4,8 +4,9 @@ import asyncio
 import sqlite3
 import statistics
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -14,9 +15,10 @@ from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Queue
-from leasehold.ledger.engine import INBOX, OUTBOX
+from leasehold.ledger.engine import INBOX, OUTBOX, Row
 from leasehold.ledger.postgres_engine import PostgresEngine
 from leasehold.ledger.sqlite_engine import SqliteEngine
+from leasehold.store.statements import Operation
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 
@@ -81,6 +83,40 @@ async def test_a_settle_looks_up_each_job_once_and_by_its_key(server: str, name:
     assert "Tid Scan on inbox_jobs" in text
     assert "Seq Scan on inbox_jobs" not in text
     assert "inbox_jobs_leased" not in text  # a partial index that looks cheap, and is not
+
+
+@pytest.mark.clause("I-36")
+@pytest.mark.parametrize("name", ["settle", "complete"])
+async def test_the_next_event_of_a_job_is_not_looked_for_among_all_that_wait(
+    server: str, name: str
+) -> None:
+    """With ten thousand events held back each settle read them all: a tenth of a second."""
+    queue = open_queue(f"inbox+{server}?schema=flat&queue=next", worker_id="w")
+    hook = {"status_webhook_url": "https://requester.example/hook"}
+    await queue.submit([NewJob(task="t", payload=b"{}", options=hook)] * 500)
+    leases = await queue.claim(500, wait_ms=0)
+    await queue.settle([Outcome(lease, "complete") for lease in leases])
+    await queue.close()
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(OUTBOX, "counts", queue="next/outbox")
+        operation = engine.operation(OUTBOX, name)
+        kinds = {"fence": [1], "delay_ms": [0], "retryable": [True]}
+        arrays = [kinds.get(column, ["x"]) for column in operation.batch]
+        async with engine.database.connection() as connection:
+            for analyzed in (False, True):
+                if analyzed:
+                    await connection.execute("ANALYZE job_outbox_events")
+                plan = await connection.fetch(
+                    "EXPLAIN " + operation.statements[0], *arrays, "next/outbox"
+                )
+                text = "\n".join(row[0] for row in plan)
+                assert "job_outbox_events_held_back" not in text, text
+                assert "Seq Scan on job_outbox_events" not in text, text
+                assert text.count("job_outbox_events_pkey") == 2, text
+                assert "Index Cond: (gid = d.gid)" in text, text
+    finally:
+        await engine.close()
 
 
 @pytest.mark.clause("I-30", "I-32")
@@ -156,6 +192,26 @@ def test_a_claim_on_sqlite_reads_its_own_index(tmp_path: Path) -> None:
     text = "\n".join(row[3] for row in plan)
     assert "USING INDEX inbox_jobs_in_line" in text
     assert "TEMP B-TREE" not in text
+
+
+@pytest.mark.clause("I-12")
+async def test_a_line_on_sqlite_that_gave_all_it_was_asked_for_is_claimed_from_without_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    run = SqliteEngine._run
+
+    async def noted(self: SqliteEngine, operation: Operation, *given: Any) -> Sequence[Row]:
+        made.append(operation.name)
+        return await run(self, operation, *given)
+
+    queue = open_queue(f"inbox+sqlite:///{tmp_path}/look.db?synchronous=normal", worker_id="w")
+    await queue.submit([NewJob(task="t", payload=b"{}")] * 5)
+    monkeypatch.setattr(SqliteEngine, "_run", noted)
+    sizes = [len(await queue.claim(2, wait_ms=0)) for _ in range(5)]
+    await queue.close()
+    assert sizes == [2, 2, 1, 0, 0]
+    assert made == ["peek", "claim", "claim", "claim", "peek", "peek"]
 
 
 @pytest.mark.alone

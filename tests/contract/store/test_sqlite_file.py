@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from leasehold.core.errors import ServerError
 from leasehold.store.sqlite import close_file, open_file
+from leasehold.store.turnstile import NEXT
+from leasehold.store.watching import FileWatch
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -40,6 +43,39 @@ async def test_what_waits_is_one_transaction_and_a_part_that_fails_harms_no_othe
         )
         assert [row[0] for row in stored] == [1, 2, 3]
     finally:
+        await asyncio.to_thread(close_file, file)
+
+
+@pytest.mark.clause("I-12")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere whoever waits looks by itself")
+async def test_those_who_watch_are_told_when_a_commit_counts_and_of_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """The log grows before its commit counts: who looked at that moment was not told again."""
+    path = tmp_path / "told.db"
+    file = open_file(path, "full", prepare)
+    rings: asyncio.Queue[int] = asyncio.Queue()
+    other = sqlite3.connect(path)
+
+    def rung() -> None:
+        rings.put_nowait(other.execute("SELECT count(*) FROM t").fetchone()[0])
+
+    try:
+        await file.write(adds(0))
+        watch = FileWatch(tmp_path, [path.name + NEXT], rung)
+        for number in range(1, 4):
+            await file.write(adds(number))
+            async with asyncio.timeout(10):
+                assert await rings.get() == number + 1
+        await asyncio.sleep(0.05)  # longer than a step of the clock that stamps files
+        await file.write(lambda connection: None)
+        await file.write(adds(4))
+        async with asyncio.timeout(10):
+            assert await rings.get() == 5
+        assert rings.empty()
+        watch.close()
+    finally:
+        other.close()
         await asyncio.to_thread(close_file, file)
 
 

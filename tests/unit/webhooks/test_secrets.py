@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 from leasehold.core.errors import UsageError
 from leasehold.vault import Secret
 from leasehold.webhooks import new_secret, read_secret
-from leasehold.webhooks.secrets import Together, live_keys, read_secrets
+from leasehold.webhooks.secrets import Remembered, Together, live_keys, read_secrets
 
 NEW, OLD, REST = new_secret(), new_secret(), new_secret()
 
@@ -77,3 +78,68 @@ def test_a_bad_line_is_named_by_its_number_and_not_shown(text: str) -> None:
         read_secrets(text)
     assert "canary" not in str(caught.value)
     assert NEW not in str(caught.value)
+
+
+class _Asked:
+    """A place that counts how often it is asked, and answers when it is let."""
+
+    def __init__(self) -> None:
+        self.found = [Secret(NEW)]
+        self.asked = 0
+        self.fault: Exception | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def live(self, requester_id: str) -> list[Secret]:
+        self.asked += 1
+        await self.answers.wait()
+        if self.fault is not None:
+            raise self.fault
+        return self.found
+
+
+@pytest.mark.clause("I-43")
+async def test_a_remembered_secret_is_asked_for_again_after_a_second() -> None:
+    place, now_s = _Asked(), [100.0]
+    remembered = Remembered(place, clock=lambda: now_s[0])
+    assert await live_keys(remembered, "acme") == [read_secret(NEW)]
+    place.found = [Secret(OLD)]
+    now_s[0] += 0.99
+    assert await live_keys(remembered, "acme") == [read_secret(NEW)]
+    assert place.asked == 1
+    now_s[0] += 0.02
+    assert await live_keys(remembered, "acme") == [read_secret(OLD)]
+
+
+@pytest.mark.clause("I-43")
+async def test_requesters_are_remembered_apart() -> None:
+    both = read_secrets(f"acme = {NEW}\nother = {OLD}")
+    remembered = Remembered(both)
+    for _ in range(2):
+        assert await live_keys(remembered, "acme") == [read_secret(NEW)]
+        assert await live_keys(remembered, "other") == [read_secret(OLD)]
+
+
+@pytest.mark.clause("I-43")
+async def test_deliveries_at_once_ask_once_and_one_that_is_ended_spoils_nothing() -> None:
+    place = _Asked()
+    place.answers.clear()
+    remembered = Remembered(place)
+    ended, *others = [asyncio.create_task(remembered.live("acme")) for _ in range(5)]
+    await asyncio.sleep(0)
+    ended.cancel()
+    place.answers.set()
+    assert [len(found) for found in await asyncio.gather(*others)] == [1] * 4
+    assert place.asked == 1
+    assert ended.cancelled()
+
+
+@pytest.mark.clause("I-43")
+async def test_a_place_that_fails_is_asked_again_at_once() -> None:
+    place = _Asked()
+    place.fault = OSError("away")
+    remembered = Remembered(place)
+    with pytest.raises(OSError, match="away"):
+        await remembered.live("acme")
+    place.fault = None
+    assert await live_keys(remembered, "acme") == [read_secret(NEW)]
