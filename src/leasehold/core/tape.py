@@ -42,7 +42,9 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     table of the jobs, with `job_id` and `ver`, the number of the last step of each. `kept` is true
     of rows that trimming leaves there as long as what they tell of is. `queues` are the queues by
     the names they have in the database, whose `schema` is named where there may be several: capture
-    leaves there how far it has come, and the contract trims only behind it.
+    leaves there how far it has come, and the contract trims only behind it. `narrow` is what to
+    read instead of `table`, where there is something that holds the rows of `where` alone and finds
+    them sooner; `by_job` is true of rows that are found by their job.
     """
 
     store: str
@@ -59,6 +61,8 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     kept: str = "type = 'submit'"
     queues: tuple[str, ...] = ()
     schema: str = ""
+    narrow: str = ""
+    by_job: str = "true"
 
 
 Tape: TypeAlias = StreamTape | SqlTape

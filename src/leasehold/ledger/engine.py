@@ -68,21 +68,6 @@ def part(dialect: Dialect, name: str) -> str:
     return without_comments(path.read_text(encoding="utf-8"))
 
 
-def words_of(table: str, dialect: Dialect, now: str, after_settle: str = "") -> dict[str, str]:
-    """The fragments that make the statements of one box."""
-    in_turn, history = "true", "job_journal"
-    if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
-        in_turn = (
-            f"(SELECT earlier.seq FROM {table} earlier WHERE earlier.gid = j.gid"  # noqa: S608
-            " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter')"
-            " LIMIT 1) IS NULL"
-        )
-        history = part(dialect, "event_history")
-    return {
-        "jobs": table,
-        "now": now,
-        "running": RUNNING,
-        "in_turn": in_turn,
-        "after_settle": after_settle,
-        "history": history,
-    }
+def words_of(table: str, now: str) -> dict[str, str]:
+    """The fragments of the statements of one box that are the same on both engines."""
+    return {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}

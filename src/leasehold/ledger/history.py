@@ -6,10 +6,13 @@ import asyncio
 
 from leasehold.core.errors import UsageError
 from leasehold.core.event import JournalEvent
-from leasehold.ledger.engine import Engine, Row
+from leasehold.ledger.engine import OUTBOX, Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
 _WAIT_MS = 250
+# The history of an outbox lies among the steps of its jobs; so many of them are looked through at a
+# time, since there may be millions that told of no event.
+SPAN = 50_000
 # A position by time, until it is looked up. Writers at the same moment may commit in any order.
 _AT = "@"
 _DISORDER_MS = 5_000
@@ -27,6 +30,7 @@ class BoxJournal:
         self._engine = engine
         self._settings = settings
         self._bell = engine.bell(settings.queue)
+        self._empty: dict[int, int] = {}
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         """Events after a position, oldest first."""
@@ -35,16 +39,25 @@ class BoxJournal:
             raise UsageError(
                 f"{after!r} is not a position of this journal", contract=self._settings.contract
             )
-        upto = await self._engine.settled_position()
-        rows = await self._engine.run(
-            self._settings.table,
-            "journal",
-            queue=self._settings.queue,
-            after=int(after or 0),
-            upto=upto,
-            count=limit,
-        )
+        rows = await self._rows(int(after or 0), await self._engine.settled_position(), limit)
         return [_event(row, self._settings.contract) for row in rows]
+
+    async def _rows(self, after: int, upto: int, limit: int) -> list[Row]:
+        settings, rows = self._settings, list[Row]()
+        at = max(after, self._empty.get(after, 0))
+        while at < upto and len(rows) < limit:
+            end = min(upto, at + SPAN) if settings.table == OUTBOX else upto
+            rows += await self._engine.run(
+                *(settings.table, "journal"),
+                queue=settings.queue,
+                after=at,
+                upto=end,
+                count=limit - len(rows),
+            )
+            at = end
+        # Whoever waits asks again from where he stands: not for what was looked through already.
+        self._empty = {} if rows else {after: at}
+        return rows
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Like `read`, but waits for the first event; `after` "$" means from now on."""

@@ -97,7 +97,7 @@ def _parts(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> l
             "job_journal",
             count,
             {"seq": head["positions"], **notes},
-            {**noted, "to_state": "queued"},
+            {**noted, "to_state": "queued", "listed": False},
         ),
     ]
 

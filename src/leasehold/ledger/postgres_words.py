@@ -6,35 +6,48 @@ from leasehold.ledger.engine import INBOX, OUTBOX, part, words_of
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
-# An event that ended lets the next one of its job into the line in the same step. That one is found
-# by its job and not among all that wait: IS TRUE keeps the planner from the index of those.
+# An event that ended lets the next one of its job into the line in the same step. One that is not
+# next by its number, because an event between them was removed, is found by `unblock`.
 _RELEASE_NEXT = """,
 released AS (
-  UPDATE {table} e SET ready = true
-  FROM (
-    SELECT (SELECT x.job_id FROM {table} x WHERE x.gid = d.gid AND x.job_id <> d.job_id
-      AND x.status NOT IN ('succeeded', 'dead_letter') ORDER BY x.seq LIMIT 1) AS job_id
-    FROM ended d WHERE d.status IN ('succeeded', 'dead_letter')
-  ) n
-  WHERE e.job_id = n.job_id AND (e.status = 'queued') IS TRUE AND e.due_ms = 0 AND NOT e.ready
+  UPDATE {table} e SET ready = true FROM ended d
+  WHERE d.status IN ('succeeded', 'dead_letter') AND event_number(d.job_id, d.gid) > 0
+    AND e.job_id = d.gid || '.' || (event_number(d.job_id, d.gid) + 1)
+    AND (e.status = 'queued') IS TRUE AND e.due_ms = 0 AND NOT e.ready AND {in_turn}
   RETURNING e.job_id
 )"""
+_SPAN = 2_000
 _SILENT = dict.fromkeys(("count_event", "event_columns", "tell_taken", "tell_ended", "tells"), "")
 
 
 def postgres_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
-    after_settle = _RELEASE_NEXT.format(table=table) if table == OUTBOX else ""
-    words = words_of(table, "postgres", NOW, after_settle)
+    words = words_of(table, NOW) | {"told_by": "NULL", "span": str(2**62)}
+    if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
+        release = _RELEASE_NEXT.format(table=table, in_turn=_in_turn("d.gid", "d.job_id"))
+        words |= {"in_turn": _in_turn("j.gid", "j.job_id"), "after_settle": release}
+        # Its history lies among the steps of its jobs, of which not all told of an event.
+        words |= {"told_by": "left(:queue, -7)", "span": str(_SPAN)}
     if table == INBOX:
         return words | _telling()
     tells = ", EXISTS (SELECT FROM released) AS told" if table == OUTBOX else ""
     return words | {**_SILENT, "told": "0", "tells": tells}
 
 
+def _in_turn(gid: str, event_id: str) -> str:
+    return _earlier_ended(gid, f"event_number({event_id}, {gid})")
+
+
+def _earlier_ended(gid: str, number: str) -> str:
+    """That all events of a job before this number have ended."""
+    text = part("postgres", "earlier").replace("{gid}", gid).replace("{number}", number)
+    return f"({text})"
+
+
 def _telling() -> dict[str, str]:
     """Of the inbox: who counts the event of a step writes it too, in the same statement."""
-    text = part("postgres", "tell")
+    first = _earlier_ended("m.job_id", "m.event_count")
+    text = part("postgres", "tell").replace("{first_of_job}", first)
     return {
         "count_event": ",\n    event_count = j.event_count"
         " + (j.status_webhook_url IS NOT NULL)::integer",

@@ -10,6 +10,7 @@ from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.core.state import Machine
 from leasehold.ledger.engine import OUTBOX, Engine, Row
+from leasehold.ledger.history import SPAN
 from leasehold.ledger.settings import BoxSettings
 
 _PAGE_STEP = 500
@@ -61,14 +62,16 @@ class BoxLedger:
                 f"{query.after!r} is not a cursor; pass the `after` of the page before",
                 contract=self._settings.contract,
             )
-        before, scanned = int(query.after or _BEYOND), 0
+        before, scanned = await self._begin(query.after), 0
         found: list[JobRecord] = []
         while scanned < _SCAN_MAX:
+            least = max(0, before - SPAN) if self.is_outbox else 0
             rows = await self._engine.run(
                 self._settings.table,
                 "find",
                 queue=self._settings.queue,
                 before=before,
+                least=least,
                 count=_PAGE_STEP,
             )
             for row in rows:
@@ -78,8 +81,17 @@ class BoxLedger:
                     if len(found) >= query.limit:
                         return Page(found, str(before))
             if len(rows) < _PAGE_STEP:
-                return Page(found)
+                if not least:
+                    return Page(found)
+                before, scanned = least, scanned + _PAGE_STEP
         return Page(found, str(before))
+
+    async def _begin(self, after: str) -> int:
+        """The position below which to look: the end of the journal where it is read in spans."""
+        if after or not self.is_outbox:
+            return int(after or _BEYOND)
+        ends = await self._engine.run(self._settings.table, "journal_end")
+        return int(ends[0]["seq"]) + 1
 
     async def counts(self) -> Counts:
         """Depth by state now."""

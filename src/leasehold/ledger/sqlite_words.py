@@ -12,13 +12,20 @@ UPDATE {table} SET ready = 1 WHERE seq IN (
   JOIN {table} x ON x.gid = d.gid AND x.status NOT IN ('succeeded', 'dead_letter')
   GROUP BY d.gid
 ) AND status = 'queued' AND due_ms = 0;"""
+# An event waits for the earlier events of its job, whatever its flag says.
+_IN_TURN = (
+    f"(SELECT earlier.seq FROM {OUTBOX} earlier WHERE earlier.gid = j.gid"  # noqa: S608
+    " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter')"
+    " LIMIT 1) IS NULL"
+)
 _SILENT = dict.fromkeys(("count_event", "tell_taken", "tell_ended", "tell_succeeded"), "")
 
 
 def sqlite_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
-    words = words_of(table, "sqlite", ":now_ms") | {"after_complete": ""}
+    words = words_of(table, ":now_ms") | {"after_complete": "", "history": "job_journal"}
     if table == OUTBOX:
+        words |= {"in_turn": _IN_TURN, "history": part("sqlite", "event_history")}
         words["after_settle"] = _RELEASE_NEXT.format(table=table, moved="ending", key="job_id")
         words["after_complete"] = _RELEASE_NEXT.format(table=table, moved="succeeding", key="seq")
     return words | (_telling() if table == INBOX else {**_SILENT, "told": "0"})

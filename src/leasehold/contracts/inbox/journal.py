@@ -1,6 +1,7 @@
 """The history of an inbox or an outbox: the rows of `job_journal`, in their order.
 
-An outbox reads them through a view, in which the step of a job is the submit of its event too.
+An outbox reads them through a view, in which the step of a job is the submit of its event too; on
+PostgreSQL through a function, which finds them by the queue of the jobs.
 """
 
 from __future__ import annotations
@@ -33,4 +34,6 @@ def tape(store: str, options: Options) -> SqlTape:
         kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
         queues=(settings.queue,),
         schema=options.schema,
+        by_job="n.listed" if schema else "true",
+        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
     )

@@ -90,4 +90,5 @@ def tape(store: str, options: PlaneOptions) -> SqlTape:
         jobs=f"{schema}{PLANE}",
         queues=tuple(queue_of(name) for name in options.names),
         schema=options.schema,
+        by_job="n.listed" if schema else "true",
     )

@@ -27,16 +27,16 @@ ended AS (
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, max_attempts,
-    result_h, told)
+    result_h, told, listed)
   SELECT :queue, job_id, ver, 'complete', updated_ms, task, was, status, attempt_count, fence, fence,
-    token_h, worker_id, lease_was, gid, priority, max_attempts, result_h, {told}
+    token_h, worker_id, lease_was, gid, priority, max_attempts, result_h, {told}, false
   FROM ended
 ),
 kept AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
-    verdict, outcome_h)
+    verdict, outcome_h, ver)
   SELECT job_id, fence, :queue, attempt_count, worker_id, claimed_ms, updated_ms, 'complete',
-    token_h || ':' || 'c:' || result_h
+    token_h || ':' || 'c:' || result_h, ver
   FROM ended
 ){after_settle}{tell_ended}
 SELECT n, 'complete' AS verdict, 0::bigint AS due_ms{tells} FROM ended

@@ -1,8 +1,23 @@
--- The events of one job after a version, oldest first.
+-- The events of one job after a version, oldest first: those that the journal lists by job, its first,
+-- which its own row tells, and its successes, which its attempts tell.
 -- Takes: queue text, job_id text, after bigint, count integer
 -- Returns: their rows
+-- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
 -- Clauses: I-31
-SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
-FROM {history}
-WHERE queue = :queue AND job_id = :job_id AND ver > :after AND type NOT IN ('extend', 'remove')
+WITH listed AS MATERIALIZED (
+  SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
+  FROM job_journal WHERE job_id = :job_id AND listed AND queue || '' = :queue
+)
+SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
+  SELECT * FROM listed
+  UNION ALL
+  SELECT 1, 'submit', j.created_ms, 'queued', 0, NULL, NULL, NULL, ''
+  FROM {jobs} j
+  WHERE j.job_id = :job_id AND j.queue = :queue
+    AND (SELECT l.ver FROM listed l WHERE l.ver = 1 LIMIT 1) IS NULL
+  UNION ALL
+  SELECT t.ver, t.verdict, t.ended_ms, 'succeeded', t.attempt, NULL, NULL, NULL, ''
+  FROM job_attempts t WHERE t.job_id = :job_id AND t.queue = :queue AND t.ver > 0
+) history
+WHERE ver > :after AND type NOT IN ('extend', 'remove')
 ORDER BY ver LIMIT :count

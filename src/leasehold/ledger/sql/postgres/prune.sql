@@ -7,20 +7,22 @@ window_ AS MATERIALIZED (
   SELECT job_id, seq, ts_ms AS created_ms FROM (
     SELECT * FROM (
       SELECT job_id, seq, ts_ms FROM job_journal
-      WHERE queue = :queue AND type = 'submit' AND seq > :after
+      WHERE queue = :queue AND type = 'submit' AND seq > :after AND seq <= :after + {span}
       ORDER BY seq LIMIT :count) own
     UNION ALL
     SELECT * FROM (
-      SELECT job_id, seq, ts_ms FROM job_event_submits
-      WHERE queue = :queue AND type = 'submit' AND seq > :after
+      SELECT job_id || '.' || told, seq, ts_ms FROM job_journal
+      WHERE queue = {told_by} AND told > 0 AND seq > :after AND seq <= :after + {span}
       ORDER BY seq LIMIT :count) steps
   ) pages ORDER BY seq LIMIT :count
 ),
 old AS MATERIALIZED (
   SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id, clock c
   WHERE j.status IN ('succeeded', 'dead_letter') AND j.updated_ms < c.now_ms - :keep_ms
-    AND (SELECT e.seq FROM job_outbox_events e WHERE e.gid = j.job_id
-      AND e.status NOT IN ('succeeded', 'dead_letter') LIMIT 1) IS NULL
+    AND (j.event_count = 0 OR (SELECT e.seq
+      FROM generate_series(1, j.event_count) nth, job_outbox_events e
+      WHERE e.job_id = j.job_id || '.' || nth
+        AND (e.status NOT IN ('succeeded', 'dead_letter')) IS TRUE LIMIT 1) IS NULL)
   FOR UPDATE OF j SKIP LOCKED
 ),
 gone AS (
@@ -46,6 +48,8 @@ noted AS (
   FROM gone g, clock c
 )
 SELECT (SELECT count(*) FROM gone) AS pruned,
-  CASE WHEN count(*) < :count OR max(w.created_ms) > (SELECT now_ms FROM clock) - :keep_ms THEN 0
-    ELSE max(w.seq) END AS last
+  CASE WHEN max(w.created_ms) > (SELECT now_ms FROM clock) - :keep_ms THEN 0
+    WHEN count(*) >= :count THEN max(w.seq)
+    WHEN :after + {span} < (SELECT last_value FROM job_journal_seq_seq) THEN :after + {span}
+    ELSE 0 END AS last
 FROM window_ w

@@ -60,9 +60,9 @@ stored AS (
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state, gid, priority, due_ms,
-    max_attempts, payload_h)
+    max_attempts, payload_h, listed)
   SELECT :queue, job_id, 1, 'submit', created_ms, task, 'queued', gid, priority, due_ms,
-    max_attempts, payload_h
+    max_attempts, payload_h, false
   FROM stored
 ),
 told AS MATERIALIZED (

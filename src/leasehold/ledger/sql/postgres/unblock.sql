@@ -10,8 +10,7 @@ WITH window_ AS MATERIALIZED (
 free AS MATERIALIZED (
   SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id
   WHERE (j.status = 'queued') IS TRUE AND NOT j.ready
-    AND (SELECT e.seq FROM {jobs} e WHERE e.gid = j.gid AND e.seq < j.seq
-      AND e.status NOT IN ('succeeded', 'dead_letter') LIMIT 1) IS NULL
+    AND {in_turn}
   FOR UPDATE OF j SKIP LOCKED
 ),
 freed AS (

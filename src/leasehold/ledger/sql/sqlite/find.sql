@@ -1,5 +1,5 @@
--- Jobs of a queue from a position of the journal downwards, newest first.
--- Takes: queue text, before bigint, count integer
+-- Jobs of a queue from a position of the journal down to another one, newest first.
+-- Takes: queue text, before bigint, least bigint, count integer
 -- Returns: the position of each submit, with the job's row where there still is one
 -- Clauses: I-30
 SELECT e.seq AS position, j.job_id, j.queue, j.task, j.status, j.payload, j.result, j.error,
@@ -10,12 +10,12 @@ SELECT e.seq AS position, j.job_id, j.queue, j.task, j.status, j.payload, j.resu
 FROM (SELECT seq, job_id, ts_ms FROM (
     SELECT * FROM (
       SELECT seq, job_id, ts_ms FROM job_journal
-      WHERE queue = :queue AND type = 'submit' AND seq < :before
+      WHERE queue = :queue AND type = 'submit' AND seq < :before AND seq >= :least
       ORDER BY seq DESC LIMIT :count) own
     UNION ALL
     SELECT * FROM (
       SELECT seq, job_id, ts_ms FROM job_event_submits
-      WHERE queue = :queue AND type = 'submit' AND seq < :before
+      WHERE queue = :queue AND type = 'submit' AND seq < :before AND seq >= :least
       ORDER BY seq DESC LIMIT :count) steps
   ) pages ORDER BY seq DESC LIMIT :count) e
 LEFT JOIN {jobs} j ON j.job_id = e.job_id AND j.created_ms = e.ts_ms
