@@ -18,19 +18,18 @@ import pyarrow.compute as pc
 from leasehold.core.errors import UsageError
 from leasehold.core.idempotency import canonical
 from leasehold.core.job import NewJob
+from leasehold.ledger.postgres_copy import parts_of
 from leasehold.ledger.settings import BoxSettings
-from leasehold.ledger.submitting import check
-from leasehold.pipeline.source.copy_format import fixed
+from leasehold.ledger.submitting import COLUMNS, check
+from leasehold.pipeline.source.copy_format import fixed, rows_of, values_of
+from leasehold.store.postgres import Copied
 
 _JOB_ID = "^[A-Za-z0-9_.@:-]{1,128}$"
+_OWN = ("job_id", "payload", "payload_h", "request_hash")
 _OPTIONS = ("task", "priority", "delay_ms", "gid", "max_attempts")
 _DELAY_MS_MAX = 2**53  # what is later than that is for the submit to refuse
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 _PAYLOAD_H, _REQUEST_H = 8, 16  # bytes of a digest that are kept, in hexadecimal
-
-
-Table = tuple[str, Mapping[str, pa.Array], Mapping[str, Any]]
-"""The name of a table, columns of rows for it, and values that all of them share."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +44,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.job_id)
 
+    @property
+    def columns(self) -> dict[str, pa.Array]:
+        """What differs from job to job, by the names that it has in the tables."""
+        return {name: getattr(self, name) for name in _OWN}
+
     def where(self, mask: Sequence[bool]) -> Part:
         """Some of them."""
         chosen = pa.array(mask)
-        names = ("job_id", "payload", "payload_h", "request_hash")
-        columns = {name: getattr(self, name).filter(chosen) for name in names}
-        return msgspec.structs.replace(self, **columns)
+        some = {name: column.filter(chosen) for name, column in self.columns.items()}
+        return msgspec.structs.replace(self, **some)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -121,28 +124,42 @@ def _hexadecimal(texts: list[bytes], kept: int) -> pa.Array:
     return fixed(heads.tobytes().hex().encode(), 2 * kept)
 
 
-def tables_of(part: Part, head: Mapping[str, Any], settings: BoxSettings) -> list[Table]:
-    """Jobs and first events, with what differs from the default of its column.
+def tables_of(part: Part, head: Mapping[str, Any], settings: BoxSettings) -> list[Copied]:
+    """The rows of the jobs and of their first events.
 
-    `head` has the time, and the turns and positions that the database gave out.
+    `head` has the time, and the turns and positions that the database gave out. The ledger says
+    what the rows of one job are: all that is the same in the others is taken from these.
     """
-    model, now_ms = part.model, np.int64(head["now_ms"])
-    limit = np.int32(model.max_attempts or settings.max_attempts)
-    both: dict[str, Any] = {"queue": settings.queue, "task": model.task, "max_attempts": limit}
-    if model.gid:
-        both["gid"] = model.gid
-    if model.priority:
-        both["priority"] = np.int32(model.priority)
-    if model.delay_ms:
-        both["due_ms"] = now_ms + model.delay_ms
-    jobs = {**both, "created_ms": now_ms, "updated_ms": now_ms}
-    if model.delay_ms:
-        jobs["ready"] = False
-    noted = {**both, "ver": np.int64(1), "type": "submit", "ts_ms": now_ms, "to_state": "queued"}
-    hashed = {"job_id": part.job_id, "payload_h": part.payload_h}
-    asked = {"payload": part.payload, "request_hash": part.request_hash}
-    turns, positions = pa.array(head["turns"]), pa.array(head["positions"])
+    numbers = {settings.table: head["turns"], "job_journal": head["positions"]}
+    first = dict(head) | {name: head[name][:1] for name in ("turns", "positions")}
+    takes = {"queue": settings.queue}
     return [
-        (settings.table, {"seq": turns, **hashed, **asked}, jobs),
-        ("job_journal", {"seq": positions, **hashed}, noted),
+        _like(row, {"seq": pa.array(numbers[row.table]), **part.columns})
+        for row in parts_of(settings.table, _given(part, settings), first, takes)
     ]
+
+
+def _given(part: Part, settings: BoxSettings) -> dict[str, list[Any]]:
+    """The first job, as a submit gives it to the ledger."""
+    model = part.model
+    row = {
+        **{name: column[0].as_py() for name, column in part.columns.items()},
+        "task": model.task,
+        "priority": model.priority,
+        "delay_ms": model.delay_ms,
+        "max_attempts": model.max_attempts or settings.max_attempts,
+        "ttl_ms": 0,
+        "gid": model.gid,
+        **dict.fromkeys(("requester_id", "trace", "idempotency_key"), ""),
+        **COLUMNS,
+    }
+    return {name: [value] for name, value in row.items()}
+
+
+def _like(row: Copied, columns: Mapping[str, pa.Array]) -> Copied:
+    """Rows like this one, which differ in these columns."""
+    values = dict(zip(row.columns, values_of(row.rows), strict=True))
+    told = {name: column for name, column in columns.items() if name in values}
+    same = {name: value for name, value in values.items() if name not in told}
+    rows = rows_of(list(told.values()), list(same.values()))
+    return Copied(row.table, (*told, *same), rows)

@@ -7,8 +7,8 @@ rows one behind the other in a single buffer: that buffer is what COPY takes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
+_NULL = b"\xff\xff\xff\xff"
 _BYTES = pa.large_binary()  # a batch of long payloads is longer than 2 GB
 _NOTHING = pa.scalar(b"", _BYTES)
 
@@ -23,18 +24,29 @@ Part: TypeAlias = "bytes | pa.Array"
 """What every row has at this place: the same bytes, or an element of its own."""
 
 
-def rows_of(columns: Mapping[str, pa.Array], same: Mapping[str, Any]) -> bytes:
+def rows_of(columns: Sequence[pa.Array], same: Sequence[bytes | None]) -> bytes:
     """Rows of these columns, and after them of values that are the same in all.
 
-    Texts and bytes go as they are, whole numbers with the width of their type; of `same`, numbers
-    must be wrapped by numpy to tell how wide they are.
+    Texts and bytes go as they are, whole numbers with the width of their type.
     """
     parts: list[Part] = [struct.pack(">h", len(columns) + len(same))]
-    for column in columns.values():
+    for column in columns:
         parts += _fields(column)
-    parts += [_field(value) for value in same.values()]
+    parts += [_NULL if value is None else _length(value) + value for value in same]
     joined = pc.binary_join_element_wise(*map(_operand, _merged(parts)), _NOTHING)
     return b"".join((_HEAD, _data(joined), _TAIL))
+
+
+def values_of(row: bytes) -> list[bytes | None]:
+    """The values of a single row."""
+    values: list[bytes | None] = []
+    at = len(_HEAD) + 2
+    for _ in range(int.from_bytes(row[at - 2 : at], "big")):
+        (length,) = struct.unpack_from(">i", row, at)
+        at += 4
+        values.append(row[at : at + length] if length >= 0 else None)
+        at += max(0, length)
+    return values
 
 
 def fixed(data: bytes, width: int) -> pa.Array:
@@ -54,14 +66,8 @@ def _fields(column: pa.Array) -> list[Part]:
     return [fixed(lengths.astype(">i4").tobytes(), 4), texts]
 
 
-def _field(value: Any) -> bytes:
-    if isinstance(value, bool):
-        data = bytes([value])
-    elif isinstance(value, np.integer):
-        data = int(value).to_bytes(value.dtype.itemsize, "big", signed=True)
-    else:
-        data = value.encode()
-    return struct.pack(">i", len(data)) + data
+def _length(value: bytes) -> bytes:
+    return struct.pack(">i", len(value))
 
 
 def _merged(parts: list[Part]) -> list[Part]:

@@ -23,8 +23,6 @@ from leasehold.ledger.migrating import check_version
 from leasehold.ledger.postgres_engine import PostgresEngine
 from leasehold.ledger.settings import BoxSettings
 from leasehold.pipeline.source.columns import Part, Stored, part_of, tables_of
-from leasehold.pipeline.source.copy_format import rows_of
-from leasehold.store.postgres import Copied
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -84,9 +82,8 @@ class BoxColumns:
                     head = await self._begin(connection, sample, len(part))
                 if head["known"]:
                     return False
-                for table, columns, same in tables_of(part, head, self._settings):
-                    rows = rows_of(columns, same)
-                    await database.copy(connection, Copied(table, (*columns, *same), rows))
+                for rows in tables_of(part, head, self._settings):
+                    await database.copy(connection, rows)
         except ServerError as error:
             if isinstance(error.reply, _KNOWN):
                 return False

@@ -22,7 +22,6 @@ from leasehold.core.errors import StoreError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.opening import has_part, open_queue, parse_url
 from leasehold.core.seam import Queue
-from leasehold.pipeline.source.columns import Stored
 
 if TYPE_CHECKING:
     from leasehold.pipeline.source.copying import BoxColumns
@@ -112,12 +111,13 @@ async def _submit_columns(url: str, batches: Iterable[pa.RecordBatch], rate: flo
     columns = _columns(url)
 
     async def send(part: pa.RecordBatch) -> Tally:
-        done = Stored(rest=part)
+        rest: pa.RecordBatch | None = part
+        tally = Tally()
         if columns is not None:
             with suppress(StoreError):  # asked for again below, with patience
                 done = await columns.store(part)
-        answers = await _submit(queue, new_jobs(done.rest)) if done.rest else []
-        return _counted(answers, Tally(created=done.created, replayed=done.replayed))
+                tally, rest = Tally(created=done.created, replayed=done.replayed), done.rest
+        return _counted(await _submit(queue, new_jobs(rest)) if rest else [], tally)
 
     rows = _size(_BATCH if columns is None else _PART, rate)
     try:
