@@ -1,7 +1,7 @@
 """Made histories of any size for the pipeline's figures: sound, and as a busy queue leaves them.
 
-Jobs of three to seven events (some fail and run again), lines of many jobs mixed, twenty lines an
-entry in a stream; or the same straight into the files of a lake.
+Jobs of three to five events (some fail and run again), the events of many jobs mixed, up to twenty
+of them an entry in a stream; or the same straight into the files of a lake.
 """
 
 from __future__ import annotations
@@ -19,59 +19,69 @@ from leasehold.pipeline.lake.layout import EventFile
 from leasehold.pipeline.lake.progress import Progress, write_progress
 from leasehold.pipeline.schema import ARROW, stream_place
 from leasehold.store.bulk import BulkRedis
+from leasehold.store.journal import lines_of
 
-LINES_PER_ENTRY = 20
+JOBS_AT_ONCE, AGAIN = 20, 2
+LEASE_MS = 15_000
 BEGAN_MS = 1_794_700_000_000
 JOURNAL = "streams-made"
 _AT_ONCE = 1_000_000
+_ENTRIES_AT_ONCE = 500
 
 
-def lines(events: int, seed: int = 1) -> Iterator[bytes]:
-    """Journal lines of the streams contract: submit, claim, complete; one job in ten twice."""
+def entries(events: int, seed: int = 1) -> Iterator[tuple[bytes, ...]]:
+    """Entries of the streams contract's journal: submits, claims, ends; one job in ten runs twice.
+
+    Jobs come and go twenty at a time. What is the same for all of them is written once, as the
+    scripts write it: a field `s`, then their ids; all else is a field `e` for each line.
+    """
     rng, made, number = Random(seed), 0, 0
     while made < events:
-        job = b"%016x-%09d" % (rng.getrandbits(64), number)
-        at = BEGAN_MS + made // 50
-        task = b"task%d" % (number % 7)
-        number += 1
-        yield b"%s\tsubmit\t1\t%d\t%s\t\tqueued\t0\t0\t0\t0\t0\t\t3" % (job, at, task)
-        yield b"%s\tclaim\t2\t%d\t%s\tqueued\trunning\t1\t1\t0\t%d\t0\tworker-1\t3" % (
-            job, at + 5, task, at + 15_005,
-        )  # fmt: skip
-        made += 3
-        if number % 10:
-            yield b"%s\tcomplete\t3\t%d\t%s\trunning\tdone\t1\t1\t1\t0\t%d\tworker-1\t3\tabcd" % (
-                job, at + 9, task, at + 15_005,
-            )  # fmt: skip
-            continue
-        yield b"%s\tretry\t3\t%d\t%s\trunning\tqueued\t1\t1\t1\t0\t%d\tworker-1\t3\t\t\t503\t%d" % (
-            job, at + 9, task, at + 15_005, at + 20,
-        )  # fmt: skip
-        yield b"%s\tclaim\t4\t%d\t%s\tqueued\trunning\t2\t2\t1\t%d\t0\tworker-2\t3" % (
-            job, at + 25, task, at + 15_025,
-        )  # fmt: skip
-        yield b"%s\tcomplete\t5\t%d\t%s\trunning\tdone\t2\t2\t2\t0\t%d\tworker-2\t3\tabcd" % (
-            job, at + 29, task, at + 15_025,
-        )  # fmt: skip
-        made += 2
+        at, task = BEGAN_MS + made // 50, b"task%d" % (number // JOBS_AT_ONCE % 7)
+        ids = [b"%016x-%09d" % (rng.getrandbits(64), number + n) for n in range(JOBS_AT_ONCE)]
+        number += JOBS_AT_ONCE
+        again, once = ids[:AGAIN], ids[AGAIN:]
+        yield _each(ids, b"submit\t1\t%d\t%s\t\tqueued\t0\t0\t0\t0\t0\t\t3" % (at, task))
+        yield _shared(ids, _claim(2, at + 5, task, attempt=1))
+        yield _shared(once, _end(b"complete", 3, at + 9, task, attempt=1) + b"\tabcd")
+        failed = b"\t\t\t503\t%d" % (at + 20)
+        yield _each(again, _end(b"retry", 3, at + 9, task, attempt=1) + failed)
+        yield _each(again, _claim(4, at + 25, task, attempt=2))
+        yield _each(again, _end(b"complete", 5, at + 29, task, attempt=2) + b"\tabcd")
+        made += 2 * JOBS_AT_ONCE + len(once) + 3 * len(again)
+
+
+def _claim(ver: int, at: int, task: bytes, *, attempt: int) -> bytes:
+    return b"claim\t%d\t%d\t%s\tqueued\trunning\t%d\t%d\t%d\t%d\t0\tworker-%d\t3" % (
+        ver, at, task, attempt, attempt, attempt - 1, at + LEASE_MS, attempt,
+    )  # fmt: skip
+
+
+def _end(kind: bytes, ver: int, at: int, task: bytes, *, attempt: int) -> bytes:
+    to_state = b"done" if kind == b"complete" else b"queued"
+    return b"%s\t%d\t%d\t%s\trunning\t%s\t%d\t%d\t%d\t0\t%d\tworker-%d\t3" % (
+        kind, ver, at, task, to_state, attempt, attempt, attempt, at - 4 + LEASE_MS, attempt,
+    )  # fmt: skip
+
+
+def _each(ids: list[bytes], tail: bytes) -> tuple[bytes, ...]:
+    return tuple(part for job_id in ids for part in (b"e", b"%s\t%s" % (job_id, tail)))
+
+
+def _shared(ids: list[bytes], tail: bytes) -> tuple[bytes, ...]:
+    return (b"s", b"\t" + tail, *(part for job_id in ids for part in (b"i", job_id)))
 
 
 def fill_stream(url: str, key: str, events: int) -> int:
     """Put such a history into a stream; how many events it has."""
-    source, total = lines(events), 0
+    source, total = entries(events), 0
     with BulkRedis(url) as redis:
-        while True:
-            packed: list[bytes] = []
-            for _ in range(500):
-                entry = list(islice(source, LINES_PER_ENTRY))
-                if not entry:
-                    break
-                total += len(entry)
-                flat = [part for line in entry for part in (b"e", line)]
-                packed.append(hiredis.pack_command((b"XADD", key.encode(), b"*", *flat)))
-            if not packed:
-                return total
-            redis.send_all(packed)
+        while some := list(islice(source, _ENTRIES_AT_ONCE)):
+            total += sum(len(lines_of(fields)) for fields in some)
+            redis.send_all(
+                [hiredis.pack_command((b"XADD", key.encode(), b"*", *each)) for each in some]
+            )
+    return total
 
 
 def fill_lake(path: str, events: int) -> int:

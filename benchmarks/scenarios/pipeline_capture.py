@@ -31,6 +31,7 @@ from leasehold.pipeline.schema import COLUMNS
 from leasehold.pipeline.source.offsets import Piece
 from leasehold.pipeline.source.opening import journal_name, open_reel
 from leasehold.store.bulk import BulkRedis
+from leasehold.store.journal import lines_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,15 +70,15 @@ def _plain(stage: Stage, folder: Path) -> tuple[int, float]:
         pq.ParquetWriter(folder / "events.parquet", schema, compression="zstd") as out,
     ):
         for page in redis.pages(tape.key, "", "+", PAGE):
-            table = _turned(page, names, numbers)
-            out.write_batch(pa.RecordBatch.from_arrays(list(table), schema=schema))
-            rows += sum(len(entry[1]) for entry in page) // 2
+            table = list(_turned(page, names, numbers))
+            out.write_batch(pa.RecordBatch.from_arrays(table, schema=schema))
+            rows += len(table[0])
     return _all(rows, events), time.perf_counter() - began
 
 
 def _turned(page: list[Any], names: tuple[str, ...], numbers: set[str]) -> Iterator[pa.Array]:
     width = len(names)
-    parts = [line.decode().split("\t") for entry in page for line in entry[1][1::2]]
+    parts = [line.decode().split("\t") for entry in page for line in lines_of(entry[1])]
     for part in parts:
         part.extend([""] * (width - len(part)))
     for name, column in zip(names, zip(*parts, strict=True), strict=True):
@@ -229,7 +230,7 @@ SCENARIO = Scenario(
     name="pipeline_capture",
     title="Events captured per second into Parquet",
     about=(
-        "From the same Redis stream of packed journal lines, twenty an entry: `plain python` is "
+        "From the same Redis stream of a journal, up to twenty events an entry: `plain python` is "
         "one process with hiredis and pyarrow, `one process` our reader and writer without Spark, "
         "`leasehold` the capture on local[*], exactly once, in one batch, `in batches` in "
         "batches of 200,000. From the journal of an inbox on PostgreSQL: `postgres` is the "

@@ -134,7 +134,7 @@ def open_journal(url: str) -> Journal:
 
 
 def open_part(url: str, part: str, **given: Any) -> Any:
-    """What only some contracts have: `credentials`, `endpoint_secrets`, `outbox`.
+    """What only some contracts have: `box`, `credentials`, `endpoint_secrets`, `outbox`.
 
     `given` is for the part.
     """
@@ -147,6 +147,11 @@ def open_part(url: str, part: str, **given: Any) -> Any:
             contract=parsed.contract,
         )
     return opener(parsed, **given)
+
+
+def has_part(url: str, part: str) -> bool:
+    """Whether the contract of this URL has such a part."""
+    return hasattr(_contract(parse_url(url)), f"open_{part}")
 
 
 def journal_tape(url: str) -> Tape | None:

@@ -64,7 +64,7 @@ async def copied(
                 head = await connection.fetchrow(begin.statements[0], *opening, len(batch))
             if head is None or head["known"]:
                 return None
-            for part in _parts(table, given, head, takes):
+            for part in parts_of(table, given, head, takes):
                 await database.copy(connection, part)
     except struct.error:  # a number that no column holds: said by the submit statement
         return None
@@ -76,7 +76,7 @@ async def copied(
     return [{"job_id": job_id, "created_ms": now_ms} for job_id in given["job_id"]]
 
 
-def _parts(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> list[Copied]:
+def parts_of(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> list[Copied]:
     """Keys, jobs and first events, in the order in which the submit statement writes them."""
     count, now_ms = len(given["job_id"]), head["now_ms"]
     jobs: dict[str, Sequence[Any]] = {

@@ -23,10 +23,12 @@ from leasehold.ledger.engine import Engine
 from leasehold.ledger.history import BoxJournal
 from leasehold.ledger.opening import open_engine
 from leasehold.ledger.reading import BoxLedger
+from leasehold.ledger.settings import BoxSettings
 
 __all__ = [
     "InboxQueue",
     "OutboxQueue",
+    "open_box",
     "open_credentials",
     "open_endpoint_secrets",
     "open_journal",
@@ -59,6 +61,12 @@ def open_outbox(url: QueueUrl) -> BoxLedger | None:
 def open_journal(url: QueueUrl) -> BoxJournal:
     """The journal of the same box."""
     return inbox_journal(*parts(url))
+
+
+def open_box(url: QueueUrl) -> tuple[Engine, BoxSettings]:
+    """The database and the table in it, for writers of whole columns."""
+    engine, options = parts(url)
+    return engine, options.settings()
 
 
 def open_credentials(url: QueueUrl) -> InboxCredentials:

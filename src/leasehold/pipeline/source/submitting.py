@@ -9,19 +9,29 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from leasehold.core.errors import StoreError
 from leasehold.core.job import NewJob, Submitted
-from leasehold.core.opening import open_queue
+from leasehold.core.opening import has_part, open_queue, parse_url
 from leasehold.core.seam import Queue
 
+if TYPE_CHECKING:
+    from leasehold.pipeline.source.copying import BoxColumns
+
+CONTROL = ("priority", "delay_ms", "gid", "max_attempts")
+Jobs = TypeVar("Jobs", list[NewJob], pa.RecordBatch)
+
 _BATCH = 2_000  # a database pays by the batch; contracts on Redis cut it as they like
+_PART = 5_000
+_PART_BYTES = 16_000_000
 _IN_FLIGHT = 3
 _TRIES = 6
 _REASONS_MAX = 5
@@ -67,6 +77,12 @@ def submit_all(url: str, jobs: Iterable[NewJob], *, rate: float = 0.0) -> Tally:
         return asyncio.run(_submit_all(url, jobs, rate))
 
 
+def submit_columns(url: str, batches: Iterable[pa.RecordBatch], *, rate: float = 0.0) -> Tally:
+    """The same of columns: `job_id`, `task`, `payload` (JSON), and of `CONTROL` those there are."""
+    with _collecting_seldom():
+        return asyncio.run(_submit_columns(url, batches, rate))
+
+
 @contextmanager
 def _collecting_seldom() -> Iterator[None]:
     """Rows and answers go when their last name does: looking for circles is a tenth of the work."""
@@ -79,27 +95,70 @@ def _collecting_seldom() -> Iterator[None]:
 
 
 async def _submit_all(url: str, jobs: Iterable[NewJob], rate: float) -> Tally:
-    tally = Tally()
     queue = open_queue(url, worker_id="leasehold-pipeline")
-    flying: set[asyncio.Task[list[Submitted]]] = set()
-    began, sent = time.monotonic(), 0
+
+    async def send(batch: list[NewJob]) -> Tally:
+        return _counted(await _submit(queue, batch), Tally())
+
     try:
-        for batch in _batches(jobs, rate):
-            sent += len(batch)
+        return await _send_all(_batches(jobs, _size(_BATCH, rate)), send, rate)
+    finally:
+        await queue.close()
+
+
+async def _submit_columns(url: str, batches: Iterable[pa.RecordBatch], rate: float) -> Tally:
+    queue = open_queue(url, worker_id="leasehold-pipeline")
+    columns = _columns(url)
+
+    async def send(part: pa.RecordBatch) -> Tally:
+        rest: pa.RecordBatch | None = part
+        tally = Tally()
+        if columns is not None:
+            with suppress(StoreError):  # asked for again below, with patience
+                done = await columns.store(part)
+                tally, rest = Tally(created=done.created, replayed=done.replayed), done.rest
+        return _counted(await _submit(queue, new_jobs(rest)) if rest else [], tally)
+
+    rows = _size(_BATCH if columns is None else _PART, rate)
+    try:
+        return await _send_all(_parts(batches, rows), send, rate)
+    finally:
+        await queue.close()
+        if columns is not None:
+            await columns.close()
+
+
+def _columns(url: str) -> BoxColumns | None:
+    if not parse_url(url).store.startswith("postgres") or not has_part(url, "box"):
+        return None
+    from leasehold.pipeline.source.copying import open_columns  # needs a driver that others do not
+
+    return open_columns(url)
+
+
+async def _send_all(
+    parts: Iterable[Jobs], send: Callable[[Jobs], Coroutine[Any, Any, Tally]], rate: float
+) -> Tally:
+    """All parts, some of them at once; the next is made while earlier ones are under way."""
+    tally = Tally()
+    flying: set[asyncio.Task[Tally]] = set()
+    began, sent, coming = time.monotonic(), 0, iter(parts)
+    try:
+        while (part := await asyncio.to_thread(next, coming, None)) is not None:
+            sent += len(part)
             if rate:
                 await asyncio.sleep(max(0.0, began + sent / rate - time.monotonic()))
-            flying.add(asyncio.create_task(_submit(queue, batch)))
+            flying.add(asyncio.create_task(send(part)))
             if len(flying) >= _IN_FLIGHT:
                 done, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
-                    tally.count(each.result())
+                    tally.add(each.result())
         for each in flying:
-            tally.count(await each)
+            tally.add(await each)
         return tally
     finally:
         for each in flying:
             each.cancel()
-        await queue.close()
 
 
 async def _submit(queue: Queue, jobs: list[NewJob]) -> list[Submitted]:
@@ -124,8 +183,44 @@ async def _submit(queue: Queue, jobs: list[NewJob]) -> list[Submitted]:
     return answers
 
 
-def _batches(jobs: Iterable[NewJob], rate: float) -> Iterator[list[NewJob]]:
-    size = max(1, min(_BATCH, int(rate / 4))) if rate else _BATCH
+def new_jobs(batch: pa.RecordBatch) -> list[NewJob]:
+    """The jobs of some columns."""
+    named = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    none = [None] * batch.num_rows
+    columns = [named.get(name, none) for name in ("job_id", "task", "payload", *CONTROL)]
+    return [
+        NewJob(
+            task=task,
+            payload=(payload or "").encode(),
+            job_id=job_id,
+            priority=priority or 0,
+            delay_ms=delay_ms or 0,
+            gid=gid or "",
+            max_attempts=limit,
+        )
+        for job_id, task, payload, priority, delay_ms, gid, limit in zip(*columns, strict=True)
+    ]
+
+
+def _counted(answers: Sequence[Submitted], tally: Tally) -> Tally:
+    tally.count(answers)
+    return tally
+
+
+def _batches(jobs: Iterable[NewJob], size: int) -> Iterator[list[NewJob]]:
     rest = iter(jobs)
     while batch := list(islice(rest, size)):
         yield batch
+
+
+def _parts(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        # Long payloads: fewer of them at a time.
+        each = max(1, min(size, _PART_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, each):
+            yield batch.slice(start, each)
+
+
+def _size(most: int, rate: float) -> int:
+    """How many to send at once; under a limit so few that its seconds are kept."""
+    return max(1, min(most, int(rate / 4))) if rate else most

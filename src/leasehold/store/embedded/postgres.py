@@ -110,6 +110,9 @@ class _Recipe:
             "port": str(port),
             "unix_socket_directories": sockets if len(sockets) <= _SOCKET_FOLDER_MAX else "",
             "fsync": "on",
+            # As much as larger servers have. With what goes with little memory, 4 MB, a bulk waits
+            # for room in the log while an earlier one is being made safe.
+            "wal_buffers": "16MB",
             "logging_collector": "off",
         }
         options = [part for name in settings for part in ("-c", f"{name}={settings[name]}")]
