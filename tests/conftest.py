@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -21,6 +22,10 @@ from xdist.workermanage import WorkerController
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes tells what else the machine does.
+hypothesis.settings.register_profile("leasehold", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("leasehold")
 
 TESTS = Path(__file__).parent
 # What shares something too slow or too large to have more than once, the slowest first: a Spark, a
