@@ -1,12 +1,7 @@
-"""Ending leases, and answering a settle that is sent again with the verdict it had.
-
-A worker sends one batch of settles at a time, and settling is more work for the database than
-claiming: where writers can be side by side, a large batch goes as two halves at once.
-"""
+"""Ending leases, and answering a settle that is sent again with the verdict it had."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -31,7 +26,6 @@ from leasehold.ledger.settings import BoxSettings
 
 _BATCH_MAX = 1_000
 _TRIES = 3
-_HALVED_MIN = 100
 _MESSAGE_CHARS_MAX = 4_000
 _SHORT_RESULT = 16  # most jobs return nothing, or the same few words
 _VERDICTS: dict[str, Verdict] = {
@@ -65,19 +59,9 @@ class Settling:
             for position in left:
                 first.setdefault(outcomes[position].lease.job_id, position)
             chosen = sorted(first.values(), key=lambda at: outcomes[at].lease.job_id)[:_BATCH_MAX]
-            parts = (self._settle(outcomes, part, verdicts) for part in self._parts(chosen))
-            for ended in await asyncio.gather(*parts, return_exceptions=True):
-                if ended is not None:  # after both have ended: what was settled is not lost
-                    raise ended
+            await self._settle(outcomes, chosen, verdicts)
             left = [position for position in left if verdicts[position] is None]
         return [verdict for verdict in verdicts if verdict is not None]
-
-    def _parts(self, chosen: list[int]) -> list[list[int]]:
-        """What is sent side by side; each part in the order of job ids, and no job in both."""
-        if self._engine.dialect != "postgres" or len(chosen) < _HALVED_MIN:
-            return [chosen]
-        half = len(chosen) // 2
-        return [chosen[:half], chosen[half:]]
 
     async def _settle(
         self, outcomes: Sequence[Outcome], chosen: list[int], verdicts: list[Verdict | None]
