@@ -51,6 +51,22 @@ CREATE FUNCTION event_number(id text, gid text) RETURNS integer LANGUAGE sql IMM
     THEN substr(id, length(gid) + 2)::integer ELSE 0 END
 $$;
 
+-- What JSON would write otherwise is looked for once, in id and task together.
+CREATE OR REPLACE FUNCTION event_body(job_id text, number integer, status text, was text, task text,
+  attempt integer, max_attempts integer, at_ms bigint, result text, error text, progress text)
+RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN (job_id || task) COLLATE "C" ~ '[[:cntrl:]"\\]'
+    THEN '{"event_id":' || left(to_json(job_id)::text, -1) || '.' || number || '","job_id":'
+      || to_json(job_id)::text || ',"seq":' || number || ',"status":"' || status
+      || '","previous_status":"' || was || '","task":' || to_json(task)::text
+    ELSE '{"event_id":"' || job_id || '.' || number || '","job_id":"' || job_id || '","seq":' || number
+      || ',"status":"' || status || '","previous_status":"' || was || '","task":"' || task || '"' END
+    || ',"attempt":' || attempt || ',"max_attempts":' || max_attempts || ',"occurred_ms":' || at_ms
+    || CASE WHEN status = 'succeeded' THEN ',"outputs":' || coalesce(nullif(result, ''), 'null')
+      WHEN status IN ('failed', 'dead_letter') THEN ',"error":' || coalesce(nullif(error, ''), 'null')
+      WHEN progress <> '' THEN ',"progress":' || progress ELSE '' END || '}'
+$$;
+
 CREATE OR REPLACE FUNCTION tell_requester() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
   number integer := OLD.event_count + 1;
