@@ -30,18 +30,19 @@ SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, 
   error_code, payload_h, result_h, data, news_type, news_step, news, false
 FROM job_event_submits;
 
--- The same of one outbox.
+-- The same of one outbox. Both halves are in order and their types and collations agree, so that whoever
+-- wants the first rows of it reads no more of either.
 CREATE FUNCTION outbox_journal(box text) RETURNS SETOF job_outbox_journal LANGUAGE sql STABLE
 BEGIN ATOMIC
-  SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, prev_lease_until_ms,
+  (SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, prev_lease_until_ms,
     due_ms, attempt, max_attempts, priority, task, from_state, to_state, token_h, worker_id, gid,
     error_code, payload_h, result_h, data, news_type, news_step, news, listed
-  FROM job_journal WHERE queue = box
+  FROM job_journal WHERE queue = box ORDER BY seq)
   UNION ALL
-  SELECT seq, box, job_id || '.' || told, 1::bigint, 'submit', ts_ms, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
-    0::bigint, 0, 10, 0, 'webhook', '', 'queued', '', '', job_id,
-    '', '', '', '', NULL, NULL, NULL, false
-  FROM job_journal WHERE queue = left(box, -7) AND told > 0;
+  (SELECT seq, box COLLATE "C", job_id || '.' || told, 1::bigint, 'submit', ts_ms, 0::bigint, 0::bigint,
+    0::bigint, 0::bigint, 0::bigint, 0, 10, 0, 'webhook', '', 'queued', '', '',
+    job_id COLLATE "default", '', '', '', '', NULL, NULL, NULL, false
+  FROM job_journal WHERE queue = left(box, -7) AND told > 0 ORDER BY seq);
 END;
 
 -- The number of an event among those of its job; 0 where its id says none.
