@@ -115,6 +115,32 @@ async def test_a_page_of_an_outbox_is_read_by_indexes(
         assert "Sort  (" not in text, text
 
 
+@pytest.mark.clause("I-23", "I-28")
+@pytest.mark.parametrize(
+    ("name", "given", "index"),
+    [
+        ("prune", ("q", 1, 0, 9), "idempotency_keys_of_job"),
+        ("remove", (["j"], "q"), "idempotency_keys_of_job"),
+        ("trim", ("q", 1), "inbox_jobs_pkey"),
+        ("trim", ("q", 1), "idempotency_keys_expiry"),
+    ],
+)
+async def test_jobs_and_their_keys_find_each_other_by_indexes(
+    server: str, name: str, given: tuple[object, ...], index: str
+) -> None:
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(INBOX, "counts", queue="q")
+        statement = engine.operation(INBOX, name).statements[0]
+        async with engine.database.connection() as connection:
+            plan = await connection.fetch("EXPLAIN " + statement, *given)
+    finally:
+        await engine.close()
+    text = "\n".join(row[0] for row in plan)
+    assert index in text, text
+    assert "Seq Scan on i" not in text, text
+
+
 @pytest.mark.clause("I-32")
 async def test_an_outbox_is_read_in_bulk_by_the_queue_of_its_jobs(server: str) -> None:
     connection = await asyncpg.connect(server, server_settings=UNSORTED)
