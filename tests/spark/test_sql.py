@@ -281,6 +281,35 @@ async def test_steps_that_events_tell_of_do_not_hide_a_gap(box_url: str) -> None
     reel.close()
 
 
+async def test_an_outbox_is_read_in_bulk_as_it_is_read_by_events(box_url: str) -> None:
+    queue = open_queue(box_url, worker_id="w")
+    hook = {"status_webhook_url": "https://hooks.test/"}
+    told = [NewJob(task="t", payload=b"{}", job_id=f"told{n}", options=hook) for n in range(3)]
+    await queue.submit([*told, NewJob(task="t", payload=b"{}", job_id="untold")])
+    await drain(queue)
+    outbox_url = f"{box_url}&box=outbox"
+    outbox = open_queue(outbox_url, worker_id="w")
+    await drain(outbox)
+    reel = open_reel(outbox_url)
+    head = reel.head()
+    found = [
+        (row["seq"], row["queue"], row["job_id"], row["type"], row["ver"], row["to_state"])
+        for batch in reel.read("", head.last, Read())
+        for row in batch.to_pylist()
+    ]
+    events = await journal_of(outbox_url)
+    assert found == [
+        (event.seq, event.queue, event.job_id, event.type, event.ver, event.to_state)
+        for event in events
+    ]
+    assert len(found) == 6 * 3, "submit, claim and end of two events of each of three jobs"
+    assert reel.bound("", 6, head) == events[5].seq
+    assert (reel.gone(head), reel.lost(head.last, len(found), head)) == (0, Loss())
+    reel.close()
+    for opened in (queue, outbox):
+        await opened.close()
+
+
 async def test_what_an_sql_store_trimmed_unread_is_a_gap_with_its_number(
     spark: SparkSession, lake: str, box_url: str
 ) -> None:

@@ -17,7 +17,9 @@ released AS (
   RETURNING e.job_id
 )"""
 _SPAN = 2_000
-_SILENT = dict.fromkeys(("count_event", "event_columns", "tell_taken", "tell_ended", "tells"), "")
+_SILENT = dict.fromkeys(
+    ("count_event", "event_columns", "tell_taken", "tell_ended", "tells", "tells_any"), ""
+)
 
 
 def postgres_words(table: str) -> dict[str, str]:
@@ -56,4 +58,5 @@ def _telling() -> dict[str, str]:
         "tell_taken": text.replace("{moved}", "taken"),
         "tell_ended": text.replace("{moved}", "ended"),
         "tells": ", status_webhook_url IS NOT NULL AS told",
+        "tells_any": ", count(status_webhook_url) > 0 AS told",
     }

@@ -1,12 +1,7 @@
-"""Ending leases, and answering a settle that is sent again with the verdict it had.
-
-A worker sends one batch of settles at a time, and settling is more work for the database than
-claiming: where writers can be side by side, a large batch goes as two halves at once.
-"""
+"""Ending leases, and answering a settle that is sent again with the verdict it had."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -31,7 +26,6 @@ from leasehold.ledger.settings import BoxSettings
 
 _BATCH_MAX = 1_000
 _TRIES = 3
-_HALVED_MIN = 100
 _MESSAGE_CHARS_MAX = 4_000
 _SHORT_RESULT = 16  # most jobs return nothing, or the same few words
 _VERDICTS: dict[str, Verdict] = {
@@ -65,34 +59,24 @@ class Settling:
             for position in left:
                 first.setdefault(outcomes[position].lease.job_id, position)
             chosen = sorted(first.values(), key=lambda at: outcomes[at].lease.job_id)[:_BATCH_MAX]
-            parts = (self._settle(outcomes, part, verdicts) for part in self._parts(chosen))
-            for ended in await asyncio.gather(*parts, return_exceptions=True):
-                if ended is not None:  # after both have ended: what was settled is not lost
-                    raise ended
+            await self._settle(outcomes, chosen, verdicts)
             left = [position for position in left if verdicts[position] is None]
         return [verdict for verdict in verdicts if verdict is not None]
-
-    def _parts(self, chosen: list[int]) -> list[list[int]]:
-        """What is sent side by side; each part in the order of job ids, and no job in both."""
-        if self._engine.dialect != "postgres" or len(chosen) < _HALVED_MIN:
-            return [chosen]
-        half = len(chosen) // 2
-        return [chosen[:half], chosen[half:]]
 
     async def _settle(
         self, outcomes: Sequence[Outcome], chosen: list[int], verdicts: list[Verdict | None]
     ) -> None:
-        rows = [self._row(outcomes[position]) for position in chosen]
+        batch = [outcomes[position] for position in chosen]
         left = list(range(len(chosen)))
         # A row that changed between reading and writing is left out, not lost: it is asked for
         # again, until what is left is answered from the past or really belongs to somebody else.
         for _ in range(_TRIES):
-            for at, verdict in await self._ended([rows[at] for at in left]):
+            for at, verdict in await self._ended([batch[at] for at in left]):
                 verdicts[chosen[left[at]]] = verdict
             left = [at for at in left if verdicts[chosen[at]] is None]
             if not left:
                 return
-            for at, verdict in await self._again([rows[at] for at in left]):
+            for at, verdict in await self._again([batch[at] for at in left]):
                 verdicts[chosen[left[at]]] = verdict
             left = [at for at in left if verdicts[chosen[at]] is None]
             if not left:
@@ -102,35 +86,42 @@ class Settling:
         for at, answer in zip(left, answers, strict=True):
             verdicts[chosen[at]] = answer
 
-    async def _ended(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
+    async def _ended(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
         settings = self._settings
-        if all(row[3] == "complete" for row in batch):
-            plain = [(*row[:3], *row[6:8]) for row in batch]
-            rows = await self._engine.run(settings.table, "complete", plain, queue=settings.queue)
-        else:
-            rows = await self._engine.run(settings.table, "settle", batch, queue=settings.queue)
+        if all(outcome.kind == "complete" for outcome in batch):
+            return await self._succeeded(batch)
+        asked = [self._row(outcome) for outcome in batch]
+        rows = await self._engine.run(settings.table, "settle", asked, queue=settings.queue)
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
-    async def _again(self, batch: list[tuple[Any, ...]]) -> list[tuple[int, Verdict]]:
-        asked = [(row[0], row[1], row[-1]) for row in batch]
+    async def _succeeded(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
+        settings = self._settings
+        asked = [_success(outcome) for outcome in batch]
+        rows = await self._engine.run(settings.table, "complete", asked, queue=settings.queue)
+        ended = rows[0]["ended"]
+        if ended == len(batch):
+            return [(at, COMPLETED) for at in range(ended)]
+        numbers = msgspec.json.decode(rows[0]["numbers"]) if ended else ()
+        return [(number - 1, COMPLETED) for number in numbers]
+
+    async def _again(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
+        given = map(self._row, batch)
+        asked = [(row[0], row[1], row[-1]) for row in given]
         settings = self._settings
         rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
         lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
-        token_h = token_hash(lease.token)
         if kind == "complete":
-            short = len(outcome.result) <= _SHORT_RESULT
-            result_h = (_short_result_hash if short else short_hash)(outcome.result)
-            result = outcome.result.decode()
-            outcome_h = f"{token_h}:c:{result_h}"
+            job_id, fence, token_h, result, result_h = _success(outcome)
             return (
-                *(lease.job_id, lease.fence, token_h, kind, 0, True, result, result_h),
-                *("", "", "", outcome_h),
+                *(job_id, fence, token_h, kind, 0, True, result, result_h),
+                *("", "", "", f"{token_h}:c:{result_h}"),
             )
+        token_h = token_hash(lease.token)
         if kind == "fail":
             delay_ms, retryable = self._delay(outcome)
         failure = outcome.failure
@@ -142,6 +133,12 @@ class Settling:
             *_errors(failure, kind),
             f"{token_h}:{kind}:{asked}",
         )
+
+
+def _success(outcome: Outcome) -> tuple[str, int, str, str, str]:
+    lease, result = outcome.lease, outcome.result
+    result_h = (_short_result_hash if len(result) <= _SHORT_RESULT else short_hash)(result)
+    return lease.job_id, lease.fence, token_hash(lease.token), result.decode(), result_h
 
 
 @lru_cache(maxsize=1_024)

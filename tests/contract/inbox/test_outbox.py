@@ -13,7 +13,7 @@ from leasehold.core.lease import Report
 from leasehold.core.opening import open_queue
 from leasehold.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
 from leasehold.core.seam import Query
-from leasehold.ledger import claiming
+from leasehold.ledger import claiming, history, reading
 from leasehold.webhooks.shapes import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.adapters import Servers
@@ -313,6 +313,61 @@ async def test_the_history_of_one_event_begins_with_the_step_it_tells_of(
     assert [event.type for event in await outbox.ledger.events("one.by.one.2")] == ["queued"]
     assert await outbox.ledger.events("one.by.one.3") == []
     assert await outbox.ledger.events("one.by.one.1", after="2") == first[2:]
+
+
+@pytest.mark.clause("I-30", "I-32")
+async def test_events_are_found_among_many_steps_that_told_of_none(
+    inbox: InboxStage, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listed and read in short spans, most of which hold none; and not the same spans twice."""
+    monkeypatch.setattr(history, "SPAN", 3)
+    monkeypatch.setattr(reading, "SPAN", 3)
+    queue = inbox.queue("w1")
+    for name in ("first", "second"):
+        await submit(queue, told(name))
+        await settle(queue, await claim_one(queue), "complete")
+        for _ in range(5):
+            await submit(queue, job())
+            await settle(queue, await claim_one(queue), "complete")
+    ids = ["first.1", "first.2", "second.1", "second.2"]
+    assert [row.job_id for row in await outbox.rows()] == ids
+    events = await outbox.journal.read()
+    assert [event.job_id for event in events] == ids
+    assert await outbox.journal.read(limit=3) == events[:3]
+    assert await outbox.journal.read(after=events[-1].seq) == []
+    await submit(queue, told("third"))
+    await claim_one(queue)
+    (last,) = await outbox.journal.read(after=events[-1].seq)
+    assert last.job_id == "third.1"
+
+
+@pytest.mark.clause("I-37")
+@pytest.mark.parametrize("task", ['say "it"', "back\\slash", "plain", "Grüße"])
+async def test_an_event_is_json_whatever_the_task_is_called(
+    inbox: InboxStage, outbox: Outbox, task: str
+) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, told(task=task))
+    await claim_one(queue)
+    (row,) = await outbox.rows()
+    body = msgspec.json.decode(row.payload)
+    assert (body["task"], body["job_id"], body["event_id"]) == (task, job_id, f"{job_id}.1")
+
+
+@pytest.mark.clause("I-22", "I-28")
+async def test_an_event_that_was_removed_lets_the_next_ones_go(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, told("gap"))
+    lease = await claim_one(queue)
+    await queue.report([Report(lease=lease, type="stage", step="processing")])
+    await settle(queue, lease, "complete")
+    assert await outbox.ledger.remove(["gap.2"]) == ["ok"]
+    first = await claim_one(outbox.queue)
+    await settle(outbox.queue, first, "complete")
+    await outbox.queue.upkeep()
+    assert (await claim_one(outbox.queue)).job_id == "gap.3"
 
 
 @pytest.mark.raw_writes

@@ -22,6 +22,7 @@ from leasehold.store.statements import Operation
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 
+UNSORTED = {"enable_seqscan": "off", "enable_sort": "off", "enable_bitmapscan": "off"}
 JOBS = [NewJob(task="t", payload=b"{}") for _ in range(2_000)]
 
 
@@ -146,6 +147,46 @@ async def test_a_page_of_an_outbox_is_read_by_indexes(
     else:
         assert text.count("Index Cond: ((queue = ") == 2, text
         assert "Sort  (" not in text, text
+
+
+@pytest.mark.clause("I-23", "I-28")
+@pytest.mark.parametrize(
+    ("name", "given", "index"),
+    [
+        ("prune", ("q", 1, 0, 9), "idempotency_keys_of_job"),
+        ("remove", (["j"], "q"), "idempotency_keys_of_job"),
+        ("trim", ("q", 1), "inbox_jobs_pkey"),
+        ("trim", ("q", 1), "idempotency_keys_expiry"),
+    ],
+)
+async def test_jobs_and_their_keys_find_each_other_by_indexes(
+    server: str, name: str, given: tuple[object, ...], index: str
+) -> None:
+    engine = PostgresEngine(server, schema="flat")
+    try:
+        await engine.run(INBOX, "counts", queue="q")
+        statement = engine.operation(INBOX, name).statements[0]
+        async with engine.database.connection() as connection:
+            plan = await connection.fetch("EXPLAIN " + statement, *given)
+    finally:
+        await engine.close()
+    text = "\n".join(row[0] for row in plan)
+    assert index in text, text
+    assert "Seq Scan on i" not in text, text
+
+
+@pytest.mark.clause("I-32")
+async def test_an_outbox_is_read_in_bulk_by_the_queue_of_its_jobs(server: str) -> None:
+    connection = await asyncpg.connect(server, server_settings=UNSORTED)
+    plan = await connection.fetch(
+        "EXPLAIN SELECT * FROM flat.outbox_journal('q/outbox')"
+        " WHERE queue = 'q/outbox' AND seq > 3 AND seq <= 9 ORDER BY seq LIMIT 5"
+    )
+    await connection.close()
+    text = "\n".join(row[0] for row in plan)
+    assert "Index Cond: ((queue = 'q'::text) AND (seq > 3) AND (seq <= 9))" in text, text
+    assert text.count("(seq > 3) AND (seq <= 9)") == 2, text
+    assert "Sort  (" not in text, text
 
 
 @pytest.mark.clause("I-22", "I-36")

@@ -178,3 +178,44 @@ async def test_a_job_of_an_earlier_postgres_goes_on_under_the_new_rules(servers:
     finally:
         await database.script(f"DROP SCHEMA {schema} CASCADE")
         await database.close()
+
+
+async def test_jobs_and_events_of_an_earlier_postgres_keep_their_order_and_history(
+    servers: Servers,
+) -> None:
+    """What was listed by job stays listed; what is told by the job's row is not told twice."""
+    schema = f"earlier{secrets.token_hex(4)}"
+    database = Postgres(servers.postgres(), schema=schema)
+    try:
+        for step in known("postgres")[:10]:
+            await PostgresMigrations(database).apply(*step)
+        await database.script(
+            "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+            " payload, status_webhook_url) VALUES ('old', 'inbox', 't', 3, 1, 1, '{}', 'https://x');"
+            "INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state)"
+            " VALUES ('inbox', 'old', 1, 'submit', 1, 't', 'queued');"
+            "UPDATE inbox_jobs SET status = 'claimed', claim_version = 1, ready = false,"
+            " lease_token_h = 'h', lease_expires_at = 2, ver = 2;"
+            "INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state)"
+            " VALUES ('inbox', 'old', 2, 'claim', 2, 't', 'claimed')"
+        )
+        assert await migrate(PostgresMigrations(database), "postgres") == ["0011_fewer_entries"]
+        url = f"inbox+{servers.postgres()}?schema={schema}"
+        queue, outbox = open_queue(url, worker_id="w"), open_queue(f"{url}&box=outbox")
+        (lease,) = await queue.claim(1, wait_ms=0)  # the lease of the earlier claim ran out
+        await queue.settle([Outcome(lease, "complete")])
+        ledger = open_ledger(url)
+        told = [(event.event_id, event.type) for event in await ledger.events("old")]
+        assert told == [
+            *(("1", "queued"), ("2", "claimed"), ("3", "queued"), ("4", "claimed")),
+            ("5", "succeeded"),
+        ]
+        for number in (1, 2, 3, 4):
+            leases = await outbox.claim(10, wait_ms=0)
+            assert [lease.job_id for lease in leases] == [f"old.{number}"]
+            await outbox.settle([Outcome(lease, "complete") for lease in leases])
+        for opened in (queue, outbox, ledger):
+            await opened.close()
+    finally:
+        await database.script(f"DROP SCHEMA {schema} CASCADE")
+        await database.close()

@@ -1,6 +1,7 @@
 -- Removes jobs that ended long ago with all that belongs to them; a tombstone answers for each.
 -- Takes: queue text, keep_ms bigint, after bigint, count integer
 -- Returns: how many went, and the last position that was looked at (0 when all later jobs are young)
+-- The keys of a job are found by the index of jobs, which has the collation of its database.
 -- Clauses: I-23 I-34
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 window_ AS MATERIALIZED (
@@ -33,7 +34,8 @@ attempts AS (
   DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id AND t.queue = :queue
 ),
 keys AS (
-  DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id AND k.queue = :queue
+  DELETE FROM idempotency_keys k USING gone g
+  WHERE k.job_id = g.job_id COLLATE "default" AND k.queue || '' = :queue
 ),
 tombs AS (
   INSERT INTO pruned_jobs (job_id, queue, requester_id, pruned_ms)

@@ -20,7 +20,8 @@ attempts AS (
   DELETE FROM job_attempts t USING gone g WHERE t.job_id = g.job_id AND t.queue = :queue
 ),
 keys AS (
-  DELETE FROM idempotency_keys k USING gone g WHERE k.job_id = g.job_id AND k.queue = :queue
+  DELETE FROM idempotency_keys k USING gone g
+  WHERE k.job_id = g.job_id COLLATE "default" AND k.queue || '' = :queue
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, attempt, fence,

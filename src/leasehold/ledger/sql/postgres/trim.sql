@@ -6,8 +6,8 @@
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 keys AS (
   DELETE FROM idempotency_keys k USING clock c
-  WHERE k.queue = :queue AND k.expires_ms <= c.now_ms
-    AND (SELECT j.seq FROM {jobs} j WHERE j.job_id = k.job_id
+  WHERE k.queue || '' = :queue AND k.expires_ms <= c.now_ms
+    AND (SELECT j.seq FROM {jobs} j WHERE j.job_id = k.job_id COLLATE "C"
       AND j.status NOT IN ('succeeded', 'dead_letter') LIMIT 1) IS NULL
 ),
 tombs AS (DELETE FROM pruned_jobs p USING clock c WHERE p.pruned_ms < c.now_ms - :tombstone_ms),

@@ -1,7 +1,7 @@
 -- Ends leases whose jobs succeeded: what `settle` does, for the outcome that is nearly all of them.
 -- Batch: job_id text, fence bigint, token_h text, result text, result_h text
 -- Takes: queue text
--- Returns: for each lease that was held its number, the verdict, and 0
+-- Returns: how many of the leases were held, and their numbers as a list
 -- Clauses: I-6 I-11 I-16 I-17 I-36
 DELETE FROM temp.succeeding;
 INSERT INTO temp.succeeding
@@ -28,4 +28,4 @@ SELECT j.job_id, h.fence, :queue, j.attempt_count, j.worker_id, j.claimed_ms, :n
 FROM temp.succeeding h JOIN {jobs} j ON j.seq = h.seq;
 {after_complete}
 {tell_succeeded}
-SELECT n, 'complete' AS verdict, 0 AS due_ms FROM temp.succeeding;
+SELECT count(*) AS ended, json_group_array(n) AS numbers FROM temp.succeeding;

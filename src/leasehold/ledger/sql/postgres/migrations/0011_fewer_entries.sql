@@ -30,18 +30,19 @@ SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, 
   error_code, payload_h, result_h, data, news_type, news_step, news, false
 FROM job_event_submits;
 
--- The same of one outbox.
+-- The same of one outbox. Both halves are in order and their types and collations agree, so that whoever
+-- wants the first rows of it reads no more of either.
 CREATE FUNCTION outbox_journal(box text) RETURNS SETOF job_outbox_journal LANGUAGE sql STABLE
 BEGIN ATOMIC
-  SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, prev_lease_until_ms,
+  (SELECT seq, queue, job_id, ver, type, ts_ms, fence, prev_fence, lease_until_ms, prev_lease_until_ms,
     due_ms, attempt, max_attempts, priority, task, from_state, to_state, token_h, worker_id, gid,
     error_code, payload_h, result_h, data, news_type, news_step, news, listed
-  FROM job_journal WHERE queue = box
+  FROM job_journal WHERE queue = box ORDER BY seq)
   UNION ALL
-  SELECT seq, box, job_id || '.' || told, 1::bigint, 'submit', ts_ms, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
-    0::bigint, 0, 10, 0, 'webhook', '', 'queued', '', '', job_id,
-    '', '', '', '', NULL, NULL, NULL, false
-  FROM job_journal WHERE queue = left(box, -7) AND told > 0;
+  (SELECT seq, box COLLATE "C", job_id || '.' || told, 1::bigint, 'submit', ts_ms, 0::bigint, 0::bigint,
+    0::bigint, 0::bigint, 0::bigint, 0, 10, 0, 'webhook', '', 'queued', '', '',
+    job_id COLLATE "default", '', '', '', '', NULL, NULL, NULL, false
+  FROM job_journal WHERE queue = left(box, -7) AND told > 0 ORDER BY seq);
 END;
 
 -- The number of an event among those of its job; 0 where its id says none.
@@ -49,6 +50,22 @@ CREATE FUNCTION event_number(id text, gid text) RETURNS integer LANGUAGE sql IMM
   SELECT CASE WHEN left(id, length(gid) + 1) = gid || '.'
       AND substr(id, length(gid) + 2) ~ '^[1-9][0-9]{0,8}$'
     THEN substr(id, length(gid) + 2)::integer ELSE 0 END
+$$;
+
+-- What JSON would write otherwise is looked for once, in id and task together.
+CREATE OR REPLACE FUNCTION event_body(job_id text, number integer, status text, was text, task text,
+  attempt integer, max_attempts integer, at_ms bigint, result text, error text, progress text)
+RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN (job_id || task) COLLATE "C" ~ '[[:cntrl:]"\\]'
+    THEN '{"event_id":' || left(to_json(job_id)::text, -1) || '.' || number || '","job_id":'
+      || to_json(job_id)::text || ',"seq":' || number || ',"status":"' || status
+      || '","previous_status":"' || was || '","task":' || to_json(task)::text
+    ELSE '{"event_id":"' || job_id || '.' || number || '","job_id":"' || job_id || '","seq":' || number
+      || ',"status":"' || status || '","previous_status":"' || was || '","task":"' || task || '"' END
+    || ',"attempt":' || attempt || ',"max_attempts":' || max_attempts || ',"occurred_ms":' || at_ms
+    || CASE WHEN status = 'succeeded' THEN ',"outputs":' || coalesce(nullif(result, ''), 'null')
+      WHEN status IN ('failed', 'dead_letter') THEN ',"error":' || coalesce(nullif(error, ''), 'null')
+      WHEN progress <> '' THEN ',"progress":' || progress ELSE '' END || '}'
 $$;
 
 CREATE OR REPLACE FUNCTION tell_requester() RETURNS trigger LANGUAGE plpgsql AS $$
