@@ -28,7 +28,7 @@ def tape(store: str, options: Options) -> SqlTape:
         queue=settings.queue,
         fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
         where=f"queue = '{queue}'",
-        sequence=f"{schema}job_journal_seq_seq",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
         jobs=f"{schema}{settings.table}",
         kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
         queues=(settings.queue,),

@@ -84,7 +84,7 @@ def tape(store: str, options: PlaneOptions) -> SqlTape:
         queue=",".join(options.names),
         fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
         where=f"queue IN ({queues})",
-        sequence=f"{schema}job_journal_seq_seq",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
         states=tuple(STATES.items()),
         queue_prefix=queue_of(""),
         jobs=f"{schema}{PLANE}",

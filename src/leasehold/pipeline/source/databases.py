@@ -69,7 +69,8 @@ class SqliteFile:
 
     def settled(self) -> int | None:
         """The last number that was ever given, also if its row is gone."""
-        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{self._tape.table}'"  # noqa: S608
+        source = self._tape.sequence or self._tape.table
+        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{source}'"  # noqa: S608
         return int(self.rows(given)[0][0] or 0)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
