@@ -64,6 +64,7 @@ def _of_events(
     partial: bool,
     show: int,
 ) -> Found:
+    from leasehold.pipeline.audit.deliveries import outbox_events
     from leasehold.pipeline.audit.run import Audit, History, completed
     from leasehold.pipeline.events import file_events, journal_events
     from leasehold.pipeline.source.opening import journal_name, open_reel
@@ -88,7 +89,14 @@ def _of_events(
             if partial
             else []
         )
-    history = History(new=events, all=lambda: events, cut=cut, unseen=unseen, quiesced=quiesced)
+    history = History(
+        new=events,
+        all=lambda: events,
+        cut=cut,
+        unseen=unseen,
+        quiesced=quiesced,
+        outbox=outbox_events(events),
+    )
     audit = Audit(spark, history)
     try:
         return audit.result(), _shown(audit.violations, show)

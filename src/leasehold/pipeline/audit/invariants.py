@@ -19,6 +19,8 @@ FOREIGN = ("bullmq", "omniq")
 IN_LINE = ("memory", "streams")
 # Where a position holds the store's own time.
 TIMED = ("streams", "bullmq", "omniq")
+# Whose steps are told to receivers, by events that have a queue of their own.
+TELLING = ("inbox",)
 
 
 class Invariant(msgspec.Struct, frozen=True):
@@ -51,6 +53,7 @@ JUDGED = (
     Invariant("I14", "duplicates: no further start without a failure or a return", ("type",)),
     Invariant("I22", "order: submitted first, claimed first", ("pos", "priority"), IN_LINE),
     Invariant("I24", "pause: no claim between pause and resume", ("pos",)),
+    Invariant("I28", "a receiver never goes back", ("pos", "gid"), TELLING),
     Invariant("I35", "time: the store's clock does not go back", ("pos", "ts_ms"), TIMED),
 )
 
@@ -80,7 +83,6 @@ NOT_OBSERVABLE = (
     _elsewhere("I25", "backpressure: no deeper than the cap", "the cap is not in the journal"),
     _elsewhere("I26", "outbox: a message for every step", _NO_OUTBOX),
     _elsewhere("I27", "every message ends delivered or dead", _NO_OUTBOX),
-    _elsewhere("I28", "a receiver never goes back", _NO_OUTBOX),
     _elsewhere("I29", "signed, in time, no nonce twice", _NO_OUTBOX),
     _elsewhere("I30", "credentials: versions only rise", _NO_SECRETS),
     _elsewhere("I31", "no key and nonce twice", _NO_SECRETS),

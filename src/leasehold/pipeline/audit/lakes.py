@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from leasehold.pipeline.audit.deliveries import outbox_journals
 from leasehold.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
 from leasehold.pipeline.audit.run import Audit, Audited, History, Verdict
 from leasehold.pipeline.audit.shares import shared
 from leasehold.pipeline.events import lake_events
 from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import event_files
+from leasehold.pipeline.lake.layout import EventFile, event_files
 from leasehold.pipeline.lake.progress import all_progress, gaps
 from leasehold.pipeline.lake.reach import require_reach
 from leasehold.pipeline.source.offsets import epoch_name
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 AUDIT = "audit"
 _STATE = f"{AUDIT}/state.json"
-# What the carried rows hold; rows of another form are of no use, and all is audited anew.
-FORM = 3
+# What the carried rows hold and what was judged: with another form all is audited anew.
+FORM = 4
 _FEW = 50_000
 
 
@@ -66,6 +67,8 @@ def audit_lake(
         carried=_carried(spark, lake, known),
         cut=cut_journals(lake),
         quiesced=quiesced,
+        outbox=_outbox(spark, lake, settled),
+        told=known.places,
     )
     run = before.run + 1
     audit = Audit(spark, history)
@@ -114,6 +117,12 @@ def cut_journals(lake: LakeFiles) -> list[str]:
         if not each.is_whole:
             names.add(epoch_name(each.journal, each.epoch))
     return sorted(names)
+
+
+def _outbox(spark: SparkSession, lake: LakeFiles, settled: list[EventFile]) -> DataFrame | None:
+    names = outbox_journals(lake)
+    files = [file for file in settled if file.journal in names]
+    return lake_events(spark, lake, files) if files else None
 
 
 def _carried(spark: SparkSession, lake: LakeFiles, known: State) -> DataFrame | None:

@@ -84,7 +84,7 @@ def explain_overtaken(events: DataFrame, found: DataFrame) -> DataFrame:
     """The first claims of such jobs, in words, with the event."""
     claims = keyed(events.where((F.col("type") == "claim") & (F.col("fence") == 1)))
     text = F.lit("claimed before a job of the same line that was submitted earlier")
-    return _violations(claims.join(F.broadcast(found), list(KEYS)), "I22", text)
+    return violations_of(claims.join(F.broadcast(found), list(KEYS)), "I22", text)
 
 
 def claimed_while_paused(events: DataFrame) -> DataFrame:
@@ -107,14 +107,14 @@ def claimed_while_paused(events: DataFrame) -> DataFrame:
     claims = events.where((F.col("type") == "claim") & (F.col("ver") > 0))
     inside = (F.col("pos") > F.col("from_pos")) & (F.col("pos") < F.col("upto_pos"))
     joined = claims.join(F.broadcast(pauses), ["journal", "contract", "queue"]).where(inside)
-    return _violations(joined, "I24", F.lit("claimed while the queue was paused"))
+    return violations_of(joined, "I24", F.lit("claimed while the queue was paused"))
 
 
 def late_clock(events: DataFrame) -> DataFrame:
     """I35: events whose time lies well before the place that the store gave them."""
     behind = (F.shiftright("pos", PLACE_BITS) - F.col("ts_ms")).cast("string")
     text = F.concat(F.lit("the store's clock was "), behind, F.lit(" ms behind its own history"))
-    return _violations(events, "I35", text)
+    return violations_of(events, "I35", text)
 
 
 def is_behind() -> Column:
@@ -122,7 +122,8 @@ def is_behind() -> Column:
     return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
 
 
-def _violations(rows: DataFrame, number: str, text: Column) -> DataFrame:
+def violations_of(rows: DataFrame, number: str, text: Column) -> DataFrame:
+    """Rows of events as rows of what was found, each with its event for evidence."""
     event = F.struct("seq", "type", "ver", "from_state", "to_state", "fence", "ts_ms", "worker_id")
     return rows.select(
         F.lit(number).alias("invariant"),

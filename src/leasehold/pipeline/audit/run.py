@@ -13,8 +13,9 @@ from pyspark.storagelevel import StorageLevel
 
 from leasehold.pipeline.audit import lines, parts
 from leasehold.pipeline.audit.counts import Counts, added
+from leasehold.pipeline.audit.deliveries import NOT_HERE, gone_back
 from leasehold.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
-from leasehold.pipeline.audit.invariants import INVARIANTS, Invariant, applies_to
+from leasehold.pipeline.audit.invariants import INVARIANTS, TELLING, Invariant, applies_to
 from leasehold.pipeline.audit.lines import has
 from leasehold.pipeline.audit.order import are_mixed
 from leasehold.pipeline.audit.proof import CUT, KEYS, LATE_CLOCK, ROW
@@ -76,7 +77,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     `new` are files of a lake or any rows of events; `all` gives the rows of all events, which only
     an audit that leaves something open asks for. `cut` names journals whose beginning is missing;
-    `unseen` the columns nobody wrote.
+    `unseen` the columns nobody wrote. `outbox` are all events of outboxes, if there are any, and
+    `told` the places up to which an earlier audit judged them.
     """
 
     new: DataFrame | LakeShares
@@ -85,6 +87,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     cut: Sequence[str] = ()
     unseen: frozenset[str] = frozenset()
     quiesced: bool = False
+    outbox: DataFrame | None = None
+    told: Mapping[str, int] = {}
 
 
 class Audit:
@@ -139,7 +143,9 @@ class Audit:
 
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
-        blind = bool(invariant.reason) or not self._sees(invariant)
+        lacks_outbox = invariant.contracts == TELLING and self._history.outbox is None
+        reason = NOT_HERE if lacks_outbox else invariant.reason
+        blind = bool(reason) or not self._sees(invariant)
         strange = {name: self._strangers(name) for name in asked}
         return Verdict(
             invariant=invariant.number,
@@ -150,7 +156,7 @@ class Audit:
                 n for (number, _), n in self._found.items() if number == invariant.number
             ),
             unobserved=sum(n if blind else strange[name] for name, n in asked.items()),
-            reason=invariant.reason,
+            reason=reason,
         )
 
     def _strangers(self, contract: str) -> int:
@@ -182,6 +188,8 @@ class Audit:
             found.append(lines.late_clock(late.where(lines.is_behind())))
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all()))
+        if history.outbox is not None:
+            found.append(gone_back(history.outbox, history.told))
         found += self._overtaken()
         if not found:
             return self._nothing
