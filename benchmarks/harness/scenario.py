@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -82,6 +82,10 @@ class Stage:
             worker=" ".join(peer.prepared.worker).replace(self.server.url, "URL"),
         )
         return peer
+
+    def part(self, divisor: int) -> Stage:
+        """The same with a part of the jobs, for those of whom a round would take too long."""
+        return replace(self, jobs=self.jobs // divisor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from harness.drain import drain
 from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage, ratio
 
@@ -13,7 +11,7 @@ FEWER = {"rq": 10, "celery": 4, "streaq": 4, "arq": 4, "saq": 4}
 
 
 def measure(stage: Stage, name: str) -> Figures:
-    done = drain(replace(stage, jobs=stage.jobs // FEWER.get(name, 1)), name)
+    done = drain(stage.part(FEWER.get(name, 1)), name)
     return {
         "jobs": done.jobs,
         "jobs_per_s": done.jobs / done.seconds,
