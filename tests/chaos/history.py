@@ -155,14 +155,21 @@ def _explains(fault: Injected, lease: Held) -> bool:
 def outcomes_lost(
     leases: Sequence[Held], faults: Sequence[Injected], ended_ms: Mapping[tuple[str, int], int]
 ) -> int:
-    """Handlers that had finished when their worker was killed, and whose outcome went with it."""
-    return sum(
-        (lease.job_id, lease.fence) in ended_ms
-        and ended_ms[lease.job_id, lease.fence] <= fault.end_ms
-        for fault in faults
-        if fault.kind in ("kill worker", "cut network", "death")
-        for lease in _hit(leases, fault)
-    )
+    """Handlers that had finished before the fault, and whose outcome never arrived because of it.
+
+    It went with a worker that was killed, or what it had to reach was away for too long.
+    """
+    lost = set()
+    for fault in faults:
+        if fault.kind in ("kill worker", "cut network", "death"):
+            by_ms = fault.end_ms
+        elif fault.kind in (*STORE_FAULTS, "kill gateway"):
+            by_ms = fault.begin_ms  # what still ran is counted by its slot
+        else:
+            continue
+        hit = ((lease.job_id, lease.fence) for lease in _hit(leases, fault))
+        lost |= {lease for lease in hit if lease in ended_ms and ended_ms[lease] <= by_ms}
+    return len(lost)
 
 
 def _away(away: Sequence[tuple[int, int]], fault: Injected, lease: Held) -> int:

@@ -137,8 +137,8 @@ def check_starts(
     """A start beyond the first needs a fault that explains it, each for itself and in the sum.
 
     A slot is free again when its handler has finished, not when the store has the outcome: outcomes
-    that were under way when their worker was killed are counted and shown on their own. A lease
-    that was handed back was a claim, and ran nowhere.
+    that were under way when the fault came are counted and shown on their own. A lease that was
+    handed back was a claim, and ran nowhere.
     """
     ended_ms = {(effect.job_id, effect.fence): effect.ms for effect in effects.ends}
     failures = verdict.by_type.get("retry", 0)
@@ -160,7 +160,7 @@ def check_starts(
             f"{verdict.duplicate_starts} more claims ({handed_back} handed back) and {ran} more "
             f"handler starts than jobs, at "
             f"most {bound} = faults x concurrency + {failures} failures + {unsettled} outcomes "
-            "lost with their worker",
+            "that were under way and lost",
         ),
     ]
 

@@ -68,6 +68,18 @@ def test_an_outcome_is_lost_with_its_worker_only_if_its_handler_had_finished() -
     assert outcomes_lost(leases, faults, {}) == 0
 
 
+def test_an_outcome_that_was_under_way_when_the_store_went_is_lost_once() -> None:
+    def away(begin_ms: int) -> Injected:
+        hit = ("worker1.1", "worker2.1")
+        return Injected(kind="kill store", target="s", begin_ms=begin_ms, end_ms=3_000, workers=hit)
+
+    leases = leases_of(HISTORY)
+    both = [away(2_500), away(2_600), kill("worker1.1", 2_700)]
+    assert outcomes_lost(leases, both, {("job", 1): 2_400}) == 1
+    assert outcomes_lost(leases, [away(2_300)], {("job", 1): 2_400}) == 0, "it still ran"
+    assert outcomes_lost(leases, [away(2_500)], {("job", 2): 2_400}) == 0, "it was settled"
+
+
 def test_faults_after_the_last_job_do_not_count_as_chaos() -> None:
     planned = {"kill worker": 1}
     assert check_faults([kill("worker1.1", 2_500)], planned, HISTORY).ok

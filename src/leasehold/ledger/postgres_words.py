@@ -33,7 +33,7 @@ def postgres_words(table: str) -> dict[str, str]:
     if table == INBOX:
         return words | _telling()
     tells = ", EXISTS (SELECT FROM released) AS told" if table == OUTBOX else ""
-    return words | {**_SILENT, "told": "0", "tells": tells}
+    return words | {**_SILENT, "told": "0", "tells": tells, "tells_any": tells}
 
 
 def _in_turn(gid: str, event_id: str) -> str:
