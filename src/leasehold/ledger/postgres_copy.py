@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -21,9 +21,8 @@ from leasehold.core.errors import ServerError
 from leasehold.ledger.engine import Row
 from leasehold.ledger.postgres_rows import PackedRows
 from leasehold.store.postgres import Copied, Postgres
-from leasehold.store.statements import Operation
 
-_SAMPLE = 16
+SAMPLE = 16
 _KNOWN = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError)
 _DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(("gid", "requester_id", "trace"), ""),
@@ -42,29 +41,24 @@ Columns = Mapping[str, Sequence[Any]]
 
 async def copied(
     database: Postgres,
-    begin: Operation,
-    submit: Operation,
-    table: str,
-    batch: Sequence[Sequence[Any]],
-    takes: Mapping[str, Any],
+    begin: str,
+    opening: Sequence[Any],
+    parts: Callable[[Row], Iterable[Copied]],
     begins: asyncio.Lock,
-) -> Sequence[Row] | None:
-    """What the submit statement would return; None when some of the jobs are known already.
+) -> Row | None:
+    """Copy in what `parts` makes of the answer to `begin`, all of it or nothing; that answer.
 
-    Two at once begin one after the other, and their jobs are in line in that order.
+    None when some of it is known already. Two at once begin one after the other, and their jobs are
+    in line in that order.
     """
-    given = dict(zip(submit.batch, zip(*batch, strict=True), strict=True))
-    every = max(1, len(batch) // _SAMPLE)
-    opening: list[Any] = [list(given[name][::every]) for name in begin.batch]
-    opening += [takes[name] for name in begin.takes if name != "count"]
     try:
         async with contextlib.AsyncExitStack() as stack:
             async with begins:
                 connection = await stack.enter_async_context(database.transaction())
-                head = await connection.fetchrow(begin.statements[0], *opening, len(batch))
+                head: Row | None = await connection.fetchrow(begin, *opening)
             if head is None or head["known"]:
                 return None
-            for part in parts_of(table, given, head, takes):
+            for part in parts(head):
                 await database.copy(connection, part)
     except struct.error:  # a number that no column holds: said by the submit statement
         return None
@@ -72,8 +66,13 @@ async def copied(
         if isinstance(error.reply, _KNOWN):
             return None
         raise
-    now_ms = head["now_ms"]
-    return [{"job_id": job_id, "created_ms": now_ms} for job_id in given["job_id"]]
+    return head
+
+
+def sample_of(given: Columns) -> Columns:
+    """A few rows, to see by them whether what is given is known already."""
+    every = max(1, len(given["job_id"]) // SAMPLE)
+    return {name: values[::every] for name, values in given.items()}
 
 
 def parts_of(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) -> list[Copied]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -13,10 +13,10 @@ import asyncpg
 from leasehold.core.errors import StoreError, UsageError
 from leasehold.ledger.engine import IN_BULK, INBOX, OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.migrating import check_version
-from leasehold.ledger.postgres_copy import copied
+from leasehold.ledger.postgres_copy import copied, parts_of, sample_of
 from leasehold.ledger.postgres_ringing import PostgresRinging
 from leasehold.ledger.postgres_words import postgres_words
-from leasehold.store.postgres import Postgres
+from leasehold.store.postgres import Copied, Postgres
 from leasehold.store.statements import Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
@@ -60,8 +60,7 @@ class PostgresEngine:
             await self._check()
         found = self.operation(table, operation)
         if operation == "submit" and len(batch) >= IN_BULK and not takes["depth_max"]:
-            begin = self.operation(table, "copy_begin")
-            stored = await copied(self.database, begin, found, table, batch, takes, self._begins)
+            stored = await self._submit_in_bulk(table, found.batch, batch, takes)
             if stored is not None:
                 return stored
         arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
@@ -71,6 +70,44 @@ class PostgresEngine:
         if column and any(row[column] for row in rows):
             self._ringing.ring(takes["queue"] + ("/outbox" if table == INBOX else ""))
         return rows
+
+    async def copy(
+        self,
+        table: str,
+        queue: str,
+        count: int,
+        sample: Mapping[str, Sequence[Any]],
+        parts: Callable[[Row], Iterable[Copied]],
+    ) -> Row | None:
+        """Store so many jobs by COPY, all or none; None when one is known already.
+
+        `parts` makes their rows of the time, turns and positions that are given out, which are
+        returned. A `sample` that is known saves the trouble.
+        """
+        if not self._checked:
+            await self._check()
+        begin = self.operation(table, "copy_begin")
+        takes = {"queue": queue, "channel": self.channel, "count": count}
+        opening: list[Any] = [list(sample[name]) for name in begin.batch]
+        opening += [takes[name] for name in begin.takes]
+        return await copied(self.database, begin.statements[0], opening, parts, self._begins)
+
+    async def _submit_in_bulk(
+        self,
+        table: str,
+        names: Sequence[str],
+        batch: Sequence[Sequence[Any]],
+        takes: Mapping[str, Any],
+    ) -> Sequence[Row] | None:
+        """What the submit statement would return; None when it has to decide job by job."""
+        given = dict(zip(names, zip(*batch, strict=True), strict=True))
+        head = await self.copy(
+            *(table, takes["queue"], len(batch), sample_of(given)),
+            lambda head: parts_of(table, given, head, takes),
+        )
+        if head is None:
+            return None
+        return [{"job_id": job_id, "created_ms": head["now_ms"]} for job_id in given["job_id"]]
 
     async def _check(self) -> None:
         async with self._begins:  # once; and whoever came first goes on first
