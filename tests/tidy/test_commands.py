@@ -153,6 +153,13 @@ def test_spark_comes_with_the_tests_and_stays(copy: Copy) -> None:
     assert "--extra spark" in copy.syncs()[-1]
 
 
+def test_spark_comes_with_up_where_it_is_asked_for(copy: Copy) -> None:
+    assert copy.run("bin/up", "--with-spark").returncode == 0
+    assert "--extra spark" in copy.syncs()[-1]
+    assert copy.run("bin/up").returncode == 0
+    assert len(copy.syncs()) == 1, "once is enough"
+
+
 def test_an_environment_that_was_moved_here_is_made_anew(copy: Copy) -> None:
     copy.run("bin/up")
     moved = copy.root.with_name("elsewhere")

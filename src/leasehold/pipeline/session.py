@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NOT_INSTALLED = (
     "the pipeline needs PySpark, which is not installed here; "
-    "install it with: pip install 'leasehold[spark]'"
+    "install it with: pip install 'leasehold[spark]' (in a clone: bin/up --with-spark)"
 )
 # Short commands end before the second compiler has paid for itself.
 _QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
