@@ -182,6 +182,29 @@ def test_the_list_is_used_with_the_keyboard_alone(stand: Stand, page: Page) -> N
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
+def test_the_row_at_hand_and_the_ticks_outlive_what_is_fetched_again(
+    stand: Stand, page: Page
+) -> None:
+    stand.open("streams")
+    stand.submit("streams", *[NewJob(task="greet", payload=b"{}") for _ in range(3)])
+    page.goto(f"{stand.url}/jobs")
+    expect(page.locator("#pulse")).to_have_attribute("data-state", "live")
+    for key in ("j", "x", "j"):
+        page.keyboard.press(key)
+    ticked = page.locator("tr[data-href]").nth(0).get_attribute("data-href")
+    at = page.locator("tr.at").get_attribute("data-href")
+    assert at != ticked
+
+    for rows in (4, 5, 6):  # each new job is at the top of the list, and moves the others down
+        stand.submit("streams", NewJob(task="greet", payload=b"{}"))
+        expect(page.locator("tr[data-href]")).to_have_count(rows)
+    expect(page.locator(f"tr[data-href='{ticked}'] input")).to_be_checked()
+    expect(page.locator("tr.at")).to_have_attribute("data-href", str(at))
+    page.keyboard.press("x")
+    expect(page.locator(f"tr[data-href='{at}'] input")).to_be_checked()
+    expect(page.locator("input[name=job]:checked")).to_have_count(2)
+
+
 def test_a_search_is_a_link_and_pages_go_on_without_gap_or_repeat(stand: Stand, page: Page) -> None:
     stand.open("streams", "bullmq")
     made = set(stand.submit("streams", *[NewJob(task="a", payload=b"{}") for _ in range(70)]))

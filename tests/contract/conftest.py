@@ -22,11 +22,15 @@ from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
 _KNOWN = adapters(Servers())
 _NAMES = sorted({*contract_names(), *_KNOWN})
 EVENTS_READ_OF_JOBS = 100
+UNHURRIED_MS = 10_000
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(capability): runs only on contracts that can do this")
     config.addinivalue_line("markers", "options(**options): options of the queue URL")
+    config.addinivalue_line(
+        "markers", "leases_run_out: lets leases run out, so they are as short as the store allows"
+    )
     config.addinivalue_line(
         "markers", "raw_writes: writes past the queue, so that its history is not the whole story"
     )
@@ -67,6 +71,9 @@ async def stage(
         pytest.fail(f"contracts/{contract} has no adapter in tests/contract/adapters.py")
     marks = list(request.node.iter_markers("options"))[::-1]
     options = {name: value for mark in marks for name, value in mark.kwargs.items()}
+    if request.node.get_closest_marker("leases_run_out") is None:
+        # A machine that stands still for a moment must not take a lease away.
+        options.setdefault("lease_ms", UNHURRIED_MS)
     stage = await known[contract].open(**options)
     try:
         yield stage

@@ -65,6 +65,19 @@ async def run_out(stage: Stage) -> None:
     await stage.advance(stage.lease_ms + 1)
 
 
+async def claim_when_due(stage: Stage, queue: Queue, delay_ms: int, began_s: float) -> Lease:
+    """The lease of a job that was put off at `began_s` (monotonic): not before it is due.
+
+    On a store with a clock of its own, a slow machine may bring it at the first claim.
+    """
+    early = await queue.claim(1, wait_ms=0)
+    if early:
+        assert time.monotonic() - began_s >= delay_ms / 1000, "claimed before it was due"
+        return early[0]
+    await stage.advance(delay_ms + 1)
+    return await claim_one(queue)
+
+
 async def record(stage: Stage, job_id: str) -> JobRecord:
     """The stored job, which must be there."""
     found = await stage.ledger.get(job_id)

@@ -42,6 +42,7 @@ async def test_a_lower_priority_number_is_claimed_first(stage: Stage) -> None:
     assert [lease.job_id for lease in claimed] == ["p1", "p3", "p4", "p2", "p0"]
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-8")
 async def test_a_claim_raises_fence_and_attempt_and_marks_the_job(stage: Stage) -> None:
     queue = stage.queue("w1")

@@ -19,6 +19,7 @@ from tests.contract.suite.acting import (
 )
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-13")
 async def test_a_lease_that_ran_out_comes_to_another_worker(stage: Stage) -> None:
     first, second = stage.queue("dead"), stage.queue("alive")
@@ -32,6 +33,7 @@ async def test_a_lease_that_ran_out_comes_to_another_worker(stage: Stage) -> Non
     assert [lease.attempt for lease in again] == [2, 2, 2]
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-12")
 async def test_a_lease_that_is_extended_is_not_taken_away(stage: Stage) -> None:
     holder, rival = stage.queue("holder"), stage.queue("rival")
@@ -48,6 +50,7 @@ async def test_a_lease_that_is_extended_is_not_taken_away(stage: Stage) -> None:
     assert await settle(holder, lease, "complete") == COMPLETED
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-12")
 async def test_an_extend_that_comes_early_writes_nothing(stage: Stage) -> None:
     queue = stage.queue("w1")
@@ -63,6 +66,7 @@ async def test_an_extend_that_comes_early_writes_nothing(stage: Stage) -> None:
     )
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.needs("lost_is_attempt")
 @pytest.mark.clause("M-13")
 async def test_a_job_that_kills_its_workers_is_buried_with_a_reason(stage: Stage) -> None:
@@ -78,6 +82,7 @@ async def test_a_job_that_kills_its_workers_is_buried_with_a_reason(stage: Stage
     assert b"lease" in stored.error
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-13")
 async def test_what_ran_out_goes_before_what_came_later(stage: Stage) -> None:
     queue = stage.queue("w1")
@@ -88,6 +93,7 @@ async def test_what_ran_out_goes_before_what_came_later(stage: Stage) -> None:
     assert (await claim(queue, 3))[0].job_id == first
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-13")
 async def test_a_cancel_that_was_asked_for_holds_when_the_lease_runs_out(stage: Stage) -> None:
     queue = stage.queue("w1")
@@ -100,6 +106,7 @@ async def test_a_cancel_that_was_asked_for_holds_when_the_lease_runs_out(stage: 
     assert await state(stage, job_id) == stage.words.cancelled
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-11")
 async def test_an_expired_lease_that_nobody_took_may_go_on_or_not_but_never_both(
     stage: Stage,

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.clause("M-11")
 JournalOf = Callable[[str], Any]
 
 
+@pytest.mark.leases_run_out
 async def test_a_stale_worker_is_told_it_lost_the_lease(
     stage: Stage, journal_of: JournalOf
 ) -> None:
@@ -40,6 +41,7 @@ async def test_a_stale_worker_is_told_it_lost_the_lease(
     assert (await record(stage, job_id)).result == b'"right"'
 
 
+@pytest.mark.leases_run_out
 async def test_the_old_lease_of_the_same_worker_is_stale_too(stage: Stage) -> None:
     queue = stage.queue("w1")
     await submit(queue, job(max_attempts=5))

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.clause("M-22")
 JournalOf = Callable[[str], Any]
 
 
+@pytest.mark.leases_run_out
 async def test_a_long_life_leaves_an_unbroken_chain(stage: Stage, journal_of: JournalOf) -> None:
     queue, other = stage.queue("w1"), stage.queue("w2")
     (job_id,) = await submit(queue, job(max_attempts=9))

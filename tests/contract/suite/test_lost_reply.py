@@ -99,6 +99,7 @@ async def test_after_a_lost_answer_what_is_held_is_not_handed_out_again(stage: S
         assert await settle(queue, lease, "complete") == COMPLETED
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-9", "M-13")
 async def test_what_a_dead_process_never_heard_of_comes_back(stage: Stage) -> None:
     """The claimer died with its lost answer; a new process under the same name gets the job."""
@@ -170,6 +171,7 @@ async def test_another_outcome_for_an_ended_lease_is_refused(stage: Stage) -> No
     assert (await record(stage, job_id)).result == b"1"
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-12")
 async def test_an_extend_or_report_whose_answer_was_lost_may_be_sent_again(stage: Stage) -> None:
     queue, lose = await stage.lossy_queue("w1")

@@ -25,6 +25,7 @@ async def test_a_paused_queue_hands_out_nothing_until_resumed(stage: Stage) -> N
     assert (await claim_one(queue)).job_id == job_id
 
 
+@pytest.mark.leases_run_out
 async def test_what_runs_goes_on_while_the_queue_is_paused(stage: Stage) -> None:
     queue = stage.queue("w1")
     await submit(queue, job())

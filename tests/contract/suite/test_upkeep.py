@@ -28,6 +28,7 @@ async def test_upkeep_of_a_healthy_queue_does_nothing(stage: Stage) -> None:
     assert await state(stage, job_id) == stage.words.running
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.clause("M-13")
 async def test_upkeep_takes_back_what_ran_out_without_a_claim(stage: Stage) -> None:
     queue = stage.queue("w1")
@@ -39,6 +40,7 @@ async def test_upkeep_takes_back_what_ran_out_without_a_claim(stage: Stage) -> N
     assert [await state(stage, job_id) for job_id in ids] == [stage.words.waiting] * 2
 
 
+@pytest.mark.leases_run_out
 @pytest.mark.needs("lost_is_attempt")
 @pytest.mark.clause("M-13")
 async def test_upkeep_buries_what_ran_out_at_its_last_attempt(stage: Stage) -> None:
@@ -51,6 +53,7 @@ async def test_upkeep_buries_what_ran_out_at_its_last_attempt(stage: Stage) -> N
     assert await state(stage, job_id) == stage.words.failed
 
 
+@pytest.mark.leases_run_out
 async def test_upkeep_from_many_workers_at_once_does_no_more(stage: Stage) -> None:
     queues = [stage.queue(f"w{n}") for n in range(5)]
     ids = await submit(queues[0], *[job(max_attempts=3) for _ in range(10)])
@@ -63,6 +66,7 @@ async def test_upkeep_from_many_workers_at_once_does_no_more(stage: Stage) -> No
     assert {lease.fence for lease in again} == {2}
 
 
+@pytest.mark.leases_run_out
 async def test_upkeep_never_takes_a_lease_that_is_kept(stage: Stage) -> None:
     holder, keeper = stage.queue("holder"), stage.queue("other")
     (job_id,) = await submit(holder, job())

@@ -44,6 +44,7 @@
         const tail = $("#tail", old), follows = tail && tail.scrollTop + tail.clientHeight > tail.scrollHeight - 30;
         await htmx.swap({ text: now.outerHTML, target: old, swap: "outerMorph", sourceElement: old });
         if (follows) { const t = $("#tail"); t.scrollTop = t.scrollHeight; }
+        show_cursor();
       }
       if (fresh.title) document.title = fresh.title;
       count_ticked(); poll_if_asked();
@@ -162,14 +163,21 @@
   const PAGES = { o: "/", j: "/jobs", q: "/queues", w: "/workers", d: "/dead", u: "/outbox", h: "/history", a: "/audit" };
   let going = false;
   const rows = () => $$("tr[data-href]");
+  // The row at hand is known by its job: what is fetched again carries no mark of it. When the job
+  // has left the list, its place stands in for it.
+  const cursor = { href: "", place: -1 };
+  const found = (all) => { const at = all.findIndex((row) => row.dataset.href === cursor.href); return at < 0 ? Math.min(cursor.place, all.length) : at; };
+  const show_cursor = () => { for (const row of rows()) row.classList.toggle("at", row.dataset.href === cursor.href); };
   const move = (step) => {
-    const all = rows(), at = all.findIndex((row) => row.classList.contains("at"));
-    const next = all[Math.max(0, Math.min(all.length - 1, at + step))];
-    for (const row of all) row.classList.toggle("at", row === next);
+    const all = rows();
+    cursor.place = Math.max(0, Math.min(all.length - 1, found(all) + step));
+    const next = all[cursor.place];
+    cursor.href = next?.dataset.href ?? "";
+    show_cursor();
     next?.querySelector("a")?.focus();
     next?.scrollIntoView({ block: "nearest" });
   };
-  const on_row = (act) => { const row = $("tr.at"); if (row) act(row); };
+  const on_row = (act) => { const row = rows().find((each) => each.dataset.href === cursor.href); if (row) act(row); };
   const KEYS = {
     "/": (event) => { const box = $("#q"); if (box) { event.preventDefault(); box.focus(); box.select(); } },
     j: () => move(1), k: () => move(-1),
