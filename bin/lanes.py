@@ -27,6 +27,9 @@ NO_TESTS = 5
 GOES_ON = (0, 1, NO_TESTS)
 EXIT_FIRST = {"-x", "--exitfirst"}
 FEW = 3
+AGAIN_MAX = 4
+BY_ITSELF = "passed by themselves only"
+COUNTED = ("outcomes", "tests", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class Request:
     def narrowed(self) -> bool:
         """True when a lane may rightly be left without tests."""
         return bool(self.options) or not self.lanes
+
+    @property
+    def stops_at_first(self) -> bool:
+        """True when the first failure is to end it all."""
+        return bool(EXIT_FIRST & set(self.options))
 
 
 class UnknownLane(Exception):
@@ -93,7 +101,7 @@ def _phases_of(file: Path, root: Path) -> list[str]:
 
 
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
-    if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
+    if phase in ("alone", "again") or "--pdb" in options:  # a debugger needs the terminal
         return []
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
     count = int(os.environ.get("LEASEHOLD_TEST_WORKERS") or min(2 * (os.cpu_count() or 2), 8))
@@ -102,12 +110,18 @@ def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     return ["-n", str(count), "--dist", "loadscope"]  # by tests/conftest.py's own rule
 
 
-def run_phase(phase: str, targets: Sequence[str], options: Sequence[str], tally: Path) -> int:
+def run_phase(
+    phase: str, targets: Sequence[str], options: Sequence[str], tally: Path
+) -> tuple[int, "Tally"]:
+    """The exit code and what was counted, which is written to the file `tally`."""
+    tally.touch()
     beside = side_by_side(phase, options)
-    command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={phase}", *beside]
+    picked = "together" if phase == "again" else phase
+    command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={picked}", *beside]
     command += [*options, *targets]
     environment = keeping_bytecode(os.environ) | {"LEASEHOLD_TALLY": str(tally)}
-    return subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode  # noqa: S603
+    done = subprocess.run(command, check=False, cwd=ROOT, env=environment)  # noqa: S603
+    return done.returncode, Tally.read(tally)
 
 
 @contextmanager
@@ -142,21 +156,57 @@ def keeping_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The sum over all phases: outcomes by name, and tests and seconds by lane."""
+    """The sum over phases: outcomes by name, tests and seconds by lane, and what did not pass."""
 
     outcomes: Counter[str]
     tests: Counter[str]
     seconds: Counter[str]
+    unwell: list[str]
 
     @classmethod
     def read(cls, path: Path) -> "Tally":
-        total = cls(Counter(), Counter(), Counter())
+        total = cls(Counter(), Counter(), Counter(), [])
         for line in path.read_text().splitlines():
             part = json.loads(line)
-            total.outcomes.update(part["outcomes"])
-            total.tests.update(part["tests"])
-            total.seconds.update(part["seconds"])
+            outcomes, tests, seconds = (Counter(part[name]) for name in COUNTED)
+            total.add(cls(outcomes, tests, seconds, part["unwell"]))
         return total
+
+    def add(self, other: "Tally") -> None:
+        self.outcomes.update(other.outcomes)
+        self.tests.update(other.tests)
+        self.seconds.update(other.seconds)
+        self.unwell.extend(other.unwell)
+
+    def forgive(self) -> None:
+        """What did not pass has passed by itself since."""
+        self.outcomes[BY_ITSELF] += self.outcomes.pop("failed", 0) + self.outcomes.pop("error", 0)
+
+
+def run_phases(request: Request, folder: Path) -> tuple[list[int], Tally, list[str]]:
+    """The exit codes, what was counted, and the tests that passed only by themselves."""
+    codes: list[int] = []
+    total, forgiven = Tally(Counter(), Counter(), Counter(), []), list[str]()
+    for phase, targets in phases(request.targets, ROOT).items():
+        code, tally = run_phase(phase, targets, request.options, folder / phase)
+        if phase == "together" and passes_by_itself(code, tally, request, folder):
+            code, forgiven = 0, tally.unwell
+            tally.forgive()
+        codes.append(code)
+        total.add(tally)
+        if code not in GOES_ON or (code == 1 and request.stops_at_first):
+            break
+    return codes, total, forgiven
+
+
+def passes_by_itself(code: int, tally: Tally, request: Request, folder: Path) -> bool:
+    """Whether few enough did not pass, and all of these pass when nothing runs beside them."""
+    names = list(dict.fromkeys(tally.unwell))
+    if code != 1 or request.stops_at_first or not 0 < len(names) <= AGAIN_MAX:
+        return False
+    print(f"\nbin/test: once more, one by one: {', '.join(names)}", flush=True)
+    code, _ = run_phase("again", names, (), folder / "again")
+    return code == 0
 
 
 def closing_lines(tally: Tally, wall_s: float) -> list[str]:
@@ -195,16 +245,11 @@ def main(words: Sequence[str]) -> int:
         return USAGE
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, packages_on_their_way(request.targets, ROOT):
-        path = Path(folder) / "tally.jsonl"
-        path.touch()
-        codes: list[int] = []
-        for phase, targets in phases(request.targets, ROOT).items():
-            codes.append(run_phase(phase, targets, request.options, path))
-            if codes[-1] not in GOES_ON or (codes[-1] == 1 and EXIT_FIRST & set(request.options)):
-                break
-        tally = Tally.read(path)
+        codes, tally, forgiven = run_phases(request, Path(folder))
     code, why = verdict(codes, request, tally)
     print("", *closing_lines(tally, time.monotonic() - started), sep="\n")
+    for name in forgiven:
+        print(f"bin/test: failed beside others, passed by itself: {name}", file=sys.stderr)
     if why:
         print(f"bin/test: {why}", file=sys.stderr)
     return code

@@ -20,7 +20,7 @@ EACH = 30 if os.environ.get("LEASEHOLD_CHAOS") == "all" else 15
 async def test_lost_answers_of_every_verb_lose_no_job_and_double_none(
     tmp_path: Path, contract: str
 ) -> None:
-    setup = Setup(folder=tmp_path, contract=contract, seed=3, jobs=100)
+    setup = Setup(folder=tmp_path, contract=contract, seed=3, jobs=100, lease_ms=3_000)
     report = await lost_replies(setup, each=EACH)
     assert report.ok, str(report)
     for verb in VERBS:

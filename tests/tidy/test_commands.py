@@ -120,6 +120,50 @@ def test_help_needs_no_environment_and_names_the_usage(copy: Copy) -> None:
     assert copy.syncs() == []
 
 
+# Fails until it has failed once, as a test that cannot stand company does.
+CROWDED = """\
+    from pathlib import Path
+
+    def test_that_passes_the_second_time():
+        seen = Path(__file__).with_suffix(".seen")
+        first = not seen.exists()
+        seen.touch()
+        assert not first, "the first failure"
+"""
+
+
+def test_what_failed_beside_others_and_passes_by_itself_is_named(copy: Copy) -> None:
+    copy.lane("unit", CROWDED)
+    done = copy.run("bin/test")
+    assert done.returncode == 0
+    assert "the first failure" in done.stdout
+    assert "2 passed, 0 failed, 1 passed by themselves only" in done.stdout
+    (named,) = [line for line in done.stderr.splitlines() if "passed by itself" in line]
+    assert named.endswith("tests/unit/test_more.py::test_that_passes_the_second_time")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CROWDED + "\n    def test_that_fails(): assert False",
+        "\n".join(f"def test_number_{n}_of_five(): assert False" for n in range(5)),
+    ],
+    ids=["one of them fails again", "more than a few"],
+)
+def test_a_second_try_does_not_help_what_fails_again_or_fails_in_numbers(
+    copy: Copy, text: str
+) -> None:
+    copy.lane("unit", text)
+    done = copy.run("bin/test")
+    assert done.returncode == 1
+    assert "passed by itself" not in done.stderr
+
+
+def test_chaos_has_no_second_try(copy: Copy) -> None:
+    copy.lane("chaos", CROWDED)
+    assert copy.run("bin/test").returncode == 1
+
+
 def test_an_unknown_lane_is_an_error_that_lists_the_known_ones(copy: Copy) -> None:
     copy.lane("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
     (copy.root / "tests" / "browser").mkdir()

@@ -229,7 +229,7 @@ async def test_a_storm_of_refreshes_raises_each_version_once(
             await store.add(vault, name, "acme", {"old": 1}, at(server))
             store.reclaim(name)
             store.reclaim(name)
-            here = refresher(client, store, vault)
+            here = Refresher(client, OneSecret(), store, vault)  # which has time
             asking += [here.refresh(lease(fence, name), 1) for fence in (1, 2, 3)]
         answers = await asyncio.gather(*asking, return_exceptions=True)
     stale = [one for one in answers if isinstance(one, LeaseLost)]

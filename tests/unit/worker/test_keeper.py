@@ -8,7 +8,7 @@ from leasehold.core.errors import LeaseLost, StoreUnreachable
 from leasehold.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, serving
 
-LEASE_MS = 150
+LEASE_MS = 400
 QUICK = Settings(backoff_ms=1, backoff_ms_max=5)
 
 

@@ -89,13 +89,13 @@ async def test_an_outcome_is_dropped_as_lost_once_its_local_deadline_has_passed(
 
 async def test_a_lease_is_kept_while_its_outcome_waits_for_the_store() -> None:
     """The keeper goes on extending, so a short outage of settle alone costs nothing."""
-    store = Store(lease_ms=120)
+    store = Store(lease_ms=600)
     down = True
     store.before["settle"] = lambda _: StoreUnreachable("away") if down else None
     store.add("noop")
     worker = Worker([noop], queues=[store.open], settings=QUICK)
     async with serving(worker):
-        await worker.watch.until("extended", 8)  # several lease lengths
+        await worker.watch.until("extended", 6)  # two lease lengths
         down = False
         await worker.watch.until("settled")
     assert store.kinds() == {"noop-1": "complete"}
