@@ -6,18 +6,21 @@ Both answer the same questions, so that `submit` and `watch` need not know which
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from leasehold.cli.exits import Exit, Failed
 from leasehold.cli.views import is_final, job_object
-from leasehold.core.errors import NotFound
+from leasehold.core.errors import NotFound, ReplyLost, StoreUnreachable
 from leasehold.core.job import JobEvent, NewJob, Submitted
 from leasehold.core.opening import open_ledger, open_queue
 from leasehold.core.seam import Counts
 
 # A store has no call to wait for one job's next event; ask often at first, then less.
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
+# Whoever waits for a job outlasts a restart of its store.
+_AWAY_S_MAX = 30.0
 
 
 class Side(Protocol):
@@ -42,16 +45,26 @@ class StoreSide:
     def __init__(self, url: str) -> None:
         self._queue = open_queue(url, worker_id="leasehold-cli")
         self._ledger = open_ledger(url)
+        self._answered_at = float("-inf")
 
     async def submit(self, job: NewJob) -> Submitted:
-        return (await self._queue.submit([job]))[0]
+        submitted = (await self._queue.submit([job]))[0]
+        self._answered_at = time.monotonic()
+        return submitted
 
     async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
         after, pause_s = "", _POLL_S_MIN
         while True:
-            # The order matters: a job that was final before its events were read has no more.
-            ended = is_final((await self.job(job_id))["state"])
-            events = await self._ledger.events(job_id, after=after)
+            try:
+                # The order matters: a job that was final before its events were read has no more.
+                ended = is_final((await self.job(job_id))["state"])
+                events = await self._ledger.events(job_id, after=after)
+            except (StoreUnreachable, ReplyLost):
+                if time.monotonic() - self._answered_at > _AWAY_S_MAX:
+                    raise
+                await asyncio.sleep(_POLL_S_MAX)
+                continue
+            self._answered_at = time.monotonic()
             for event in events:
                 yield event
                 after = event.event_id

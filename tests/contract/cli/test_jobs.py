@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from leasehold.store.embedded import EmbeddedRedis
 from tests.contract.cli.conftest import Cli, Start, wait_until
 
 APP = """
@@ -212,3 +213,22 @@ def test_a_store_that_is_away_is_exit_code_5_for_every_command(cli: Cli) -> None
         assert (said.code, said.out) == (5, ""), args
         assert "leasehold doctor" in said.err
         assert len(said.err.splitlines()) == 1
+
+
+def test_whoever_waits_for_a_job_outlasts_a_restart_of_its_store(
+    start: Start, app: Path, tmp_path: Path
+) -> None:
+    server = EmbeddedRedis(tmp_path / "store")
+    url = f"streams+{server.start()}"
+    try:
+        waiting = start("submit", "chat", "-d", '{"prompt": "hi"}', "--wait", "--queue", url)
+        following = start("watch", waiting.heard("job ").split()[1], "--queue", url)
+        following.heard("queued")
+        server.kill()
+        server.start()
+        start("worker", str(app), "--from", url)
+        assert (waiting.ended(), waiting.out) == (0, ['{"said":"hi"}'])
+        assert following.ended() == 0
+        assert "done" in following.words
+    finally:
+        server.stop()
