@@ -69,7 +69,7 @@ def _each(ids: list[bytes], tail: bytes) -> tuple[bytes, ...]:
 
 
 def _shared(ids: list[bytes], tail: bytes) -> tuple[bytes, ...]:
-    return (b"s", b"\t" + tail, *(part for job_id in ids for part in (b"i", job_id)))
+    return (b"s", b"\t" + tail, b"ids", b"\t".join(ids))
 
 
 def fill_stream(url: str, key: str, events: int) -> int:

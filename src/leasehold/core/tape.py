@@ -16,10 +16,10 @@ import msgspec
 class StreamTape(msgspec.Struct, frozen=True, kw_only=True):
     """A Redis stream of packed lines.
 
-    An entry's every second value is a line: parts in the order of `fields`, joined by tabs and cut
-    off after the last that applies. The last field may itself hold tabs. `task` is that of jobs
-    whose lines name none. `captured` names a hash and a field: capture leaves there how far it has
-    come, and the contract trims only behind it.
+    Its entries hold lines (`store.journal` says how): parts in the order of `fields`, joined by
+    tabs and cut off after the last that applies. The last field may itself hold tabs. `task` is
+    that of jobs whose lines name none. `captured` names a hash and a field: capture leaves there
+    how far it has come, and the contract trims only behind it.
     """
 
     store: str

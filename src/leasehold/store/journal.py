@@ -3,7 +3,8 @@
 An entry holds transitions that one script made, up to a hundred: a field `e` each, whose value is a
 line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts that
 do not apply at the end may be missing. Where the same happened to many jobs, an entry has instead
-one field `s`, what their lines share, and for each job a field `i`, the id that stands before it.
+a field `s`, what their lines share, and a field `ids`: the ids that stand before it, joined by tabs
+too. (Entries of before have a field `i` for each id.)
 The position of an event, `seq`, is the entry's id and the number of its line:
 `1794788872140-0.3`.
 """
@@ -47,7 +48,8 @@ def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
     if not fields or fields[0] != b"s":
         return fields[1::2]
     tail = fields[1]
-    return [job_id + tail for job_id in fields[3::2]]
+    ids = fields[3].split(b"\t") if fields[2] == b"ids" else fields[3::2]
+    return [job_id + tail for job_id in ids]
 
 
 class Lines:

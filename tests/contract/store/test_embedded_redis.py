@@ -65,9 +65,23 @@ async def test_it_keeps_an_append_only_file_and_never_evicts(server: EmbeddedRed
         "maxmemory-policy": "noeviction",
         "protected-mode": "yes",
         "bind": "127.0.0.1",
+        "latency-tracking": "no",
     }
     for name, value in wanted.items():
         assert await ask(server, "CONFIG", "GET", name) == [name.encode(), value.encode()]
+
+
+def test_an_option_of_version_7_is_not_given_to_an_older_server(tmp_path: Path) -> None:
+    """It would refuse to start. The stand-ins only say which version they are."""
+    for version, given in (("6.2.14", False), ("7.0.15", True), ("8.1.1", True)):
+        program = tmp_path / f"redis-server-{version}"
+        program.write_text(f"#!/bin/sh\necho Redis server v={version} sha=00000000:0\n")
+        program.chmod(0o755)
+        server = EmbeddedRedis(tmp_path / version, program=program)
+        with pytest.raises(StoreUnreachable):
+            server.start()
+        config = (tmp_path / version / "redis.conf").read_text()
+        assert ("latency-tracking" in config) is given
 
 
 async def test_data_are_opened_by_the_program_that_wrote_them(tmp_path: Path) -> None:

@@ -56,7 +56,10 @@ def pages(draw: st.DrawFn) -> tuple[str, list[Any]]:
         if draw(st.booleans()):  # the same happened to many jobs
             ids = draw(st.lists(st.text(alphabet="abé-", min_size=1, max_size=6), min_size=1))
             flat = [b"s", b"\t" + flat[1].partition(b"\t")[2]]
-            flat += [part for job_id in ids for part in (b"i", job_id.encode())]
+            if draw(st.booleans()):
+                flat += [b"ids", "\t".join(ids).encode()]
+            else:  # as it was written before
+                flat += [part for job_id in ids for part in (b"i", job_id.encode())]
         page.append([f"17947888721{n:02d}-{n}".encode(), flat])
     return contract, page
 
@@ -67,6 +70,19 @@ def test_columns_say_what_the_contracts_own_reader_says(drawn: tuple[str, list[A
     contract, page = drawn
     fast = LineParser(tape_of(contract), "j").batch(page)
     assert fast.to_pylist() == decoded(contract, page).to_pylist()
+
+
+def test_ids_in_one_field_are_read_as_ids_in_a_field_each() -> None:
+    ids = [b"%d-@_.i" % n for n in range(100)] + [b"s", b"ids", "ü é".encode()]
+    shared = [b"s", b"\tclaim\t2\t1\ttask\tqueued\trunning\t1\t1"]
+    joined = [b"5-0", [*shared, b"ids", b"\t".join(ids)]]
+    apart = [b"5-0", [*shared, *(part for job_id in ids for part in (b"i", job_id))]]
+    lone = [b"5-0", [*shared, b"ids", ids[0]]]
+    parser = LineParser(tape_of("streams"), "j")
+    assert parser.batch([joined]).equals(parser.batch([apart]))
+    assert parser.batch([joined]).to_pylist() == decoded("streams", [joined]).to_pylist()
+    assert parser.batch([joined]).column("job_id").to_pylist() == [each.decode() for each in ids]
+    assert parser.batch([lone]).equals(parser.batch([joined]).slice(0, 1))
 
 
 def test_bytes_that_are_no_text_and_numbers_that_are_none_stop_nobody() -> None:

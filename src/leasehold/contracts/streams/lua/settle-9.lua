@@ -7,11 +7,11 @@
 -- ARGV[2..] rows of three kinds:
 --   'end', job_id, msg_id, fence, token, kind, task, body (result or error JSON), hash of the result,
 --     error code, delay_ms
---   'done', job_id, msg_id, result JSON, hash of the result: a completion by a holder that gives the
---     lease words back as it got them; they stand in:
+--   'done', result JSON, hash of the result, how many jobs, and of each job_id, msg_id: completions with
+--     the same result by a holder that gives the lease words back as it got them; they stand in:
 --   'like', lease words, task, ttl_s, when they were claimed: of all the 'done' rows up to the next 'like'
--- Returns per outcome 'complete', { 'complete' | 'retry' | 'bury' | 'release' | 'cancel', due_ms } or
---   { 'lost', reason }
+-- Returns how many outcomes there were if each is a completion that was accepted at first sight; else per
+--   outcome 'complete', { 'complete' | 'retry' | 'bury' | 'release' | 'cancel', due_ms } or { 'lost', reason }
 -- Clauses S-14 S-15 S-16 S-17 S-20 S-21 S-22
 -- @include step
 local byte, sub = string.byte, string.sub
@@ -172,7 +172,6 @@ end
 
 -- What the next 'done' rows have in common, of both the job's words and its journal line.
 local given, left, ttl_s, task, until_ms, fence, token, line
-local last_h, tail -- results that are all the same, as nothing is, are noted together
 
 -- The claim gave the job its whole time to live. So soon after it a second time would change nothing that
 -- can be seen in seconds, in which it is told; and would be two of five commands.
@@ -193,55 +192,64 @@ local function alike(at)
   left = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 ' .. token
   line = '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\trunning\tdone\t' .. attempt
     .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. until_ms .. '\t' .. token .. '\t' .. max_attempts .. '\t'
-  last_h = nil
   -- A lease that was lost before may be one that its worker was given alone: look closer (S-13).
   until_ms = lost == '0' and tonumber(until_ms) or 0
 end
 
 -- The common end: the job is, word for word, as its holder was given it and the lease still runs, so
 -- nobody has come between and nothing needs to be taken apart. False when a closer look is needed.
-local function complete_as_given(id, msg_id, body, result_h)
+local function complete_as_given(id, msg_id, body, data, tail)
   local key = NS .. 'job:' .. id
   local v = call('HMGET', key, 'status', 'lease')
   if v[1] ~= 'running' or v[2] ~= given or until_ms <= NOW then
     return false
   end
   call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
-  emit(key, 'done', 'worker.done', inline('result', body), ttl_s)
-  if result_h == last_h then
-    add_same(id, tail)
-  else
-    last_h, tail = result_h, line .. result_h
-    add_line(id .. tail)
-  end
+  emit(key, 'done', 'worker.done', data, ttl_s)
+  add_same(id, tail)
   acked[#acked + 1] = msg_id
   return true
 end
 
-local verdicts = {}
+local outcomes_n = 0
 local as_given = 0
+local verdicts = {} -- by the number of the outcome; none for what was completed as given
+
+local function look_closely(...)
+  close_look = close_look or closely()
+  verdicts[outcomes_n] = close_look(...)
+end
+
+-- A 'done' row; returns where the next row begins.
+local function complete(at)
+  local body, result_h = ARGV[at + 1], ARGV[at + 2]
+  local data, tail = inline('result', body), line .. result_h
+  local next_at = at + 4 + 2 * ARGV[at + 3]
+  for i = at + 4, next_at - 1, 2 do
+    local id, msg_id = ARGV[i], ARGV[i + 1]
+    outcomes_n = outcomes_n + 1
+    if complete_as_given(id, msg_id, body, data, tail) then
+      as_given = as_given + 1
+    else
+      look_closely(id, msg_id, tonumber(fence), token, 'complete', task, body, result_h, '', 0)
+    end
+  end
+  return next_at
+end
+
 local at = 2
 while ARGV[at] do
-  local row, id, msg_id = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local row = ARGV[at]
   if row == 'like' then
     alike(at)
     at = at + 5
-  elseif row == 'end' then
-    close_look = close_look or closely()
-    verdicts[#verdicts + 1] = close_look(id, msg_id, tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5],
+  elseif row == 'done' then
+    at = complete(at)
+  else
+    outcomes_n = outcomes_n + 1
+    look_closely(ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5],
       ARGV[at + 6], ARGV[at + 7], ARGV[at + 8], ARGV[at + 9], tonumber(ARGV[at + 10]))
     at = at + 11
-  else
-    local body, result_h = ARGV[at + 3], ARGV[at + 4]
-    if complete_as_given(id, msg_id, body, result_h) then
-      as_given = as_given + 1
-      verdicts[#verdicts + 1] = 'complete'
-    else
-      close_look = close_look or closely()
-      verdicts[#verdicts + 1] = close_look(id, msg_id, tonumber(fence), token, 'complete', task, body,
-        result_h, '', 0)
-    end
-    at = at + 5
   end
 end
 if as_given > 0 then
@@ -293,4 +301,10 @@ if #acked < CUT_OFF_FROM or not cut_off(acknowledged) then
   end
 end
 flush()
+if as_given == outcomes_n then
+  return outcomes_n
+end
+for i = 1, outcomes_n do
+  verdicts[i] = verdicts[i] or 'complete'
+end
 return verdicts

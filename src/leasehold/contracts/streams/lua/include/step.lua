@@ -47,10 +47,12 @@ end
 local lines = {}
 local lines_n = 0
 -- Jobs to which the same happens one after the other are noted together: once what happened, then their
--- ids. A line of its own for each would be a text that nobody else has.
-local run = { 's' }
+-- ids as one text, joined by what ends an id in a line too. A line of its own for each would be a text
+-- that nobody else has, and Redis pays for every field.
+local run = {}
 local run_n = 0
-local RUN_LEAST, RUN_MOST = 12, 202
+local run_tail
+local RUN_LEAST, RUN_MOST = 5, 100
 
 local function flush_lines()
   for from = 1, lines_n, 200 do
@@ -62,10 +64,10 @@ end
 local function end_run()
   if run_n >= RUN_LEAST then
     flush_lines()
-    call('XADD', JOURNAL, '*', unpack(run, 1, run_n))
+    call('XADD', JOURNAL, '*', 's', run_tail, 'ids', table.concat(run, '\t', 1, run_n))
   else
-    for at = 4, run_n, 2 do
-      lines[lines_n + 1], lines[lines_n + 2] = 'e', run[at] .. run[2]
+    for at = 1, run_n do
+      lines[lines_n + 1], lines[lines_n + 2] = 'e', run[at] .. run_tail
       lines_n = lines_n + 2
     end
   end
@@ -82,14 +84,12 @@ end
 
 -- The same as a line of `id` and `tail`.
 local function add_same(id, tail)
-  if run_n == 0 or run_n >= RUN_MOST or run[2] ~= tail then
-    if run_n > 0 then
-      end_run()
-    end
-    run[2], run_n = tail, 2
+  if run_n >= RUN_MOST or run_tail ~= tail then
+    end_run()
+    run_tail = tail
   end
-  run[run_n + 1], run[run_n + 2] = 'i', id
-  run_n = run_n + 2
+  run_n = run_n + 1
+  run[run_n] = id
 end
 
 local counted = {}
