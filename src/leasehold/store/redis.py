@@ -12,7 +12,7 @@ no answer came (ReplyLost: it may have been executed). The next call after a los
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from leasehold.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
@@ -100,6 +100,13 @@ class Redis:
         except ServerError as error:
             error.operation = script.name
             raise
+
+    async def load(self, scripts: Iterable[Script]) -> None:
+        """Hands scripts to the server before they are needed.
+
+        `run` does without it, so a server that refuses, because this user may not, is no error.
+        """
+        await self.pipeline([("SCRIPT", "LOAD", each.source) for each in scripts])
 
     async def block(self, *args: Arg, wait_ms: int) -> Any:
         """A blocking command on a connection of its own; None when the server's wait ran out.

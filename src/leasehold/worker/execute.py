@@ -62,14 +62,18 @@ class Tracer(Protocol):
 
 if sys.version_info >= (3, 12):
 
-    def _spawn(life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(
+        life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Task[None]:
         """Start at once: a handler that never waits is done before this returns."""
-        return asyncio.Task(life, loop=asyncio.get_running_loop(), eager_start=True)
+        return asyncio.Task(life, loop=loop, eager_start=True)
 
 else:
 
-    def _spawn(life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(life)
+    def _spawn(
+        life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Task[None]:
+        return loop.create_task(life)
 
 
 class Executor:
@@ -138,6 +142,7 @@ class Executor:
 
     def begin(self, attempts: Sequence[Attempt]) -> None:
         """Start adopted attempts, unless they ended in the meantime."""
+        loop = asyncio.get_running_loop()  # asked for once: it is a system call
         timed = False
         for attempt in attempts:
             held, task = attempt.held, attempt.task
@@ -150,17 +155,17 @@ class Executor:
                 self._refuse(attempt)
             else:
                 attempt.tally.started += 1
-                self._launch(attempt, task)
+                self._launch(attempt, task, loop)
                 timed = timed or task.timeout_s is not None
         if timed:  # after their first step, so that handlers that never wait need no timer
-            asyncio.get_running_loop().call_soon(self._arm_all, attempts)
+            loop.call_soon(self._arm_all, attempts)
         self._watch.tell("started", len(attempts))
 
-    def _launch(self, attempt: Attempt, task: Task) -> None:
+    def _launch(self, attempt: Attempt, task: Task, loop: asyncio.AbstractEventLoop) -> None:
         if self._tracer is None:
-            runner = _spawn(self._life(attempt, task))
+            runner = _spawn(self._life(attempt, task), loop)
         else:
-            runner = _spawn(self._tracer.trace(attempt, self._life, task))
+            runner = _spawn(self._tracer.trace(attempt, self._life, task), loop)
         if not attempt.held.freed:  # an eager task may be done already
             attempt.held.runner = runner
 

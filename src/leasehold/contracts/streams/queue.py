@@ -39,6 +39,7 @@ from leasehold.store.scripts import ScriptFolder
 SCRIPTS = ScriptFolder("leasehold.contracts.streams")
 TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
+_HOLDERS = ("claim", "settle", "extend")
 _HELD_MAX = 100_000
 _CONSUMER_AGE_MS = 3_600_000
 _BATCH_MAX = 500
@@ -82,6 +83,7 @@ class StreamsQueue:
         self._answer_lost = False
         self._instance = secrets.token_hex(4)
         self._claims = 0
+        self._loaded = False
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -206,6 +208,9 @@ class StreamsQueue:
 
     async def _claim_once(self, limit: int, left_ms: int) -> list[Lease]:
         """One call of the script, at once or, where nothing was left, when something comes."""
+        if not self._loaded:  # whoever claims will settle, and his first outcomes shall not wait
+            await self._redis.load(SCRIPTS[name] for name in _HOLDERS)
+            self._loaded = True
         recover = self._answer_lost
         self._claims += 1
         args = (

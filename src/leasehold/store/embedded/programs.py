@@ -44,7 +44,7 @@ def redis_program() -> Path:
 def tracks_latency(program: Path) -> bool:
     """Whether this server sorts every command into a histogram by its time unless told not to.
 
-    That is a twentieth of its time where a script is many commands. A server before 7 does not, and
+    That is about 3 % of its time where a script is many commands. A server before 7 does not, and
     would not start with an option that it does not know.
     """
     return version(program) >= _TRACKING_SINCE
