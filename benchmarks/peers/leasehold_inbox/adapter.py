@@ -56,4 +56,4 @@ async def make() -> QueueProducer:
 
 
 if __name__ == "__main__":
-    main(URL, make, slots=500)
+    main(URL, make, slots=1_000)
