@@ -8,8 +8,14 @@ from harness.scenario import QUEUES, Column, Figures, Goal, Scenario, Stage, rat
 # The fastest would be done before anything can be measured with as few jobs as the slowest do in a
 # minute. Who gets fewer does no fewer of them a second.
 FEWER = {
-    **{"dramatiq": 2, "huey": 2, "taskiq": 2},
-    **{"arq": 8, "celery": 8, "saq": 8, "streaq": 8, "rq": 20},
+    "dramatiq": 2,
+    "huey": 2,
+    "taskiq": 2,
+    "arq": 8,
+    "celery": 8,
+    "saq": 8,
+    "streaq": 8,
+    "rq": 20,
 }
 
 
@@ -33,8 +39,8 @@ SCENARIO = Scenario(
         "Jobs are enqueued first; then one worker process with the peer's best setting runs them. "
         "The clock runs from the start of the first handler until the store holds nothing "
         "unfinished. `bare_pipelines` drives our scripts from a pipelining client without any "
-        "worker around it: the limit. Commands include those that scripts call. Peers run a part of "
-        "the jobs, the slower the fewer, so that a round ends."
+        "worker around it: the limit. Commands include those that scripts call. Peers run a part "
+        "of the jobs, the slower the fewer, so that a round ends."
     ),
     contenders=("leasehold", "bare_pipelines", *QUEUES[1:]),
     jobs=40_000,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from leasehold.contracts.streams.queue import SCRIPTS
 from leasehold.core.errors import LeaseLost
 from leasehold.core.job import NewJob
+from leasehold.core.opening import open_queue
 from leasehold.core.outcome import COMPLETED, Completed, Failure, Outcome, Retried
 
 COUNT = 120
@@ -64,6 +66,21 @@ async def test_each_outcome_of_a_mixed_batch_has_its_own_verdict_and_result(benc
         job = await bench.job(f"j{number}")
         assert job["status"] == ("queued" if again else "done")
         assert job["result"] == ("" if again else str(number // 10))
+
+
+@pytest.mark.clause("S-8")
+async def test_whoever_claims_has_the_scripts_to_settle_at_hand_if_he_may(bench):
+    scripts = [SCRIPTS[name].sha for name in ("claim", "settle", "extend")]
+    user = bench.ns.strip(":")
+    rights = ("on", ">secret", "~*", "&*", "+@all", "-script")
+    await bench.outside.execute_command("ACL", "SETUSER", user, *rights)
+    await bench.outside.script_flush()
+    barred = open_queue(bench.url().replace("://", f"://{user}:secret@"), worker_id="barred")
+    assert await barred.claim(1, wait_ms=0) == []
+    assert await bench.outside.script_exists(*scripts) == [True, False, False]
+    await barred.close()
+    assert await bench.queue("w1").claim(1, wait_ms=0) == []
+    assert await bench.outside.script_exists(*scripts) == [True] * 3
 
 
 @pytest.mark.clause("S-30")

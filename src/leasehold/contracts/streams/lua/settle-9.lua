@@ -172,7 +172,6 @@ end
 
 -- What the next 'done' rows have in common, of both the job's words and its journal line.
 local given, left, ttl_s, task, until_ms, fence, token, line
-local first -- whether it is the first claim of these jobs: nobody has written a result yet
 
 -- The claim gave the job its whole time to live. So soon after it a second time would change nothing that
 -- can be seen in seconds, in which it is told; and would be two of five commands.
@@ -193,7 +192,6 @@ local function alike(at)
   left = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 ' .. token
   line = '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\trunning\tdone\t' .. attempt
     .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. until_ms .. '\t' .. token .. '\t' .. max_attempts .. '\t'
-  first = fence == '1' and attempt == '1'
   -- A lease that was lost before may be one that its worker was given alone: look closer (S-13).
   until_ms = lost == '0' and tonumber(until_ms) or 0
 end
@@ -206,11 +204,7 @@ local function complete_as_given(id, msg_id, body, data, tail)
   if v[1] ~= 'running' or v[2] ~= given or until_ms <= NOW then
     return false
   end
-  if body == '' and first then -- as it was submitted, and far back in the hash
-    call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left)
-  else
-    call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
-  end
+  call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
   emit(key, 'done', 'worker.done', data, ttl_s)
   add_same(id, tail)
   acked[#acked + 1] = msg_id

@@ -79,9 +79,10 @@ local function store(at)
   local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)
   local plain_or_not = due == 0 and trace == '-' and ' 0 0 -' or ' 0 0 +'
-  -- What the scripts read most stands first: small hashes are searched from the front.
-  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. plain_or_not, 'entry',
-    msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'ttl_s', ttl_s, 'updated_ts', NOW_S, 'job_id', id, 'created_ts', NOW_S, 'task', task, 'payload', payload, 'result', '', 'error', '', 'request_h', request_h,
+  -- What the scripts read and write most stands first: small hashes are searched from the front.
+  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. plain_or_not, 'ttl_s', ttl_s,
+    'updated_ts', NOW_S, 'result', '', 'entry', msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'job_id', id,
+    'created_ts', NOW_S, 'task', task, 'payload', payload, 'error', '', 'request_h', request_h,
     'requester', requester, 'due_ms', due_s)
   emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
   if idem ~= '' then
