@@ -15,6 +15,7 @@ import pytest
 from leasehold.core.errors import Conflict, StoreUnreachable, UsageError
 from leasehold.store.embedded import EmbeddedRedis, embedded_redis, folder, programs
 from leasehold.store.redis import Redis
+from tests.processes import runs
 from tests.waiting import until
 
 PARENT = """
@@ -252,12 +253,3 @@ def test_an_unknown_way_to_sync_is_refused() -> None:
 def test_there_is_no_address_before_the_start() -> None:
     with pytest.raises(UsageError, match="before start"):
         _ = EmbeddedRedis().url
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state != "Z"

@@ -14,6 +14,7 @@ import pytest
 
 from leasehold.cli.exits import Failed
 from leasehold.cli.supervise import Supervisor
+from tests.processes import runs
 from tests.waiting import until
 
 SLEEPER = "import time; print('hello', flush=True); time.sleep(300)"
@@ -117,11 +118,4 @@ async def test_children_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     process.kill()
     await process.wait()
-    await until(lambda: not alive(pid) or _is_zombie(pid))
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    await until(lambda: not runs(pid))

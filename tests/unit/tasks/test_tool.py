@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from leasehold.core.errors import UsageError
 from leasehold.core.outcome import Fatal, Retry
 from leasehold.tasks.tool import use_tool
 from leasehold.tasks.toolbox import Tool, load_tools
+from tests.processes import runs
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import model_server
 from tests.waiting import until
@@ -97,15 +97,7 @@ async def test_a_cancelled_attempt_ends_its_command(tmp_path: Path) -> None:
 
 
 async def gone(pid: int) -> None:
-    await until(lambda: not running(pid), f"process {pid} is gone")
-
-
-def running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+    await until(lambda: not runs(pid), f"process {pid} is gone")
 
 
 async def test_a_failed_command_says_its_last_words() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from leasehold.core.errors import LeaseLost, ServerError, UsageError
 from leasehold.worker import Job, Settings, Worker, task
+from tests.processes import runs
 from tests.unit.worker import process_tasks as child
 from tests.unit.worker.seam import Store, serving
 from tests.waiting import until
@@ -18,15 +19,7 @@ from tests.waiting import until
 
 async def until_gone(pids: list[int], timeout_s: float = 5) -> None:
     """Wait until none of the processes runs any more (a zombie does not run)."""
-    await until(lambda: not any(map(_runs, pids)), f"all of {pids} are gone", within_s=timeout_s)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    await until(lambda: not any(map(runs, pids)), f"all of {pids} are gone", within_s=timeout_s)
 
 
 def reported_pids(store: Store) -> list[int]:
