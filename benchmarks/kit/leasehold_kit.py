@@ -18,6 +18,7 @@ from bench_kit import probe
 
 from leasehold import NewJob, Worker, open_ledger, open_queue, task
 from leasehold.core.outcome import Outcome
+from leasehold.worker import Settings
 
 
 @task("noop")
@@ -122,13 +123,15 @@ def main(
     make: Callable[[], bench_kit.Producer | Coroutine[Any, Any, bench_kit.Producer]],
     *,
     slots: int,
+    settings: Settings | None = None,
 ) -> None:
     """Be the worker, or the producer, as the command line says.
 
-    `slots` are those of one worker for jobs that do nothing: one claim takes as many as are free.
+    `slots` are those of one worker for jobs that do nothing: one claim takes as many as are free,
+    half of them at most.
     """
     if sys.argv[1:] != ["worker"]:
         bench_kit.serve(make)
         return
     concurrency = int(os.environ.get("BENCH_CONCURRENCY", slots))
-    Worker([noop, stamp, nap], queues=[url], concurrency=concurrency).run()
+    Worker([noop, stamp, nap], queues=[url], concurrency=concurrency, settings=settings).run()
