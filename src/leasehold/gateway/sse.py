@@ -61,15 +61,15 @@ class Streamer:
         self._draining = True
         for subscribers in self._open.values():
             for subscriber in list(subscribers):
-                retry_ms = random.randint(self._retry_ms // 4, self._retry_ms)
-                subscriber.end(comment("the gateway is restarting", retry_ms=retry_ms))
+                subscriber.end(self._come_again())
 
     async def serve(
         self, feed: Feed, follow: Follow, caller: Caller, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Write the stream until the job ends, the client leaves, or the gateway does."""
         if self._draining:
-            raise Problem("draining", retry_after_s=1)
+            await self._turn_away(scope, send)
+            return
         with self._limit.slot(caller.requester):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             if scope["method"] == "HEAD":
@@ -93,6 +93,17 @@ class Streamer:
                 mine.discard(subscriber)
                 if not mine:
                     self._open.pop(caller, None)
+
+    async def _turn_away(self, scope: Scope, send: Send) -> None:
+        """A browser takes every answer but 200 for the last one: it gets a stream that ends."""
+        if (b"accept", b"text/event-stream") not in scope["headers"]:
+            raise Problem("draining", retry_after_s=1)
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.body", "body": self._come_again()})
+
+    def _come_again(self) -> bytes:
+        retry_ms = random.randint(self._retry_ms // 4, self._retry_ms)
+        return comment("the gateway is restarting", retry_ms=retry_ms)
 
     def _drop(self, scope: Scope, timers: list[asyncio.TimerHandle]) -> None:
         """A client that does not read gets a moment for the last words, then it is cut off."""

@@ -188,6 +188,9 @@ async def test_draining_turns_readiness_off_and_sends_followers_away(site: Site)
     assert 0 < (seen[-1].retry or 0) <= 2000
     assert (await web.get("/readyz")).status == 503
     is_problem(await web.get(f"/v1/jobs/{job_id}/events"), 503, "draining")
+    browser = await web.get(f"/v1/jobs/{job_id}/events", accept="text/event-stream")
+    assert browser.status == 200, "EventSource would never come again after anything else"
+    assert browser.body.startswith(b"retry: ")
     assert (await web.get(f"/v1/jobs/{job_id}")).status == 200, "what still comes is answered"
 
 
