@@ -17,7 +17,7 @@ from typing import Literal
 
 from harness import processes
 from harness.resp import Link
-from leasehold.store.embedded.programs import redis_program, tracks_latency
+from leasehold.store.embedded.programs import redis_environment, redis_program, tracks_latency
 
 Aof = Literal["off", "everysec", "always"]
 
@@ -50,7 +50,7 @@ class PrivateRedis:
         options = _options(self.port, self.socket, self.folder, aof, clients)
         if tracks_latency(program):
             options += ["--latency-tracking", "no"]
-        self._child = processes.start([str(program), *options])
+        self._child = processes.start([str(program), *options], env=redis_environment())
         self._link = self._connect()
 
     @property

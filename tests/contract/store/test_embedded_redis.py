@@ -85,6 +85,20 @@ def test_an_option_of_version_7_is_not_given_to_an_older_server(tmp_path: Path) 
         assert ("latency-tracking" in config) is given
 
 
+@pytest.mark.parametrize("given", [None, "glibc.malloc.arena_max=1"])
+def test_glibc_is_tuned_unless_somebody_has_done_so(
+    server: EmbeddedRedis, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if given:
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+    server.stop()
+    server.start()
+    environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+    tuned = given or "glibc.malloc.tcache_count=2000"
+    assert f"GLIBC_TUNABLES={tuned}".encode() in environment
+
+
 async def test_data_are_opened_by_the_program_that_wrote_them(tmp_path: Path) -> None:
     """A Redis found on PATH later on could not read what a newer Valkey left."""
     first = EmbeddedRedis(tmp_path / "data", program=programs.bundled_valkey())

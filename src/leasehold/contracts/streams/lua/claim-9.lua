@@ -25,16 +25,13 @@ local leases_n = 0
 local alone = '-'
 local more_idle = false -- the search for what ran out stopped before its end
 
-local function hand_out(id, task, payload, lease, entry, ttl_s)
-  if lease == last_lease and task == last_task and ttl_s == last_ttl_s then
-    rows[rows_n + 1], rows[rows_n + 2], rows[rows_n + 3] = id, payload, entry
-    rows_n = rows_n + 3
-  else
-    rows, rows_n = { id, payload, entry }, 3
+-- What is put into `rows` from here on has this in common.
+local function begin_rows(task, lease, ttl_s)
+  if lease ~= last_lease or task ~= last_task or ttl_s ~= last_ttl_s then
+    rows, rows_n = {}, 0
     groups[#groups + 1] = { task, lease, ttl_s or '', rows }
     last_task, last_lease, last_ttl_s = task, lease, ttl_s
   end
-  leases_n = leases_n + 1
 end
 
 local rest
@@ -70,7 +67,9 @@ local function uncommon()
     emit(job.key, 'running', 'worker.start', data, job.ttl_s)
     note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
       LEASE_UNTIL, was_lease, WORKER, job.max_attempts)
-    hand_out(job.id, task, payload, lease, entry, job.ttl_s)
+    begin_rows(task, lease, job.ttl_s)
+    rows[rows_n + 1], rows[rows_n + 2], rows[rows_n + 3] = job.id, payload, entry
+    rows_n, leases_n = rows_n + 3, leases_n + 1
   end
 
   -- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
@@ -184,7 +183,6 @@ local FRESH_LINE = '\tqueued\trunning\t1\t1\t0\t' .. LEASE_UNTIL .. '\t0\t' .. W
 local FRESH_HEAD = '\tclaim\t2\t' .. NOW_S .. '\t'
 local FRESH_WORDS = ' 0 ' .. LEASE_UNTIL .. ' ' .. WORKER
 
-local fresh_task, fresh_max, fresh_tail
 local plain = {} -- tasks without anything that would break the journal's lines
 local attempts_of = {} -- what fresh lease words say of the attempts; false for words that are not fresh
 local words_of = {} -- and the words that follow them
@@ -199,32 +197,55 @@ local function is_fresh(lease)
   return max_attempts
 end
 
+-- What the last fresh job has in common with most that follow it, and what comes of that.
+local seen_task, seen_lease, seen_ttl_s
+local fresh_lease, fresh_end
+
+local function see(task, lease, ttl_s)
+  local max_attempts = lease and is_fresh(lease)
+  if not max_attempts or (not plain[task] and string.find(task, '%c')) then
+    return false
+  end
+  plain[task] = true
+  seen_task, seen_lease, seen_ttl_s = task, lease, ttl_s
+  fresh_lease, fresh_end = words_of[lease], ttl_s and end_of(ttl_s)
+  begin_run(FRESH_HEAD .. task .. FRESH_LINE .. max_attempts)
+  begin_rows(task, fresh_lease, ttl_s)
+  return true
+end
+
+local function look_closely(msg_id, flat)
+  seen_task = nil -- others come between
+  return uncommon().take(msg_id, flat, false)
+end
+
+-- An entry that was not handed out before. This is what a busy server does most: its steps stand in place
+-- and not in functions.
 local function take_new(msg_id, flat)
   local id, task = flat[2], flat[4]
   if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' then
-    return uncommon().take(msg_id, flat, false)
+    return look_closely(msg_id, flat)
   end
-  if not plain[task] then
-    if string.find(task, '%c') then
-      return uncommon().take(msg_id, flat, false)
-    end
-    plain[task] = true
-  end
-  local key = NS .. 'job:' .. id
+  local key = JOB .. id
   local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
-  local was, ttl_s = v[2], v[3]
-  local max_attempts = was and is_fresh(was)
-  if v[1] ~= 'queued' or not max_attempts then
-    return uncommon().take(msg_id, flat, false)
+  local as_before = task == seen_task and v[2] == seen_lease and v[3] == seen_ttl_s
+  if v[1] ~= 'queued' or not (as_before or see(task, v[2], v[3])) then
+    return look_closely(msg_id, flat)
   end
-  local lease = words_of[was]
-  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
-  emit(key, 'running', 'worker.start', FRESH_EVENT, ttl_s)
-  if task ~= fresh_task or max_attempts ~= fresh_max then
-    fresh_task, fresh_max, fresh_tail = task, max_attempts, FRESH_HEAD .. task .. FRESH_LINE .. max_attempts
+  local events = key .. ':events'
+  call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', fresh_lease)
+  call('XADD', events, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data', FRESH_EVENT)
+  if fresh_end then
+    call('PEXPIREAT', key, fresh_end)
+    call('PEXPIREAT', events, fresh_end)
   end
-  add_same(id, fresh_tail)
-  hand_out(id, task, flat[6], lease, msg_id, ttl_s)
+  if run_n >= RUN_MOST then
+    end_run()
+  end
+  run_n = run_n + 1
+  run[run_n] = id
+  rows[rows_n + 1], rows[rows_n + 2], rows[rows_n + 3] = id, flat[6], msg_id
+  rows_n, leases_n = rows_n + 3, leases_n + 1
 end
 
 -- What the workers' table says of this one: its latest claim, the job it was given alone, its slots. When a

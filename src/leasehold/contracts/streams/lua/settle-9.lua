@@ -22,6 +22,7 @@ local INLINE_MAX = 4096
 local CUT_OFF_FROM = 20
 
 local acked = {}
+local acked_n = 0
 
 local function inline(name, body)
   if body == '' then
@@ -43,7 +44,8 @@ local function closely()
   local function close(job, o, to, kind, field)
     finish(job, o.task, to, kind, field, o.body, 'worker.' .. to, inline(field, o.body), o.error_code,
       o.result_h)
-    acked[#acked + 1] = o.msg_id
+    acked_n = acked_n + 1
+    acked[acked_n] = o.msg_id
     return { kind, 0 }
   end
 
@@ -70,7 +72,8 @@ local function closely()
     local msg_id = enqueue(job.id, o.task, call('HGET', job.key, 'payload'), due)
     back(job, kind, attempt, due, kind, '{"attempt":' .. job.attempt .. ',"due_ms":' .. text[due] .. '}',
       o.error_code, msg_id, o.body)
-    acked[#acked + 1] = o.msg_id
+    acked_n = acked_n + 1
+    acked[acked_n] = o.msg_id
     return { 'retry', due }
   end
 
@@ -196,21 +199,6 @@ local function alike(at)
   until_ms = lost == '0' and tonumber(until_ms) or 0
 end
 
--- The common end: the job is, word for word, as its holder was given it and the lease still runs, so
--- nobody has come between and nothing needs to be taken apart. False when a closer look is needed.
-local function complete_as_given(id, msg_id, body, data, tail)
-  local key = NS .. 'job:' .. id
-  local v = call('HMGET', key, 'status', 'lease')
-  if v[1] ~= 'running' or v[2] ~= given or until_ms <= NOW then
-    return false
-  end
-  call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
-  emit(key, 'done', 'worker.done', data, ttl_s)
-  add_same(id, tail)
-  acked[#acked + 1] = msg_id
-  return true
-end
-
 local outcomes_n = 0
 local as_given = 0
 local verdicts = {} -- by the number of the outcome; none for what was completed as given
@@ -220,18 +208,40 @@ local function look_closely(...)
   verdicts[outcomes_n] = close_look(...)
 end
 
--- A 'done' row; returns where the next row begins.
+-- A 'done' row; returns where the next row begins. The common end: the job is, word for word, as its
+-- holder was given it and the lease still runs, so nobody has come between and nothing needs to be taken
+-- apart. This loop is what a busy server does most: it has its steps in place and not in functions.
 local function complete(at)
   local body, result_h = ARGV[at + 1], ARGV[at + 2]
   local data, tail = inline('result', body), line .. result_h
+  local expires = ttl_s and end_of(ttl_s)
+  local is_alive = until_ms > NOW
   local next_at = at + 4 + 2 * ARGV[at + 3]
+  begin_run(tail)
   for i = at + 4, next_at - 1, 2 do
     local id, msg_id = ARGV[i], ARGV[i + 1]
+    local key = JOB .. id
+    local v = call('HMGET', key, 'status', 'lease')
     outcomes_n = outcomes_n + 1
-    if complete_as_given(id, msg_id, body, data, tail) then
+    if is_alive and v[2] == given and v[1] == 'running' then
+      local events = key .. ':events'
+      call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
+      call('XADD', events, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
+      if expires then
+        call('PEXPIREAT', key, expires)
+        call('PEXPIREAT', events, expires)
+      end
+      if run_n >= RUN_MOST then
+        end_run()
+      end
+      run_n = run_n + 1
+      run[run_n] = id
+      acked_n = acked_n + 1
+      acked[acked_n] = msg_id
       as_given = as_given + 1
     else
       look_closely(id, msg_id, tonumber(fence), token, 'complete', task, body, result_h, '', 0)
+      begin_run(tail)
     end
   end
   return next_at
@@ -272,14 +282,16 @@ end
 -- ours are its oldest entries, in their order, and what the group handed out up to the last of them
 -- (a group hands out in order) waits for nobody any more.
 local function cut_off(acknowledged)
-  local last = acked[#acked]
-  for i = 2, #acked do
-    if not older(acked[i - 1], acked[i]) then
+  local last = acked[1]
+  for i = 2, acked_n do
+    local a = last
+    last = acked[i]
+    if not (#a == #last and a < last) and not older(a, last) then
       return false
     end
   end
   local first = call('XRANGE', STREAM, '-', '+', 'COUNT', '1')[1]
-  if acknowledged < #acked or not first or first[1] ~= acked[1] then
+  if byte(last, 14) ~= 45 or acknowledged < acked_n or not first or first[1] ~= acked[1] then
     return false
   end
   local pending = call('XPENDING', STREAM, GROUP)
@@ -287,17 +299,17 @@ local function cut_off(acknowledged)
     return false
   end
   local ms, seq = match(last, '^(%d+)%-(%d+)$')
-  return #seq < 15 and call('XTRIM', STREAM, 'MINID', ms .. '-' .. format('%d', seq + 1)) >= #acked
+  return #seq < 15 and call('XTRIM', STREAM, 'MINID', ms .. '-' .. format('%d', seq + 1)) >= acked_n
 end
 
 local acknowledged = 0
-for from = 1, #acked, 1000 do -- unpack has a limit
-  local count = redis.pcall('XACK', STREAM, GROUP, unpack(acked, from, math.min(from + 999, #acked)))
+for from = 1, acked_n, 1000 do -- unpack has a limit
+  local count = redis.pcall('XACK', STREAM, GROUP, unpack(acked, from, math.min(from + 999, acked_n)))
   acknowledged = acknowledged + (tonumber(count) or 0)
 end
-if #acked < CUT_OFF_FROM or not cut_off(acknowledged) then
-  for from = 1, #acked, 1000 do
-    call('XDEL', STREAM, unpack(acked, from, math.min(from + 999, #acked)))
+if acked_n < CUT_OFF_FROM or not cut_off(acknowledged) then
+  for from = 1, acked_n, 1000 do
+    call('XDEL', STREAM, unpack(acked, from, math.min(from + 999, acked_n)))
   end
 end
 flush()

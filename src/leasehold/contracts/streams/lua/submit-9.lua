@@ -55,7 +55,7 @@ local function known(job_id, idem, request_h)
       return { old_h == request_h and 'replayed' or 'conflict', old_id or kept }
     end
   end
-  local key = NS .. 'job:' .. job_id
+  local key = JOB .. job_id
   if call('EXISTS', key) == 1 then
     local old_h = call('HGET', key, 'request_h') -- none: stored by another program
     return { old_h == request_h and 'replayed' or 'conflict', job_id }
@@ -74,7 +74,7 @@ local function store(at)
   if DEPTH_MAX > 0 and used + created >= DEPTH_MAX then
     return { 'full', id }
   end
-  local key = NS .. 'job:' .. id
+  local key = JOB .. id
   local due = delay_ms > 0 and NOW + delay_ms or 0
   local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)

@@ -20,7 +20,7 @@ local text = setmetatable({}, {
 })
 
 local function job_key(id)
-  return NS .. 'job:' .. id
+  return JOB .. id
 end
 
 local function refresh(key, ttl_s)

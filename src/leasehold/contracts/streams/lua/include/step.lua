@@ -7,6 +7,7 @@
 local STREAM, JOURNAL, DELAYED, WAKE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local UPKEEP, STATS, INDEX, PAUSED, WORKERS = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local NS = ARGV[1]
+local JOB = NS .. 'job:'
 local GROUP = 'workers'
 local call, match, format = redis.call, string.match, string.format
 local clock = call('TIME')
@@ -82,14 +83,12 @@ local function add_line(line)
   lines_n = lines_n + 2
 end
 
--- The same as a line of `id` and `tail`.
-local function add_same(id, tail)
+-- From here on ids that are put into `run` (as `run_n` counts them) have lines that end in `tail`.
+local function begin_run(tail)
   if run_n >= RUN_MOST or run_tail ~= tail then
     end_run()
     run_tail = tail
   end
-  run_n = run_n + 1
-  run[run_n] = id
 end
 
 local counted = {}
