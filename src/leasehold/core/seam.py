@@ -143,6 +143,15 @@ class Staffing(Protocol):
     slots: int
 
 
+@runtime_checkable
+class Parallel(Protocol):
+    """A queue whose store works on several settles side by side; others get one at a time."""
+
+    @property
+    def settles_at_once(self) -> int:
+        """How many a worker may send before the first is answered."""
+
+
 class Journal(Protocol):
     """The ordered history of a queue, read by position."""
 

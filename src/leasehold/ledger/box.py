@@ -27,6 +27,7 @@ from leasehold.ledger.upkeeping import Upkeeping
 
 STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
+_SETTLES_AT_ONCE = 2
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
@@ -52,6 +53,11 @@ class BoxQueue:
             engine, settings, self.worker_id, self._upkeeping.due, self._upkeeping.unblock
         )
         self._settling = Settling(engine, settings, delay, self._claiming.from_the_head)
+
+    @property
+    def settles_at_once(self) -> int:
+        """On PostgreSQL one batch is worked on while another waits for the disk."""
+        return _SETTLES_AT_ONCE if self._engine.dialect == "postgres" else 1
 
     @property
     def slots(self) -> int:

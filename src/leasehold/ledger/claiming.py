@@ -131,12 +131,11 @@ class Claiming:
         return list(rows), token
 
     def _leases(self, rows: list[Row], token: str, limit: int, now: float) -> list[Lease]:
-        if rows[0]["job_id"] is None:
-            self.from_the_head()
-            return []
+        taken = [row for row in rows if row["job_id"] is not None]
         last = rows[-1]
-        self._from = (last["priority"], last["seq"]) if len(rows) >= limit else _HEAD
-        return [self._lease(row, token) for row in rows]
+        self._from = (last["priority"], last["seq"]) if len(taken) >= limit else _HEAD
+        now_ms = rows[0]["now_ms"]
+        return [self._lease(row, token, now_ms) for row in taken]
 
     async def _recover(self, limit: int) -> list[Lease]:
         now = asyncio.get_running_loop().time()
@@ -150,7 +149,8 @@ class Claiming:
         )
         missed = [row for row in rows if (row["job_id"], row["claim_version"]) not in self._given]
         leases = [
-            self._lease(row, self._unanswered[row["lease_token_h"]][0]) for row in missed[:limit]
+            self._lease(row, self._unanswered[row["lease_token_h"]][0], row["now_ms"])
+            for row in missed[:limit]
         ]
         self._given.update((lease.job_id, lease.fence) for lease in leases)
         for token_h, (_, until) in list(self._unanswered.items()):
@@ -160,7 +160,8 @@ class Claiming:
             self._given.clear()
         return leases
 
-    def _lease(self, row: Row, token: str) -> Lease:
+    def _lease(self, row: Row, token: str, now_ms: int) -> Lease:
+        until_ms = row["lease_expires_at"]
         return Lease(
             job_id=row["job_id"],
             queue=self._settings.queue,
@@ -170,8 +171,8 @@ class Claiming:
             max_attempts=row["max_attempts"],
             fence=row["claim_version"],
             token=token,
-            lease_until_ms=row["lease_expires_at"],
-            lease_ms=max(1, row["lease_expires_at"] - row["now_ms"]),
+            lease_until_ms=until_ms,
+            lease_ms=max(1, until_ms - now_ms),
             created_ms=row["created_ms"],
             gid=row["gid"],
             priority=row["priority"],

@@ -17,7 +17,7 @@ from leasehold.ledger.postgres_copy import copied, parts_of, sample_of
 from leasehold.ledger.postgres_ringing import PostgresRinging
 from leasehold.ledger.postgres_words import postgres_words
 from leasehold.store.postgres import Copied, Postgres
-from leasehold.store.statements import Operation, Operations
+from leasehold.store.statements import SEPARATOR, Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
 # The steps that put an event into the line, and the column that says that they did: those of jobs
@@ -63,9 +63,9 @@ class PostgresEngine:
             stored = await self._submit_in_bulk(table, found.batch, batch, takes)
             if stored is not None:
                 return stored
-        arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
+        statement, arguments = given(found, batch)
         arguments += [takes[name] for name in found.takes]
-        rows = await self.database.fetch(found.statements[0], arguments)
+        rows = await self.database.fetch(statement, arguments)
         column = _TELLING.get((table, operation))
         if column and any(row[column] for row in rows):
             self._ringing.ring(takes["queue"] + ("/outbox" if table == INBOX else ""))
@@ -150,6 +150,33 @@ class PostgresEngine:
     async def close(self) -> None:
         await self._ringing.close()
         await self.database.close()
+
+
+def given(operation: Operation, batch: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
+    """The statement for a batch and its columns, in the short form where it has one."""
+    columns: list[Any] = [list(column) for column in zip(*batch, strict=True)]
+    short = _short(operation, columns) if operation.for_alike else None
+    if short is None:
+        return operation.statements[0], columns
+    return operation.for_alike, short
+
+
+def _short(operation: Operation, columns: Sequence[list[Any]]) -> list[Any] | None:
+    """One value for what is alike, one text for many; None where that cannot say it."""
+    given: list[Any] = []
+    for name, column in zip(operation.batch, columns, strict=True):
+        if name in operation.alike:
+            if column.count(column[0]) < len(column):
+                return None
+            given.append(column[0])
+        elif isinstance(column[0], str):
+            joined = SEPARATOR.join(column)
+            if not joined or joined.count(SEPARATOR) != len(column) - 1:
+                return None
+            given.append(joined)
+        else:
+            given.append(column)
+    return given
 
 
 class PostgresBell:

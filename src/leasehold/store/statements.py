@@ -3,18 +3,21 @@
 Each file is one operation and one transaction. It opens with a comment: its purpose, then
 
     -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
+    -- Alike: fence                         those of them that mostly are the same in all rows
     -- Takes: queue text, count integer     single parameters, read as `:queue`
     -- Returns: what comes back             -- Clauses: which clauses it serves
 
-PostgreSQL gets one statement with `$1` and arrays; SQLite gets its statements one by one, and the
-batch as one JSON text. `{words}` in braces stand for fragments that the caller gives.
+PostgreSQL gets one statement with `$1` and arrays, and another one for batches in which those
+columns are indeed alike: it takes single values for them, and texts joined by `SEPARATOR`, since a
+client pays for every element of an array. SQLite gets its statements one by one, and the batch as
+one JSON text. `{words}` in braces stand for fragments that the caller gives.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 Dialect = Literal["postgres", "sqlite"]
+SEPARATOR = "\x1f"
 
 _COLUMN = re.compile(r"([a-z_]+) ([a-z]+(?:\[\])?)")
 _PARAMETER = re.compile(r"(?<![:\w\"]):([a-z_]+)\b")
 _WORD = re.compile(r"\{([a-z_]+)\}")
+_ALIKE = re.compile(r"^-- Alike: (.*)$", re.MULTILINE)
 _LOOP = re.compile(r"^-- @for (\w+) in ([\w ]+)\n(.*?)^-- @end$", re.MULTILINE | re.DOTALL)
 _STORE_GIVES = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[str]()}
 
@@ -41,6 +46,8 @@ class Operation:
     batch: tuple[str, ...]
     takes: tuple[str, ...]
     statements: tuple[str, ...] = field(repr=False)
+    alike: frozenset[str] = frozenset()
+    for_alike: str = field(default="", repr=False)
 
 
 class Operations(dict[str, Operation]):
@@ -64,20 +71,31 @@ class Operations(dict[str, Operation]):
 
 def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]) -> Operation:
     """One file, made ready for its dialect."""
-    name = path.name.removesuffix(".sql")
     text = path.read_text(encoding="utf-8")
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
-    own = {**words, "batch": _batch_source(dialect, batch)}
-    body = _WORD.sub(lambda match: _given(own, match[1], path.name), without_comments(text))
+    alike = frozenset(name for line in _ALIKE.findall(text) for name in line.split(", "))
+
+    def body_with(batch_source: str) -> str:
+        own = {**words, "batch": batch_source}
+        return _WORD.sub(lambda match: _given(own, match[1], path.name), without_comments(text))
+
+    body, for_alike = body_with(_batch_source(dialect, batch)), ""
     used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
     if used - {column for column, _ in takes}:
         raise UsageError(f"{path.name}: uses {sorted(used)}, its header takes {dict(takes)}")
-    statements = _numbered(body, batch, takes) if dialect == "postgres" else split(body)
+    if dialect == "sqlite":
+        statements = split(body)
+    else:
+        statements = [_numbered(body, batch, takes)]
+        if alike:
+            for_alike = _numbered(body_with(_alike_source(batch, alike)), batch, takes)
     return Operation(
-        name=name,
+        name=path.name.removesuffix(".sql"),
         batch=tuple(column for column, _ in batch),
         takes=tuple(column for column, _ in takes),
         statements=tuple(statements),
+        alike=alike,
+        for_alike=for_alike,
     )
 
 
@@ -141,9 +159,21 @@ def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
     return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
 
 
-def _numbered(
-    body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]
-) -> tuple[str, ...]:
+def _alike_source(columns: Iterable[tuple[str, str]], alike: Set[str]) -> str:
+    """The batch where each of some columns has one value for all rows, and texts are joined."""
+    single, arrays, own = [], [], []
+    for at, (name, kind) in enumerate(columns, 1):
+        if name in alike:
+            single.append(f"${at}::{kind} AS {name}")
+        else:
+            own.append(name)
+            text = f"string_to_array(${at}::text, E'\\x{ord(SEPARATOR):02x}')"
+            arrays.append(text if kind == "text" else f"${at}::{kind}[]")
+    rows = f"unnest({', '.join(arrays)}) WITH ORDINALITY AS own({', '.join(own)}, n)"
+    return f"(SELECT own.*, {', '.join(single)} FROM {rows}) AS given"  # noqa: S608 - our own words
+
+
+def _numbered(body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]) -> str:
     """Positions instead of names; each with its type, so that the server need not guess."""
     at = {name: f"${number}::{kind}" for number, (name, kind) in enumerate(takes, len(batch) + 1)}
-    return (_PARAMETER.sub(lambda match: at[match[1]], body),)
+    return _PARAMETER.sub(lambda match: at[match[1]], body)

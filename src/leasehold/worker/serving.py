@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from leasehold.core.errors import LeaseLost
+from leasehold.core.seam import Parallel
 from leasehold.worker.backoff import Backoff
 from leasehold.worker.claiming import Claimer
 from leasehold.worker.config import Settings
@@ -50,8 +51,10 @@ class Service:
         self._clock = clock
         self._rng = rng
         self._watch = watch
-        self.source.settles = self._flusher(self.source.queue.settle, self._settle_answers())
-        self.source.reports = self._flusher(self.source.queue.report, self._report_answers())
+        queue = self.source.queue
+        lanes = queue.settles_at_once if isinstance(queue, Parallel) else 1
+        self.source.settles = self._flusher(queue.settle, self._settle_answers(), lanes)
+        self.source.reports = self._flusher(queue.report, self._report_answers())
         self.keeper = Keeper(
             self.source,
             clock=clock,
@@ -83,12 +86,14 @@ class Service:
     def _backoff(self) -> Backoff:
         return Backoff(self._rng, self._settings.backoff_ms, self._settings.backoff_ms_max)
 
-    def _flusher(self, send: Callable[[list[Any]], Any], answers: Answers) -> Flusher:
+    def _flusher(
+        self, send: Callable[[list[Any]], Any], answers: Answers, lanes: int = 1
+    ) -> Flusher:
         return Flusher(
             send,
             answers,
             clock=self._clock,
-            backoff=self._backoff(),
+            backoffs=[self._backoff() for _ in range(lanes)],
             batch_max=self._settings.settle_batch_max,
             tries_max=self._settings.settle_tries_max,
         )

@@ -1,7 +1,8 @@
 """Group commit: whatever finishes while one call is under way travels together in the next one.
 
-An idle `Flusher` sends at once; under load its batches grow by themselves up to a limit. An item
-counts only when the store has answered it. Until then:
+An idle `Flusher` sends at once; under load its batches grow by themselves up to a limit. Where the
+store can work on several batches side by side, a full one need not wait for the one before it. An
+item counts only when the store has answered it. Until then:
 
     store away, reply lost   the same batch again, after a jittered pause, until each lease's local
                              deadline has passed; then the item is dropped as lost
@@ -47,7 +48,11 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
 
 
 class Flusher:
-    """Sends items of one kind to one queue in batches, one call at a time."""
+    """Sends items of one kind to one queue in batches, at most one call at a time in each lane.
+
+    There are as many lanes as `backoffs`. All but the first send full batches only: what is less is
+    better sent together with what comes while the others are under way.
+    """
 
     def __init__(
         self,
@@ -55,20 +60,21 @@ class Flusher:
         answers: Answers,
         *,
         clock: Callable[[], float],
-        backoff: Backoff,
+        backoffs: Sequence[Backoff],
         batch_max: int,
         tries_max: int,
     ) -> None:
         self._send = send
         self._answers = answers
         self._clock = clock
-        self._backoff = backoff
+        self._backoffs = backoffs
         self._batch_max = batch_max
         self._tries_max = tries_max
         self._waiting: list[Entry] = []
         self._in_flight = 0
         self._ended = False
         self._wake: asyncio.Future[None] | None = None
+        self._wake_full: list[asyncio.Future[None]] = []
         self._emptied: list[asyncio.Future[None]] = []
 
     @property
@@ -78,8 +84,8 @@ class Flusher:
 
     @property
     def troubled(self) -> bool:
-        """Whether the last try failed and another one is due."""
-        return self._backoff.tries > 0
+        """Whether the last try of a lane failed and another one is due."""
+        return any(backoff.tries > 0 for backoff in self._backoffs)
 
     def add(self, entry: Entry) -> None:
         """Send it with the next batch, which is now if none is under way."""
@@ -87,33 +93,52 @@ class Flusher:
         if self._wake is not None:
             self._wake.set_result(None)
             self._wake = None
+        elif self._wake_full and len(self._waiting) >= self._batch_max:
+            self._wake_full.pop().set_result(None)
 
     async def run(self) -> None:
         """Flush for ever; cancelling it leaves what is unanswered to run out."""
+        first, *others = self._backoffs
+        lanes = [asyncio.ensure_future(self._lane(each, self._full)) for each in others]
         try:
-            await self._flush()
+            await asyncio.gather(self._lane(first, self._any), *lanes)
         finally:
+            for lane in lanes:
+                lane.cancel()
+            self._wake, self._wake_full = None, []
             self._ended = True
             self._tell_empty()  # or it never will be: nobody need wait for that
 
-    async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _lane(self, backoff: Backoff, some: Callable[[], Awaitable[None]]) -> None:
         while True:
-            if not self._waiting:
-                self._tell_empty()
-                self._wake = loop.create_future()
-                # Woken by the first of many that finish in this turn of the loop, it runs after
-                # the last of them: that is what makes one batch of them.
-                await self._wake
+            await some()
             batch = self._waiting[: self._batch_max]
             del self._waiting[: self._batch_max]
-            self._in_flight = len(batch)
+            self._in_flight += len(batch)
             while batch:
+                sent = len(batch)
                 batch = await self._attempt(self._still_ours(batch))
-                self._in_flight = len(batch)
+                self._in_flight -= sent - len(batch)
                 if batch:
-                    await asyncio.sleep(self._backoff.pause_s())
-            self._backoff.reset()
+                    await asyncio.sleep(backoff.pause_s())
+            backoff.reset()
+            if not self.backlog:
+                self._tell_empty()
+
+    async def _any(self) -> None:
+        """Something waits."""
+        if not self._waiting:
+            self._wake = asyncio.get_running_loop().create_future()
+            # Woken by the first of many that finish in this turn of the loop, it runs after
+            # the last of them: that is what makes one batch of them.
+            await self._wake
+
+    async def _full(self) -> None:
+        """A whole batch waits."""
+        while len(self._waiting) < self._batch_max:
+            wake = asyncio.get_running_loop().create_future()
+            self._wake_full.append(wake)
+            await wake
 
     async def empty(self) -> bool:
         """Return when everything has an answer; False when this flusher ended before."""

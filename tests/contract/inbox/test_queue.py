@@ -71,6 +71,32 @@ async def test_leases_of_a_lost_answer_are_handed_out_again(inbox: InboxStage) -
     assert await queue.settle([Outcome(lease, "complete") for lease in leases]) == [COMPLETED] * 4
 
 
+@pytest.mark.clause("I-11", "I-17")
+@pytest.mark.parametrize("results", [(b"null",), (b"null", b'{"n":1}')])
+async def test_a_batch_is_settled_lease_by_lease_whatever_it_has_in_common(
+    inbox: InboxStage, results: tuple[bytes, ...]
+) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, *[job() for _ in range(6)])
+    leases = [*await claim(queue, 3), *await claim(queue, 3)]
+    stale = leases[2]
+    await settle(queue, stale, "complete")
+    outcomes = [
+        Outcome(lease, "complete", result=results[at % len(results)])
+        for at, lease in enumerate(leases)
+        if lease is not stale
+    ]
+    lost = Outcome(msgspec.structs.replace(stale, fence=7), "complete")
+    *verdicts, last = await queue.settle([*outcomes, lost])
+    assert verdicts == [COMPLETED] * 5
+    assert isinstance(last, LeaseLost)
+    assert await queue.settle(outcomes) == [COMPLETED] * 5, "sent again"
+    for outcome in outcomes:
+        record = await inbox.ledger.get(outcome.lease.job_id)
+        assert record is not None
+        assert (record.state, record.result) == ("succeeded", outcome.result)
+
+
 @pytest.mark.clause("I-15")
 async def test_news_are_written_in_order_and_progress_is_the_last(inbox: InboxStage) -> None:
     queue = inbox.queue("w1")

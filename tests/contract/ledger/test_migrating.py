@@ -199,7 +199,8 @@ async def test_jobs_and_events_of_an_earlier_postgres_keep_their_order_and_histo
             "INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state)"
             " VALUES ('inbox', 'old', 2, 'claim', 2, 't', 'claimed')"
         )
-        assert await migrate(PostgresMigrations(database), "postgres") == ["0011_fewer_entries"]
+        first, *_ = await migrate(PostgresMigrations(database), "postgres")
+        assert first == "0011_fewer_entries"
         url = f"inbox+{servers.postgres()}?schema={schema}"
         queue, outbox = open_queue(url, worker_id="w"), open_queue(f"{url}&box=outbox")
         (lease,) = await queue.claim(1, wait_ms=0)  # the lease of the earlier claim ran out

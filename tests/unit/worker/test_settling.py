@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from leasehold.core.errors import ReplyLost, ServerError, StoreUnreachable
 from leasehold.core.outcome import Outcome
 from leasehold.worker import Job, Settings, Worker, task
-from tests.unit.worker.seam import Store, serving
+from tests.unit.worker.seam import Store, View, serving
 
 QUICK = Settings(backoff_ms=1, backoff_ms_max=5, concurrency=100)
 
@@ -38,6 +38,54 @@ async def test_what_finishes_while_a_settle_is_under_way_goes_together_in_the_ne
         gate.set()
         await worker.watch.until("settled", 41)
     assert [size for name, size in store.batches if name == "settle"] == [1, 40]
+
+
+class Wide(View):
+    """A store that works on two settles side by side."""
+
+    settles_at_once = 2
+
+
+async def test_only_a_full_batch_goes_beside_another_where_the_store_takes_two() -> None:
+    store = Store()
+    gate = store.gates["settle"] = asyncio.Event()
+    store.add("noop", 20)
+    settings = Settings(settle_batch_max=8, concurrency=100)
+    worker = Worker([noop], queues=[lambda: Wide(store)], settings=settings)
+    async with serving(worker):
+        await worker.watch.until("started", 20)
+        while store.calls["settle"] < 2:
+            await asyncio.sleep(0)
+        store.add("noop", 3)
+        await worker.watch.until("started", 23)
+        await asyncio.sleep(0)
+        assert store.calls["settle"] == 2
+        assert worker.health().unsettled == 23
+        gate.set()
+        await worker.watch.until("settled", 23)
+    sizes = [size for name, size in store.batches if name == "settle"]
+    assert sizes == [8, 8, 7]
+
+
+async def test_one_side_by_side_that_fails_does_not_keep_the_other_up() -> None:
+    store = Store()
+    store.add("noop", 16)
+    lost = 3
+
+    def strike(outcomes: Sequence[Outcome]) -> ReplyLost | None:
+        nonlocal lost
+        if outcomes[0].lease.job_id != "noop-1" or not lost:
+            return None
+        lost -= 1
+        return ReplyLost("no answer")
+
+    store.after["settle"] = strike
+    settings = Settings(backoff_ms=1, backoff_ms_max=5, settle_batch_max=8, concurrency=100)
+    worker = Worker([noop], queues=[lambda: Wide(store)], settings=settings, burst=True)
+    assert await worker.serve() == 0
+    assert worker.watch.counts["settle_failed"] == 3
+    assert len(store.kinds()) == 16
+    assert worker.health().unsettled == 0
 
 
 async def test_a_batch_is_never_larger_than_its_limit() -> None:

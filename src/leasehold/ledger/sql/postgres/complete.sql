@@ -2,9 +2,10 @@
 -- row that changed since it was read, by an extend or a report, is left for another try.
 -- Whoever calls sorts the batch by job id, so that two batches never wait for each other.
 -- Batch: job_id text, fence bigint, token_h text, result text, result_h text
+-- Alike: fence, result, result_h
 -- Takes: queue text
--- Returns: how many of the leases were held, and their numbers as a list; of the inbox whether one of
---   them has an event
+-- Returns: how many of the leases were held (`settled` tells which); of the inbox whether one of them has
+--   an event
 -- Clauses: I-6 I-11 I-16 I-17 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 held AS MATERIALIZED (
@@ -39,4 +40,4 @@ kept AS (
     token_h || ':' || 'c:' || result_h, ver
   FROM ended
 ){after_settle}{tell_ended}
-SELECT count(*) AS ended, json_agg(n)::text AS numbers{tells_any} FROM ended
+SELECT count(*) AS ended{tells_any} FROM ended

@@ -1,7 +1,8 @@
 -- Ends leases whose jobs succeeded: what `settle` does, for the outcome that is nearly all of them.
 -- Batch: job_id text, fence bigint, token_h text, result text, result_h text
+-- Alike: fence, result, result_h
 -- Takes: queue text
--- Returns: how many of the leases were held, and their numbers as a list
+-- Returns: how many of the leases were held; `settled` tells which
 -- Clauses: I-6 I-11 I-16 I-17 I-36
 DELETE FROM temp.succeeding;
 INSERT INTO temp.succeeding
@@ -28,4 +29,4 @@ SELECT j.job_id, h.fence, :queue, j.attempt_count, j.worker_id, j.claimed_ms, :n
 FROM temp.succeeding h JOIN {jobs} j ON j.seq = h.seq;
 {after_complete}
 {tell_succeeded}
-SELECT count(*) AS ended, json_group_array(n) AS numbers FROM temp.succeeding;
+SELECT count(*) AS ended FROM temp.succeeding;
