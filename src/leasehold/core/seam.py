@@ -144,6 +144,15 @@ class Staffing(Protocol):
 
 
 @runtime_checkable
+class Bounded(Protocol):
+    """A queue that gives out no more leases in one claim than it tells here."""
+
+    @property
+    def claim_max(self) -> int:
+        """Who gets fewer has all that there were."""
+
+
+@runtime_checkable
 class Parallel(Protocol):
     """A queue whose store works on several settles side by side; others get one at a time."""
 

@@ -18,7 +18,7 @@ from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Verdict
 from leasehold.core.seam import Upkeep
-from leasehold.ledger.claiming import Claiming
+from leasehold.ledger.claiming import CLAIM_MAX, Claiming
 from leasehold.ledger.engine import Engine
 from leasehold.ledger.settings import BoxSettings
 from leasehold.ledger.settling import Delay, Settling, refuse, token_hash
@@ -33,6 +33,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 class BoxQueue:
     """The queue of one box, for one event loop. `worker_id` names whoever claims through it."""
+
+    claim_max = CLAIM_MAX
 
     def __init__(
         self,
@@ -73,8 +75,8 @@ class BoxQueue:
         return await self._submitting.submit(jobs)
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
-        """Take up to `limit` leases."""
-        return await self._claiming.claim(limit, wait_ms=wait_ms)
+        """Take up to `limit` leases, at most `claim_max`."""
+        return await self._claiming.claim(min(limit, self.claim_max), wait_ms=wait_ms)
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases alive; writes only those of which less than two thirds are left."""

@@ -20,7 +20,7 @@ from leasehold.core.lease import Lease
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
-_BATCH_MAX = 1_000
+CLAIM_MAX = 1_000
 _HEAD = (-(2**31), -1)
 _HEAD_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.05
@@ -63,7 +63,7 @@ class Claiming:
         while True:
             if wait_ms > 0:
                 await self._bell.arm()
-            leases, due_in_ms = await self._once(min(limit, _BATCH_MAX))
+            leases, due_in_ms = await self._once(limit)
             if leases:
                 return leases
             left_ms = round((deadline - loop.time()) * 1000)
@@ -145,7 +145,7 @@ class Claiming:
             "recover",
             queue=settings.queue,
             token_hs=list(self._unanswered),
-            count=_BATCH_MAX,
+            count=CLAIM_MAX,
         )
         missed = [row for row in rows if (row["job_id"], row["claim_version"]) not in self._given]
         leases = [

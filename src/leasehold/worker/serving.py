@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from leasehold.core.errors import LeaseLost
-from leasehold.core.seam import Parallel
+from leasehold.core.seam import Bounded, Parallel
 from leasehold.worker.backoff import Backoff
 from leasehold.worker.claiming import Claimer
 from leasehold.worker.config import Settings
@@ -45,13 +45,14 @@ class Service:
         nudge: Callable[[Keeper], None],
     ) -> None:
         self.opener = opener
-        self.source = Source(name, opener(), slots.share(), slots=slots.total)
+        queue = opener()
+        share = slots.share(queue.claim_max if isinstance(queue, Bounded) else None)
+        self.source = Source(name, queue, share, slots=slots.total)
         self._executor = executor
         self._settings = settings
         self._clock = clock
         self._rng = rng
         self._watch = watch
-        queue = self.source.queue
         lanes = queue.settles_at_once if isinstance(queue, Parallel) else 1
         self.source.settles = self._flusher(queue.settle, self._settle_answers(), lanes)
         self.source.reports = self._flusher(queue.report, self._report_answers())

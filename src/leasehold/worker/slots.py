@@ -12,11 +12,15 @@ import asyncio
 
 
 class Share:
-    """One queue's part of the slots; `in_use` counts running jobs and claims on their way."""
+    """One queue's part of the slots; `in_use` counts running jobs and claims on their way.
 
-    __slots__ = ("hungry", "idle", "in_use", "waiter")
+    `claim_max` is the most that one claim of the queue brings.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("claim_max", "hungry", "idle", "in_use", "waiter")
+
+    def __init__(self, claim_max: int) -> None:
+        self.claim_max = claim_max
         self.in_use = 0
         self.hungry = False
         self.idle = False
@@ -35,9 +39,9 @@ class Slots:
         # Half at most, so that a claim is under way while the batch before it is being executed.
         self._batch_max = min(batch_max, max(1, (total + 1) // 2))
 
-    def share(self) -> Share:
+    def share(self, claim_max: int | None = None) -> Share:
         """A part for one more queue."""
-        made = Share()
+        made = Share(min(claim_max or self._batch_max, self._batch_max))
         self._shares.append(made)
         return made
 
@@ -52,10 +56,10 @@ class Slots:
         if free <= 0:
             return 0
         if len(self._shares) == 1:
-            return min(free, self._batch_max)
+            return min(free, share.claim_max)
         fair = max(1, self.total // len(self._shares))
         owed = sum(max(0, fair - s.in_use) for s in self._shares if s is not share and s.hungry)
-        limit = min(free, max(fair - share.in_use, free - owed), self._batch_max)
+        limit = min(free, max(fair - share.in_use, free - owed), share.claim_max)
         return min(limit, 1) if share.idle else max(limit, 0)
 
     async def take(self, share: Share) -> int:

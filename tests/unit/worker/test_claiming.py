@@ -219,3 +219,25 @@ async def test_a_claim_never_waits_so_long_that_its_lease_would_be_half_gone() -
         store.add("noop")
         await worker.watch.until("settled", 2)
     assert max(waits) <= 100
+
+
+async def test_a_queue_that_gives_few_at_once_is_still_known_to_have_more() -> None:
+    """Else the next claim would leave only after the handlers of this one had their turn."""
+    store = Store()
+    store.add("noop", 40)
+    asked: list[int] = []
+    hungry: list[bool] = []
+
+    class Bounded(View):
+        claim_max = 5
+
+        async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
+            asked.append(limit)
+            hungry.append(worker._services[0].source.share.hungry)
+            return await super().claim(min(limit, 5), wait_ms=wait_ms)
+
+    worker = Worker([noop], queues=[lambda: Bounded(store)], concurrency=100, burst=True)
+    assert await worker.serve() == 0
+    assert len(store.kinds()) == 40
+    assert max(asked) == 5
+    assert hungry[1:9] == [True] * 8

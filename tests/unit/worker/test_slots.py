@@ -27,6 +27,13 @@ def test_a_single_slot_can_be_taken() -> None:
     assert slots.allowance(slots.share()) == 1
 
 
+def test_a_claim_asks_for_no_more_than_its_queue_gives_at_once() -> None:
+    slots = Slots(200, batch_max=500)
+    bounded, wide = slots.share(claim_max=25), slots.share(claim_max=1_000)
+    assert slots.allowance(bounded) == 25
+    assert slots.allowance(wide) == 100
+
+
 def test_free_slots_may_be_borrowed_while_nobody_else_is_hungry() -> None:
     slots = Slots(10, batch_max=500)
     busy, quiet = slots.share(), slots.share()

@@ -35,6 +35,7 @@ _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 class BullmqQueue:
     """A queue of the contract, for one event loop. `worker_id` is the name it works under."""
 
+    claim_max = BATCH_MAX
     has_children = True
     """A handler may let its job wait for children that it added (`Park`)."""
 

@@ -11,7 +11,6 @@ import random
 
 from leasehold.contracts.inbox.options import OUTBOX_BATCH_MAX, Options
 from leasehold.contracts.inbox.retrying import backoff
-from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome
 from leasehold.core.state import INBOX
 from leasehold.ledger.box import BoxQueue
@@ -34,11 +33,6 @@ class InboxQueue(BoxQueue):
 
 
 class OutboxQueue(InboxQueue):
-    """The outbox: events to be delivered, one at a time and in order for each job.
+    """The outbox: events to be delivered, one at a time and in order for each job."""
 
-    A claim takes at most `OUTBOX_BATCH_MAX` events, however many slots a worker has.
-    """
-
-    async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
-        """Take leases on events whose earlier events are delivered or given up."""
-        return await super().claim(min(limit, OUTBOX_BATCH_MAX), wait_ms=wait_ms)
+    claim_max = OUTBOX_BATCH_MAX

@@ -44,6 +44,8 @@ RESERVED_EVENTS = frozenset({"wait", "active", "delayed", "completed", "failed"}
 class OmniqQueue:
     """A queue of the contract, for one event loop. `worker_id` is the name it works under."""
 
+    claim_max = BATCH_MAX
+
     def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
         self._redis = redis
         self._options = options

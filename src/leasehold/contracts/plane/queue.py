@@ -25,6 +25,8 @@ _LOST_MAX = 20
 class PlaneQueue:
     """A queue of some streams for one worker and one event loop."""
 
+    claim_max = _LIMIT_MAX
+
     def __init__(self, verbs: Verbs, *, streams: tuple[str, ...], worker_id: str = "") -> None:
         self.verbs = verbs
         self.worker_id = worker_id or anonymous()

@@ -67,6 +67,8 @@ class _Dry(NamedTuple):
 class StreamsQueue:
     """A queue of the contract, for one event loop. `worker_id` is the consumer it claims as."""
 
+    claim_max = _BATCH_MAX
+
     def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
         self._redis = redis
         self._options = options
