@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from collections.abc import AsyncGenerator, Generator
@@ -18,6 +19,8 @@ from tests.interop.bullmq.peer import HERE
 from tests.waiting import until
 
 pytestmark = pytest.mark.clause("B-48")
+MENU_WAIT_MS = 500
+MENU_TRIES = 20
 
 
 @pytest.fixture
@@ -44,11 +47,13 @@ async def page() -> AsyncGenerator[Page]:
 async def press(page: Page, text: str) -> None:
     """A button of the page, and the one that confirms it."""
     await page.get_by_role("button", name=text).first.click()
-    confirm = page.get_by_role("button", name=re.compile("^(Confirm|Yes)", re.IGNORECASE))
-    try:
-        await confirm.first.click(timeout=1_500)
-    except Error:
-        return  # this button asks nothing
+    await confirm(page)
+
+
+async def confirm(page: Page) -> None:
+    button = page.get_by_role("button", name=re.compile("^(Confirm|Yes)", re.IGNORECASE))
+    with contextlib.suppress(Error):  # not everything is asked again
+        await button.first.click(timeout=1_500)
 
 
 async def choose(page: Page, text: str) -> None:
@@ -56,15 +61,15 @@ async def choose(page: Page, text: str) -> None:
     entry = page.get_by_role("menuitem", name=re.compile(text, re.IGNORECASE))
     menus = page.locator("button[aria-haspopup=menu]")
     await menus.first.wait_for()
-    for button in await menus.all():
-        await button.click()
-        if await entry.count():
-            await entry.first.click()
-            confirm = page.get_by_role("button", name=re.compile("^(Confirm|Yes)", re.IGNORECASE))
-            if await confirm.count():
-                await confirm.first.click()
-            return
-        await page.keyboard.press("Escape")
+    for _ in range(MENU_TRIES):  # the entries follow the state of the queue, which comes later
+        for button in await menus.all():
+            await button.click()
+            try:
+                await entry.first.click(timeout=MENU_WAIT_MS)
+            except Error:
+                await page.keyboard.press("Escape")
+            else:
+                return await confirm(page)
     pytest.fail(f"no menu has an entry {text!r}")
 
 
