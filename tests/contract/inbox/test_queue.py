@@ -10,7 +10,7 @@ from leasehold.cli.checks.sql import postgres_findings, sqlite_findings
 from leasehold.core.errors import LeaseLost, ServerError, StoreError
 from leasehold.core.lease import Lease, Report
 from leasehold.core.opening import open_journal, open_queue, parse_url
-from leasehold.core.outcome import COMPLETED, Outcome
+from leasehold.core.outcome import COMPLETED, Outcome, OutcomeKind
 from leasehold.core.seam import Query
 from leasehold.ledger.credentials import SealedColumns
 from leasehold.ledger.engine import INBOX
@@ -240,6 +240,28 @@ async def test_events_of_a_job_are_read_after_any_cursor(inbox: InboxStage) -> N
     ]
     for at, event in enumerate(whole):
         assert await inbox.ledger.events(job_id, after=event.event_id) == whole[at + 1 :]
+
+
+@pytest.mark.clause("I-31", "I-32")
+@pytest.mark.parametrize("steps", [(), ("complete",), ("release", "complete"), ("retry", "bury")])
+@pytest.mark.parametrize("delay_ms", [0, 1])
+async def test_the_events_of_a_job_are_those_that_the_whole_history_has_of_it(
+    inbox: InboxStage, steps: tuple[OutcomeKind, ...], delay_ms: int
+) -> None:
+    """Wherever each is kept: by the job's row, an attempt's or the journal's."""
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job(delay_ms=delay_ms))
+    leases = []
+    for step in steps:
+        leases.append(await claim_one(queue))
+        await settle(queue, leases[-1], step)
+    if not steps:
+        leases.append(await claim_one(queue))
+    told = await inbox.ledger.events(job_id)
+    noted = [event for event in await inbox.journal.read() if event.job_id == job_id]
+    assert [event.ts_ms for event in told] == [event.ts_ms for event in noted]
+    assert [int(event.event_id) for event in told] == [event.ver for event in noted]
+    assert [event.type for event in noted].count("claim") == len(leases)
 
 
 @pytest.mark.clause("I-42")

@@ -241,7 +241,6 @@ local function complete(at)
       as_given = as_given + 1
     else
       look_closely(id, msg_id, tonumber(fence), token, 'complete', task, body, result_h, '', 0)
-      begin_run(tail)
     end
   end
   return next_at

@@ -50,10 +50,10 @@ taken AS (
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, told)
+    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, told, listed)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
     claim_version, claim_version - 1, :token_h, :worker_id, lease_expires_at, gid, priority,
-    max_attempts, {told}
+    max_attempts, {told}, ver > 2
   FROM taken
 ){tell_taken}
 SELECT now_ms, paused, overdue, coalesce(next_due_ms, 0) AS next_due_ms, NULL AS job_id, NULL AS task,

@@ -1,5 +1,6 @@
 -- The events of one job after a version, oldest first: those that the journal lists by job, its first,
--- which its own row tells, and its successes, which its attempts tell.
+-- which its own row tells, its successes, which its attempts tell, and its first claim: where no other
+-- step came before it, it is told by its attempt, or by the job's row while that lasts.
 -- Takes: queue text, job_id text, after bigint, count integer
 -- Returns: their rows
 -- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
@@ -18,6 +19,15 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
   UNION ALL
   SELECT t.ver, t.verdict, t.ended_ms, 'succeeded', t.attempt, NULL, NULL, NULL, ''
   FROM job_attempts t WHERE t.job_id = :job_id AND t.queue = :queue AND t.ver > 0
+  UNION ALL
+  SELECT 2, 'claim', first.claimed_ms, 'claimed', first.attempt, NULL, NULL, NULL, '' FROM (
+    SELECT t.claimed_ms, t.attempt FROM job_attempts t
+    WHERE t.job_id = :job_id AND t.claim_version = 1 AND t.queue = :queue
+    UNION ALL
+    SELECT j.claimed_ms, j.attempt_count FROM {jobs} j
+    WHERE j.job_id = :job_id AND j.queue = :queue AND j.claim_version = 1 AND j.status IN {running}
+  ) first
+  WHERE (SELECT l.ver FROM listed l WHERE l.ver = 2 LIMIT 1) IS NULL
 ) history
 WHERE ver > :after AND type NOT IN ('extend', 'remove')
 ORDER BY ver LIMIT :count
