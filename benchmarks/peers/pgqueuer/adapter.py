@@ -1,4 +1,4 @@
-"""PgQueuer on asyncpg; one batch of 100 at a time was its best of those tried."""
+"""PgQueuer on asyncpg; batches of 200 was its best of those tried."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import asyncpg
 from bench_kit import probe, serve, use_uvloop
 from pgqueuer import Job, PgQueuer, Queries
 
-BEST = 100
+BEST = 200
 CHUNK = 1_000
 SERVER = os.environ["BENCH_POSTGRES_URL"]
 
 
 class Producer:
-    notes = "jobs are deleted and a log row is written; batches of 100"
+    notes = "jobs are deleted and a log row is written; batches of 200"
     packages = ("pgqueuer", "asyncpg", "uvloop")
 
     def __init__(self, queries: Queries) -> None:

@@ -73,7 +73,7 @@ async def plan_of(
 @pytest.mark.alone
 @pytest.mark.clause("I-7")
 async def test_a_claim_reads_its_own_index_whatever_the_statistics_say(server: str) -> None:
-    text = await plan_of(server, INBOX, "claim", "q", 10, 1000, "w", "h", True, -(2**31), -1)
+    text = await plan_of(server, INBOX, "claim", "q", 10, 1000, "w", "h", True, -(2**31), -1, 0)
     assert "inbox_jobs_in_line" in text
     assert "Tid Scan on inbox_jobs" in text
     assert "Seq Scan on inbox_jobs" not in text

@@ -1,6 +1,6 @@
 -- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
 -- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
--- Takes: from_priority integer, from_seq bigint
+-- Takes: from_priority integer, from_seq bigint, leases_ms bigint
 -- Returns: on the first row the time, whether the queue is paused, whether something is overdue (then
 --   nothing is taken) and when the next waiting job is due; on each further row a lease
 -- Clauses: I-7 I-8 I-9 I-12 I-36
@@ -10,7 +10,7 @@ WITH clock AS MATERIALIZED (
 chores AS MATERIALIZED (
   SELECT c.now_ms, c.paused, :look AND (
     EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
-      AND lease_expires_at < c.now_ms)
+      AND lease_expires_at >= :leases_ms AND lease_expires_at < c.now_ms)
     OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND NOT ready
       AND due_ms > 0 AND due_ms <= c.now_ms)
     OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND expires_ms > 0

@@ -1,6 +1,6 @@
 -- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
 -- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
--- Takes: from_priority integer, from_seq bigint
+-- Takes: from_priority integer, from_seq bigint, leases_ms bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease on each row (one row without a lease if none)
 -- Clauses: I-7 I-8 I-9 I-12 I-36
@@ -9,7 +9,7 @@ INSERT INTO temp.head
 SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0),
   :look AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
-      AND lease_expires_at < :now_ms)
+      AND lease_expires_at >= :leases_ms AND lease_expires_at < :now_ms)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
       AND status = 'queued' AND NOT ready)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
