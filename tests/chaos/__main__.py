@@ -42,7 +42,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--planted", choices=sorted({fault for _, fault in EVERY}), default="")
     parser.add_argument("--out", type=Path, help="where the logs go (a new temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.scenario == "lost-replies" and asked.contract in SQL_SUBJECTS:
+        others = ", ".join(sorted(set(SUBJECTS) - set(SQL_SUBJECTS)))
+        parser.error(
+            "lost-replies goes through a proxy that speaks Redis' protocol, which "
+            f"{asked.contract} does not; give one of {others}"
+        )
+    return asked
 
 
 def main() -> int:

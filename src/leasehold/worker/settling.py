@@ -99,9 +99,10 @@ class Flusher:
     async def run(self) -> None:
         """Flush for ever; cancelling it leaves what is unanswered to run out."""
         first, *others = self._backoffs
-        lanes = [asyncio.ensure_future(self._lane(each, self._full)) for each in others]
+        flows = [self._lane(first, self._any), *(self._lane(each, self._full) for each in others)]
+        lanes = [asyncio.ensure_future(flow) for flow in flows]
         try:
-            await asyncio.gather(self._lane(first, self._any), *lanes)
+            await asyncio.gather(*lanes)
         finally:
             for lane in lanes:
                 lane.cancel()
