@@ -40,13 +40,41 @@ def _ranked(folder: Path) -> list[Path]:
 def _section(path: Path) -> str:
     lines = path.read_text().splitlines()
     title = lines[0].removeprefix("# ")
-    run = next(line for line in lines if line.startswith("Median (lowest to highest)"))
+    run = _run_of(lines)
     source = f"../../benchmarks/results/{path.name}"
     table = [_medians(line) for line in lines if line.startswith("|")]
     notes = [line for line in lines if line.startswith("- ")]
-    return "\n".join(
-        [f"### {title}", "", f"{_when(run)} [All of it]({source}).", "", *table, "", *notes]
-    )
+    elsewhere = _elsewhere(path, _facts(run)["redis"])
+    head = [f"### {title}", "", f"{_when(run)} [All of it]({source}).", ""]
+    return "\n".join([*head, *table, "", *notes, *elsewhere])
+
+
+def _elsewhere(path: Path, here: str) -> list[str]:
+    """What came of the scenario's goals on other servers: each has a folder that bears its name."""
+    told = []
+    for other in sorted(path.parent.glob(f"*/{path.name}")):
+        lines = other.read_text().splitlines()
+        run = _run_of(lines)
+        goals = [
+            line.removeprefix("- ")
+            for line in lines
+            if re.search(r"\((met|\*\*missed\*\*)\)$", line)
+        ]
+        source = f"../../benchmarks/results/{other.parent.name}/{other.name}"
+        told.append(f"- [{_facts(run)['redis']}]({source}), {_size(run)}: {'; '.join(goals)}")
+    return ["", f"That was on {here}. The same on other servers:", "", *told] if told else []
+
+
+def _run_of(lines: list[str]) -> str:
+    return next(line for line in lines if line.startswith("Median (lowest to highest)"))
+
+
+def _facts(run: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+): ([^,]+)", run))
+
+
+def _size(run: str) -> str:
+    return run.split("; ", 1)[1].split(". ", 1)[0]
 
 
 def _when(run: str) -> str:
@@ -56,10 +84,9 @@ def _when(run: str) -> str:
     ...       "UTC, cores: 2, cpu: AMD EPYC, memory: 24.7 GB, python: 3.11.7, aof: off, load x.")
     'Measured 2026-01-02, size 9, rounds 3, on 2 cores of AMD EPYC with Python 3.11.7.'
     """
-    facts = dict(re.findall(r"(\w+): ([^,]+)", run))
-    size = run.split("; ", 1)[1].split(". ", 1)[0]
+    facts = _facts(run)
     machine = f"on {facts['cores']} cores of {facts['cpu']} with Python {facts['python']}"
-    return f"Measured {facts['date'].split()[0]}, {size}, {machine}."
+    return f"Measured {facts['date'].split()[0]}, {_size(run)}, {machine}."
 
 
 def _medians(row: str) -> str:

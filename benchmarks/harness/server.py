@@ -50,7 +50,9 @@ class PrivateRedis:
         options = _options(self.port, self.socket, self.folder, aof, clients)
         if tracks_latency(program):
             options += ["--latency-tracking", "no"]
-        self._child = processes.start([str(program), *options], env=redis_environment())
+        environment = redis_environment(program)
+        self._preloaded = Path(environment.get("LD_PRELOAD", "")).name
+        self._child = processes.start([str(program), *options], env=environment)
         self._link = self._connect()
 
     @property
@@ -63,7 +65,8 @@ class PrivateRedis:
         info = self._link.info("server")
         name = info.get("server_name", "redis")
         # Valkey says in `redis_version` only which Redis its clients may take it for.
-        return f"{name} {info.get(f'{name}_version', info['redis_version'])}"
+        version = f"{name} {info.get(f'{name}_version', info['redis_version'])}"
+        return f"{version} with {self._preloaded}" if self._preloaded else version
 
     @property
     def pid(self) -> int:

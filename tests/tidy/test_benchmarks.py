@@ -90,14 +90,13 @@ def test_the_comparison_shows_the_figures_of_the_committed_results() -> None:
     """All of them, also where a goal was missed; after new results: `benchmarks/run.py --page`."""
     page = comparison.PAGE.read_text()
     assert page == comparison.refreshed(page), "run python benchmarks/run.py --page"
-    for path in comparison.RESULTS.glob("*.md"):
-        assert f"(../../benchmarks/results/{path.name})" in page
+    for path in comparison.RESULTS.rglob("*.md"):
+        assert f"(../../benchmarks/results/{path.relative_to(comparison.RESULTS)})" in page
     assert len(re.findall(r"^Measured 20\d\d-\d\d-\d\d, size ", page, re.MULTILINE)) >= 6
 
 
 def test_a_changed_figure_makes_the_comparison_another_one(tmp_path: Path) -> None:
-    for path in comparison.RESULTS.glob("*.md"):
-        shutil.copy(path, tmp_path)
+    shutil.copytree(comparison.RESULTS, tmp_path, dirs_exist_ok=True)
     page = comparison.PAGE.read_text()
     assert comparison.refreshed(page, tmp_path) == page
     table = tmp_path / "noop.md"
@@ -108,7 +107,7 @@ def test_a_changed_figure_makes_the_comparison_another_one(tmp_path: Path) -> No
 
 
 def test_the_tables_and_the_documents_of_results_hold_the_same_figures() -> None:
-    for path in comparison.RESULTS.glob("*.json"):
+    for path in comparison.RESULTS.rglob("*.json"):
         told = json.loads(path.read_text())
         lines = path.with_suffix(".md").read_text().splitlines()
         assert lines[0] == f"# {told['title']}"

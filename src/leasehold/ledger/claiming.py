@@ -104,7 +104,7 @@ class Claiming:
                 await self._chores()
                 self.from_the_head()
                 rows, token = await self._ask(limit, now, look=False)
-            leases = self._leases(rows, token, limit, now)
+            leases = self._leases(rows, token, limit)
             # Where writers run side by side, an event may have missed the end of the one before it.
             beside = self._engine.dialect == "postgres"
             if beside and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
@@ -155,7 +155,7 @@ class Claiming:
         busy = self._from != _HEAD
         return _NOT_NOW_MS if busy and now - self._leases_at < every_s else self._leases_ms
 
-    def _leases(self, rows: list[Row], token: str, limit: int, now: float) -> list[Lease]:
+    def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
         taken = [row for row in rows if row["job_id"] is not None]
         last = rows[-1]
         self._from = (last["priority"], last["seq"]) if len(taken) >= limit else _HEAD

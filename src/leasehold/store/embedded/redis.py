@@ -129,7 +129,7 @@ class _Recipe:
             argv=(str(program), str(config)),
             ends_by=signal.SIGTERM,
             dies_by=signal.SIGTERM,
-            env=redis_environment(),
+            env=redis_environment(program),
         )
 
     def is_ready(self, folder: DataFolder, port: int, pid: int) -> bool:
