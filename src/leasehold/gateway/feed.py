@@ -28,7 +28,8 @@ _log = structlog.get_logger("leasehold.gateway")
 NOW = "$"
 _PAGE = 500
 _CHUNK = 500
-_STEP = 200
+# How many jobs the round looks at in one go. An event that comes meanwhile waits for that long.
+_STEP = 50
 _WAIT_MS = 2_000
 _AWAY_S = 0.5
 _SOON_S = 0.05
@@ -178,11 +179,11 @@ class Feed:
             await self._followed.wait()
             # What happened between the first client's reading and our tailing is found soon.
             await asyncio.sleep(_SOON_S if first else self._rest_s())
-            self._beat(time.monotonic())
             try:
                 await self._look_at_all()
             except Exception as error:
                 self._store_is(error)
+                self._beat(self._channels, time.monotonic())  # also of those it did not get to
                 await asyncio.sleep(_AWAY_S)
 
     def _store_is(self, trouble: Exception | None) -> None:
@@ -206,14 +207,16 @@ class Feed:
         pause_s = self._rest_s()
         for start in range(0, len(job_ids), _STEP):
             step = job_ids[start : start + _STEP]
+            self._beat(step, time.monotonic())
             await self._read(step)
             await self._check(step, time.monotonic())
             if start + _STEP < len(job_ids):
                 await asyncio.sleep(pause_s)
 
-    def _beat(self, now_s: float) -> None:
-        for channel in self._channels.values():
-            for subscriber in channel.subscribers:
+    def _beat(self, job_ids: Iterable[str], now_s: float) -> None:
+        for job_id in job_ids:
+            channel = self._channels.get(job_id)
+            for subscriber in channel.subscribers if channel else ():
                 if now_s - subscriber.pushed_s >= self._heartbeat_s:
                     subscriber.pushed_s = now_s
                     subscriber.push(HEARTBEAT)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from leasehold.core.errors import ReplyLost
+from leasehold.core.errors import ReplyLost, StoreUnreachable
 from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobEvent, JobRecord, NewJob, Submitted
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.frames import comment, frame, position
+from leasehold.gateway.frames import HEARTBEAT, comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.limits import RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
@@ -153,6 +153,28 @@ async def test_a_client_whose_reading_was_overtaken_reads_once_more_at_once() ->
         held.go.set()
         assert b"id: 1-0" in (await reading or b"")
         assert b"id: 2-0" in (await late.next() or b"")
+    await feed.close()
+
+
+class Away(Held):
+    """A store that lets clients catch up and is gone whenever the sweep asks."""
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        raise StoreUnreachable("gone")
+
+
+async def test_everyone_gets_heartbeats_while_the_store_is_away() -> None:
+    """More clients than the sweep looks at in one step: none of its steps succeeds."""
+    away = Away()
+    away.hold = False
+    feed = Feed(away, away, final=("done",), sweep_ms=20, heartbeat_ms=50)
+    feed.start()
+    clients = [feed.subscribe(f"j{number}", "") for number in range(120)]
+    async with asyncio.timeout(20):
+        for client in clients:
+            assert b"queued" in (await client.next() or b"")
+        for client in clients:
+            assert HEARTBEAT in (await client.next() or b"")
     await feed.close()
 
 
