@@ -1,4 +1,4 @@
-"""PgQueuer on asyncpg; batches of 200 was its best of those tried."""
+"""PgQueuer on asyncpg; batches of 200 were its best of those tried."""
 
 from __future__ import annotations
 
