@@ -1,7 +1,9 @@
-"""What tests ask of processes that are not their own children."""
+"""What tests ask of other processes, and do to them."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 
@@ -11,3 +13,9 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # gone before the file was opened, or between opening and reading it
         return False
+
+
+def stop(child: int) -> None:
+    """SIGSTOP to a child by its process id; all its threads stand still when this returns."""
+    os.kill(child, signal.SIGSTOP)
+    os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

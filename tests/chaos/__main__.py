@@ -23,6 +23,11 @@ BEHIND_A_GATEWAY = {
     "cuts": cuts,
     "long-cuts": partial(cuts, each=4, shortest_ms=10_000, longest_ms=90_000),
 }
+# Those that contracts with SQL alone cannot have, and why.
+ONLY_REDIS = {
+    "lost-replies": "goes through a proxy that speaks the protocol of Redis",
+    "emptied": "takes all its data from a Redis",
+}
 EVERYTHING = {**SCENARIOS, **BEHIND_A_GATEWAY}
 
 
@@ -43,12 +48,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where the logs go (a new temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     asked = parser.parse_args()
-    if asked.scenario == "lost-replies" and asked.contract in SQL_SUBJECTS:
+    if asked.scenario in ONLY_REDIS and asked.contract in SQL_SUBJECTS:
         others = ", ".join(sorted(set(SUBJECTS) - set(SQL_SUBJECTS)))
-        parser.error(
-            "lost-replies goes through a proxy that speaks Redis' protocol, which "
-            f"{asked.contract} does not; give one of {others}"
-        )
+        why = ONLY_REDIS[asked.scenario]
+        parser.error(f"{asked.scenario} {why}; {asked.contract} has none: give one of {others}")
     return asked
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from leasehold.store.embedded.spawn import spawn
 from tests.chaos.effects import FOLDER_VARIABLE, now_ms
+from tests.processes import stop
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_EVERY_S = 0.02
@@ -114,9 +115,14 @@ class Herd:
         process.wait()
 
     def stop(self, member: Member) -> None:
-        """SIGSTOP: it stands still, its connections stay open."""
-        os.kill(member.pid, signal.SIGSTOP)
+        """SIGSTOP: when this returns it stands still; its connections stay open."""
+        stop(member.pid)
         member.stopped = True
+
+    def holds_a_file(self, member: Member) -> bool:
+        """Whether it has locked a file for itself, as a writer of SQLite does for a transaction."""
+        infos = Path(f"/proc/{member.pid}/fdinfo").iterdir()
+        return any(b"FLOCK" in info.read_bytes() for info in infos)
 
     def go_on(self, member: Member) -> None:
         """SIGCONT: it goes on as if no time had passed."""

@@ -48,7 +48,8 @@ async def kills(setup: Setup, **counts: int) -> Report:
     """kill -9 of workers, gateway and store under load; half the jobs come through the gateway.
 
     A stubborn holder is stopped beyond its lease meanwhile, so that there are stale owners at all.
-    A contract without an HTTP side gets all its jobs from the library.
+    A contract without an HTTP side gets all its jobs from the library, and a file is no process
+    that could be killed.
     """
     wanted = {
         "kill worker": counts.get("worker", max(2, setup.jobs // 800)),
@@ -60,6 +61,8 @@ async def kills(setup: Setup, **counts: int) -> Report:
     async with Stage(setup) as stage:
         if not stage.subject.jobs_path:
             wanted.pop("kill gateway", None)
+        if stage.subject.store_url.startswith("sqlite:"):
+            wanted.pop("kill store", None)
         stage.add_workers()
         stage.add_stubborn(1, slots=4, work_ms=setup.lease_ms // 3)
         feeding = asyncio.gather(*_feeds(stage))

@@ -20,7 +20,7 @@ async def test_four_processes_on_one_file_survive_kills_and_stops(tmp_path: Path
         workers=3,
         patience_s=120,
     )
-    report = await kills(setup, gateway=0, store=0)
+    report = await kills(setup)
     assert report.ok, str(report)
 
 
@@ -40,15 +40,16 @@ async def test_eight_processes_on_postgres_survive_kills_of_worker_and_server(
         fsync="always",
         patience_s=180,
     )
-    report = await kills(setup, gateway=0, store=1)
+    report = await kills(setup, store=1)
     assert report.ok, str(report)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.clause("I-40", "I-11")
-async def test_late_writes_of_a_stopped_process_are_refused_on_postgres(tmp_path: Path) -> None:
+@pytest.mark.parametrize("contract", ["inbox", "inbox_postgres"])
+async def test_late_writes_of_a_stopped_process_are_refused(tmp_path: Path, contract: str) -> None:
     setup = Setup(
-        folder=tmp_path, contract="inbox_postgres", seed=2, jobs=80, lease_ms=1_500, patience_s=90
+        folder=tmp_path, contract=contract, seed=2, jobs=80, lease_ms=1_500, patience_s=90
     )
     report = await stops(setup, each=2)
     assert report.ok, str(report)

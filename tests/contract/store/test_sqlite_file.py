@@ -1,9 +1,12 @@
 """One SQLite file of a process: what waits is written together, and nobody waits for long."""
 
 import asyncio
+import contextlib
+import signal
 import sqlite3
 import sys
 import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from leasehold.core.errors import ServerError
 from leasehold.store.sqlite import close_file, open_file
 from leasehold.store.turnstile import NEXT
 from leasehold.store.watching import FileWatch
+from tests.processes import stop
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -28,6 +32,10 @@ def adds(number: int, hold_s: float = 0.0) -> Any:
     return step
 
 
+def numbers(connection: sqlite3.Connection) -> list[int]:
+    return [row[0] for row in connection.execute("SELECT n FROM t ORDER BY n")]
+
+
 async def test_what_waits_is_one_transaction_and_a_part_that_fails_harms_no_other(
     tmp_path: Path,
 ) -> None:
@@ -38,10 +46,7 @@ async def test_what_waits_is_one_transaction_and_a_part_that_fails_harms_no_othe
         answers = await asyncio.gather(first, *rest, return_exceptions=True)
         assert [answers[0], answers[1], answers[3]] == [1, 2, 3]
         assert isinstance(answers[2], ServerError)
-        stored = await file.read(
-            lambda connection: connection.execute("SELECT n FROM t").fetchall()
-        )
-        assert [row[0] for row in stored] == [1, 2, 3]
+        assert await file.read(numbers) == [1, 2, 3]
     finally:
         await asyncio.to_thread(close_file, file)
 
@@ -97,3 +102,56 @@ async def test_a_long_line_of_writes_lets_go_of_the_lock_in_between(tmp_path: Pa
     finally:
         await asyncio.to_thread(close_file, file)
     assert 1 in seen  # it was committed before the last of those that waited with it
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from leasehold.store.sqlite import open_file
+from tests.contract.store.test_sqlite_file import prepare
+
+def step(connection):
+    connection.execute("INSERT INTO t VALUES (1)")
+    print("inside", flush=True)
+    sys.stdin.readline()
+
+file = open_file(Path(sys.argv[1]), "normal", prepare)
+asyncio.run(file.write(step))
+print("written", flush=True)
+"""
+
+
+@pytest.mark.clause("I-40")
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
+async def test_a_process_stopped_inside_its_transaction_holds_writers_up_and_no_longer(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    path = tmp_path / "held.db"
+    file = open_file(path, "normal", prepare)
+    await file.write(adds(0))
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, str(path), stdin=PIPE, stdout=PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert await holder.stdout.readline() == b"inside\n"
+        stop(holder.pid)
+        holder.stdin.write(b"go on\n")  # nobody reads it before the process goes on
+        writing = asyncio.ensure_future(file.write(adds(2)))
+        assert await file.read(numbers) == [0]  # readers do not wait
+        await asyncio.wait([writing], timeout=0.5)
+        assert not writing.done()
+
+        holder.send_signal(end)
+        async with asyncio.timeout(10):
+            assert await writing == 2
+            told = await holder.stdout.read()
+            await holder.wait()
+        survived = end is signal.SIGCONT
+        assert told == (b"written\n" if survived else b"")
+        assert await file.read(numbers) == ([0, 1, 2] if survived else [0, 2])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            holder.kill()
+        await asyncio.to_thread(close_file, file)
