@@ -16,17 +16,17 @@ from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
 from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.stage import Setup
-from tests.chaos.subject import SUBJECTS
+from tests.chaos.subject import ON_REDIS, SUBJECTS
 
 # Those that only contracts with a gateway before their workers know.
 BEHIND_A_GATEWAY = {
     "cuts": cuts,
     "long-cuts": partial(cuts, each=4, shortest_ms=10_000, longest_ms=90_000),
 }
-# Those that contracts with SQL alone cannot have, and why.
+# Those that only contracts whose whole store is a Redis can have, and why.
 ONLY_REDIS = {
     "lost-replies": "goes through a proxy that speaks the protocol of Redis",
-    "emptied": "takes all its data from a Redis",
+    "emptied": "takes all data from a Redis",
 }
 EVERYTHING = {**SCENARIOS, **BEHIND_A_GATEWAY}
 
@@ -48,10 +48,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where the logs go (a new temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     asked = parser.parse_args()
-    if asked.scenario in ONLY_REDIS and asked.contract in SQL_SUBJECTS:
-        others = ", ".join(sorted(set(SUBJECTS) - set(SQL_SUBJECTS)))
-        why = ONLY_REDIS[asked.scenario]
-        parser.error(f"{asked.scenario} {why}; {asked.contract} has none: give one of {others}")
+    if asked.scenario in ONLY_REDIS and asked.contract not in ON_REDIS:
+        why, others = ONLY_REDIS[asked.scenario], ", ".join(sorted(ON_REDIS))
+        parser.error(
+            f"{asked.scenario} {why}; {asked.contract} is not in one: give one of {others}"
+        )
     return asked
 
 

@@ -24,7 +24,6 @@ from tests.chaos.verdict import Fault
 LOSS_WITHIN_S = 30.0
 LISTENS_WITHIN_S = 60.0
 BUSY_WITHIN_MS = 20_000
-ALONE_WITHIN_S = 20.0
 
 
 class Injected(msgspec.Struct, kw_only=True):
@@ -91,29 +90,19 @@ class Faults:
     async def stop_worker(
         self, member: Member, for_ms: int, stopped: asyncio.Event | None = None
     ) -> None:
-        """SIGSTOP for a while, then SIGCONT; `stopped` is set in between."""
+        """SIGSTOP for a while, then SIGCONT; `stopped` is set in between.
+
+        Outside of the store: who stands still inside a SQLite file stops all its writers. That is a
+        stated limit, has a test of its own, and would be no fault of one.
+        """
         async with self.logged("stop worker", member.worker, member.slots, [member]) as fault:
-            try:
-                await self._stop_alone(member)
-            finally:
-                if stopped is not None:
-                    stopped.set()
+            with self._subject.all_outside():
+                self._herd.stop(member)
             fault.begin_ms = now_ms()  # it may have waited for its moment
+            if stopped is not None:
+                stopped.set()
             await asyncio.sleep(for_ms / 1000)
             self._herd.go_on(member)
-
-    async def _stop_alone(self, member: Member) -> None:
-        """Stopped at a moment when it keeps nobody else from the store.
-
-        Who is stopped inside a transaction of a SQLite file stops all its writers, for which the
-        contract's page has a limit and another test its proof: that would be no fault of one.
-        """
-        async with asyncio.timeout(ALONE_WITHIN_S):
-            self._herd.stop(member)
-            while self._herd.holds_a_file(member):
-                self._herd.go_on(member)
-                await asyncio.sleep(0.005)  # a lock tells nobody when it is given back
-                self._herd.stop(member)
 
     async def kill_gateway(self, member: Member) -> None:
         """kill -9 while clients post, and a new one on the same port.

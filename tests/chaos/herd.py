@@ -119,11 +119,6 @@ class Herd:
         stop(member.pid)
         member.stopped = True
 
-    def holds_a_file(self, member: Member) -> bool:
-        """Whether it has locked a file for itself, as a writer of SQLite does for a transaction."""
-        infos = Path(f"/proc/{member.pid}/fdinfo").iterdir()
-        return any(b"FLOCK" in info.read_bytes() for info in infos)
-
     def go_on(self, member: Member) -> None:
         """SIGCONT: it goes on as if no time had passed."""
         os.kill(member.pid, signal.SIGCONT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ class PlaneSubject:
 
     def verb(self, command: Sequence[bytes]) -> str:
         return ""
+
+    def all_outside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def residue(self) -> dict[str, int]:
         return await unfinished(self.url(), PLANE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from leasehold.core.state import INBOX
 from leasehold.ledger.migrating import PostgresMigrations, migrate
 from leasehold.store.embedded import EmbeddedPostgres
 from leasehold.store.postgres import Postgres
+from leasehold.store.turnstile import LOCK, NEXT
 from tests.chaos.residue import unfinished
 from tests.chaos.subject import Fsync, Subject
 
@@ -59,6 +62,15 @@ class SqliteInboxSubject:
     def verb(self, command: Sequence[bytes]) -> str:
         return ""
 
+    @contextmanager
+    def all_outside(self) -> Iterator[None]:
+        """Holds what a writer takes, the place in front and the lock itself."""
+        with ExitStack() as held:
+            for end in (NEXT, LOCK):
+                file = held.enter_context(self._file.with_name(self._file.name + end).open("ab"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     async def residue(self) -> dict[str, int]:
         return await unfinished(self.url(), INBOX)
 
@@ -85,6 +97,9 @@ class PostgresInboxSubject(SqliteInboxSubject):
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._server.stop)
+
+    def all_outside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def kill(self) -> None:
         """An immediate shutdown: what was acknowledged is in the log, and is recovered from it."""

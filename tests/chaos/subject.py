@@ -10,7 +10,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,9 @@ class Subject(Protocol):
 
     def verb(self, command: Sequence[bytes]) -> str:
         """Which verb of the seam a command on the wire serves; "" for none."""
+
+    def all_outside(self) -> AbstractContextManager[None]:
+        """Nobody is where one who stands still would keep all others from the store."""
 
     async def residue(self) -> dict[str, int]:
         """What must be empty when all is done."""
@@ -150,6 +153,9 @@ class RedisSubject:
             return ""
         verb = self._verbs.get(command[1], "")
         return verb if verb in VERBS else ""
+
+    def all_outside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def residue(self) -> dict[str, int]:
         async with self._client() as redis:

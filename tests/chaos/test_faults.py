@@ -1,39 +1,49 @@
 """The faults are what they say: one that hits a worker hits nobody else."""
 
 import asyncio
-import fcntl
 import sys
 from pathlib import Path
 from random import Random
 
+from leasehold.store.turnstile import Turnstile
 from tests.chaos.faults import Faults
 from tests.chaos.herd import Herd
 from tests.chaos.sql_subjects import SqliteInboxSubject
 from tests.waiting import until
 
-MOSTLY_LOCKED = """
-import fcntl, sys, time
-with open(sys.argv[1], "w") as file:
-    while True:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        time.sleep(0.03)
-        fcntl.flock(file, fcntl.LOCK_UN)
-        time.sleep(0.01)
+ALWAYS_AT_IT = """
+import sys
+from pathlib import Path
+from leasehold.store.turnstile import Turnstile
+file = Path(sys.argv[1])
+turnstile = Turnstile(file)
+file.with_name("at-it").touch()
+while True:
+    with turnstile:
+        pass
 """
 
 
 async def test_a_worker_is_stopped_when_it_keeps_nobody_from_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+    file = tmp_path / "jobs.db"
+    argv = [sys.executable, "-c", ALWAYS_AT_IT, str(file)]
+    turnstile = Turnstile(file)
+
+    def others_pass() -> bool:
+        with turnstile:
+            return member.stopped
+
     async with Herd(tmp_path) as herd:
-        member = herd.add("worker", [sys.executable, "-c", MOSTLY_LOCKED, str(path)], slots=1)
+        member = herd.add("worker", argv, slots=1)
+        herd.add("other", argv, slots=1)
         faults = Faults(tmp_path / "faults", SqliteInboxSubject(tmp_path), herd, Random(1))
-        await until(path.exists, "the worker has its file")
+        await until((tmp_path / "at-it").exists, "the worker is at it")
         for _ in range(10):
             stopped = asyncio.Event()
-            stopping = asyncio.create_task(faults.stop_worker(member, 20, stopped))
+            stopping = asyncio.create_task(faults.stop_worker(member, 200, stopped))
             await stopped.wait()
-            with path.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if it had it
+            assert await asyncio.to_thread(others_pass)
             await stopping
         faults.close()
         assert [fault.workers for fault in faults.injected] == [("worker.1",)] * 10
+    turnstile.close()

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-NEXT = "-next"
-"""What the name of the file of the place in front ends with."""
+NEXT, LOCK = "-next", "-lock"
+"""What the names of the files of the place in front and of the lock itself end with."""
 
 
 class Turnstile:
@@ -21,7 +21,7 @@ class Turnstile:
 
     def __init__(self, path: Path) -> None:
         self._next = _open(path.with_name(path.name + NEXT))
-        self._lock = _open(path.with_name(path.name + "-lock"))
+        self._lock = _open(path.with_name(path.name + LOCK))
 
     def __enter__(self) -> None:
         fcntl.flock(self._next, fcntl.LOCK_EX)

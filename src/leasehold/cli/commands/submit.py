@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import click
 import msgspec
@@ -20,6 +18,7 @@ from leasehold.cli.output import emit, emit_text, note
 from leasehold.cli.views import error_text, event_line, event_object, is_success
 from leasehold.core.errors import Conflict, InvalidJob, QueueFull
 from leasehold.core.job import JobEvent, NewJob, Submitted
+from leasehold.core.submission import new_job_id
 
 
 @click.command("submit", short_help="Put a job into a queue.")
@@ -87,7 +86,7 @@ def _job(
     return NewJob(
         task=task,
         payload=payload,
-        job_id=str(UUID(bytes=os.urandom(16), version=4)),
+        job_id=new_job_id(),
         idempotency_key=idempotency_key,
         delay_ms=round(delay_s * 1000),
         max_attempts=max_attempts,

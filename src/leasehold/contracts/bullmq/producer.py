@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
@@ -25,6 +24,7 @@ from leasehold.contracts.bullmq.schema import check as check_schema
 from leasehold.contracts.bullmq.scripts import SCRIPTS
 from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ReplyLost, ServerError
 from leasehold.core.opening import parse_url
+from leasehold.core.submission import new_job_id
 from leasehold.store.redis import Arg, Redis
 
 _BATCH_MAX = 500
@@ -170,7 +170,7 @@ class Producer:
         self, flow: Flow, parent: dict[str, str] | None, commands: list[tuple[Arg, ...]]
     ) -> str:
         given = job_options.spelled(flow.options)
-        job_id = str(given.setdefault("jobId", str(uuid4())))
+        job_id = str(given.setdefault("jobId", new_job_id()))
         submission.check_id(job_id)
         if parent:
             given["parent"] = parent
