@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos.cuts import cuts
+from tests.chaos.garbage import garbage
 from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
 from tests.chaos.sql_subjects import SQL_SUBJECTS
@@ -28,7 +29,7 @@ ONLY_REDIS = {
     "lost-replies": "goes through a proxy that speaks the protocol of Redis",
     "emptied": "takes all data from a Redis",
 }
-EVERYTHING = {**SCENARIOS, **BEHIND_A_GATEWAY}
+EVERYTHING = {**SCENARIOS, **BEHIND_A_GATEWAY, "garbage": garbage}
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=2_000, help="of the hostile writer (garbage)")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--lease-ms", type=int, default=1_500)
@@ -71,7 +73,8 @@ def main() -> int:
         patience_s=asked.patience_s,
         planted=asked.planted,
     )
-    report = asyncio.run(EVERYTHING[asked.scenario](setup))
+    sizes = {"rounds": asked.rounds} if asked.scenario == "garbage" else {}
+    report = asyncio.run(EVERYTHING[asked.scenario](setup, **sizes))
     print(report.as_json().decode() if asked.json else f"{report}\n  logs       {setup.folder}")
     return 0 if report.ok else 1
 

@@ -49,6 +49,11 @@ class PlaneSubject:
     def store_url(self) -> str:
         return self._postgres.url
 
+    @property
+    def redis_url(self) -> str:
+        """Where the messages travel."""
+        return self._redis.url
+
     def url(self, store_url: str = "") -> str:
         """The plane itself."""
         store = store_url or self._postgres.url
