@@ -104,7 +104,7 @@ async def test_a_payload_that_is_no_object_or_array_is_refused(bench: Bench, pay
     "wrong",
     [
         {"timeout_ms": 0},
-        {"max_attempts": 0},
+        {"max_attempts": 1.5},
         {"backoff_ms": -1},
         {"due_ms": 1.5},
         {"group_limit": -1},

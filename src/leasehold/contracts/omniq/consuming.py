@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from leasehold.contracts.omniq.context import Handler, JobContext, context_of
+from leasehold.contracts.omniq.logs import warn, warn_quarantined
 from leasehold.contracts.omniq.queue import OmniqQueue
 from leasehold.contracts.omniq.threads import Threads, raised_by
 from leasehold.core.errors import LeaseLost, StoreError
@@ -129,7 +130,7 @@ class Consumer:
             try:
                 leases = await self._queue.claim(free, wait_ms=_CLAIM_WAIT_MS)
             except StoreError as error:
-                _warn("the store does not answer; trying again", error=str(error))
+                warn("the store does not answer; trying again", error=str(error))
                 await asyncio.sleep(0.2)
                 continue
             for lease in leases:
@@ -204,11 +205,11 @@ class Consumer:
         try:
             verdicts = await self._queue.settle(batch)
         except StoreError as error:
-            _warn("outcomes are not written yet; trying again", error=str(error))
+            warn("outcomes are not written yet; trying again", error=str(error))
             return False
         for outcome, verdict in zip(batch, verdicts, strict=True):
             if isinstance(verdict, LeaseLost):
-                _warn("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
+                warn("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
         return True
 
     async def _flushed(self) -> None:
@@ -264,7 +265,7 @@ class Consumer:
 
     def _lose(self, running: _Running) -> None:
         if running.lease.token in self._running:
-            _warn("the lease was lost; its handler is stopped", job=running.lease.job_id)
+            warn("the lease was lost; its handler is stopped", job=running.lease.job_id)
             self._stop(running)
 
     def _cancel(self, running: _Running) -> None:
@@ -282,8 +283,9 @@ class Consumer:
         while not stop.is_set():
             try:
                 await self._queue.upkeep()
+                warn_quarantined(self._queue.name, self._queue.take_quarantined())
             except StoreError as error:
-                _warn("upkeep failed; trying again", error=str(error))
+                warn("upkeep failed; trying again", error=str(error))
             await asyncio.sleep(_UPKEEP_S)
 
 
@@ -301,10 +303,3 @@ def _on_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def _warn(text: str, **facts: object) -> None:
-    """A line of the log. Whoever only looks at a queue does not load what writes it."""
-    import structlog
-
-    structlog.get_logger("leasehold.omniq").warning(text, **facts)

@@ -9,20 +9,22 @@ import msgspec
 from leasehold.contracts.omniq.options import CONTRACT
 from leasehold.core.job import JobEvent, JobRecord
 
+_NUMBER_MAX = 2**53
 STATES = ("wait", "delayed", "active", "completed", "failed")
 
 
 def fields_of(flat: Any) -> dict[str, bytes]:
     """A flat HGETALL reply by field name."""
-    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    return {name.decode(errors="replace"): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def number(raw: bytes | None) -> int:
-    """A number that another program may have written carelessly (`1e+15`)."""
+    """A number that another program may have written carelessly (`1e+15`); 0 for none."""
     try:
-        return int(float(raw)) if raw else 0
+        found = float(raw) if raw else 0.0
     except ValueError:
         return 0
+    return int(found) if abs(found) < _NUMBER_MAX else 0
 
 
 def record_of(job_id: str, fields: dict[str, bytes], queue: str, task: str) -> JobRecord:
