@@ -53,6 +53,7 @@ from leasehold.contracts.omniq.submission import (
     check_number,
     publication,
     script_args,
+    structured,
 )
 from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import Conflict
@@ -143,6 +144,10 @@ class Client:
         )
         (stored,) = await self._publish(queue, [job], now_ms_override)
         return stored
+
+    async def publish_json(self, queue: str, payload: Any, **options: Any) -> str:
+        """`publish` for a dataclass, a msgspec struct or a pydantic model, too."""
+        return await self.publish(queue, structured(payload), **options)
 
     async def publish_many(
         self,
@@ -236,7 +241,7 @@ class Client:
         self, queue: str, job_id: str, token: str, kind: str, now_ms: int, error: str = ""
     ) -> Any:
         line = self._line(queue)
-        said = error.encode()[:_ERROR_BYTES_MAX].decode(errors="ignore")
+        said = error.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
         # The same for every resend by `insist`, so that only those are answered alike.
         request = secrets.token_hex(8)
         args: tuple[Arg, ...] = (
@@ -352,7 +357,13 @@ class Client:
         source = OmniqQueue(Redis(self._url, name="leasehold-omniq"), options, worker_id=worker)
         try:
             await consume(
-                source, handler, concurrency=concurrency, drain=drain, signals=signals, **settings
+                source,
+                handler,
+                self,
+                concurrency=concurrency,
+                drain=drain,
+                signals=signals,
+                **settings,
             )
         finally:
             await source.close()

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from leasehold.contracts.omniq.options import queue_base
-from leasehold.contracts.omniq.records import fields_of, number
+from leasehold.contracts.omniq.options import QUEUE_NAME, queue_base
+from leasehold.contracts.omniq.records import fields_of, number, readable
 from leasehold.store.redis import Arg, Redis
 
 MonitorLane = Literal["wait", "active", "delayed", "failed", "completed"]
@@ -88,6 +88,17 @@ class LaneJob(msgspec.Struct, frozen=True):
     job: JobInfo
 
 
+class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters, groups that are ready, and the oldest jobs of each lane."""
+
+    stats: QueueStats
+    ready_groups: list[GroupReady]
+    active: list[LaneJob]
+    delayed: list[LaneJob]
+    failed: list[LaneJob]
+    completed: list[LaneJob]
+
+
 _STATS = [field.name for field in msgspec.structs.fields(QueueStats)][2:]
 _TEXTS = frozenset({"job_id", "state", "gid", "lease_token", "payload", "last_error"})
 _JOB = [field.name for field in msgspec.structs.fields(JobInfo)][1:]
@@ -107,7 +118,8 @@ class Monitor:
             cursor, keys = await self._redis.call(
                 "SCAN", cursor, "MATCH", "{*}:stats", "COUNT", _SCAN_STEP
             )
-            found.update(key.decode()[1 : -len("}:stats")] for key in keys)
+            names = (key[1 : -len("}:stats")].decode(errors="replace") for key in keys)
+            found.update(name for name in names if QUEUE_NAME.fullmatch(name))
             if cursor == b"0":
                 return sorted(found)
 
@@ -130,6 +142,16 @@ class Monitor:
         flat = await self._redis.call("HGETALL", f"{queue_base(queue)}:job:{job_id}")
         return _info(job_id, fields_of(flat)) if flat else None
 
+    async def overview(self, queue: str, samples_per_lane: int = 10) -> QueueOverview:
+        """How a queue stands, with some jobs of each lane."""
+        lanes: tuple[MonitorLane, ...] = ("active", "delayed", "failed", "completed")
+        samples = {
+            lane: await self.lane_page(queue, lane, limit=samples_per_lane) for lane in lanes
+        }
+        return QueueOverview(
+            stats=await self.stats(queue), ready_groups=await self.groups_ready(queue), **samples
+        )
+
     async def lane_page(
         self,
         queue: str,
@@ -144,7 +166,7 @@ class Monitor:
             "ZREVRANGE" if reverse else "ZRANGE",
             f"{queue_base(queue)}:idx:{lane}", offset, offset + limit - 1, "WITHSCORES",
         )  # fmt: skip
-        ids = [member.decode() for member in flat[::2]]
+        ids = [member.decode(errors="replace") for member in flat[::2]]
         return await self._lane_jobs(queue, lane, ids, [number(score) for score in flat[1::2]])
 
     async def find_jobs(
@@ -168,7 +190,7 @@ class Monitor:
             "ZRANGE", f"{queue_base(queue)}:groups:ready", offset, offset + limit - 1, "WITHSCORES"
         )
         return [
-            GroupReady(gid.decode(), number(score))
+            GroupReady(gid.decode(errors="replace"), number(score))
             for gid, score in zip(flat[::2], flat[1::2], strict=True)
         ]
 
@@ -199,13 +221,16 @@ class Monitor:
         self, queue: str, lane: MonitorLane, ids: list[str], entered: list[int]
     ) -> list[LaneJob]:
         base = queue_base(queue)
-        flats: list[Any] = await self._redis.pipeline(
-            [("HGETALL", f"{base}:job:{job_id}") for job_id in ids]
+        flats = readable(
+            await self._redis.pipeline([("HGETALL", f"{base}:job:{job_id}") for job_id in ids])
         )
         return [
             LaneJob(lane, ms, _info(job_id, fields_of(flat)))
             for job_id, ms, flat in zip(ids, entered, flats, strict=True)
         ]
+
+    scan_queues = queues
+    get_job = job
 
 
 def _info(job_id: str, fields: dict[str, bytes]) -> JobInfo:

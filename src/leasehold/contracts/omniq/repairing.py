@@ -29,9 +29,7 @@ async def repair(calls: Calls, queue: str) -> int:
         for lane in _lanes(base, state, gids):
             wrong += await _mend(calls, "lane", state, await _ids(calls, state, lane))
         wrong += await _drop_left_over(calls, base, state)
-    wrong += await calls.run(
-        "mend", 0, "groups", noted if isinstance(noted, bytes) else b"", *gids
-    )
+    wrong += await calls.run("mend", 0, "groups", noted if isinstance(noted, bytes) else b"", *gids)
     return wrong
 
 

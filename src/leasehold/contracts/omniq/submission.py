@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -117,6 +118,15 @@ def _parts(rows: Sequence[Publication]) -> tuple[str, ...]:
     if any(row.trace or row.idempotency_key for row in rows):
         return _WHOLE
     return _GROUPED if any(row.gid for row in rows) else _PLAIN
+
+
+def structured(payload: Any) -> Any:
+    """A dataclass, msgspec struct or pydantic model as what JSON has words for."""
+    if hasattr(payload, "model_dump"):
+        return payload.model_dump(mode="json")
+    if isinstance(payload, msgspec.Struct) or dataclasses.is_dataclass(payload):
+        return msgspec.to_builtins(payload)
+    return payload
 
 
 def json_of(payload: Any) -> bytes:
@@ -245,6 +255,9 @@ def answers(reply: list[Any], jobs: Sequence[Publication], options: Options) -> 
     told = [Submitted(job.job_id, "created", created_ms=now_ms) for job in jobs]
     for position, status, job_id, created_ms in others:
         told[position - 1] = submitted(
-            status.decode(), job_id.decode(errors="replace"), created_ms, depth_max=options.max_depth
+            status.decode(),
+            job_id.decode(errors="replace"),
+            created_ms,
+            depth_max=options.max_depth,
         )
     return told

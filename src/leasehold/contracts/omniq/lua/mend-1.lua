@@ -16,6 +16,11 @@ local wrong = 0
 
 local mend = {}
 
+-- When the job entered the state, as far as its hash tells.
+local ENTERED = { wait = 'queued_ms', active = 'last_started_ms', delayed = 'updated_ms', failed = 'failed_ms',
+  completed = 'completed_ms' }
+local DUE = { active = 'lock_until_ms', delayed = 'due_ms' }
+
 -- Takes out of `ids` those that stand in the list.
 local function strike_out(list, ids)
   for from = 0, call('LLEN', list) - 1, 1000 do
@@ -32,6 +37,9 @@ function mend.stray()
   for at = 4, #ARGV do
     local job = read_job(ARGV[at])
     local state = job and job.state
+    if job then
+      call('ZADD', IDX .. state, 'NX', text[figure(call('HGET', job.key, ENTERED[state])) or NOW], job.id)
+    end
     if state == 'active' then
       wrong = wrong + call('ZADD', ACTIVE, 'NX', text[figure(job.lock, NOW) or NOW], job.id)
     elseif state == 'delayed' then
@@ -71,11 +79,6 @@ function mend.idx()
     end
   end
 end
-
--- When the job entered the state, as far as its hash tells.
-local ENTERED = { wait = 'queued_ms', active = 'last_started_ms', delayed = 'updated_ms', failed = 'failed_ms',
-  completed = 'completed_ms' }
-local DUE = { active = 'lock_until_ms', delayed = 'due_ms' }
 
 local function lane_entry(id)
   local lane = BASE .. ':' .. STATE
