@@ -168,7 +168,7 @@ async def _one_round(bench: Bench, queue: OmniqQueue, damage: Callable[[], Any])
         await queue.settle([Outcome(lease, "complete") for lease in leases])
         ended.extend(lease.job_id for lease in leases)
         await queue.upkeep()
-        bench.raw.hdel(bench.key("upkeep"), "tidy_at", "mending_until")
+        bench.raw.hdel(bench.key("upkeep"), "tidy_at", "mended_at")
         return len(ended) >= len(ids)
 
     async with asyncio.timeout(20):

@@ -28,9 +28,7 @@ def blocking(bench: Bench) -> Generator[SyncClient]:
 
 
 @pytest.mark.clause("O-54")
-def test_a_program_without_an_event_loop_has_every_call(
-    bench: Bench, blocking: SyncClient
-) -> None:
+def test_a_program_without_an_event_loop_has_every_call(bench: Bench, blocking: SyncClient) -> None:
     queue = bench.name
     job_id = blocking.publish(queue=queue, payload={"a": 1}, gid="g")
     job = blocking.reserve(queue=queue)

@@ -5,7 +5,7 @@ Everything is read from the tables that OmniQ's own monitor reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -126,10 +126,10 @@ class Monitor:
     async def stats(self, queue: str) -> QueueStats:
         """The counters of one queue; zeros for one that nobody has used."""
         base = queue_base(queue)
-        values, paused = await self._redis.pipeline(
-            [("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")]
+        values, paused = await self._ask(
+            ("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")
         )
-        counters = {name: number(value) for name, value in zip(_STATS, values, strict=True)}
+        counters = {name: number(value) for name, value in zip(_STATS, values or (), strict=False)}
         return QueueStats(queue=base[1:-1], paused=bool(paused), **counters)
 
     async def stats_many(self, queues: Iterable[str] | None = None) -> list[QueueStats]:
@@ -139,7 +139,7 @@ class Monitor:
 
     async def job(self, queue: str, job_id: str) -> JobInfo | None:
         """One job, or None."""
-        flat = await self._redis.call("HGETALL", f"{queue_base(queue)}:job:{job_id}")
+        (flat,) = await self._ask(("HGETALL", f"{queue_base(queue)}:job:{job_id}"))
         return _info(job_id, fields_of(flat)) if flat else None
 
     async def overview(self, queue: str, samples_per_lane: int = 10) -> QueueOverview:
@@ -162,10 +162,9 @@ class Monitor:
         reverse: bool = False,
     ) -> list[LaneJob]:
         """Jobs of a lane by when they entered it, oldest first unless `reverse`."""
-        flat = await self._redis.call(
-            "ZREVRANGE" if reverse else "ZRANGE",
-            f"{queue_base(queue)}:idx:{lane}", offset, offset + limit - 1, "WITHSCORES",
-        )  # fmt: skip
+        read, index = "ZREVRANGE" if reverse else "ZRANGE", f"{queue_base(queue)}:idx:{lane}"
+        (found,) = await self._ask((read, index, offset, offset + limit - 1, "WITHSCORES"))
+        flat = found or []
         ids = [member.decode(errors="replace") for member in flat[::2]]
         return await self._lane_jobs(queue, lane, ids, [number(score) for score in flat[1::2]])
 
@@ -176,8 +175,8 @@ class Monitor:
         ids = list(job_ids)
         if not ids:
             return []
-        scores = await self._redis.call("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids)
-        there = [(job_id, number(s)) for job_id, s in zip(ids, scores, strict=True) if s]
+        (scores,) = await self._ask(("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids))
+        there = [(job_id, number(s)) for job_id, s in zip(ids, scores or (), strict=False) if s]
         return await self._lane_jobs(
             queue, lane, [job_id for job_id, _ in there], [score for _, score in there]
         )
@@ -186,9 +185,9 @@ class Monitor:
         self, queue: str, *, offset: int = 0, limit: int = 200
     ) -> list[GroupReady]:
         """Groups that have work and a free slot, the next one first."""
-        flat = await self._redis.call(
-            "ZRANGE", f"{queue_base(queue)}:groups:ready", offset, offset + limit - 1, "WITHSCORES"
-        )
+        ready = f"{queue_base(queue)}:groups:ready"
+        (found,) = await self._ask(("ZRANGE", ready, offset, offset + limit - 1, "WITHSCORES"))
+        flat = found or []
         return [
             GroupReady(gid.decode(errors="replace"), number(score))
             for gid, score in zip(flat[::2], flat[1::2], strict=True)
@@ -205,14 +204,14 @@ class Monitor:
             commands.append(("MGET", f"{base}:g:{gid}:inflight", f"{base}:g:{gid}:limit"))
             commands.append(("LLEN", f"{base}:g:{gid}:wait"))
             commands.append(("ZSCORE", f"{base}:groups:ready", gid))
-        replies = iter(await self._redis.pipeline(commands))
+        replies = iter(await self._ask(*commands))
         return [
             GroupStatus(
                 gid=gid,
                 inflight=max(0, number(counts[0])),
                 limit=number(counts[1]) if number(counts[1]) > 0 else default_limit,
                 ready=score is not None,
-                waiting_count=waiting,
+                waiting_count=waiting or 0,
             )
             for gid, counts, waiting, score in zip(named, replies, replies, replies, strict=True)
         ]
@@ -221,13 +220,14 @@ class Monitor:
         self, queue: str, lane: MonitorLane, ids: list[str], entered: list[int]
     ) -> list[LaneJob]:
         base = queue_base(queue)
-        flats = readable(
-            await self._redis.pipeline([("HGETALL", f"{base}:job:{job_id}") for job_id in ids])
-        )
+        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in ids])
         return [
             LaneJob(lane, ms, _info(job_id, fields_of(flat)))
             for job_id, ms, flat in zip(ids, entered, flats, strict=True)
         ]
+
+    async def _ask(self, *commands: Sequence[Arg]) -> list[Any]:
+        return readable(await self._redis.pipeline(commands))
 
     scan_queues = queues
     get_job = job

@@ -7,8 +7,11 @@ calls this; no step keeps the server for long.
 
 from __future__ import annotations
 
+from typing import Any
+
 from leasehold.contracts.omniq.calls import Calls
 from leasehold.contracts.omniq.options import queue_base
+from leasehold.contracts.omniq.records import readable
 from leasehold.store.redis import Arg
 
 _STEP = 500
@@ -18,7 +21,7 @@ _STATES = ("wait", "active", "delayed", "failed", "completed")
 async def repair(calls: Calls, queue: str) -> int:
     """Compare lanes, mirror tables, groups and counters with the jobs; how many were wrong."""
     base = queue_base(queue).encode()
-    (noted,) = await calls.redis.pipeline([("HGET", base + b":upkeep", "recount")])
+    noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
     jobs, gids = await _jobs_and_gids(calls, base)
     wrong: int = await calls.run("mend", 0, "groups", "", *gids)  # also sets wrong types aside
     for state in _STATES:
@@ -29,7 +32,7 @@ async def repair(calls: Calls, queue: str) -> int:
         for lane in _lanes(base, state, gids):
             wrong += await _mend(calls, "lane", state, await _ids(calls, state, lane))
         wrong += await _drop_left_over(calls, base, state)
-    wrong += await calls.run("mend", 0, "groups", noted if isinstance(noted, bytes) else b"", *gids)
+    wrong += await calls.run("mend", 0, "groups", noted, *gids)
     return wrong
 
 
@@ -49,9 +52,8 @@ async def _ids(calls: Calls, state: str, lane: bytes) -> list[bytes]:
     read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
     found: list[bytes] = []
     while True:
-        step: list[bytes] = await calls.redis.call(
-            read, lane, len(found), len(found) + 2 * _STEP - 1
-        )
+        end = len(found) + 2 * _STEP - 1
+        step: list[bytes] = await _read(calls, read, lane, len(found), end) or []
         found += step
         if len(step) < 2 * _STEP:
             return found
@@ -61,12 +63,15 @@ async def _drop_left_over(calls: Calls, base: bytes, state: str) -> int:
     wrong: int = await calls.run("mend", 0, "idx", state)
     cursor = b"0"
     while True:
-        cursor, flat = await calls.redis.call(
-            "ZSCAN", base + b":idx:" + state.encode(), cursor, "COUNT", _STEP
-        )
+        index = base + b":idx:" + state.encode()
+        cursor, flat = await _read(calls, "ZSCAN", index, cursor, "COUNT", _STEP) or (b"0", [])
         wrong += await _mend(calls, "idx", state, flat[::2])
         if cursor == b"0":
             return wrong
+
+
+async def _read(calls: Calls, *command: Arg) -> Any:
+    return readable(await calls.redis.pipeline([command]))[0]
 
 
 async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[bytes]]:

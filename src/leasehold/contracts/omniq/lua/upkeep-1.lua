@@ -18,7 +18,7 @@ KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[7]), tonumber(ARGV[8])
 local UPKEEP, WORKERS = BASE .. ':upkeep', BASE .. ':workers'
 -- @include claims
 -- @include trim
-local BATCH, TIDY_MS = 200, 10000
+local BATCH, TIDY_MS, RECOUNT_MS = 200, 10000, 2000
 
 local function forget(key, at_of)
   local all = call('HGETALL', key)
@@ -77,9 +77,11 @@ if tidies then
   forget(CLAIMS, function(value) return (claim_of(value) or { at = 0 }).at end)
 end
 flush()
-local mend = (tidies or call('HEXISTS', UPKEEP, 'recount') == 1)
-  and NOW > (figure(call('HGET', UPKEEP, 'mending_until'), 0) or 0) and strayed()
-if mend then -- one worker does it, unless it takes too long
-  call('HSET', UPKEEP, 'mending_until', text[NOW + TIDY_MS])
+-- One worker mends, and not all the time: clients without counters leave something to mend with every step.
+local since = NOW - (figure(call('HGET', UPKEEP, 'mended_at'), 0) or 0)
+local pause = call('HEXISTS', UPKEEP, 'recount') == 1 and RECOUNT_MS or TIDY_MS
+local mend = (since < 0 or since >= pause) and strayed()
+if mend then
+  call('HSET', UPKEEP, 'mended_at', NOW_S)
 end
 return { promoted, reclaimed, buried, 0, trimmed, mend and 1 or 0, news() }
