@@ -160,23 +160,48 @@ async def test_whoever_was_reaped_is_refused_and_the_history_says_so(bench: Benc
     assert [event.data for event in rejects] == ["settle", "extend"]
 
 
-@pytest.mark.clause("O-35")
-async def test_an_ack_sent_again_is_answered_alike(bench: Bench) -> None:
-    await bench.publish({}, {}, {}, max_attempts=1)
+@pytest.mark.clause("O-18", "O-35")
+@pytest.mark.parametrize("other_client", [False, True])
+async def test_a_second_ack_by_the_caller_is_refused(bench: Bench, other_client: bool) -> None:
+    await bench.publish({}, {}, max_attempts=1)
     await bench.publish({}, backoff_ms=9_000)
-    client = bench.client
-    done, failed, _, retried = [await bench.reserve() for _ in range(4)]
-    for _ in range(2):
-        await client.ack_success(bench.name, done.job_id, done.lease_token)
-        answer = await client.ack_fail(bench.name, failed.job_id, failed.lease_token)
-        assert answer == ("FAILED", None)
-    first = await client.ack_fail(bench.name, retried.job_id, retried.lease_token)
-    assert first[0] == "RETRY"
-    assert await client.ack_fail(bench.name, retried.job_id, retried.lease_token) == first
-    with pytest.raises(TokenMismatch):
-        await client.ack_fail(bench.name, done.job_id, done.lease_token)
-    with pytest.raises(TokenMismatch):
-        await client.ack_success(bench.name, failed.job_id, failed.lease_token)
+    done, failed, retried = [await bench.reserve() for _ in range(3)]
+    first = bench.client
+    await first.ack_success(bench.name, done.job_id, done.lease_token)
+    assert await first.ack_fail(bench.name, failed.job_id, failed.lease_token) == ("FAILED", None)
+    word, _ = await first.ack_fail(bench.name, retried.job_id, retried.lease_token)
+    assert word == "RETRY"
+    before = {job.job_id: bench.hash(job.job_id) for job in (done, failed, retried)}
+    client = bench.another() if other_client else first
+    for job in (done, failed, retried):
+        for call in (client.ack_success, client.ack_fail, client.heartbeat):
+            with pytest.raises((TokenMismatch, NotActive)):
+                await call(bench.name, job.job_id, job.lease_token)
+    assert {job_id: bench.hash(job_id) for job_id in before} == before
+
+
+@pytest.mark.clause("O-35", "O-18")
+async def test_only_the_lost_request_is_answered_alike_and_not_the_next_one(bench: Bench) -> None:
+    await bench.publish({}, {})
+    client, lose = await bench.lossy_client()
+    for ack in (client.ack_success, client.ack_fail):
+        job = await client.reserve(bench.name)
+        assert isinstance(job, Reserved)
+        lose()
+        await ack(bench.name, job.job_id, job.lease_token)
+        with pytest.raises(TokenMismatch):
+            await ack(bench.name, job.job_id, job.lease_token)
+
+
+@pytest.mark.clause("O-18", "O-43")
+async def test_a_second_ack_by_an_sdk_on_our_scripts_is_refused(bench: Bench) -> None:
+    await bench.publish({}, {})
+    calls = bench.client._line(bench.name).calls
+    for script in ("ack_success", "ack_fail"):
+        job = await bench.reserve()
+        args = (script, job.job_id, 0, job.lease_token)
+        assert (await calls.run(*args))[0] in (b"OK", b"RETRY")
+        assert await calls.run(*args) == [b"ERR", b"TOKEN_MISMATCH"]
 
 
 @pytest.mark.clause("O-35")

@@ -84,6 +84,7 @@ async def test_a_grouped_job_stands_in_its_groups_list(bench: Bench) -> None:
         None,
         True,
         {1, 2},
+        (1, 2),
         {"a": float("nan")},
         [float("inf")],
         {"a": b"x"},
@@ -104,7 +105,7 @@ async def test_a_payload_that_is_no_object_or_array_is_refused(bench: Bench, pay
     "wrong",
     [
         {"timeout_ms": 0},
-        {"max_attempts": 0},
+        {"max_attempts": 1.5},
         {"backoff_ms": -1},
         {"due_ms": 1.5},
         {"group_limit": -1},
@@ -119,6 +120,17 @@ async def test_an_option_that_cannot_be_is_refused(bench: Bench, wrong: dict[str
     with pytest.raises(ValueError, match=next(iter(wrong))):
         await bench.client.publish(bench.name, {}, **wrong)
     assert bench.all_keys() == set()
+
+
+@pytest.mark.clause("O-7", "O-17")
+@pytest.mark.parametrize("max_attempts", [0, -3])
+async def test_max_attempts_below_one_acts_as_one(bench: Bench, max_attempts: int) -> None:
+    await bench.publish({}, job_id="j", max_attempts=max_attempts)
+    assert bench.hash("j")["max_attempts"] == str(max_attempts)  # as OmniQ stores it
+    job = await bench.reserve()
+    assert (job.attempt, job.max_attempts) == (1, 1)
+    answer = await bench.client.ack_fail(bench.name, "j", job.lease_token)
+    assert answer == ("FAILED", None)
 
 
 @pytest.mark.clause("O-12", "O-50", "O-21")

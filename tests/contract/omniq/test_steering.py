@@ -135,11 +135,47 @@ async def test_each_child_counts_once(bench: Bench) -> None:
     with pytest.raises(Refused, match="ALREADY_INIT"):
         await client.childs_init(key, 3)
     assert [await client.child_ack(key, child) for child in ("a", "a", "b", "c")] == [2, 2, 1, 0]
-    assert await client.child_ack(key, "c") == 0  # it may have died before it acted on it
-    assert await client.child_ack(key, "stranger") == -1
-    assert 0 < bench.raw.ttl(f"{{cc:{key}}}:done") <= 86_400
+    assert await client.child_ack(key, "c") == -1
     await client.childs_init(key, 1)
     assert await client.child_ack(key, "c") == 0
+
+
+@pytest.mark.clause("O-27")
+async def test_the_last_child_leaves_no_key_behind(bench: Bench) -> None:
+    key = f"parent-{bench.name}"
+    await bench.client.childs_init(key, 2)
+    assert [await bench.client.child_ack(key, child) for child in ("a", "b")] == [1, 0]
+    assert list(bench.raw.scan_iter(f"*{key}*", count=1000)) == []
+
+
+@pytest.mark.clause("O-27")
+async def test_the_last_child_hears_that_it_was_the_last_though_the_answer_was_lost(
+    bench: Bench,
+) -> None:
+    key = f"parent-{bench.name}"
+    client, lose = await bench.lossy_client()
+    await client.childs_init(key, 2)
+    lose()
+    assert await client.child_ack(key, "a") == 1
+    lose()
+    assert await client.child_ack(key, "b") == 0
+    assert list(bench.raw.scan_iter(f"*{key}*", count=1000)) == []
+
+
+@pytest.mark.clause("O-27", "O-52")
+async def test_a_damaged_counter_is_no_counter_and_can_be_made_anew(bench: Bench) -> None:
+    key = f"parent-{bench.name}"
+    count, done = f"{{cc:{key}}}:count", f"{{cc:{key}}}:done"
+    for wrong in (b"x", b"1.5", b"nan", b"inf", b""):
+        bench.raw.set(count, wrong)
+        bench.raw.set(done, "x")
+        assert await bench.client.child_ack(key, "a") == -1
+        bench.raw.delete(count)
+    bench.raw.rpush(count, "x")
+    assert await bench.client.child_ack(key, "a") == -1
+    await bench.client.childs_init(key, 1)
+    bench.raw.set(done, "x")
+    assert await bench.client.child_ack(key, "a") == 0
 
 
 @pytest.mark.clause("O-27")

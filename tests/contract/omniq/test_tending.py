@@ -88,6 +88,16 @@ async def test_a_slot_whose_job_was_deleted_by_hand_is_found_again(bench: Bench)
     assert lease.job_id == second
 
 
+@pytest.mark.clause("O-34", "O-22")
+async def test_reaping_a_lease_without_a_job_gives_its_groups_slot_back(bench: Bench) -> None:
+    first, second = await bench.publish({}, {}, gid="g", timeout_ms=50)
+    assert (await bench.reserve(1_000)).job_id == first
+    bench.raw.delete(bench.key(f"job:{first}"))
+    assert await bench.client.reserve(bench.name, 1_100) is None
+    assert await bench.client.reap_expired(bench.name, now_ms_override=1_100) == 1
+    assert (await bench.reserve(1_100)).job_id == second
+
+
 @pytest.mark.clause("O-36")
 async def test_failed_jobs_are_kept_up_to_a_number(bench: Bench) -> None:
     ids = await bench.publish(*[{}] * 12, max_attempts=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leasehold.contracts.omniq.blocking import SyncClient
 from leasehold.contracts.omniq.client import Client
 from leasehold.contracts.omniq.context import JobContext
 from leasehold.contracts.omniq.errors import NotActive, Refused, TokenMismatch
@@ -25,6 +26,7 @@ __all__ = [
     "Paused",
     "Refused",
     "Reserved",
+    "SyncClient",
     "TokenMismatch",
 ]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from typing import Any
 
 from leasehold.contracts.omniq.calls import SCRIPTS, insist
 from leasehold.contracts.omniq.errors import OptionValue, Refused
+from leasehold.core.errors import StoreError
 from leasehold.store.redis import Arg, Redis
 
 _KEY_CHARS_MAX = 128
@@ -25,12 +28,17 @@ class Children:
 
     async def ack(self, key: str, child_id: str) -> int:
         """How many are left; -1 when there is no counter."""
-        word = await self._run("child_ack", key, child_id)
-        return int(word[1]) if word[0] == b"OK" else -1
+        word = await self._run("child_ack", key, child_id, secrets.token_hex(8))
+        if word[0] != b"OK":
+            return -1
+        if word[1] == 0:  # heard, so nothing needs to be remembered for a resend
+            with contextlib.suppress(StoreError):
+                await self._redis.call("DEL", f"{{cc:{_checked(key)}}}:last")
+        return int(word[1])
 
-    async def _run(self, name: str, key: str, arg: Arg) -> Any:
+    async def _run(self, name: str, key: str, *args: Arg) -> Any:
         anchor = f"{{cc:{_checked(key)}}}:meta"
-        return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], [arg]))
+        return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], args))
 
 
 def _checked(key: str) -> str:

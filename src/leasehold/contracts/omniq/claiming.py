@@ -12,6 +12,8 @@ from typing import Any
 
 from leasehold.contracts.omniq.calls import Calls
 from leasehold.contracts.omniq.options import Options, queue_base
+from leasehold.contracts.omniq.replies import quarantined
+from leasehold.core.quarantine import Quarantined
 from leasehold.store.redis import Redis
 
 BATCH_MAX = 500
@@ -22,10 +24,15 @@ _PAUSED_POLL_MS = 200
 
 
 class Claimer:
-    """Claims for one instance of a queue. `held` are the ids of leases that it knows of."""
+    """Claims for one instance of a queue.
+
+    `held` are the ids of leases that it knows of, `quarantined` records that were set aside and
+    are not logged yet.
+    """
 
     def __init__(self, calls: Calls, options: Options, worker_id: str) -> None:
         self.held: dict[str, None] = {}
+        self.quarantined: list[Quarantined] = []
         self._calls = calls
         self._options = options
         self._worker_id = worker_id
@@ -36,7 +43,7 @@ class Claimer:
         self._number = 0
 
     async def once(self, limit: int, *, now_ms: int = 0, tends: bool = True) -> Any:
-        """One claim: (state, now_ms, last wake id, next due_ms, lease rows)."""
+        """One claim: (state, now_ms, last wake id, next due_ms, lease rows, news)."""
         async with self._asking:
             recover = self._answer_lost
             self._number += 1
@@ -58,6 +65,7 @@ class Claimer:
                 *(self.held if recover else ()),
             )
             self._answer_lost = False
+            self.quarantined += quarantined(reply[5])
             for row in reply[4]:
                 self._hold(row[0].decode())
             return reply
@@ -67,7 +75,7 @@ class Claimer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            state, now, woken, due, rows = await self.once(limit)
+            state, now, woken, due, rows, _ = await self.once(limit)
             left_ms = (deadline - loop.time()) * 1000
             if rows or left_ms <= 0:
                 return list(rows)
@@ -75,6 +83,11 @@ class Claimer:
             if due and state == b"ok":
                 poll_ms = min(poll_ms, max(1, due - now))
             await self._bell.wait(min(left_ms, poll_ms), woken)
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What was set aside since the last call."""
+        taken, self.quarantined = self.quarantined, []
+        return taken
 
     def release(self, job_id: str) -> None:
         """The lease is over."""

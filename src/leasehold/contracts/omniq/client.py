@@ -29,6 +29,7 @@ from leasehold.contracts.omniq.consuming import consume
 from leasehold.contracts.omniq.context import Handler
 from leasehold.contracts.omniq.errors import Refused, refusal
 from leasehold.contracts.omniq.ledger import steer
+from leasehold.contracts.omniq.logs import warn_quarantined
 from leasehold.contracts.omniq.monitor import Monitor
 from leasehold.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
 from leasehold.contracts.omniq.queue import OmniqQueue
@@ -52,6 +53,7 @@ from leasehold.contracts.omniq.submission import (
     check_number,
     publication,
     script_args,
+    structured,
 )
 from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import Conflict
@@ -143,6 +145,10 @@ class Client:
         (stored,) = await self._publish(queue, [job], now_ms_override)
         return stored
 
+    async def publish_json(self, queue: str, payload: Any, **options: Any) -> str:
+        """`publish` for a dataclass, a msgspec struct or a pydantic model, too."""
+        return await self.publish(queue, structured(payload), **options)
+
     async def publish_many(
         self,
         queue: str,
@@ -195,6 +201,7 @@ class Client:
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
         claimer = self._line(queue).claimer
         reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
+        warn_quarantined(queue, claimer.take_quarantined())
         return reply[0], [reserved(row) for row in reply[4]]
 
     async def heartbeat(
@@ -214,7 +221,7 @@ class Client:
     async def ack_success(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
     ) -> None:
-        """End a lease: done. The same ack again is answered alike."""
+        """End a lease: done. A second ack raises `TokenMismatch`."""
         await self._ack(queue, job_id, lease_token, "complete", now_ms_override)
 
     async def ack_fail(
@@ -234,9 +241,11 @@ class Client:
         self, queue: str, job_id: str, token: str, kind: str, now_ms: int, error: str = ""
     ) -> Any:
         line = self._line(queue)
-        said = error.encode()[:_ERROR_BYTES_MAX].decode(errors="ignore")
+        said = error.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
+        # The same for every resend by `insist`, so that only those are answered alike.
+        request = secrets.token_hex(8)
         args: tuple[Arg, ...] = (
-            line.options.keep_completed, line.options.keep_failed, chance(),
+            line.options.keep_completed, line.options.keep_failed, chance(), request,
             job_id, token, "", kind, 0, "", "", said, "", "error" if said else "",
         )  # fmt: skip
         (reply,) = await insist(
@@ -262,13 +271,16 @@ class Client:
     async def _tend(self, queue: str, name: str, most: int, now_ms: int) -> int:
         """In steps, so that a thousand due jobs do not keep the server from everybody else."""
         calls = self._line(queue).calls
-        done = 0
+        done, recount = 0, False
         while done < most:
             step = min(_TEND_STEP, most - done)
-            _, count = await insist(lambda step=step: calls.run(name, now_ms, step))
+            _, count, *orphans = await insist(lambda step=step: calls.run(name, now_ms, step, 1))
             done += count
+            recount = recount or 1 in orphans
             if count < step:
                 break
+        if recount:  # a lease had no job any more: which group's slot it held is counted anew
+            await self.repair(queue)
         return done
 
     async def pause(self, queue: str) -> str:
@@ -345,7 +357,13 @@ class Client:
         source = OmniqQueue(Redis(self._url, name="leasehold-omniq"), options, worker_id=worker)
         try:
             await consume(
-                source, handler, concurrency=concurrency, drain=drain, signals=signals, **settings
+                source,
+                handler,
+                self,
+                concurrency=concurrency,
+                drain=drain,
+                signals=signals,
+                **settings,
             )
         finally:
             await source.close()

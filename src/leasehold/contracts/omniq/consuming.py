@@ -18,16 +18,22 @@ import random
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from leasehold.contracts.omniq.context import Handler, JobContext, context_of
+from leasehold.contracts.omniq.executing import Exec
+from leasehold.contracts.omniq.logs import warn, warn_quarantined
 from leasehold.contracts.omniq.queue import OmniqQueue
 from leasehold.contracts.omniq.threads import Threads, raised_by
 from leasehold.core.errors import LeaseLost, StoreError
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome
 from leasehold.core.retry import judge
+
+if TYPE_CHECKING:
+    from leasehold.contracts.omniq.client import Client
 
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0
@@ -41,6 +47,7 @@ _LEAVE_S = 1.0
 async def consume(
     queue: OmniqQueue,
     handler: Handler,
+    client: Client,
     *,
     concurrency: int = 1,
     drain: bool = True,
@@ -50,11 +57,12 @@ async def consume(
 ) -> None:
     """Until SIGINT, SIGTERM or `stop`: `drain` finishes what runs, else it is handed back at once.
 
-    An `async def` handler runs in the loop, a plain one in a thread. `beat_s` is how often leases
+    An `async def` handler runs in the loop, a plain one in a thread; `client` serves its
+    `ctx.exec`. `beat_s` is how often leases
     are kept, by default three times within the shortest.
     """
     ending = stop or asyncio.Event()
-    consumer = Consumer(queue, handler, concurrency=concurrency, beat_s=beat_s)
+    consumer = Consumer(queue, handler, client, concurrency=concurrency, beat_s=beat_s)
     with _on_signals(ending) if signals else contextlib.nullcontext():
         await consumer.run(ending, drain=drain)
 
@@ -72,12 +80,19 @@ class Consumer:
     """Runs one handler over one queue."""
 
     def __init__(
-        self, queue: OmniqQueue, handler: Handler, *, concurrency: int, beat_s: float | None
+        self,
+        queue: OmniqQueue,
+        handler: Handler,
+        client: Client,
+        *,
+        concurrency: int,
+        beat_s: float | None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         self._queue = queue
         self._handler = handler
+        self._client = client
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004  # an object with an async call
         )
@@ -129,7 +144,7 @@ class Consumer:
             try:
                 leases = await self._queue.claim(free, wait_ms=_CLAIM_WAIT_MS)
             except StoreError as error:
-                _warn("the store does not answer; trying again", error=str(error))
+                warn("the store does not answer; trying again", error=str(error))
                 await asyncio.sleep(0.2)
                 continue
             for lease in leases:
@@ -147,7 +162,8 @@ class Consumer:
             wait.cancel()
 
     def _start(self, lease: Lease, sent: float) -> None:
-        context = context_of(lease)
+        own_loop = None if self._is_async else self._loop
+        context = context_of(lease, Exec(self._client, lease.job_id, own_loop))
         running = _Running(lease, context, sent + lease.lease_ms / 1000)
         self._running[lease.token] = running
         running.task = self._loop.create_task(self._attempt(running))
@@ -204,11 +220,11 @@ class Consumer:
         try:
             verdicts = await self._queue.settle(batch)
         except StoreError as error:
-            _warn("outcomes are not written yet; trying again", error=str(error))
+            warn("outcomes are not written yet; trying again", error=str(error))
             return False
         for outcome, verdict in zip(batch, verdicts, strict=True):
             if isinstance(verdict, LeaseLost):
-                _warn("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
+                warn("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
         return True
 
     async def _flushed(self) -> None:
@@ -264,7 +280,7 @@ class Consumer:
 
     def _lose(self, running: _Running) -> None:
         if running.lease.token in self._running:
-            _warn("the lease was lost; its handler is stopped", job=running.lease.job_id)
+            warn("the lease was lost; its handler is stopped", job=running.lease.job_id)
             self._stop(running)
 
     def _cancel(self, running: _Running) -> None:
@@ -282,8 +298,9 @@ class Consumer:
         while not stop.is_set():
             try:
                 await self._queue.upkeep()
+                warn_quarantined(self._queue.name, self._queue.take_quarantined())
             except StoreError as error:
-                _warn("upkeep failed; trying again", error=str(error))
+                warn("upkeep failed; trying again", error=str(error))
             await asyncio.sleep(_UPKEEP_S)
 
 
@@ -301,10 +318,3 @@ def _on_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def _warn(text: str, **facts: object) -> None:
-    """A line of the log. Whoever only looks at a queue does not load what writes it."""
-    import structlog
-
-    structlog.get_logger("leasehold.omniq").warning(text, **facts)

@@ -8,11 +8,15 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from leasehold.contracts.omniq.executing import Exec
 from leasehold.core.lease import Lease
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler is given. `lost` is set when the lease is gone: stop, nothing counts."""
+    """What a handler is given. `lost` is set when the lease is gone: stop, nothing counts.
+
+    `exec` publishes, pauses and counts children on the same server.
+    """
 
     queue: str
     job_id: str
@@ -24,12 +28,13 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     lease_token: str
     gid: str
     lost: threading.Event
+    exec: Exec
 
 
 Handler: TypeAlias = Callable[[JobContext], Awaitable[Any] | Any]
 
 
-def context_of(lease: Lease) -> JobContext:
+def context_of(lease: Lease, tools: Exec) -> JobContext:
     """The context of one attempt."""
     raw = lease.payload.decode(errors="replace")
     try:
@@ -47,4 +52,5 @@ def context_of(lease: Lease) -> JobContext:
         lease_token=lease.token,
         gid=lease.gid,
         lost=threading.Event(),
+        exec=tools,
     )

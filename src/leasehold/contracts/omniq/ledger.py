@@ -14,6 +14,7 @@ from leasehold.contracts.omniq.records import (
     fields_of,
     number,
     position,
+    readable,
     record_of,
 )
 from leasehold.core.errors import UsageError
@@ -43,7 +44,7 @@ class OmniqLedger:
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job's hash, or None when there is none (any more)."""
-        flat = await self._redis.call("HGETALL", f"{self._base}:job:{job_id}")
+        (flat,) = await self._ask([("HGETALL", f"{self._base}:job:{job_id}")])
         return self._record(job_id, flat) if flat else None
 
     async def find(self, query: Query) -> Page:
@@ -69,7 +70,7 @@ class OmniqLedger:
     async def counts(self) -> Counts:
         """How many jobs are where now; totals are of what our own clients did."""
         key = self._base
-        replies = await self._redis.pipeline(
+        replies = await self._ask(
             [
                 ("LLEN", f"{key}:wait"),
                 ("HGET", f"{key}:stats", "group_waiting"),
@@ -90,21 +91,23 @@ class OmniqLedger:
         now = int(clock[0]) * 1000 + int(clock[1]) // 1000
         return Counts(
             states={
-                "wait": wait + number(grouped),
-                "delayed": delayed,
-                "active": active,
-                "completed": completed,
-                "failed": failed,
+                "wait": (wait or 0) + number(grouped),
+                "delayed": delayed or 0,
+                "active": active or 0,
+                "completed": completed or 0,
+                "failed": failed or 0,
             },
-            totals={name: int(value) for name, value in fields_of(totals).items()},
+            totals={name: number(value) for name, value in fields_of(totals).items()},
             paused=bool(paused),
-            workers=sum(now - number(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats),
+            workers=sum(
+                now - number(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats or ()
+            ),
             oldest_waiting_ms=max(0, now - number(first[1])) if first else 0,
         )
 
     async def workers(self) -> list[WorkerBeat]:
         """Workers of ours that claimed lately, also in vain; others leave no trace."""
-        flat, clock = await self._redis.pipeline([("HGETALL", f"{self._base}:workers"), ("TIME",)])
+        flat, clock = await self._ask([("HGETALL", f"{self._base}:workers"), ("TIME",)])
         oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
         beats = [
             WorkerBeat(name, *map(number, words.split(b" ")[:2]))
@@ -114,7 +117,7 @@ class OmniqLedger:
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What happened to one job, after an event id."""
-        flat, entries = await self._redis.pipeline(
+        flat, entries = await self._ask(
             [
                 ("HGETALL", f"{self._base}:job:{job_id}"),
                 ("XRANGE", f"{self._base}:events:{job_id}", "-", "+"),
@@ -190,7 +193,7 @@ class OmniqLedger:
                 step.append((entered, job_id))
         step = step[:_STEP]
         commands: list[tuple[Arg, ...]] = [("HGETALL", f"{self._base}:job:{j}") for _, j in step]
-        flats = await self._redis.pipeline(commands)
+        flats = await self._ask(commands)
         return [(ms, job_id, flat) for (ms, job_id), flat in zip(step, flats, strict=True)]
 
     async def _next_of(self, state: str, after: str) -> list[tuple[int, str]]:
@@ -199,7 +202,8 @@ class OmniqLedger:
             return await self._ranks(index, 0)
         entered, _, last_id = after.partition(":")
         cursor = (int(entered), last_id)
-        start = await self._redis.call("ZCOUNT", index, f"({entered}", "+inf")
+        (start,) = await self._ask([("ZCOUNT", index, f"({entered}", "+inf")])
+        start = start or 0
         while ranks := await self._ranks(index, start):
             left = [each for each in ranks if each < cursor]
             if left:
@@ -210,11 +214,15 @@ class OmniqLedger:
         return []
 
     async def _ranks(self, index: str, start: int) -> list[tuple[int, str]]:
-        flat = await self._redis.call("ZREVRANGE", index, start, start + _STEP - 1, "WITHSCORES")
+        (flat,) = await self._ask([("ZREVRANGE", index, start, start + _STEP - 1, "WITHSCORES")])
+        flat = flat or []
         return [
-            (int(float(score)), member.decode(errors="replace"))
+            (number(score), member.decode(errors="replace"))
             for member, score in zip(flat[::2], flat[1::2], strict=True)
         ]
+
+    async def _ask(self, commands: list[tuple[Arg, ...]]) -> list[Any]:
+        return readable(await self._redis.pipeline(commands))
 
 
 async def steer(

@@ -5,13 +5,13 @@ Everything is read from the tables that OmniQ's own monitor reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from leasehold.contracts.omniq.options import queue_base
-from leasehold.contracts.omniq.records import fields_of, number
+from leasehold.contracts.omniq.options import QUEUE_NAME, queue_base
+from leasehold.contracts.omniq.records import fields_of, number, readable
 from leasehold.store.redis import Arg, Redis
 
 MonitorLane = Literal["wait", "active", "delayed", "failed", "completed"]
@@ -88,6 +88,17 @@ class LaneJob(msgspec.Struct, frozen=True):
     job: JobInfo
 
 
+class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters, groups that are ready, and the oldest jobs of each lane."""
+
+    stats: QueueStats
+    ready_groups: list[GroupReady]
+    active: list[LaneJob]
+    delayed: list[LaneJob]
+    failed: list[LaneJob]
+    completed: list[LaneJob]
+
+
 _STATS = [field.name for field in msgspec.structs.fields(QueueStats)][2:]
 _TEXTS = frozenset({"job_id", "state", "gid", "lease_token", "payload", "last_error"})
 _JOB = [field.name for field in msgspec.structs.fields(JobInfo)][1:]
@@ -107,17 +118,18 @@ class Monitor:
             cursor, keys = await self._redis.call(
                 "SCAN", cursor, "MATCH", "{*}:stats", "COUNT", _SCAN_STEP
             )
-            found.update(key.decode()[1 : -len("}:stats")] for key in keys)
+            names = (key[1 : -len("}:stats")].decode(errors="replace") for key in keys)
+            found.update(name for name in names if QUEUE_NAME.fullmatch(name))
             if cursor == b"0":
                 return sorted(found)
 
     async def stats(self, queue: str) -> QueueStats:
         """The counters of one queue; zeros for one that nobody has used."""
         base = queue_base(queue)
-        values, paused = await self._redis.pipeline(
-            [("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")]
+        values, paused = await self._ask(
+            ("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")
         )
-        counters = {name: number(value) for name, value in zip(_STATS, values, strict=True)}
+        counters = {name: number(value) for name, value in zip(_STATS, values or (), strict=False)}
         return QueueStats(queue=base[1:-1], paused=bool(paused), **counters)
 
     async def stats_many(self, queues: Iterable[str] | None = None) -> list[QueueStats]:
@@ -127,8 +139,18 @@ class Monitor:
 
     async def job(self, queue: str, job_id: str) -> JobInfo | None:
         """One job, or None."""
-        flat = await self._redis.call("HGETALL", f"{queue_base(queue)}:job:{job_id}")
+        (flat,) = await self._ask(("HGETALL", f"{queue_base(queue)}:job:{job_id}"))
         return _info(job_id, fields_of(flat)) if flat else None
+
+    async def overview(self, queue: str, samples_per_lane: int = 10) -> QueueOverview:
+        """How a queue stands, with some jobs of each lane."""
+        lanes: tuple[MonitorLane, ...] = ("active", "delayed", "failed", "completed")
+        samples = {
+            lane: await self.lane_page(queue, lane, limit=samples_per_lane) for lane in lanes
+        }
+        return QueueOverview(
+            stats=await self.stats(queue), ready_groups=await self.groups_ready(queue), **samples
+        )
 
     async def lane_page(
         self,
@@ -140,11 +162,10 @@ class Monitor:
         reverse: bool = False,
     ) -> list[LaneJob]:
         """Jobs of a lane by when they entered it, oldest first unless `reverse`."""
-        flat = await self._redis.call(
-            "ZREVRANGE" if reverse else "ZRANGE",
-            f"{queue_base(queue)}:idx:{lane}", offset, offset + limit - 1, "WITHSCORES",
-        )  # fmt: skip
-        ids = [member.decode() for member in flat[::2]]
+        read, index = "ZREVRANGE" if reverse else "ZRANGE", f"{queue_base(queue)}:idx:{lane}"
+        (found,) = await self._ask((read, index, offset, offset + limit - 1, "WITHSCORES"))
+        flat = found or []
+        ids = [member.decode(errors="replace") for member in flat[::2]]
         return await self._lane_jobs(queue, lane, ids, [number(score) for score in flat[1::2]])
 
     async def find_jobs(
@@ -154,8 +175,8 @@ class Monitor:
         ids = list(job_ids)
         if not ids:
             return []
-        scores = await self._redis.call("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids)
-        there = [(job_id, number(s)) for job_id, s in zip(ids, scores, strict=True) if s]
+        (scores,) = await self._ask(("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids))
+        there = [(job_id, number(s)) for job_id, s in zip(ids, scores or (), strict=False) if s]
         return await self._lane_jobs(
             queue, lane, [job_id for job_id, _ in there], [score for _, score in there]
         )
@@ -164,11 +185,11 @@ class Monitor:
         self, queue: str, *, offset: int = 0, limit: int = 200
     ) -> list[GroupReady]:
         """Groups that have work and a free slot, the next one first."""
-        flat = await self._redis.call(
-            "ZRANGE", f"{queue_base(queue)}:groups:ready", offset, offset + limit - 1, "WITHSCORES"
-        )
+        ready = f"{queue_base(queue)}:groups:ready"
+        (found,) = await self._ask(("ZRANGE", ready, offset, offset + limit - 1, "WITHSCORES"))
+        flat = found or []
         return [
-            GroupReady(gid.decode(), number(score))
+            GroupReady(gid.decode(errors="replace"), number(score))
             for gid, score in zip(flat[::2], flat[1::2], strict=True)
         ]
 
@@ -183,14 +204,14 @@ class Monitor:
             commands.append(("MGET", f"{base}:g:{gid}:inflight", f"{base}:g:{gid}:limit"))
             commands.append(("LLEN", f"{base}:g:{gid}:wait"))
             commands.append(("ZSCORE", f"{base}:groups:ready", gid))
-        replies = iter(await self._redis.pipeline(commands))
+        replies = iter(await self._ask(*commands))
         return [
             GroupStatus(
                 gid=gid,
                 inflight=max(0, number(counts[0])),
                 limit=number(counts[1]) if number(counts[1]) > 0 else default_limit,
                 ready=score is not None,
-                waiting_count=waiting,
+                waiting_count=waiting or 0,
             )
             for gid, counts, waiting, score in zip(named, replies, replies, replies, strict=True)
         ]
@@ -199,13 +220,17 @@ class Monitor:
         self, queue: str, lane: MonitorLane, ids: list[str], entered: list[int]
     ) -> list[LaneJob]:
         base = queue_base(queue)
-        flats: list[Any] = await self._redis.pipeline(
-            [("HGETALL", f"{base}:job:{job_id}") for job_id in ids]
-        )
+        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in ids])
         return [
             LaneJob(lane, ms, _info(job_id, fields_of(flat)))
             for job_id, ms, flat in zip(ids, entered, flats, strict=True)
         ]
+
+    async def _ask(self, *commands: Sequence[Arg]) -> list[Any]:
+        return readable(await self._redis.pipeline(commands))
+
+    scan_queues = queues
+    get_job = job
 
 
 def _info(job_id: str, fields: dict[str, bytes]) -> JobInfo:

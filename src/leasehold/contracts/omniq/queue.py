@@ -21,6 +21,7 @@ from leasehold.contracts.omniq.errors import lost
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.outcomes import settle_args, verdict_of
 from leasehold.contracts.omniq.repairing import repair
+from leasehold.contracts.omniq.replies import quarantined
 from leasehold.contracts.omniq.submission import (
     Publication,
     Shapes,
@@ -32,6 +33,7 @@ from leasehold.core.errors import LeaseLost, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Verdict
+from leasehold.core.quarantine import Quarantined
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
 
@@ -49,6 +51,7 @@ class OmniqQueue:
     def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
         self._redis = redis
         self._options = options
+        self.name = options.queue
         self._task = options.task or options.queue
         # The id stands between blanks in a field of the job, so it keeps to harmless characters.
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
@@ -141,6 +144,7 @@ class OmniqQueue:
                 self._options.keep_completed,
                 self._options.keep_failed,
                 chance(),
+                "",
                 *args,
             )
             for outcome, reply in zip(chunk, replies, strict=True):
@@ -164,9 +168,14 @@ class OmniqQueue:
             self.slots,
             round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
+        self._claimer.quarantined += quarantined(reply[6])
         if reply[5]:
             await repair(self._calls, options.queue)
         return Upkeep(*reply[:5])
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """Records that could not be read and were set aside since the last call."""
+        return self._claimer.take_quarantined()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -179,7 +188,7 @@ class OmniqQueue:
         return Lease(
             job_id=job_id.decode(),
             queue=self._options.queue,
-            task=task.decode() or self._task,
+            task=task.decode(errors="replace") or self._task,
             payload=payload,
             attempt=attempt,
             max_attempts=max_attempts,
@@ -187,9 +196,9 @@ class OmniqQueue:
             token=token.decode(),
             lease_until_ms=until,
             lease_ms=lease_ms,
-            created_ms=int(created),
-            gid=gid.decode(),
-            trace=trace.decode(),
+            created_ms=created,
+            gid=gid.decode(errors="replace"),
+            trace=trace.decode(errors="replace"),
         )
 
 

@@ -7,22 +7,42 @@ from typing import Any
 import msgspec
 
 from leasehold.contracts.omniq.options import CONTRACT
+from leasehold.core.errors import ServerError
 from leasehold.core.job import JobEvent, JobRecord
 
+_NUMBER_MAX = 2**53
 STATES = ("wait", "delayed", "active", "completed", "failed")
 
 
 def fields_of(flat: Any) -> dict[str, bytes]:
     """A flat HGETALL reply by field name."""
-    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    flat = flat or []
+    return {
+        name.decode(errors="replace"): value
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
+
+
+def readable(replies: list[Any]) -> list[Any]:
+    """Replies of a pipeline, None for a key of a wrong type: a worker will set it aside."""
+    told: list[Any] = []
+    for reply in replies:
+        if isinstance(reply, ServerError):
+            if "WRONGTYPE" not in str(reply):
+                raise reply
+            told.append(None)
+        else:
+            told.append(reply)
+    return told
 
 
 def number(raw: bytes | None) -> int:
-    """A number that another program may have written carelessly (`1e+15`)."""
+    """A number that another program may have written carelessly (`1e+15`); 0 for none."""
     try:
-        return int(float(raw)) if raw else 0
+        found = float(raw) if raw else 0.0
     except ValueError:
         return 0
+    return int(found) if abs(found) < _NUMBER_MAX else 0
 
 
 def record_of(job_id: str, fields: dict[str, bytes], queue: str, task: str) -> JobRecord:
@@ -86,7 +106,7 @@ def events_of(fields: dict[str, bytes], entries: Any) -> list[JobEvent]:
     """
     created = number(fields.get("created_ms"))
     events = [JobEvent(event_id=f"{max(0, created - 1)}-0", type="wait", ts_ms=created)]
-    events += [_entry(*entry) for entry in entries]
+    events += [_entry(*entry) for entry in entries or ()]
     if fields.get("state") == b"completed":
         ended = number(fields.get("completed_ms"))
         last_ms, last_seq = position(events[-1].event_id)

@@ -1,7 +1,8 @@
-"""Puts the tables of a queue right after clients that do not keep them, piece by piece.
+"""Puts a queue right after programs that left it wrong, piece by piece.
 
 OmniQ 1.x moves jobs and leaves `stats` and `idx` as they were; a hash deleted by hand leaves its
-group's slot taken. Upkeep notices either and calls this; the server is never kept for long.
+group's slot taken; a lane that was overwritten leaves jobs that no lane has. Upkeep notices and
+calls this; no step keeps the server for long.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from leasehold.contracts.omniq.calls import Calls
 from leasehold.contracts.omniq.options import queue_base
+from leasehold.contracts.omniq.records import readable
 from leasehold.store.redis import Arg
 
 _STEP = 500
@@ -17,55 +19,78 @@ _STATES = ("wait", "active", "delayed", "failed", "completed")
 
 
 async def repair(calls: Calls, queue: str) -> int:
-    """Compare mirror tables, counters and groups with the lanes; how many entries were wrong."""
-    base = queue_base(queue)
-    gids = await _gids(calls, base)
-    wrong: int = await calls.run("mend", 0, "groups", "", *gids)
+    """Compare lanes, mirror tables, groups and counters with the jobs; how many were wrong."""
+    base = queue_base(queue).encode()
+    noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
+    jobs, gids = await _jobs_and_gids(calls, base)
+    wrong: int = await calls.run("mend", 0, "groups", "", *gids)  # also sets wrong types aside
     for state in _STATES:
+        for lane in _lanes(base, state, gids):
+            jobs.difference_update(await _ids(calls, state, lane))
+    wrong += await _mend(calls, "stray", "", sorted(jobs))
+    for state in _STATES:
+        for lane in _lanes(base, state, gids):
+            wrong += await _mend(calls, "lane", state, await _ids(calls, state, lane))
         wrong += await _drop_left_over(calls, base, state)
-        lanes = [f"{base}:g:{gid}:wait" for gid in gids] if state == "wait" else []
-        for lane in [f"{base}:{state}", *lanes]:
-            wrong += await _add_missing(calls, state, lane)
+    wrong += await calls.run("mend", 0, "groups", noted, *gids)
     return wrong
 
 
-async def _drop_left_over(calls: Calls, base: str, state: str) -> int:
-    wrong, cursor = 0, b"0"
+def _lanes(base: bytes, state: str, gids: list[bytes]) -> list[bytes]:
+    grouped = [base + b":g:" + gid + b":wait" for gid in gids] if state == "wait" else []
+    return [base + b":" + state.encode(), *grouped]
+
+
+async def _mend(calls: Calls, part: str, state: str, ids: list[bytes]) -> int:
+    wrong = 0
+    for start in range(0, len(ids), _STEP):
+        wrong += await calls.run("mend", 0, part, state, *ids[start : start + _STEP])
+    return wrong
+
+
+async def _ids(calls: Calls, state: str, lane: bytes) -> list[bytes]:
+    read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
+    found: list[bytes] = []
     while True:
-        cursor, flat = await calls.redis.call(
-            "ZSCAN", f"{base}:idx:{state}", cursor, "COUNT", _STEP
-        )
-        for start in range(0, len(flat), 2 * _STEP):
-            wrong += await calls.run("mend", 0, "idx", state, *flat[start : start + 2 * _STEP : 2])
+        end = len(found) + 2 * _STEP - 1
+        step: list[bytes] = await _read(calls, read, lane, len(found), end) or []
+        found += step
+        if len(step) < 2 * _STEP:
+            return found
+
+
+async def _drop_left_over(calls: Calls, base: bytes, state: str) -> int:
+    wrong: int = await calls.run("mend", 0, "idx", state)
+    cursor = b"0"
+    while True:
+        index = base + b":idx:" + state.encode()
+        cursor, flat = await _read(calls, "ZSCAN", index, cursor, "COUNT", _STEP) or (b"0", [])
+        wrong += await _mend(calls, "idx", state, flat[::2])
         if cursor == b"0":
             return wrong
 
 
-async def _add_missing(calls: Calls, state: str, lane: str) -> int:
-    read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
-    wrong, start = 0, 0
-    while True:
-        ids: list[Any] = await calls.redis.call(read, lane, start, start + _STEP - 1)
-        if ids:
-            wrong += await calls.run("mend", 0, "lane", state, *ids)
-        if len(ids) < _STEP:
-            return wrong
-        start += _STEP
+async def _read(calls: Calls, *command: Arg) -> Any:
+    return readable(await calls.redis.pipeline([command]))[0]
 
 
-async def _gids(calls: Calls, base: str) -> list[str]:
-    """All groups that have a list or a count; walks the keys of the server in bounded steps."""
-    found: set[str] = set()
-    prefix = f"{base}:g:"
+async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[bytes]]:
+    """All jobs, and all groups that have a list or a count; walks the server's keys in steps."""
+    jobs: set[bytes] = set()
+    gids: set[bytes] = set()
+    job, group = base + b":job:", base + b":g:"
     # The braces of the base are no glob; brackets cannot stand in a queue's name.
     cursor: Arg = 0
     while True:
         cursor, keys = await calls.redis.call(
-            "SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 2 * _STEP
+            "SCAN", cursor, "MATCH", base + b":*", "COUNT", 2 * _STEP
         )
         for key in keys:
-            gid, _, kind = key.decode()[len(prefix) :].rpartition(":")
-            if kind in ("wait", "inflight"):
-                found.add(gid)
+            if key.startswith(job):
+                jobs.add(key[len(job) :])
+            elif key.startswith(group):
+                gid, _, kind = key[len(group) :].rpartition(b":")
+                if kind in (b"wait", b"inflight"):
+                    gids.add(gid)
         if cursor == b"0":
-            return sorted(found)
+            return jobs, sorted(gids)

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from leasehold.contracts.omniq.errors import Refused
+from leasehold.core.quarantine import Quarantined
 
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
 LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
@@ -47,13 +48,19 @@ def reserved(row: list[Any]) -> Reserved:
     """A row of the claim script."""
     return Reserved(
         job_id=row[0].decode(),
-        payload=row[1].decode(),
+        payload=row[1].decode(errors="replace"),
         lock_until_ms=row[2],
         attempt=row[3],
         max_attempts=row[4],
-        gid=row[5].decode(),
+        gid=row[5].decode(errors="replace"),
         lease_token=row[6].decode(),
     )
+
+
+def quarantined(rows: list[bytes]) -> list[Quarantined]:
+    """What a script set aside: each row is an id and a reason."""
+    parts = (row.decode(errors="replace").partition("\n") for row in rows)
+    return [Quarantined(job_id, reason) for job_id, _, reason in parts]
 
 
 def batch_item(job_id: str, word: str) -> BatchItem:

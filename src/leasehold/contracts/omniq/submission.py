@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from leasehold.store.redis import Arg
 Backoff = Literal["fixed", "exponential"]
 
 BACKOFF_MS_MAX = 600_000
+_COUNT_MAX = 9 * 10**15
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STARTS = (b"{", b"[")
@@ -118,9 +120,18 @@ def _parts(rows: Sequence[Publication]) -> tuple[str, ...]:
     return _GROUPED if any(row.gid for row in rows) else _PLAIN
 
 
+def structured(payload: Any) -> Any:
+    """A dataclass, msgspec struct or pydantic model as what JSON has words for."""
+    if hasattr(payload, "model_dump"):
+        return payload.model_dump(mode="json")
+    if isinstance(payload, msgspec.Struct) or dataclasses.is_dataclass(payload):
+        return msgspec.to_builtins(payload)
+    return payload
+
+
 def json_of(payload: Any) -> bytes:
     """The payload as OmniQ stores it: compact JSON, UTF-8 as it is. Objects and arrays only."""
-    if not isinstance(payload, dict | list | tuple):
+    if not isinstance(payload, dict | list):
         raise PayloadType(
             f"a payload is a JSON object or array, not {type(payload).__name__}; "
             "wrap it: {'value': ...}"
@@ -148,7 +159,8 @@ def publication(
 ) -> Publication:
     """What `publish` of the contract's API was asked for, checked."""
     body = json_of(payload)
-    numbers = {"timeout_ms": (timeout_ms, 1), "max_attempts": (max_attempts, 1)}
+    # OmniQ takes any max_attempts, and what is below 1 acts as 1.
+    numbers = {"timeout_ms": (timeout_ms, 1), "max_attempts": (max_attempts, -_COUNT_MAX)}
     numbers |= {"backoff_ms": (backoff_ms, 0), "due_ms": (due_ms, 0)}
     numbers |= {"group_limit": (group_limit, 0), "backoff_ms_max": (backoff_ms_max, 0)}
     for name, (value, least) in numbers.items():
@@ -233,8 +245,8 @@ def check_gid(gid: str | None) -> str:
 
 def check_number(name: str, value: Any, least: int) -> None:
     """Whole milliseconds and counts only: a script would cut or garble anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionValue(f"{name} is a whole number of at least {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _COUNT_MAX:
+        raise OptionValue(f"{name} is a whole number of {least} to 9e15, not {value!r:.60}")
 
 
 def answers(reply: list[Any], jobs: Sequence[Publication], options: Options) -> list[Submitted]:
@@ -243,6 +255,9 @@ def answers(reply: list[Any], jobs: Sequence[Publication], options: Options) -> 
     told = [Submitted(job.job_id, "created", created_ms=now_ms) for job in jobs]
     for position, status, job_id, created_ms in others:
         told[position - 1] = submitted(
-            status.decode(), job_id.decode(), created_ms, depth_max=options.max_depth
+            status.decode(),
+            job_id.decode(errors="replace"),
+            created_ms,
+            depth_max=options.max_depth,
         )
     return told

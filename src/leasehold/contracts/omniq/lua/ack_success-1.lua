@@ -2,7 +2,7 @@
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] id  ARGV[2] now_ms  ARGV[3] token
--- Returns { 'OK' }, also to an ack that is sent again, or { 'ERR', why }
+-- Returns { 'OK' } or { 'ERR', why }
 -- Clauses O-43
 local GIVEN_NOW = ARGV[2]
 -- @include head

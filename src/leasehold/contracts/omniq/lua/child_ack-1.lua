@@ -1,28 +1,40 @@
--- One child is done: each counts once. The last answer, 0, can be had again for a day, so that a child that
--- died between hearing it and acting on it does not lose the join.
+-- One child is done: each counts once, and the last leaves nothing behind. A request sent again after the last
+-- answer was lost is answered alike.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
 -- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
--- ARGV[1] the child's id
+-- ARGV[1] the child's id  ARGV[2] the caller's request (not of an SDK): whoever hears 0 deletes `last` then
 -- Returns { 'OK', how many are left } or { 'ERR', CHILD_REQUIRED | NO_COUNTER }
 -- Clauses O-27 O-43
 local base = string.sub(KEYS[1], 1, -6)
-local count, done = base .. ':count', base .. ':done'
+local count, done, last = base .. ':count', base .. ':done', base .. ':last'
+
+local function is_a(kind, key)
+  local found = redis.call('TYPE', key).ok
+  return found == kind or found == 'none'
+end
+
 if not ARGV[1] or ARGV[1] == '' then
   return { 'ERR', 'CHILD_REQUIRED' }
 end
-local left = tonumber(redis.call('GET', count))
-if not left then
-  if redis.call('SISMEMBER', done, ARGV[1]) == 1 then
+local left = is_a('string', count) and tonumber(redis.call('GET', count))
+if not left or left ~= math.floor(left) or left > 9e15 then
+  if ARGV[2] and is_a('string', last) and redis.call('GET', last) == ARGV[2] then
     return { 'OK', 0 }
   end
   return { 'ERR', 'NO_COUNTER' }
 end
+if not is_a('set', done) then
+  redis.call('DEL', done) -- another program's; who has acked is lost with it
+end
 if redis.call('SADD', done, ARGV[1]) == 1 then
-  left = redis.call('DECR', count)
+  left = left - 1
+  redis.call('SET', count, string.format('%.0f', left))
 end
 if left <= 0 then
-  redis.call('DEL', count)
-  redis.call('EXPIRE', done, 86400)
+  redis.call('DEL', count, done)
+  if ARGV[2] then
+    redis.call('SET', last, ARGV[2], 'PX', '60000')
+  end
   left = 0
 end
 return { 'OK', left }

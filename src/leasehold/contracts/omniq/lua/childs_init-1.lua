@@ -10,12 +10,12 @@ if not expected or expected == '' then
   return { 'ERR', 'NO_EXPECTED' }
 end
 local n = tonumber(expected)
-if not n or n < 1 or n ~= math.floor(n) then
+if not n or n < 1 or n > 9e15 or n ~= math.floor(n) then
   return { 'ERR', 'BAD_EXPECTED' }
 end
-if redis.call('EXISTS', base .. ':count') == 1 then
+if redis.call('TYPE', base .. ':count').ok == 'string' then
   return { 'ERR', 'ALREADY_INIT' }
 end
 redis.call('SET', base .. ':count', expected)
-redis.call('DEL', base .. ':done')
+redis.call('DEL', base .. ':done', base .. ':last')
 return { 'OK' }

@@ -6,9 +6,9 @@
 -- ARGV[7] how many due jobs and lost leases to tend to first (0: none)  ARGV[8] chance for jitter
 -- ARGV[9] completed jobs to keep  ARGV[10] failed jobs to keep
 -- ARGV[11] 1 after a lost answer  ARGV[12..] then: ids this instance knows it holds
--- Returns { state, now_ms, last wake id, next due_ms, leases }; state is 'ok', 'paused' or 'late' (a later
+-- Returns { state, now_ms, last wake id, next due_ms, leases, news }; state is 'ok', 'paused' or 'late' (a later
 --   claim came first); a lease is { id, payload, lock_until_ms, attempt, max_attempts, gid, token, fence,
---   task, created_ms, trace, timeout_ms }
+--   task, created_ms, trace, timeout_ms }; news: 'id\nreason' of what was set aside
 -- Clauses O-3 O-6 O-8 O-9 O-10 O-11 O-30 O-31 O-33 O-37
 local GIVEN_NOW = ARGV[1]
 -- @include head
@@ -16,10 +16,10 @@ local GIVEN_NOW = ARGV[1]
 -- @include job
 local WORKER, LIMIT, SEED = ARGV[2], tonumber(ARGV[3]), ARGV[6]
 local TEND, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == '1'
-local CLAIMS = BASE .. ':claims'
 -- @include ending
 -- @include tending
 -- @include lease
+-- @include claims
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[9]), tonumber(ARGV[10])
 
 -- What the instance's last claim took and never heard of goes back, in front and with no attempt spent.
@@ -44,10 +44,9 @@ local function last_wake()
   return last and last[1] or '0-0'
 end
 
-local packed = call('HGET', CLAIMS, ARGV[4])
-local before = packed and cmsgpack.unpack(packed)
+local before = claim_of(call('HGET', CLAIMS, ARGV[4]))
 if before and before.number >= tonumber(ARGV[5]) then
-  return { 'late', NOW, '0-0', 0, {} }
+  return { 'late', NOW, '0-0', 0, {}, {} }
 end
 if RECOVER and before then
   undo(before)
@@ -76,8 +75,9 @@ if #leases > 0 or RECOVER then
   end
 end
 flush()
+local told = set_aside_n > 0 and news() or {}
 if #leases > 0 then
-  return { 'ok', NOW, '', 0, leases }
+  return { 'ok', NOW, '', 0, leases, told }
 end
 local due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
-return { paused and 'paused' or 'ok', NOW, last_wake(), tonumber(due[2]) or 0, leases }
+return { paused and 'paused' or 'ok', NOW, last_wake(), figure(due[2], 0) or 0, leases, told }

@@ -4,7 +4,9 @@
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] instance of the caller
 -- ARGV[4] 0, or more while an earlier call of the instance may be unanswered (see publish)
 -- ARGV[5] completed jobs to keep  ARGV[6] failed jobs to keep  ARGV[7] chance for jitter
--- ARGV[8..] per outcome: id, token, fence ('' for any), kind (complete, fail, retry, bury, snooze, release,
+-- ARGV[8] '' for a worker, whose outcome sent again is recognised by its token; else the number of the caller's
+--   request: only the same request sent again is answered alike
+-- ARGV[9..] per outcome: id, token, fence ('' for any), kind (complete, fail, retry, bury, snooze, release,
 --   cancel), delay_ms, result, hash of the result, error for people, error as JSON, error code
 -- Returns per outcome 1 (completed), { kind, due_ms } or { 'lost', OmniQ's word }
 -- Clauses O-15 O-16 O-17 O-18 O-19 O-20 O-32 O-34 O-35 O-36
@@ -17,7 +19,8 @@ local GIVEN_NOW = ARGV[1]
 -- @include guard
 local WORKER, INSTANCE, CHANCE = ARGV[2], ARGV[3], tonumber(ARGV[7])
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[5]), tonumber(ARGV[6])
-local WIDTH, FIRST = 10, 8
+local REQUEST = ARGV[8] ~= '' and ' ' .. ARGV[8] or ''
+local WIDTH, FIRST = 10, 9
 local memory, memory_n = {}, 0
 local recent = nil
 
@@ -35,11 +38,11 @@ local BECAME = {
 -- The verdict on an outcome that was accepted before; nil if this lease was not ended by its holder.
 local function replayed(job, token, kind)
   local became, due
-  if job and job.settled_token == token then
+  if job and REQUEST == '' and job.settled_token == token then
     became, due = job.settled_kind, job.settled_due
-  elseif not job then
+  elseif not job or REQUEST ~= '' then
     recent = recent or recent_of(INSTANCE)
-    local _, stop = find(recent, 's\t' .. token .. '\t', 1, true)
+    local _, stop = find(recent, 's\t' .. token .. REQUEST .. '\t', 1, true)
     if stop then
       became, due = match(recent, '^(%a+)\t(%d+)\n', stop + 1)
     end
@@ -73,7 +76,7 @@ local function complete_plainly(at, doomed)
     return false
   end
   local ver, fence, lease, worker = match(v[2], '^(%d+) (%d+) active (%d+) (%S+) ')
-  if not ver or (ARGV[at + 2] ~= '' and fence ~= ARGV[at + 2]) then
+  if not ver or #ver > 15 or (ARGV[at + 2] ~= '' and fence ~= ARGV[at + 2]) then
     return false
   end
   ver = text[ver + 1]
@@ -89,8 +92,8 @@ local function complete_plainly(at, doomed)
       'lock_until_ms', '', 'lh', lh)
   end
   add_line(plain(id) .. '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. plain(v[6]) .. '\tactive\tcompleted\t'
-    .. v[3] .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. lease .. '\t' .. worker .. '\t' .. v[4] .. '\t'
-    .. plain(gid) .. '\t' .. ARGV[at + 6])
+    .. plain(v[3]) .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. lease .. '\t' .. worker .. '\t' .. plain(v[4])
+    .. '\t' .. plain(gid) .. '\t' .. ARGV[at + 6])
   if gid then
     free_slot(gid)
   end
@@ -98,7 +101,7 @@ local function complete_plainly(at, doomed)
   plainly[#plainly + 1] = id
   kept[#plainly] = not doomed
   memory_n = memory_n + 1
-  memory[memory_n] = 's\t' .. token .. '\tcomplete\t0\n'
+  memory[memory_n] = 's\t' .. token .. REQUEST .. '\tcomplete\t0\n'
   return true
 end
 
@@ -143,7 +146,7 @@ local function settle(at, is_active)
   local verdict = decide[kind](job, { delay_ms = tonumber(ARGV[at + 4]), result = ARGV[at + 5],
     result_h = ARGV[at + 6], error = ARGV[at + 7], error_json = ARGV[at + 8], error_code = ARGV[at + 9] })
   memory_n = memory_n + 1
-  memory[memory_n] = 's\t' .. token .. '\t' .. job.settled_kind .. '\t' .. job.settled_due .. '\n'
+  memory[memory_n] = 's\t' .. token .. REQUEST .. '\t' .. job.settled_kind .. '\t' .. job.settled_due .. '\n'
   return verdict
 end
 

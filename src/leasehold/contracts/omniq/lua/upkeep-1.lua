@@ -5,7 +5,8 @@
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
 -- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] how many jobs the worker runs at once
 -- ARGV[10] age in ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended }
+-- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended, news }; news:
+--   'id\nreason' of what was set aside
 -- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
@@ -14,9 +15,10 @@ local GIVEN_NOW = ARGV[1]
 -- @include ending
 -- @include tending
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[7]), tonumber(ARGV[8])
-local UPKEEP, WORKERS, CLAIMS = BASE .. ':upkeep', BASE .. ':workers', BASE .. ':claims'
+local UPKEEP, WORKERS = BASE .. ':upkeep', BASE .. ':workers'
+-- @include claims
 -- @include trim
-local BATCH = 200
+local BATCH, TIDY_MS, RECOUNT_MS = 200, 10000, 2000
 
 local function forget(key, at_of)
   local all = call('HGETALL', key)
@@ -29,14 +31,23 @@ end
 
 -- Whether a client that keeps no mirror tables has been at work: cheap signs of it.
 local function strayed()
-  if call('HDEL', UPKEEP, 'recount') == 1 then
+  if call('HEXISTS', UPKEEP, 'recount') == 1 then
     return true
   end
-  local sizes = { wait = call('LLEN', WAIT) + (tonumber(call('HGET', STATS, 'group_waiting')) or 0),
+  local grouped = figure(call('HGET', STATS, 'group_waiting'), 0) or 0
+  local sizes = { wait = call('LLEN', WAIT) + grouped,
     active = call('ZCARD', ACTIVE), delayed = call('ZCARD', DELAYED), failed = call('LLEN', FAILED),
     completed = call('LLEN', COMPLETED) }
   for state, size in pairs(sizes) do
     if call('ZCARD', IDX .. state) ~= size then
+      return true
+    end
+  end
+  if grouped > 0 and sizes.active == 0 and call('EXISTS', READY) == 0 then
+    return true -- nobody runs, and yet no group has a free slot: a count is wrong
+  end
+  for _, key in ipairs({ ACTIVE, DELAYED }) do
+    if call('ZCOUNT', key, '9e15', '+inf') > 0 then
       return true
     end
   end
@@ -55,13 +66,22 @@ local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)
 local promoted = promote(BATCH)
 flush_groups()
 local trimmed = 0
-local tidies = NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0)
+local tidy_at = figure(call('HGET', UPKEEP, 'tidy_at'), 0) or 0
+local tidies = NOW >= tidy_at or tidy_at > NOW + TIDY_MS
 if tidies then
-  call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
-  trimmed = trim_journal(ARGV[4], ARGV[5], ARGV[10], call('HGET', UPKEEP, 'captured'))
-  forget(WORKERS, function(value) return tonumber(match(value, '^%d+')) or 0 end)
-  forget(CLAIMS, function(value) return cmsgpack.unpack(value).at end)
+  call('HSET', UPKEEP, 'tidy_at', text[NOW + TIDY_MS])
+  local captured = call('HGET', UPKEEP, 'captured')
+  captured = captured and figure(match(captured, '^%d+')) and captured
+  trimmed = trim_journal(ARGV[4], ARGV[5], ARGV[10], captured)
+  forget(WORKERS, function(value) return figure(match(value, '^%d+'), 0) or 0 end)
+  forget(CLAIMS, function(value) return (claim_of(value) or { at = 0 }).at end)
 end
 flush()
-local mend = (tidies or call('HEXISTS', UPKEEP, 'recount') == 1) and strayed()
-return { promoted, reclaimed, buried, 0, trimmed, mend and 1 or 0 }
+-- One worker mends, and not all the time: clients without counters leave something to mend with every step.
+local since = NOW - (figure(call('HGET', UPKEEP, 'mended_at'), 0) or 0)
+local pause = call('HEXISTS', UPKEEP, 'recount') == 1 and RECOUNT_MS or TIDY_MS
+local mend = (since < 0 or since >= pause) and strayed()
+if mend then
+  call('HSET', UPKEEP, 'mended_at', NOW_S)
+end
+return { promoted, reclaimed, buried, 0, trimmed, mend and 1 or 0, news() }

@@ -1,6 +1,7 @@
 -- The ends of a lease: completed, failed, or back to wait and delayed. Whoever calls has made sure that
 -- the lease is the caller's to end. Everything else that ends a job for good comes through here too.
 local KEEP_COMPLETED, KEEP_FAILED = 100, 10000
+local TRIM_MAX = 5000 -- of one call: a list that another program filled is trimmed step by step
 local finished = { completed = {}, failed = {} }
 
 -- What followers of one job read; only what is rare is written, the rest is told by the hash.
@@ -88,9 +89,9 @@ end
 -- When a failed attempt runs again: after the job's fixed delay, or one that doubles, with jitter.
 local function backoff_due(job, chance)
   local v = call('HMGET', job.key, 'backoff_ms', 'backoff', 'backoff_ms_max')
-  local wait_ms = tonumber(v[1]) or 5000
+  local wait_ms = figure(v[1], 5000) or 5000
   if v[2] == 'exponential' then
-    local most = tonumber(v[3]) or 600000
+    local most = figure(v[3], 600000) or 600000
     wait_ms = math.min(wait_ms * 2 ^ math.min(job.attempt - 1, 32), most)
     wait_ms = math.floor(wait_ms / 2 + wait_ms / 2 * chance)
   end
@@ -105,7 +106,7 @@ local function trim(state, list, keep)
   end
   each_many('LPUSH', list, ids)
   finished[state] = {}
-  local over = keep > 0 and call('LLEN', list) - keep or 0
+  local over = keep > 0 and math.min(call('LLEN', list) - keep, TRIM_MAX) or 0
   while over > 0 do
     local gone = call('RPOP', list, text[math.min(over, 500)])
     if not gone then

@@ -9,8 +9,8 @@ end
 
 local function slots_of(gid)
   local v = call('MGET', GROUP .. gid .. ':limit', GROUP .. gid .. ':inflight')
-  local limit = tonumber(v[1]) or 1
-  return limit > 0 and limit or 1, math.max(0, tonumber(v[2]) or 0)
+  local limit = figure(v[1], 1) or 1
+  return limit > 0 and limit or 1, math.max(0, figure(v[2], 0) or 0)
 end
 
 -- A job joins its lane: at the end, or in front when it comes back through no fault of its own.
@@ -54,7 +54,7 @@ local function flush_freed()
   end
   local counts, set, n = call('MGET', unpack(keys)), {}, 0
   for i, gid in ipairs(gids) do
-    local left = (tonumber(counts[i]) or 0) - freed[gid]
+    local left = (figure(counts[i], 0) or 0) - freed[gid]
     if left > 0 then
       set[n + 1], set[n + 2], n = keys[i], text[left], n + 2
       looked_at[gid] = true

@@ -9,9 +9,9 @@
 -- Numbers become text once: Redis formats a Lua number at ten times the cost of a text, and differently
 -- from 1e14 on.
 local BASE = string.sub(KEYS[1], 1, -6) -- the anchor is BASE:meta, and is never written
-local call = redis.call
 local match, find, format = string.match, string.find, string.format
-local NOW = tonumber(GIVEN_NOW) or 0
+-- @include quarantine
+local NOW = figure(GIVEN_NOW, 0) or 0
 if NOW <= 0 then
   local clock = call('TIME')
   NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -132,7 +132,7 @@ local function flush_stats()
   end
   if dirty.wait then
     local waiting = call('LLEN', WAIT)
-    local grouped = tonumber(call('HGET', STATS, 'group_waiting')) or 0
+    local grouped = figure(call('HGET', STATS, 'group_waiting'), 0) or 0
     grouped = math.max(0, grouped + group_waiting)
     put('waiting', text[waiting])
     put('group_waiting', text[grouped])

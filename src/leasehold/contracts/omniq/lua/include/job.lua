@@ -1,24 +1,29 @@
 -- A job as its hash says, and our own words of it (see head.lua).
+local STATES = { wait = true, active = true, delayed = true, failed = true, completed = true }
 local LH = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
 local NEW_LH = '1 0 wait 0 - - - 0'
 
 local function number(words)
-  return tonumber(words) or 0
+  return figure(words, 0) or 0
 end
 
--- The job's state and all that a transition needs; nil when there is no such job.
+-- The job's state and all that a transition needs; nil when there is no such job, or none that can be read.
 local function read_job(id)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'lh',
     'task', 'cancel', 'lock_until_ms')
-  if not v[1] then
+  if not STATES[v[1]] then
+    set_aside(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is none of a job')
     return nil
   end
   local job = { id = id, key = key, state = v[1], attempt = number(v[2]), max_attempts = number(v[3]),
     timeout_ms = number(v[4]), gid = v[5] or '', token = v[6] or '', task = v[8] or '', cancel = v[9] == '1',
     lock = v[10] or '' }
   local ver, fence, was, lease, worker, token, kind, due = match(v[7] or '', LH)
-  job.known = ver and true or false
+  job.known = ver and #ver < 16 and #fence < 16 and true or false
+  if not job.known then
+    ver, fence, was, lease, worker, token, kind, due = nil
+  end
   job.ver, job.fence, job.was, job.lease = number(ver), number(fence), was or v[1], lease or '0'
   job.worker = worker or '-'
   job.settled_token, job.settled_kind, job.settled_due = token or '-', kind or '-', due or '0'

@@ -8,7 +8,7 @@ local function keep(id, token, fence, worker, lazy)
     return nil, why
   end
   local lease_ms = job.timeout_ms > 0 and job.timeout_ms or 60000
-  local held = tonumber(lock)
+  local held = figure(lock) or 0
   local new = math.max(held, NOW + lease_ms)
   if new == held or (lazy and held - NOW > lease_ms * 0.6) then
     return held, nil, job, lease_ms

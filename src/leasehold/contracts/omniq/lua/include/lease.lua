@@ -2,6 +2,7 @@
 -- ready, never beyond a group's limit. The including script sets SEED and WORKER first.
 local leases, granted_ids = {}, {}
 local DEFAULT_LEASE_MS = 60000
+local dropped, DROPS_MAX = 0, 1000 -- one claim passes over no more entries that are no jobs
 local seq_at, seq_end = 0, 0
 
 -- Tokens are unique by OmniQ's own sequence and secret by the claimer's seed.
@@ -17,25 +18,56 @@ local function next_token(id, wanted)
   return SEED .. '.' .. text[seq_at]
 end
 
--- Leases one job that has left its lane. False when there is nothing to lease: the job is gone, or its id
--- stood in the lane more than once.
+-- Whether an id can be told to a worker: it is not empty, not huge, and UTF-8.
+local function is_usable(id)
+  if #id == 0 or #id > 2048 then
+    return false
+  end
+  if not find(id, '[\128-\255]') then
+    return true
+  end
+  for _, sequence in ipairs({ '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
+    '\244[\128-\143][\128-\191][\128-\191]', '\224[\160-\191][\128-\191]', '\237[\128-\159][\128-\191]',
+    '[\225-\236\238\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]' }) do
+    id = string.gsub(id, sequence, ' ')
+  end
+  return not find(id, '[\128-\255]')
+end
+
+-- An entry of a lane that is no waiting job: the job is gone, stood there twice, or cannot be read.
+local function drop(id, state, flaw)
+  dropped = dropped + 1
+  dirty.wait = true
+  if STATES[state] and not flaw then
+    return false
+  end
+  set_aside(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
+  move(id, 'wait', nil)
+  add_line(plain(string.sub(id, 1, 512)) .. '\texpire\t0\t' .. NOW_S .. '\t')
+  return false
+end
+
+-- Leases one job that has left its lane. False when there is nothing to lease.
 local function grant(id, wanted)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'lh', 'payload', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'task',
     'created_ms', 'first_started_ms', 'trace')
-  if v[1] ~= 'wait' or not v[3] then
-    dirty.wait = true
-    if not v[1] then
-      move(id, 'wait', nil)
-      add_line(plain(id) .. '\texpire\t0\t' .. NOW_S .. '\t')
-    end
-    return false
+  if v[1] ~= 'wait' then
+    return drop(id, v[1])
   end
-  local attempt = (tonumber(v[4]) or 0) + 1
-  local lease_ms = tonumber(v[6]) or 0
+  local attempt, most, lease_ms = figure(v[4], 0), figure(v[5], 1), figure(v[6], 0)
+  local created = figure(v[9], 0)
+  if not (attempt and most and lease_ms and created) then
+    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
+  elseif not v[3] then
+    return drop(id, v[1], 'it has no payload')
+  elseif not is_usable(id) then
+    return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
+  end
+  attempt = attempt + 1
   local lock = text[NOW + (lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS)]
   local token, gid = next_token(id, wanted), v[7] or ''
-  local max_attempts = v[5] or '1'
+  local max_attempts = most >= 1 and text[most] or '1'
   local task = plain(v[8])
   local ver, fence, lh
   if v[2] == NEW_LH then
@@ -61,8 +93,8 @@ local function grant(id, wanted)
   local n = #active_on
   active_on[n + 1], active_on[n + 2] = lock, id
   move(id, 'wait', 'active')
-  leases[#leases + 1] = { id, v[3], tonumber(lock), attempt, tonumber(max_attempts) or 0, gid, token, fence, task,
-    v[9] or '0', v[11] or '', lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS }
+  leases[#leases + 1] = { id, v[3], tonumber(lock), attempt, tonumber(max_attempts), gid, token, fence, task,
+    created, v[11] or '', lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS }
   granted_ids[#granted_ids + 1] = id
   return true
 end
@@ -70,7 +102,7 @@ end
 -- Up to `wanted` from the ungrouped lane.
 local function take_ungrouped(wanted)
   local taken = 0
-  while taken < wanted do
+  while taken < wanted and dropped < DROPS_MAX do
     local ids = call('LPOP', WAIT, text[wanted - taken])
     if not ids then
       break
@@ -92,7 +124,7 @@ local function take_first(list, wanted)
     if grant(id, wanted) then
       return true
     end
-    id = call('LPOP', list)
+    id = dropped < DROPS_MAX and call('LPOP', list)
   end
   return false
 end
@@ -106,13 +138,15 @@ local function take_round(popped, wanted)
   end
   local counts = call('MGET', unpack(keys))
   for i = 1, #popped, 2 do
-    local limit, inflight = tonumber(counts[i]) or 1, math.max(0, tonumber(counts[i + 1]) or 0)
+    local limit, inflight = figure(counts[i], 1) or 1, math.max(0, figure(counts[i + 1], 0) or 0)
     limit = limit > 0 and limit or 1
     local list = GROUP .. popped[i] .. ':wait'
-    if inflight < limit and take_first(list, wanted) then
-      taken = taken + 1
-      set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight + 1]
-      if inflight + 1 < limit and call('EXISTS', list) == 1 then
+    if inflight < limit then
+      if take_first(list, wanted) then
+        taken, inflight = taken + 1, inflight + 1
+        set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight]
+      end
+      if inflight < limit and call('EXISTS', list) == 1 then
         again[#again + 1], again[#again + 2] = NOW_S, popped[i]
       end
     end
@@ -127,7 +161,7 @@ end
 -- Up to `wanted` from the groups, one of each in turn: a long group waits behind the short ones.
 local function take_grouped(wanted)
   local taken = 0
-  while taken < wanted do
+  while taken < wanted and dropped < DROPS_MAX do
     local popped = call('ZPOPMIN', READY, text[wanted - taken])
     if #popped == 0 then
       break

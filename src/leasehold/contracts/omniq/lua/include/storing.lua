@@ -52,7 +52,7 @@ local function used(idem, request_h)
   local first = call('GET', BASE .. ':idem:' .. idem)
   if first then
     local first_h, first_id = match(first, '^(%S+) (.*)$')
-    return { first_h == request_h and 'replayed' or 'conflict', first_id, 0 }
+    return first_h and { first_h == request_h and 'replayed' or 'conflict', first_id, 0 } or nil
   end
   return nil
 end
@@ -62,7 +62,7 @@ local function known(s, id, payload, gid)
   local v = call('HMGET', JOB .. id, 'payload', 'gid', 'task', 'created_ms')
   if v[1] then
     local same = v[1] == payload and (v[2] or '') == gid and (v[3] or '') == s.task
-    return { same and 'replayed' or 'conflict', id, tonumber(v[4]) or 0 }
+    return { same and 'replayed' or 'conflict', id, figure(v[4], 0) or 0 }
   end
   return nil
 end
@@ -73,7 +73,7 @@ local function set_group(gid, limit)
     return
   end
   local key = GROUP .. gid .. ':limit'
-  if not (tonumber(limit) > 0 and call('SETNX', key, limit) == 1) then
+  if not ((tonumber(limit) or 0) > 0 and call('SETNX', key, limit) == 1) then
     call('PERSIST', key)
   end
   seen_groups[gid] = limit

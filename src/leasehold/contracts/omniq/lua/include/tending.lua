@@ -10,6 +10,9 @@ local function promote(most)
   for _, id in ipairs(due) do
     local key = JOB .. id
     local v = call('HMGET', key, 'state', 'gid')
+    if v[1] and not STATES[v[1]] then
+      read_job(id) -- it cannot be read, and is set aside
+    end
     if v[1] == 'delayed' then
       call('HSET', key, 'state', 'wait', 'updated_ms', NOW_S)
       join_lane(id, v[2], false)
@@ -53,6 +56,8 @@ local function given(job)
   return tonumber(match(job.token, '%.(%d+)$')) or 0
 end
 
+local orphans = 0 -- 1 when a lease that ended had no job
+
 -- Returns how many leases had run out, and how many of them ended their job.
 local function reap(most, chance, in_front)
   local ids = call('ZRANGEBYSCORE', ACTIVE, '-inf', NOW_S, 'LIMIT', '0', text[most])
@@ -64,7 +69,8 @@ local function reap(most, chance, in_front)
     else -- no hash: nobody can say which group's slot it held, so the group's count is taken anew
       active_off[#active_off + 1] = id
       move(id, 'active', nil)
-      call('HSET', BASE .. ':upkeep', 'recount', '1')
+      call('HINCRBY', BASE .. ':upkeep', 'recount', '1')
+      orphans = 1
     end
   end
   if in_front then -- pushed to the front one by one, the last goes first
