@@ -38,6 +38,7 @@ HEAD = (
 """The parts with which the lines of every contract begin."""
 
 _LINES_MAX = 100
+_PARTS_LEAST = 3  # tabs up to the time of an event
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -47,6 +48,8 @@ def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
     """The lines of one stream entry."""
     if not fields or fields[0] != b"s":
         return fields[1::2]
+    if len(fields) < 4:
+        return ()
     tail = fields[1]
     ids = fields[3].split(b"\t") if fields[2] == b"ids" else fields[3::2]
     return [job_id + tail for job_id in ids]
@@ -70,6 +73,7 @@ class Lines:
         return [
             self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
             for number, line in enumerate(lines_of(entry[1]))
+            if line.count(b"\t") >= _PARTS_LEAST  # else another program's
         ]
 
     def after(self, entries: list[Any], after: str) -> list[JournalEvent]:
@@ -138,4 +142,4 @@ class StreamJournal:
 
 def _number(text: str) -> int:
     """A line that a foreign program's names have garbled must not stop the reader."""
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 19 else 0

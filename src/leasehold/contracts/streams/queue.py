@@ -19,7 +19,7 @@ import msgspec
 from leasehold.contracts.streams.given import leases_of, settle_rows
 from leasehold.contracts.streams.options import CONTRACT, GROUP, Options, keys
 from leasehold.contracts.streams.submission import ARGS, answer, submit_args
-from leasehold.core.errors import LeaseLost, UsageError
+from leasehold.core.errors import LeaseLost, ServerError, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import (
@@ -245,6 +245,8 @@ class StreamsQueue:
             reply = await self._redis.run(SCRIPTS["claim"], self._keys, args)
         else:
             reply = await self._listen(dry, listen_ms, args)
+            if reply is None:
+                return []
         self._answer_lost = False
         state, now, last, woken, due, groups, aside = reply
         self._set_aside(aside)
@@ -254,13 +256,21 @@ class StreamsQueue:
         return self._leases(groups, now)
 
     async def _listen(self, dry: _Dry, wait_ms: int, args: Sequence[Arg]) -> Any:
-        """Claim when something is added to the stream, somebody calls, or the time is up."""
+        """Claim when something is added to the stream, somebody calls, or the time is up.
+
+        None when a key to listen on holds something else. The script has moved it away; what it
+        took besides is found by the next claim.
+        """
         blocking = ("XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *dry.places)
         self._listening = True
         try:
             return await self._redis.block_then_run(
                 blocking, SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
             )
+        except ServerError as error:
+            if str(error.reply).startswith("WRONGTYPE"):
+                return None
+            raise
         finally:
             self._listening = False
 

@@ -33,12 +33,11 @@ local function quarantine(id, why, raw)
   end
 end
 
+local own
+
 -- The queue's entries or due times are gone: upkeep puts them back from the index and the jobs' hashes.
 local function begin_repair()
-  if type(pcall('HSET', UPKEEP, 'repair', '0')) == 'table' then
-    rename_aside(UPKEEP)
-    call('HSET', UPKEEP, 'repair', '0')
-  end
+  own('HSET', UPKEEP, 'repair', '0')
 end
 
 local function replace_key(key, why)
@@ -51,7 +50,7 @@ end
 
 -- A command on a key of the queue itself. What another program has put there is moved away, and the command
 -- is sent again. Errors that say nothing of the key (the server is full or read-only) are raised.
-local function own(command, key, ...)
+function own(command, key, ...)
   local reply = pcall(command, key, ...)
   local why = type(reply) == 'table' and reply.err
   if not why then
