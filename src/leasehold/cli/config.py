@@ -87,6 +87,8 @@ class Config:
         name = setting.variable
         if text := self._environment.get(name):
             return Found(_parse(setting, text, name), f"environment {name}")
+        if setting.alias and (text := self._environment.get(setting.alias)):
+            return Found(_parse(setting, text, setting.alias), f"environment {setting.alias}")
         if not setting.sensitive:
             return None
         if path := self._environment.get(f"{name}_FILE"):

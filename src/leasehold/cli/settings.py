@@ -21,13 +21,17 @@ DATA_FOLDER = ".leasehold"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting; `default` also tells an unset text ("") from a set one."""
+    """One setting; `default` also tells an unset text ("") from a set one.
+
+    `alias` is a variable that a contract's text names; ours wins over it.
+    """
 
     name: str
     default: Value
     help: str
     kind: Kind = "text"
     secret: bool = False
+    alias: str = ""
 
     @property
     def sensitive(self) -> bool:
@@ -58,7 +62,13 @@ SETTINGS = {
         Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
         Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
         Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),
-        Setting("gateway.ttl_s", 86_400, "how long a job is kept that does not say", "integer"),
+        Setting(
+            "gateway.ttl_s",
+            86_400,
+            "how long a job is kept that does not say (also JOB_TTL_S)",
+            "integer",
+            alias="JOB_TTL_S",
+        ),
         Setting("worker.queues", [], "the queues a worker serves (comma separated)", "list"),
         Setting("worker.concurrency", 0, "attempts at once in a worker; 0: its default", "integer"),
         Setting("worker.processes", 1, "worker processes", "integer"),

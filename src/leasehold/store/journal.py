@@ -39,6 +39,7 @@ HEAD = (
 
 _LINES_MAX = 100
 _DIGITS_MAX = 19  # what fits into 64 bits
+_PARTS_LEAST = 3  # tabs up to the time of an event
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -73,7 +74,7 @@ class Lines:
         return [
             self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
             for number, line in enumerate(lines_of(entry[1]))
-            if b"\t" in line
+            if line.count(b"\t") >= _PARTS_LEAST  # else another program's
         ]
 
     def after(self, entries: list[Any], after: str) -> list[JournalEvent]:

@@ -94,6 +94,7 @@ class Claimer:
         self._backoff.reset()
         if self._source.contact.made("claim"):
             self._watch.tell("contact")
+        self._source.note_quarantined()
         return leases
 
     def _wait_ms(self) -> int:

@@ -63,10 +63,14 @@ class Tally:
 
 
 class Metrics(Collector):
-    """All tallies of a worker; registers itself in `registry`."""
+    """All tallies of a worker, and by queue how many records were set aside as unreadable.
+
+    Registers itself in `registry`.
+    """
 
     def __init__(self, registry: CollectorRegistry, slots: Callable[[], tuple[int, int]]) -> None:
         self._tallies: dict[tuple[str, str], Tally] = {}
+        self.quarantined: dict[str, int] = {}
         self._slots = slots
         self._registry = registry
         registry.register(self)
@@ -90,6 +94,7 @@ class Metrics(Collector):
         yield _counter("jobs_retried", "attempts sent back", tallies, lambda tally: tally.retried)
         yield _counter("lease_lost", "leases lost while held", tallies, lambda tally: tally.lost)
         yield _finished(tallies)
+        yield _quarantined(self.quarantined.copy())
         yield _histogram(
             "job_wait", "from submit to first start", tallies, lambda tally: tally.wait
         )
@@ -118,6 +123,14 @@ def _finished(tallies: list[Tally]) -> CounterMetricFamily:
     for tally in tallies:
         for outcome, count in tally.finished.copy().items():
             family.add_metric((tally.queue, tally.task, outcome), count)
+    return family
+
+
+def _quarantined(by_queue: dict[str, int]) -> CounterMetricFamily:
+    about = "records that could not be read and were set aside"
+    family = CounterMetricFamily("leasehold_quarantined", about, labels=("queue",))
+    for queue, count in by_queue.items():
+        family.add_metric((queue,), count)
     return family
 
 

@@ -199,6 +199,7 @@ class Worker:
             post=self._post_from_thread if threaded else self._end,
             told=self._told_from_thread if threaded else self.watch.tell,
             nudge=self._nudge,
+            quarantined=self._metrics.quarantined,
         )
 
     async def _start(self) -> None:

@@ -43,11 +43,12 @@ class Service:
         post: Post,
         told: Callable[[str, int], None],
         nudge: Callable[[Keeper], None],
+        quarantined: dict[str, int],
     ) -> None:
         self.opener = opener
         queue = opener()
         share = slots.share(queue.claim_max if isinstance(queue, Bounded) else None)
-        self.source = Source(name, queue, share, slots=slots.total)
+        self.source = Source(name, queue, share, slots=slots.total, quarantined=quarantined)
         self._executor = executor
         self._settings = settings
         self._clock = clock

@@ -10,6 +10,7 @@ import structlog
 from leasehold.core.errors import LeaseLost, StoreUnreachable
 from leasehold.core.lease import Report
 from leasehold.core.opening import open_queue, parse_url
+from leasehold.core.quarantine import Quarantining
 from leasehold.core.seam import Queue, Staffing
 from leasehold.worker.holding import Attempt, Held
 from leasehold.worker.settling import Entry, Flusher
@@ -63,18 +64,40 @@ class Contact:
 class Source:
     """A queue instance with its leases, flushers and share of the slots."""
 
-    def __init__(self, name: str, queue: Queue, share: Share, *, slots: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        queue: Queue,
+        share: Share,
+        *,
+        slots: int = 0,
+        quarantined: dict[str, int] | None = None,
+    ) -> None:
         self.name = name
         self.queue = queue
         self.share = share
         if isinstance(queue, Staffing):
             queue.slots = slots
+        self._take_quarantined = queue.take_quarantined if isinstance(queue, Quarantining) else None
+        self._quarantined = {} if quarantined is None else quarantined
+        if self._take_quarantined is not None:
+            self._quarantined.setdefault(name, 0)
         self.contact = Contact(name)
         self.held: dict[Held, Attempt] = {}
         self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)
         self.has_children = bool(getattr(queue, "has_children", False))
         self.settles: Flusher
         self.reports: Flusher
+
+    def note_quarantined(self) -> None:
+        """Log and count the records that the queue has set aside since the last call."""
+        if self._take_quarantined is None:
+            return
+        for record in self._take_quarantined():
+            self._quarantined[self.name] += 1
+            log.warning(
+                "record_quarantined", queue=self.name, job_id=record.job_id, reason=record.reason
+            )
 
     def report(self, held: Held, report: Report) -> Awaitable[None]:
         """Queue news of a running attempt; the future is done when the store has it."""

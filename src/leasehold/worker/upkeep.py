@@ -19,5 +19,6 @@ async def keep_up(source: Source, *, interval_ms: int, rng: Random, watch: Watch
         else:
             if source.contact.made("upkeep"):
                 watch.tell("contact")
+            source.note_quarantined()
             watch.tell("upkeep")
         await asyncio.sleep(interval_ms / 1000 * (0.75 + rng.random() / 2))

@@ -55,6 +55,14 @@ def test_a_job_without_a_time_to_live_gets_the_gateway_s(
     assert cli("inspect", job_id, "--json").lines[0]["ttl_ms"] == 77_000
 
 
+def test_the_contract_s_own_variable_is_the_default_time_to_live(
+    cli: Cli, start: Start, free_port: int
+) -> None:
+    start("gateway", "--port", str(free_port), JOB_TTL_S="78").heard("gateway_ready")
+    job_id = cli("submit", "chat", "--gateway", f"http://127.0.0.1:{free_port}").out.strip()
+    assert cli("inspect", job_id, "--json").lines[0]["ttl_ms"] == 78_000
+
+
 def test_delay_and_attempts_reach_the_job(cli: Cli, gateway_url: str) -> None:
     args = ["--delay", "60", "--max-attempts", "7", "--ttl", "600"]
     for through in ([], ["--gateway", gateway_url]):

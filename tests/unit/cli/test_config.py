@@ -49,6 +49,17 @@ def test_every_setting_can_be_turned_by_its_variable_and_by_the_file(
     assert config_in(tmp_path, toml).find(name).value == by_variable.find(name).value
 
 
+def test_the_variable_that_a_contract_names_gives_way_to_ours_and_wins_over_the_file(
+    tmp_path: Path,
+) -> None:
+    toml, name = "[gateway]\nttl_s = 1\n", "gateway.ttl_s"
+    assert config_in(tmp_path, toml, JOB_TTL_S="60").integer(name) == 60
+    both = config_in(tmp_path, JOB_TTL_S="60", LEASEHOLD_GATEWAY_TTL_S="70")
+    assert both.integer(name) == 70
+    with pytest.raises(UsageError, match="JOB_TTL_S"):
+        config_in(tmp_path, JOB_TTL_S="a day").integer(name)
+
+
 def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
     assert config_in(tmp_path, LEASEHOLD_LLM_URL="").find("llm.url").origin == "default"
 

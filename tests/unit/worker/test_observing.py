@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from leasehold.core.lease import Lease
+from leasehold.core.quarantine import Quarantined
 from leasehold.worker import Job, Settings, Worker, task
 from leasehold.worker.holding import Attempt, Held
 from leasehold.worker.logs import configure_logs
@@ -71,6 +72,31 @@ async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
     assert registry.get_sample_value("leasehold_slots") == 100
     assert registry.get_sample_value("leasehold_slots_used") == 0
     assert b"# TYPE leasehold_job_run_seconds histogram" in generate_latest(registry)
+
+
+async def test_a_record_set_aside_by_a_queue_is_logged_with_its_id_and_counted() -> None:
+    store = Store()
+    store.add("ok", 2)
+
+    bad = [Quarantined("bad-1", "job:bad-1 is a string"), Quarantined("bad-2", "no job_id")]
+
+    class SettingAside(View):
+        def take_quarantined(self) -> list[Quarantined]:
+            taken, bad[:] = list(bad), []
+            return taken
+
+    registry = CollectorRegistry()
+    with structlog.testing.capture_logs() as lines:
+        worker = Worker([ok], queues=[lambda: SettingAside(store)], registry=registry, burst=True)
+        await worker.serve()
+    noted = [line for line in lines if line["event"] == "record_quarantined"]
+    assert [(line["job_id"], line["reason"], line["log_level"]) for line in noted] == [
+        ("bad-1", "job:bad-1 is a string", "warning"),
+        ("bad-2", "no job_id", "warning"),
+    ]
+    queue = noted[0]["queue"]
+    assert registry.get_sample_value("leasehold_quarantined_total", {"queue": queue}) == 2
+    assert len(store.outcomes) == 2
 
 
 def test_a_histogram_counts_a_value_in_every_bucket_above_it() -> None:

@@ -60,7 +60,7 @@ def command(
         port=config.integer("gateway.port", port),
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
-        ttl_s=config.integer("gateway.ttl_s"),
+        ttl_s=_ttl_s(config),
         lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
         redact=tuple(config.texts("gateway.redact")),
         trace_url=config.text("gateway.trace_url"),
@@ -68,6 +68,14 @@ def command(
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))
+
+
+def _ttl_s(config: Config) -> int:
+    found = config.find("gateway.ttl_s")
+    ttl_s = config.integer("gateway.ttl_s")
+    if ttl_s < 1:
+        raise UsageError(f"gateway.ttl_s ({found.origin}) is at least 1 second, not {ttl_s}")
+    return ttl_s
 
 
 def _first_line(path: str) -> str:

@@ -51,7 +51,7 @@ def leases_of(groups: list[Any], *, token: str, now: int, lease_ms: int) -> list
         alike = _alike(words, task, ttl_s, now)
         parts = iter(rows)
         for job_id, payload, entry in zip(parts, parts, parts, strict=True):
-            handle, created_ms, trace = _entry(entry.decode())
+            handle, created_ms, trace = _entry(entry.decode(), now)
             leases.append(
                 Lease(
                     job_id=job_id.decode(),
@@ -109,16 +109,16 @@ def _in_common(outcome: Outcome) -> tuple[Alike | None, bytes]:
 
 def _alike(words: bytes, task: bytes, ttl_s: bytes, now: int) -> Alike:
     fence, _, attempt, max_attempts, _, _, token = words.decode().split()
-    name = task.decode()
+    name = task.decode(errors="replace")  # a foreign gateway's may be anything
     return Alike(words, task, ttl_s, now, name, int(fence), token, int(attempt), int(max_attempts))
 
 
-def _entry(words: str) -> tuple[str, int, str]:
+def _entry(words: str, now: int) -> tuple[str, int, str]:
     """The id of the entry, when its job was created, and its trace; an id alone tells when."""
     if " " not in words:
-        return words, int(words.partition("-")[0]), ""
+        return words, min(now, int(words.partition("-")[0])), ""
     handle, created_ms, trace = words.split()
-    return handle, int(created_ms), "" if trace == "-" else trace
+    return handle, min(now, int(created_ms)), "" if trace == "-" else trace
 
 
 def _is_of(given: Given, lease: Lease) -> bool:

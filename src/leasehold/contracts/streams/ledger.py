@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, keys
 from leasehold.contracts.streams.queue import SCRIPTS
 from leasehold.core.errors import ServerError, UsageError
@@ -30,8 +32,11 @@ class StreamsLedger:
         self._keys = keys(options.namespace)
 
     async def get(self, job_id: str) -> JobRecord | None:
-        """The job's hash, or None when there is none (any more)."""
-        flat = await self._redis.call("HGETALL", self._job_key(job_id))
+        """The job's hash, or None when there is none (any more).
+
+        What is there but is no hash is a job that ended in `error` with code `unreadable`.
+        """
+        (flat,) = await self._redis.pipeline([("HGETALL", self._job_key(job_id))])
         return _record(job_id, flat) if flat else None
 
     async def find(self, query: Query) -> Page:
@@ -72,32 +77,39 @@ class StreamsLedger:
                 ("XPENDING", stream, GROUP),
                 ("ZCARD", delayed),
                 ("HGETALL", stats),
-                ("EXISTS", paused),
+                ("GET", paused),
                 ("XINFO", "GROUPS", stream),
                 ("TIME",),
                 ("HVALS", workers),
             ]
         )
-        length, pending, waiting_for_time, totals, is_paused, groups, clock, beats = replies
-        running = 0 if isinstance(pending, ServerError) else int(pending[0])
-        names = _pairs(totals)
+        # A key that holds something else counts for nothing; the next claim moves it away.
+        length, pending, waiting_for_time, totals, paused_since, groups, clock, beats = (
+            None if isinstance(reply, ServerError) else reply for reply in replies
+        )
+        length, running = length or 0, int(pending[0]) if pending else 0
+        names = _pairs(totals or ())
         now = int(clock[0]) * 1000 + int(clock[1]) // 1000
         undelivered, oldest = await self._undelivered(groups, length, running, now)
         return Counts(
             states={
-                "queued": undelivered + waiting_for_time,
+                "queued": undelivered + (waiting_for_time or 0),
                 "running": running,
-                **{state: int(names.get(state, 0)) for state in _STATES[2:]},
+                **{state: _int(names.get(state, b"")) for state in _STATES[2:]},
             },
-            totals={name: int(value) for name, value in names.items()},
-            paused=bool(is_paused),
-            workers=sum(now - _int(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats),
+            totals={name: _int(value) for name, value in names.items()},
+            paused=bool(paused_since and paused_since.isdigit()),
+            workers=sum(
+                abs(now - _int(beat.split(b" ")[0])) < _WORKER_ALIVE_MS for beat in beats or ()
+            ),
             oldest_waiting_ms=oldest,
         )
 
     async def workers(self) -> list[WorkerBeat]:
         """Workers that claimed lately, also in vain."""
         clock, flat = await self._redis.pipeline([("TIME",), ("HGETALL", self._keys[8])])
+        if isinstance(flat, ServerError):
+            return []
         oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
         beats = [_beat(worker_id, *words.split(b" ")) for worker_id, words in _pairs(flat).items()]
         return [beat for beat in beats if beat.last_ms > oldest]
@@ -180,7 +192,7 @@ class StreamsLedger:
             "ZREVRANGE", self._keys[6], start, start + _PAGE_STEP - 1, "WITHSCORES"
         )
         return [
-            (member.decode(), int(float(score)))
+            (member.decode(errors="replace"), _int(score))
             for member, score in zip(flat[::2], flat[1::2], strict=True)
         ]
 
@@ -194,7 +206,9 @@ class StreamsLedger:
         """How many entries nobody was given yet, and how long the oldest of them has waited."""
         position = "-"
         lag: int | None = length
-        for flat in () if isinstance(groups, ServerError) else groups:
+        if not length:
+            return 0, 0
+        for flat in groups or ():
             group = _pairs(flat)
             if group.get("name") == GROUP.encode():
                 position = f"({group['last-delivered-id'].decode()}"
@@ -205,7 +219,7 @@ class StreamsLedger:
 
 
 def _pairs(flat: Any) -> dict[str, Any]:
-    return {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+    return {key.decode(errors="replace"): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _events(entries: Any) -> list[JobEvent]:
@@ -225,6 +239,8 @@ def _events(entries: Any) -> list[JobEvent]:
 
 
 def _record(job_id: str, flat: Any) -> JobRecord:
+    if isinstance(flat, ServerError):
+        return _unreadable(job_id, flat)
     raw: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
 
     def text(name: bytes) -> str:
@@ -264,18 +280,37 @@ def _record(job_id: str, flat: Any) -> JobRecord:
     )
 
 
+def _unreadable(job_id: str, error: ServerError) -> JobRecord:
+    """The row of a job whose key holds something else than a hash."""
+    if not str(error.reply).startswith("WRONGTYPE"):
+        raise error
+    message = f"job:{job_id} is not a hash; another program wrote it"
+    return JobRecord(
+        job_id=job_id,
+        contract=CONTRACT,
+        queue=QUEUE,
+        task="",
+        state="error",
+        payload=b"null",
+        error=msgspec.json.encode({"code": "unreadable", "message": message, "retryable": False}),
+    )
+
+
 def _lease_words(packed: str) -> list[str]:
-    """Our own state of a job (see lua/include/job.lua); zeros where a foreign gateway wrote."""
+    """Our own state of a job (see lua/include/job.lua); zeros where another program wrote."""
     words = packed.split(" ")
-    return words if len(words) == 7 else ["0", "0", "0", "0", "0", "0", "-"]
+    if len(words) == 7 and all(word.isdecimal() and len(word) < 16 for word in words[:6]):
+        return words
+    return ["0", "0", "0", "0", "0", "0", "-"]
 
 
 def _int(raw: bytes) -> int:
-    """A number that another program may have written carelessly."""
+    """A number that another program may have written carelessly; 0 for what is none."""
     try:
-        return int(float(raw)) if raw else 0
+        number = int(float(raw)) if raw else 0
     except (ValueError, OverflowError):
         return 0
+    return number if abs(number) < 10**15 else 0
 
 
 def _matches(record: JobRecord, query: Query) -> bool:

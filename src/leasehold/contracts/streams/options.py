@@ -17,12 +17,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `namespace` stands before every key, for several queues on one server; without it the keys are
     the contract's exactly. `lost_max` is how often the lease of one job may run out before the job
     ends in `error`. Workers of one queue should share `lease_ms`: a worker takes back entries that
-    have been idle for its own lease and whose holder's lease is over. `max_depth` bounds waiting,
-    delayed and running jobs together (0: no bound).
+    have been idle for its own lease and whose holder's lease is over. A worker of another make
+    writes no lease: it keeps its job until it has been silent for `foreign_lease_ms`. `max_depth`
+    bounds waiting, delayed and running jobs together (0: no bound).
     """
 
     namespace: str = ""
     lease_ms: int = 15_000
+    foreign_lease_ms: int = 600_000
     ttl_s: int = 86_400
     max_depth: int = 100_000
     lost_max: int = 5
@@ -33,7 +35,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     unread_days: float = 30.0
 
     def __post_init__(self) -> None:
-        check_least(self, CONTRACT, lease_ms=50, ttl_s=1, max_depth=0, lost_max=1)
+        check_least(
+            self, CONTRACT, lease_ms=50, foreign_lease_ms=50, ttl_s=1, max_depth=0, lost_max=1
+        )
 
 
 def keys(namespace: str) -> list[str]:

@@ -19,7 +19,7 @@ import msgspec
 from leasehold.contracts.streams.given import leases_of, settle_rows
 from leasehold.contracts.streams.options import CONTRACT, GROUP, Options, keys
 from leasehold.contracts.streams.submission import ARGS, answer, submit_args
-from leasehold.core.errors import LeaseLost, UsageError
+from leasehold.core.errors import LeaseLost, ServerError, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import (
@@ -31,6 +31,7 @@ from leasehold.core.outcome import (
     Retried,
     Verdict,
 )
+from leasehold.core.quarantine import Quarantined
 from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
@@ -86,6 +87,7 @@ class StreamsQueue:
         self._instance = secrets.token_hex(4)
         self._claims = 0
         self._loaded = False
+        self._quarantined: list[Quarantined] = []
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -189,8 +191,16 @@ class StreamsQueue:
             self.worker_id,
             self.slots,
             round(max(options.journal_days, options.unread_days) * 86_400_000),
+            options.foreign_lease_ms,
         )
-        return Upkeep(*reply)
+        *counts, aside = reply
+        self._set_aside(aside)
+        return Upkeep(*counts)
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What claims and upkeep have set aside since the last call."""
+        taken, self._quarantined = self._quarantined, []
+        return taken
 
     async def close(self) -> None:
         """Close the connections."""
@@ -224,6 +234,7 @@ class StreamsQueue:
             1 if recover else 0,
             self._instance,
             self._claims,
+            self._options.foreign_lease_ms,
             *(self._held if recover else ()),
         )
         # Set before asking: whatever ends this call early, the next one looks for what it took.
@@ -234,21 +245,32 @@ class StreamsQueue:
             reply = await self._redis.run(SCRIPTS["claim"], self._keys, args)
         else:
             reply = await self._listen(dry, listen_ms, args)
+            if reply is None:
+                return []
         self._answer_lost = False
-        state, now, last, woken, due, groups = reply
+        state, now, last, woken, due, groups, aside = reply
+        self._set_aside(aside)
         self._woken = woken or self._woken
         if last:
             self._dry = self._dried(state, last, int(due) - now if due != b"0" else _NEVER_MS)
         return self._leases(groups, now)
 
     async def _listen(self, dry: _Dry, wait_ms: int, args: Sequence[Arg]) -> Any:
-        """Claim when something is added to the stream, somebody calls, or the time is up."""
+        """Claim when something is added to the stream, somebody calls, or the time is up.
+
+        None when a key to listen on holds something else. The script has moved it away; what it
+        took besides is found by the next claim.
+        """
         blocking = ("XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *dry.places)
         self._listening = True
         try:
             return await self._redis.block_then_run(
                 blocking, SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
             )
+        except ServerError as error:
+            if str(error.reply).startswith("WRONGTYPE"):
+                return None
+            raise
         finally:
             self._listening = False
 
@@ -258,6 +280,10 @@ class StreamsQueue:
         if state == b"paused":  # nothing is handed out, whatever is added or due
             return _Dry((wake, self._woken), due_s + _NEVER_MS)
         return _Dry((stream, wake, last, self._woken), due_s)
+
+    def _set_aside(self, pairs: list[bytes]) -> None:
+        for job_id, reason in zip(pairs[::2], pairs[1::2], strict=True):
+            self._quarantined.append(Quarantined(job_id.decode(errors="replace"), reason.decode()))
 
     def _leases(self, groups: list[Any], now: int) -> list[Lease]:
         held = self._held
@@ -274,7 +300,7 @@ def _proof(lease: Lease) -> tuple[Arg, ...]:
 
 
 def _lost(lease: Lease, reason: bytes) -> LeaseLost:
-    return LeaseLost(lease.job_id, reason.decode())
+    return LeaseLost(lease.job_id, reason.decode(errors="replace"))
 
 
 def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:

@@ -6,9 +6,11 @@
 -- ARGV[1] namespace  ARGV[2] worker id (the consumer)  ARGV[3] limit  ARGV[4] lease_ms
 -- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
 -- ARGV[7] which instance of the worker asks  ARGV[8] the number of this claim, rising within it
--- ARGV[9..] after a lost answer: the entries this worker knows it holds
+-- ARGV[9] for how long a holder of another make may be silent, in ms
+-- ARGV[10..] after a lost answer: the entries this worker knows it holds
 -- Returns { state, now_ms, where to listen on the stream ('': claim again at once), where to listen for
---   calls ('' with leases: as before), next due_ms (0: none), leases }; state is 'ok', 'paused' or
+--   calls ('' with leases: as before), next due_ms (0: none), leases, what was set aside as job_id, reason,
+--   job_id, reason ... }; state is 'ok', 'paused' or
 --   'late' (a later claim came first); leases are lists of those that have much in common: { task, lease
 --   words, ttl_s, { job_id, payload, entry words, ... } }; of an entry that is as it was submitted only
 --   the id is told: its job was created then and is part of no trace
@@ -22,7 +24,7 @@ local groups = {}
 local rows, rows_n -- of the last group
 local last_task, last_lease, last_ttl_s
 local leases_n = 0
-local alone = '-'
+local suspect = '-' -- the job that this worker runs as the only one of its kind (S-13)
 local more_idle = false -- the search for what ran out stopped before its end
 
 -- What is put into `rows` from here on has this in common.
@@ -49,14 +51,15 @@ local function uncommon()
   local LOST_MAX = tonumber(ARGV[5])
   -- How often, over all workers together, the pending list is searched for leases that ran out.
   local SEARCH_EVERY_MS = math.min(1000, math.floor(LEASE_MS / 4))
-  -- A job whose lease ran out this often is claimed alone: if it kills its worker, its neighbours did
-  -- not.
-  local ALONE_FROM = math.max(1, LOST_MAX - 2)
+  local FOREIGN_MS = tonumber(ARGV[9])
+  -- A job that lost its worker this often is a suspect. A worker runs one suspect at a time, in one of its
+  -- slots: if several of them died together, the next death shows which one it was.
+  local SUSPECT_FROM = 2
 
   local function start(job, msg_id, task, payload)
     local was_fence, was_lease = text[job.fence], job.lease_until
     if job.ver == 0 then -- stored by a gateway that does not know the index
-      call('ZADD', INDEX, 'NX', job.created_ts, job.id)
+      own('ZADD', INDEX, 'NX', job.created_ts, job.id)
     end
     job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
     job.lease_until, job.worker, job.msg_id = LEASE_UNTIL, WORKER, msg_id
@@ -64,7 +67,7 @@ local function uncommon()
     local lease, entry = lease_words(job), entry_words(job)
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease, 'entry', entry)
     local data = '{"attempt":' .. attempt .. ',"worker":"' .. WORKER .. '"}'
-    emit(job.key, 'running', 'worker.start', data, job.ttl_s)
+    emit(job.key, 'running', 'worker.start', data, job.ttl_s, tonumber(LEASE_UNTIL))
     note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
       LEASE_UNTIL, was_lease, WORKER, job.max_attempts)
     begin_rows(task, lease, job.ttl_s)
@@ -80,31 +83,40 @@ local function uncommon()
       '0', was, WORKER, job.max_attempts)
   end
 
-  -- An entry of ours or somebody's, in whatever state its job is by now.
+  local function exists(msg_id)
+    local found = pcall('XRANGE', STREAM, msg_id, msg_id)
+    return not found.err and found[1] ~= nil
+  end
+
+  -- An entry of ours or of another worker, in whatever state its job is by now.
   local function take(msg_id, flat, ours_unknown)
     local id, task, payload = fields_of(flat)
-    local key = job_key(id)
-    local v = call('HMGET', key, 'status', 'lease', 'entry', 'ttl_s')
-    if not v[1] then
+    local job, unreadable = read_job(id)
+    if unreadable then
+      return set_aside(id, msg_id, unreadable, flat)
+    elseif not job then
       return expire(id, task, msg_id)
     end
-    local job = job_of(id, key, v)
     if FINAL[job.status] then -- S-18: a redelivered finished job is only acknowledged
       return drop_entry(msg_id)
     end
     if job.status == 'running' and ours_unknown and job.worker == WORKER then
       give_back(job, task)
     elseif job.status == 'running' then
-      if tonumber(job.lease_until) > NOW then -- somebody works on it
+      if tonumber(job.lease_until) > NOW then
         if job.msg_id ~= msg_id then -- the same job enqueued twice
-          drop_entry(msg_id)
-        end -- else the group was lost and made again: looked at once more when the entry is idle
-        return
+          return drop_entry(msg_id)
+        end
+        -- The group was lost and made again: the entry is its holder's, and is looked at when it is idle.
+        return pcall('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
+      end
+      if job.lease_until == '0' and silent_ms(job, NOW) < FOREIGN_MS then
+        return -- a worker of another make runs it: looked at again when this entry is idle
       end
       if not reap(job, task, LOST_MAX) then
         return drop_entry(msg_id)
       end
-    elseif job.msg_id ~= '-' and job.msg_id ~= msg_id then -- superseded by a later entry
+    elseif job.msg_id ~= '-' and job.msg_id ~= msg_id and exists(job.msg_id) then -- superseded
       return drop_entry(msg_id)
     end
     start(job, msg_id, task, payload)
@@ -120,39 +132,41 @@ local function uncommon()
     end
   end
 
-  -- Takes one idle entry if its lease is over; returns false when it must wait for the next claim.
-  local function take_idle(msg_id)
+  -- Takes one idle entry if its lease is over; a second suspect waits for another worker or a later claim.
+  local function take_idle(msg_id, consumer, idle_ms)
     local entry = call('XRANGE', STREAM, msg_id, msg_id)[1]
     local job = entry and read_job((fields_of(entry[2])))
-    if job and job.status == 'running' and tonumber(job.lease_until) > NOW then
-      return true
+    if job and is_held(job, consumer, idle_ms, FOREIGN_MS) then
+      return
     end
-    local suspect = job and tonumber(job.lost) + (job.status == 'running' and 1 or 0) >= ALONE_FROM
-    if suspect and leases_n > 0 then
-      return false
+    local is_suspect = job and tonumber(job.lost) + (job.status == 'running' and 1 or 0) >= SUSPECT_FROM
+    if is_suspect and suspect ~= '-' then
+      return
     end
+    local before = leases_n
     take_over(msg_id, false)
-    if suspect and leases_n > 0 then
-      alone = job.id
-      return false
+    if is_suspect and leases_n > before then
+      suspect = job.id
     end
-    return true
   end
 
   -- What ran out, whoever held it.
   local function take_back()
     ensure_group()
-    each_idle(ARGV[4], function(msg_id)
-      more_idle = leases_n >= LIMIT or not take_idle(msg_id)
+    each_idle(ARGV[4], function(msg_id, consumer, idle_ms)
+      more_idle = leases_n >= LIMIT
+      if not more_idle then
+        take_idle(msg_id, consumer, idle_ms)
+      end
       return not more_idle
     end)
-    call('HSET', UPKEEP, 'search_at', more_idle and '0' or text[NOW + SEARCH_EVERY_MS])
+    own('HSET', UPKEEP, 'search_at', more_idle and '0' or text[NOW + SEARCH_EVERY_MS])
   end
 
   -- S-28: the answer to an earlier claim was lost; what it took is handed out again.
   local function recover()
     local held = {}
-    for i = 9, #ARGV do
+    for i = 10, #ARGV do
       held[ARGV[i]] = true
     end
     ensure_group()
@@ -208,7 +222,7 @@ local function see(task, lease, ttl_s)
   end
   plain[task] = true
   seen_task, seen_lease, seen_ttl_s = task, lease, ttl_s
-  fresh_lease, fresh_end = words_of[lease], ttl_s and end_of(ttl_s)
+  fresh_lease, fresh_end = words_of[lease], ttl_s and end_of(ttl_s, tonumber(LEASE_UNTIL))
   begin_run(FRESH_HEAD .. task .. FRESH_LINE .. max_attempts)
   begin_rows(task, fresh_lease, ttl_s)
   return true
@@ -223,18 +237,22 @@ end
 -- and not in functions.
 local function take_new(msg_id, flat)
   local id, task = flat[2], flat[4]
-  if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' then
+  if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' or string.find(id, '[^ -~]') then
     return look_closely(msg_id, flat)
   end
   local key = JOB .. id
-  local v = call('HMGET', key, 'status', 'lease', 'ttl_s')
+  local v = pcall('HMGET', key, 'status', 'lease', 'ttl_s')
   local as_before = task == seen_task and v[2] == seen_lease and v[3] == seen_ttl_s
   if v[1] ~= 'queued' or not (as_before or see(task, v[2], v[3])) then
     return look_closely(msg_id, flat)
   end
   local events = key .. ':events'
   call('HSET', key, 'status', 'running', 'updated_ts', NOW_S, 'lease', fresh_lease)
-  call('XADD', events, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data', FRESH_EVENT)
+  local added = pcall('XADD', events, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data',
+    FRESH_EVENT)
+  if added.err then
+    emit_anew(key, added.err, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data', FRESH_EVENT)
+  end
   if fresh_end then
     call('PEXPIREAT', key, fresh_end)
     call('PEXPIREAT', events, fresh_end)
@@ -248,38 +266,42 @@ local function take_new(msg_id, flat)
   rows_n, leases_n = rows_n + 3, leases_n + 1
 end
 
--- What the workers' table says of this one: its latest claim, the job it was given alone, its slots. When a
--- later claim came first, nobody would know of what this one takes (S-28).
-local instance, number, lone, slots = match(call('HGET', WORKERS, WORKER) or '',
+-- What the workers' table says of this one: its latest claim, the suspect it runs, its slots. When a later
+-- claim came first, what this one takes would be known to no one (S-28).
+local instance, number, last_suspect, slots = match(own('HGET', WORKERS, WORKER) or '',
   '^%d+ (%S+) (%d+) (%S+)( ?%d*)$')
 if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
-  return { 'late', NOW, '', '', '0', {} }
+  return { 'late', NOW, '', '', '0', {}, {} }
 end
-if lone and lone ~= '-' and uncommon().still_runs(lone) then
-  alone = lone
+if last_suspect and last_suspect ~= '-' and uncommon().still_runs(last_suspect) then
+  suspect = last_suspect
 end
 
-local state = call('EXISTS', PAUSED) == 1 and 'paused' or 'ok'
+local state = is_paused() and 'paused' or 'ok'
 local dry = '' -- the last entry of the stream, once there is nothing new behind it
 local due = '0' -- when the first delayed job is due; 0 when there is none
 
 if state == 'ok' then
-  due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
+  due = own('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
   if due ~= '0' and tonumber(due) <= NOW then
     uncommon().promote('1000')
     due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2] or '0'
   end
+  if due ~= '0' then -- another program's score may be anything
+    due = format('%d', math.max(NOW, math.min(tonumber(due), NOW + 86400000)))
+  end
   if ARGV[6] == '1' then
     uncommon().recover()
   end
-  if alone == '-' and NOW >= (tonumber(call('HGET', UPKEEP, 'search_at')) or 0) then
+  local search_at = tonumber(own('HGET', UPKEEP, 'search_at')) or 0
+  if not (NOW < search_at and search_at <= NOW + 1000) then
     uncommon().take_back()
   end
 end
 
-while state == 'ok' and alone == '-' and dry == '' and leases_n < LIMIT do
+while state == 'ok' and dry == '' and leases_n < LIMIT do
   local wanted = LIMIT - leases_n
-  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  local reply = pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
   if reply and reply.err then
     uncommon().ensure_group()
     reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
@@ -293,18 +315,18 @@ while state == 'ok' and alone == '-' and dry == '' and leases_n < LIMIT do
   end
 end
 
-call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. alone .. (slots or ''))
+call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. suspect .. (slots or ''))
 -- Where a waiting worker listens from, so that nothing that is added after this moment is missed. Not
 -- told while there may be more to take at once. What was called out before is not told with leases:
 -- a worker that hears it twice only looks twice.
 local woken = ''
 if leases_n > 0 then
-  call('HINCRBY', STATS, 'started', format('%d', leases_n))
+  own('HINCRBY', STATS, 'started', format('%d', leases_n))
   dry = not more_idle and dry or ''
 else -- (XINFO, which also tells it, costs three times as much)
-  local last = redis.pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
-  local called = call('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
+  local last = pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
+  local called = own('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
   dry, woken = last and last[1] or '0-0', called and called[1] or '0-0'
 end
 flush()
-return { state, NOW, dry, woken, due, groups }
+return { state, NOW, dry, woken, due, groups, aside }

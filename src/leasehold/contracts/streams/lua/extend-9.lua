@@ -21,9 +21,9 @@ local function extend(job, msg_id, task)
   end
   local until_ms = NOW + LEASE_MS
   job.ver, job.lease_until = job.ver + 1, text[until_ms]
-  call('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
+  pcall('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
   call('HSET', job.key, 'lease', lease_words(job))
-  refresh(job.key, job.ttl_s)
+  refresh(job.key, job.ttl_s, until_ms)
   local fence = text[job.fence]
   note(job.id, 'extend', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
     job.lease_until, was, job.worker, job.max_attempts)
@@ -32,8 +32,8 @@ end
 
 for at = 3, #ARGV, 5 do
   local msg_id = ARGV[at + 1]
-  local job = read_job(ARGV[at])
-  local why = why_lost(job, msg_id, tonumber(ARGV[at + 2]), ARGV[at + 3])
+  local job, unreadable = read_job(ARGV[at])
+  local why = why_lost(job, unreadable, msg_id, tonumber(ARGV[at + 2]), ARGV[at + 3])
   answers[#answers + 1] = why and { 'lost', why } or extend(job, msg_id, ARGV[at + 4])
 end
 flush()

@@ -7,13 +7,13 @@
 -- Clauses S-27
 -- @include job
 -- @include enqueue
-local changed
-if ARGV[2] == 'pause' then
-  changed = call('SETNX', PAUSED, NOW_S)
-else
-  changed = call('DEL', PAUSED)
-end
+local changed = is_paused() ~= (ARGV[2] == 'pause') and 1 or 0
 if changed == 1 then
+  if ARGV[2] == 'pause' then
+    call('SET', PAUSED, NOW_S)
+  else
+    call('DEL', PAUSED)
+  end
   note('', ARGV[2], '0', '', '', '', '0', '0', '0', '0', '0', '', '0')
   wake()
 end

@@ -17,7 +17,7 @@ local function publish(job, task, kind, step, data, progress)
   else
     call('HSET', job.key, 'updated_ts', NOW_S, 'lease', lease_words(job), 'progress', progress)
   end
-  emit(job.key, kind, step, data, job.ttl_s)
+  emit(job.key, kind, step, data, job.ttl_s, tonumber(job.lease_until))
   local fence = text[job.fence]
   note(job.id, 'report', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
     job.lease_until, job.lease_until, job.worker, more(job.max_attempts, '', '', '', '0', kind))
@@ -26,8 +26,8 @@ end
 
 for at = 2, #ARGV, 9 do
   local id, fence, token, task = ARGV[at], tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 4]
-  local job = read_job(id)
-  local why = why_lost(job, ARGV[at + 1], fence, token)
+  local job, unreadable = read_job(id)
+  local why = why_lost(job, unreadable, ARGV[at + 1], fence, token)
   if why then
     reject(id, task, job, fence, token, why)
     answers[#answers + 1] = { 'lost', why }

@@ -41,6 +41,7 @@ local function closely()
   -- @include guard
   -- @include end
   -- @include enqueue
+  -- @include reap
   local function close(job, o, to, kind, field)
     finish(job, o.task, to, kind, field, o.body, 'worker.' .. to, inline(field, o.body), o.error_code,
       o.result_h)
@@ -69,7 +70,7 @@ local function closely()
       return close(job, o, 'canceled', 'cancel', 'error')
     end
     local due = o.delay_ms > 0 and NOW + o.delay_ms or 0
-    local msg_id = enqueue(job.id, o.task, call('HGET', job.key, 'payload'), due)
+    local msg_id = enqueue(job.id, o.task, call('HGET', job.key, 'payload') or '', due)
     back(job, kind, attempt, due, kind, '{"attempt":' .. job.attempt .. ',"due_ms":' .. text[due] .. '}',
       o.error_code, msg_id, o.body)
     acked_n = acked_n + 1
@@ -83,9 +84,9 @@ local function closely()
     if call('HGET', job.key, 'cancel') == '1' then
       return close(job, o, 'canceled', 'cancel', 'error')
     end
-    call('XCLAIM', STREAM, GROUP, job.worker, '0', o.msg_id, 'IDLE', '86400000', 'JUSTID')
+    hand_back(o.msg_id, job.worker)
     back(job, 'release', job.attempt - 1, 0, 'queued', '{}', '', o.msg_id, '')
-    call('HSET', UPKEEP, 'search_at', '0')
+    own('HSET', UPKEEP, 'search_at', '0')
     wake()
     return { 'release', 0 }
   end
@@ -142,20 +143,22 @@ local function closely()
       or { 'lost', 'the attempt was already settled: ' .. became }
   end
 
-  local function alone_no_more(worker)
-    local seen = call('HGET', WORKERS, worker) or ''
-    local rest, alone, slots = match(seen, '^(%d+ %S+ %d+) (%S+)( ?%d*)$')
-    if alone and alone ~= '-' then
+  -- The worker runs no suspect any more (S-13): it may take the next one.
+  local function suspect_ended(worker, id)
+    local seen = own('HGET', WORKERS, worker) or ''
+    local rest, suspect, slots = match(seen, '^(%d+ %S+ %d+) (%S+)( ?%d*)$')
+    if suspect == id then
       call('HSET', WORKERS, worker, rest .. ' -' .. slots)
+      own('HSET', UPKEEP, 'search_at', '0')
       wake()
     end
   end
 
   return function(id, msg_id, fence, token, kind, task, body, result_h, error_code, delay_ms)
-    local job = read_job(id)
-    local why = why_lost(job, msg_id, fence, token)
-    if job and job.lost ~= '0' then -- it may have been claimed alone: its worker may go on
-      alone_no_more(token)
+    local job, unreadable = read_job(id)
+    local why = why_lost(job, unreadable, msg_id, fence, token)
+    if not job or job.lost ~= '0' then
+      suspect_ended(token, id)
     end
     if why then
       local before = replayed(job, fence, token, kind)
@@ -178,24 +181,26 @@ local given, left, ttl_s, task, until_ms, fence, token, line
 
 -- The claim gave the job its whole time to live. So soon after it a second time would change nothing that
 -- can be seen in seconds, in which it is told; and would be two of five commands.
-local function given_life(words, claimed_ms)
+local function given_life(words, claimed_ms, lease_until)
   local life_s = tonumber(words)
-  if not life_s or (life_s >= 500 and NOW - tonumber(claimed_ms) < 500) then
+  if not life_s or (life_s >= 500 and NOW - tonumber(claimed_ms) < 500
+      and claimed_ms + life_s * 1000 >= lease_until + RUNNING_MS) then
     return false
   end
   return words
 end
 
 local function alike(at)
-  given, task, ttl_s = ARGV[at + 1], ARGV[at + 2], given_life(ARGV[at + 3], ARGV[at + 4])
+  given, task = ARGV[at + 1], ARGV[at + 2]
   local ver, attempt, max_attempts, lost
   fence, ver, attempt, max_attempts, lost, until_ms, token =
     match(given, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
+  ttl_s = given_life(ARGV[at + 3], ARGV[at + 4], until_ms)
   ver = format('%d', ver + 1)
   left = fence .. ' ' .. ver .. ' ' .. attempt .. ' ' .. max_attempts .. ' ' .. lost .. ' 0 ' .. token
   line = '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\trunning\tdone\t' .. attempt
     .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. until_ms .. '\t' .. token .. '\t' .. max_attempts .. '\t'
-  -- A lease that was lost before may be one that its worker was given alone: look closer (S-13).
+  -- A job that lost its lease before may be its worker's suspect: look closer (S-13).
   until_ms = lost == '0' and tonumber(until_ms) or 0
 end
 
@@ -221,12 +226,15 @@ local function complete(at)
   for i = at + 4, next_at - 1, 2 do
     local id, msg_id = ARGV[i], ARGV[i + 1]
     local key = JOB .. id
-    local v = call('HMGET', key, 'status', 'lease')
+    local v = pcall('HMGET', key, 'status', 'lease')
     outcomes_n = outcomes_n + 1
     if is_alive and v[2] == given and v[1] == 'running' then
       local events = key .. ':events'
       call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
-      call('XADD', events, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
+      local added = pcall('XADD', events, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
+      if added.err then
+        emit_anew(key, added.err, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
+      end
       if expires then
         call('PEXPIREAT', key, expires)
         call('PEXPIREAT', events, expires)
@@ -262,7 +270,7 @@ while ARGV[at] do
   end
 end
 if as_given > 0 then
-  call('HINCRBY', STATS, 'done', format('%d', as_given))
+  own('HINCRBY', STATS, 'done', format('%d', as_given))
 end
 
 -- Whether entry `a` is older than `b`; false also for ids that are not thirteen digits, "-" and a number.
@@ -289,8 +297,11 @@ local function cut_off(acknowledged)
       return false
     end
   end
+  if byte(last, 14) ~= 45 or acknowledged < acked_n then
+    return false
+  end
   local first = call('XRANGE', STREAM, '-', '+', 'COUNT', '1')[1]
-  if byte(last, 14) ~= 45 or acknowledged < acked_n or not first or first[1] ~= acked[1] then
+  if not first or first[1] ~= acked[1] then
     return false
   end
   local pending = call('XPENDING', STREAM, GROUP)
@@ -303,12 +314,12 @@ end
 
 local acknowledged = 0
 for from = 1, acked_n, 1000 do -- unpack has a limit
-  local count = redis.pcall('XACK', STREAM, GROUP, unpack(acked, from, math.min(from + 999, acked_n)))
+  local count = pcall('XACK', STREAM, GROUP, unpack(acked, from, math.min(from + 999, acked_n)))
   acknowledged = acknowledged + (tonumber(count) or 0)
 end
 if acked_n < CUT_OFF_FROM or not cut_off(acknowledged) then
   for from = 1, acked_n, 1000 do
-    call('XDEL', STREAM, unpack(acked, from, math.min(from + 999, acked_n)))
+    pcall('XDEL', STREAM, unpack(acked, from, math.min(from + 999, acked_n)))
   end
 end
 flush()

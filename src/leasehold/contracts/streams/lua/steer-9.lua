@@ -3,7 +3,7 @@
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] cancel | retry | remove  ARGV[3..] job ids
--- Returns per id 'ok', 'requested' (its worker was told), 'missing', or the state that forbids it
+-- Returns per id 'ok', 'requested' (its worker was told), 'missing', 'unreadable', or the state that forbids it
 -- Clauses S-31 S-32 S-33
 -- @include job
 -- @include end
@@ -12,7 +12,7 @@ local answers = {}
 local steps = {}
 
 local function task_of(job)
-  return call('HGET', job.key, 'task') or ''
+  return (string.gsub(call('HGET', job.key, 'task') or '', '%c', ' '))
 end
 
 function steps.cancel(job)
@@ -26,7 +26,7 @@ function steps.cancel(job)
   local msg_id = job.msg_id
   finish(job, task_of(job), 'canceled', 'cancel', 'error', '', 'gateway.cancel', '{}', '', '')
   drop_entry(msg_id)
-  call('ZREM', DELAYED, job.id)
+  own('ZREM', DELAYED, job.id)
   return 'ok'
 end
 
@@ -35,16 +35,22 @@ function steps.retry(job)
   if not FINAL[job.status] then
     return job.status
   end
-  local v = call('HMGET', job.key, 'task', 'payload')
+  local task, payload = task_of(job), call('HGET', job.key, 'payload') or ''
   local from, fence = job.status, text[job.fence]
   job.ver, job.attempt, job.lost, job.worker = job.ver + 1, 0, '0', '-'
-  job.msg_id = enqueue(job.id, v[1], v[2], 0)
+  job.msg_id = enqueue(job.id, task, payload, 0)
   call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
     'entry', entry_words(job), 'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
   emit(job.key, 'queued', 'gateway.retry', '{}', job.ttl_s)
-  note(job.id, 'reopen', text[job.ver], v[1], from, 'queued', '0', fence, fence, '0', '0', '',
+  note(job.id, 'reopen', text[job.ver], task, from, 'queued', '0', fence, fence, '0', '0', '',
     job.max_attempts)
   return 'ok'
+end
+
+local function forget(id)
+  own('ZREM', DELAYED, id)
+  own('ZREM', INDEX, id)
+  call('DEL', job_key(id), job_key(id) .. ':events')
 end
 
 function steps.remove(job)
@@ -55,15 +61,20 @@ function steps.remove(job)
   note(job.id, 'remove', text[job.ver + 1], task_of(job), job.status, 'removed', text[job.attempt],
     fence, fence, '0', '0', '', '0')
   drop_entry(job.msg_id)
-  call('ZREM', DELAYED, job.id)
-  call('ZREM', INDEX, job.id)
-  call('DEL', job.key, job.key .. ':events')
+  forget(job.id)
   return 'ok'
 end
 
 for at = 3, #ARGV do
-  local job = read_job(ARGV[at])
-  answers[#answers + 1] = job and steps[ARGV[2]](job) or 'missing'
+  local job, unreadable = read_job(ARGV[at])
+  local answer = unreadable and 'unreadable' or 'missing'
+  if job then
+    answer = steps[ARGV[2]](job)
+  elseif unreadable and ARGV[2] == 'remove' then
+    forget(ARGV[at])
+    answer = 'ok'
+  end
+  answers[#answers + 1] = answer
 end
 flush()
 return answers

@@ -16,12 +16,12 @@ local WIDTH = 11
 
 -- Waiting + running + delayed. The stream's length is never less than the first two, so most
 -- submits need no closer look; a foreign worker that acknowledges without deleting makes one needed.
-local used = call('XLEN', STREAM) + call('ZCARD', DELAYED)
+local used = own('XLEN', STREAM) + own('ZCARD', DELAYED)
 if DEPTH_MAX > 0 and used >= DEPTH_MAX then
   -- Entries that nobody has been given yet. Redis 7 counts them unless deletions made the count
   -- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
   local function undelivered(at_most)
-    local groups = redis.pcall('XINFO', 'GROUPS', STREAM)
+    local groups = pcall('XINFO', 'GROUPS', STREAM)
     if groups.err or #groups == 0 then
       return call('XLEN', STREAM)
     end
@@ -40,7 +40,7 @@ if DEPTH_MAX > 0 and used >= DEPTH_MAX then
     return call('XLEN', STREAM)
   end
 
-  local pending = redis.pcall('XPENDING', STREAM, GROUP)
+  local pending = pcall('XPENDING', STREAM, GROUP)
   local running = (not pending.err and pending[1]) or 0
   used = undelivered(DEPTH_MAX) + running + call('ZCARD', DELAYED)
 end
@@ -48,16 +48,17 @@ local created = 0
 local answers = {}
 
 local function known(job_id, idem, request_h)
-  if idem ~= '' then
-    local kept = call('GET', NS .. 'idempotency:' .. idem)
-    if kept then
-      local old_id, old_h = string.match(kept, '^(.-) (%S+)$')
-      return { old_h == request_h and 'replayed' or 'conflict', old_id or kept }
-    end
+  local kept = idem ~= '' and own('GET', NS .. 'idempotency:' .. idem)
+  -- The value is the job id alone, as any gateway of the contract writes it. (Before 0.1 a hash followed.)
+  local old_id = kept and match(kept, '^[!-~]+')
+  local v = old_id and pcall('HMGET', JOB .. old_id, 'request_h', 'status')
+  if v and v[2] then -- else the job has expired, and the key with it
+    -- A job without the hash is another gateway's: its key is honoured whatever it asked for.
+    return { (not v[1] or v[1] == request_h) and 'replayed' or 'conflict', old_id }
   end
   local key = JOB .. job_id
   if call('EXISTS', key) == 1 then
-    local old_h = call('HGET', key, 'request_h') -- none: stored by another program
+    local old_h = pcall('HGET', key, 'request_h') -- none: stored by another program
     return { old_h == request_h and 'replayed' or 'conflict', job_id }
   end
   return nil
@@ -86,10 +87,10 @@ local function store(at)
     'requester', requester, 'due_ms', due_s)
   emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
   if idem ~= '' then
-    call('SET', NS .. 'idempotency:' .. idem, id .. ' ' .. request_h, 'EX',
+    call('SET', NS .. 'idempotency:' .. idem, id, 'EX',
       format('%d', math.max(tonumber(ttl_s), IDEM_TTL_S)))
   end
-  call('ZADD', INDEX, NOW_S, id)
+  own('ZADD', INDEX, NOW_S, id)
   add_line(id .. '\tsubmit\t1\t' .. NOW_S .. '\t' .. task .. '\t\tqueued\t0\t0\t0\t0\t0\t\t'
     .. max_attempts .. '\t\t' .. ARGV[at + 10] .. '\t\t' .. due_s .. '\t')
   created = created + 1
@@ -100,7 +101,7 @@ for at = 4, #ARGV, WIDTH do
   answers[#answers + 1] = store(at)
 end
 if created > 0 then
-  call('HINCRBY', STATS, 'submitted', format('%d', created))
+  own('HINCRBY', STATS, 'submitted', format('%d', created))
 end
 flush()
 return answers

@@ -7,7 +7,8 @@
 -- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
 -- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
 -- ARGV[8] how many jobs it runs at once (0: not told)  ARGV[9] age in ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed }
+-- ARGV[10] for how long a holder of another make may be silent, in ms
+-- Returns { promoted, reclaimed, buried, expired, trimmed, what was set aside as { job_id, reason, ... } }
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
 -- @include end
@@ -16,23 +17,28 @@
 -- @include reap
 -- @include trim
 local LOST_MAX = tonumber(ARGV[3])
+local FOREIGN_MS = tonumber(ARGV[10])
+local REPAIR_MOST = 2000
 local reclaimed, ended = 0, 0
 
-local function take_back(msg_id)
+local function take_back(msg_id, consumer, idle_ms)
   local entry = call('XRANGE', STREAM, msg_id, msg_id)[1]
   if not entry then
     return call('XACK', STREAM, GROUP, msg_id)
   end
   local id, task = fields_of(entry[2])
-  local job = read_job(id)
-  if not job then
+  local job, unreadable = read_job(id)
+  if unreadable then
+    set_aside(id, msg_id, unreadable, entry[2])
+  elseif not job then
     expire(id, task, msg_id)
   elseif FINAL[job.status] then
     drop_entry(msg_id)
-  elseif job.status == 'running' and tonumber(job.lease_until) <= NOW then
+  elseif job.status == 'running' and not is_held(job, consumer, idle_ms, FOREIGN_MS) then
     reclaimed = reclaimed + 1
     if reap(job, task, LOST_MAX) then
       call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job))
+      hand_back(msg_id, consumer)
     else
       ended = ended + 1
       drop_entry(msg_id)
@@ -40,9 +46,44 @@ local function take_back(msg_id)
   end
 end
 
+-- Puts a job back whose entry or due time has gone with its key. What runs gets an entry too, by which it is
+-- found if its worker dies.
+local function put_back(job)
+  if job.msg_id ~= '-' and #call('XRANGE', STREAM, job.msg_id, job.msg_id) > 0 then
+    return
+  end
+  if job.msg_id == '-' and (job.status == 'running' or own('ZSCORE', DELAYED, job.id)) then
+    return
+  end
+  local v = call('HMGET', job.key, 'task', 'payload', 'due_ms')
+  job.msg_id = enqueue(job.id, v[1] or '', v[2] or '', whole(v[3]) or 0)
+  call('HSET', job.key, 'entry', entry_words(job))
+end
+
+-- After the loss of the stream or of the delayed set: looks at the jobs of the index, newest first, a bounded
+-- number a round. A job that the index does not know is in the stream only.
+local function repair()
+  local from = whole(own('HGET', UPKEEP, 'repair'))
+  if not from then
+    return
+  end
+  local ids = own('ZREVRANGE', INDEX, text[from], text[from + REPAIR_MOST - 1])
+  for _, id in ipairs(ids) do
+    local job = read_job(id)
+    if job and not FINAL[job.status] then
+      put_back(job)
+    end
+  end
+  if #ids < REPAIR_MOST then
+    call('HDEL', UPKEEP, 'repair')
+  else
+    call('HSET', UPKEEP, 'repair', text[from + REPAIR_MOST])
+  end
+end
+
 -- Index members whose job has expired, oldest first, a bounded number at a time.
 local function forget_expired()
-  for _, id in ipairs(call('ZRANGE', INDEX, '0', '199')) do
+  for _, id in ipairs(own('ZRANGE', INDEX, '0', '199')) do
     if call('EXISTS', job_key(id)) == 0 then
       call('ZREM', INDEX, id)
     end
@@ -52,7 +93,7 @@ end
 local function forget_workers()
   local all = call('HGETALL', WORKERS)
   for i = 1, #all, 2 do
-    if NOW - (tonumber(match(all[i + 1], '^%d+')) or 0) > tonumber(ARGV[6]) then
+    if math.abs(NOW - (tonumber(match(all[i + 1], '^%d+')) or 0)) > tonumber(ARGV[6]) then
       call('HDEL', WORKERS, all[i])
     end
   end
@@ -70,17 +111,20 @@ local function forget_consumers()
   end
 end
 
-local claimed = match(call('HGET', WORKERS, ARGV[7]) or '', '^%d+ (%S+ %d+ %S+)')
+local claimed = match(own('HGET', WORKERS, ARGV[7]) or '', '^%d+ (%S+ %d+ %S+)')
 call('HSET', WORKERS, ARGV[7], NOW_S .. ' ' .. (claimed or '- 0 -') .. ' ' .. ARGV[8])
 ensure_group()
 local promoted = promote('1000')
 each_idle(ARGV[2], take_back)
+repair()
 if reclaimed > ended then
-  call('HSET', UPKEEP, 'search_at', '0')
+  own('HSET', UPKEEP, 'search_at', '0')
   wake()
 end
 local trimmed = 0
-if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
+local tidy_at = tonumber(own('HGET', UPKEEP, 'tidy_at')) or 0
+if not (NOW < tidy_at and tidy_at <= NOW + 10000) then
+  own('XLEN', JOURNAL)
   call('HSET', UPKEEP, 'tidy_at', text[NOW + 10000])
   trimmed = trim_journal(ARGV[4], ARGV[5], ARGV[9], call('HGET', UPKEEP, 'captured'))
   forget_workers()
@@ -89,4 +133,4 @@ if NOW >= (tonumber(call('HGET', UPKEEP, 'tidy_at')) or 0) then
 end
 local expired, buried = counted['expired'] or 0, counted['error'] or 0
 flush()
-return { promoted, reclaimed, buried, expired, trimmed }
+return { promoted, reclaimed, buried, expired, trimmed, aside }

@@ -7,7 +7,9 @@ local function trim_journal(length_max, age_ms, unread_ms, captured)
     return call('XTRIM', JOURNAL, 'MAXLEN', '~', length_max)
       + call('XTRIM', JOURNAL, 'MINID', '~', text[oldest])
   end
-  local read_until = math.max(tonumber(match(captured, '^%d+')) or 0, NOW - tonumber(unread_ms))
+  -- No position lies ahead of the clock: what else the field holds was not written by a reader.
+  local read_until = math.min(NOW, tonumber(match(captured, '^%d+')) or 0)
+  read_until = math.max(read_until, NOW - tonumber(unread_ms))
   local trimmed = call('XTRIM', JOURNAL, 'MINID', '~', text[math.min(read_until, oldest)])
   local extra = call('XLEN', JOURNAL) - tonumber(length_max)
   if extra > 0 then

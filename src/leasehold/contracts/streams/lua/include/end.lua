@@ -16,7 +16,48 @@ end
 
 local function drop_entry(msg_id)
   if msg_id ~= '-' then
-    redis.pcall('XACK', STREAM, GROUP, msg_id)
-    call('XDEL', STREAM, msg_id)
+    pcall('XACK', STREAM, GROUP, msg_id)
+    pcall('XDEL', STREAM, msg_id)
   end
+end
+
+local CONTENT = {
+  string = { 'GETRANGE', '0', '999' },
+  list = { 'LRANGE', '0', '9' },
+  set = { 'SRANDMEMBER', '10' },
+  zset = { 'ZRANGE', '0', '9' },
+  stream = { 'XRANGE', '-', '+', 'COUNT', '3' },
+  hash = { 'HMGET', 'status', 'lease', 'entry', 'ttl_s', 'created_ts', 'task', 'payload' },
+}
+
+-- What a value holds, as one short text.
+local function flat_text(value)
+  if type(value) ~= 'table' then
+    return string.sub(tostring(value), 1, 200)
+  end
+  local parts = {}
+  for i = 1, math.min(#value, 20) do
+    parts[i] = flat_text(value[i])
+  end
+  return table.concat(parts, ' ')
+end
+
+-- A job cannot be read, or its entry (`flat`) names none: the entry leaves the queue. A hash ends in `error`, so
+-- that those who follow the job learn of it; a key of another type is left as it is, since it may be another
+-- program's.
+local function set_aside(id, msg_id, why, flat)
+  local key = job_key(id)
+  local kind = is_id(id) and call('TYPE', key)['ok'] or 'none'
+  local read = CONTENT[kind]
+  quarantine(id, why, flat_text(read and pcall(read[1], key, unpack(read, 2)) or flat or ''))
+  if kind == 'hash' then
+    local message = string.gsub(printable(why, 300), '[\\"]', '?')
+    local body = '{"code":"unreadable","message":"' .. message .. '","retryable":false}'
+    local ttl_s = call('HGET', key, 'ttl_s')
+    call('HSET', key, 'status', 'error', 'updated_ts', NOW_S, 'error', body)
+    emit(key, 'error', 'worker.quarantine', '{"error":' .. body .. '}', ttl_s)
+    note(string.gsub(id, '%c', '?'), 'reject', '0', '', '', '', '0', '0', '0', '0', '0', '',
+      more('0', '', '', 'unreadable', '0', message))
+  end
+  drop_entry(msg_id)
 end

@@ -3,15 +3,15 @@
 
 -- Wakes workers that wait with an empty queue, for what does not show in the stream itself.
 local function wake()
-  call('XADD', WAKE, 'MAXLEN', '1', '*', 'w', '1')
+  own('XADD', WAKE, 'MAXLEN', '1', '*', 'w', '1')
 end
 
 -- Returns the entry's id, "-" while there is none.
 local function enqueue(id, task, payload, due)
   if due > NOW then
-    call('ZADD', DELAYED, format('%d', due), id)
+    own('ZADD', DELAYED, format('%d', due), id)
     wake()
     return '-'
   end
-  return call('XADD', STREAM, '*', 'job_id', id, 'task', task, 'payload', payload)
+  return own('XADD', STREAM, '*', 'job_id', id, 'task', task, 'payload', payload)
 end

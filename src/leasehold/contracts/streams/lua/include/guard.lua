@@ -1,9 +1,9 @@
 -- The fence. A holder is the current owner when the job runs under its fence and token. Once its
 -- lease is over, the group's pending list must not name somebody else for the entry either: a foreign
 -- worker that took it over writes no fence, but it cannot hide there. Returns nil, or why it is lost.
-local function why_lost(job, msg_id, fence, token)
+local function why_lost(job, unreadable, msg_id, fence, token)
   if not job then
-    return 'the job has expired or was removed'
+    return unreadable or 'the job has expired or was removed'
   end
   if job.fence ~= fence or job.worker ~= token then
     return 'another worker holds the job (fence ' .. job.fence .. ', yours is ' .. fence .. ')'
@@ -14,9 +14,9 @@ local function why_lost(job, msg_id, fence, token)
   if tonumber(job.lease_until) > NOW then
     return nil
   end
-  local pending = call('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
+  local pending = pcall('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
   if pending[1] and pending[1][2] ~= token then
-    return 'the stream entry was taken over by ' .. pending[1][2]
+    return 'the stream entry was taken over by ' .. printable(pending[1][2], 128)
   end
   return nil
 end

@@ -10,6 +10,8 @@
 -- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
 -- @include step
 local FINAL = { done = true, error = true, canceled = true }
+local WAITS_OR_RUNS = { queued = true, running = true }
+local ID_MOST = 256
 
 local text = setmetatable({}, {
   __index = function(cache, number)
@@ -23,28 +25,66 @@ local function job_key(id)
   return JOB .. id
 end
 
-local function refresh(key, ttl_s)
-  local at = ttl_s and end_of(ttl_s)
+local UTF8 = {
+  '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]',
+  '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
+  '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
+}
+
+-- The contract's ids are UUIDs. Others are taken while they are a text that a line of the journal can hold.
+local function is_id(id)
+  if id == '' or #id > ID_MOST or string.find(id, '%c') then
+    return false
+  end
+  for i = 1, string.find(id, '[\128-\255]') and #UTF8 or 0 do
+    id = string.gsub(id, UTF8[i], '.')
+  end
+  return not string.find(id, '[\128-\255]')
+end
+
+local function refresh(key, ttl_s, lease_until)
+  local at = ttl_s and end_of(ttl_s, lease_until)
   if at then
     call('PEXPIREAT', key, at)
     call('PEXPIREAT', key .. ':events', at)
   end
 end
 
-local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$'
-local ENTRY = '^(%S+) (%d+) (%S+)$'
+local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([!-~]+)$'
+local ENTRY = '^([!-~]+) (%d+) ([!-~]+)$'
+local NUMBER_MOST = 1e15 -- a Lua number holds integers up to here, and Redis takes them as scores
 
--- A job from its hash fields status, lease, entry and ttl_s. Numbers that only travel on stay texts.
+-- A field that another program may have written: a whole number, or nil.
+local function whole(value)
+  local number = tonumber(match(value or '', '^%d+$'))
+  return number and number < NUMBER_MOST and number or nil
+end
+
+-- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. Numbers that
+-- only travel on stay texts.
 local function job_of(id, key, v)
+  if not FINAL[v[1]] and not WAITS_OR_RUNS[v[1]] then
+    return nil, 'job:' .. id .. ': status is ' .. string.sub(v[1], 1, 40)
+  end
   local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(v[2] or '', LEASE)
   local msg_id, created_ts, trace = match(v[3] or '', ENTRY)
+  if fence and fence + ver + attempt + max_attempts + lost + lease_until >= NUMBER_MOST then
+    fence = nil
+  end
+  if msg_id and not whole(created_ts) then
+    msg_id = nil
+  end
+  if (v[2] and not fence) or (v[3] and not msg_id) then
+    return nil, 'job:' .. id .. ': ' .. (fence and 'entry' or 'lease') .. ' is not as it was written'
+  end
   if not fence then -- stored by a gateway that knows only the contract's fields
     fence, ver, attempt, max_attempts, lost, lease_until = '0', '0', '0', '0', '0', '0'
     worker = '-'
   end
   if not msg_id then
     msg_id, trace = '-', '-'
-    created_ts = match(call('HGET', key, 'created_ts') or '', '^%d+$') or NOW_S
+    local created = call('HGET', key, 'created_ts')
+    created_ts = whole(created) and created or NOW_S
   end
   return {
     id = id, key = key, status = v[1], ttl_s = v[4], fence = tonumber(fence), ver = tonumber(ver),
@@ -54,11 +94,21 @@ local function job_of(id, key, v)
   }
 end
 
--- A job as its hash says; nil when there is none.
+-- A job as its hash says; nil when there is none, nil and the reason when it cannot be read.
 local function read_job(id)
+  if not is_id(id) then
+    return nil, id == '' and 'the entry names no job_id' or 'the job_id is not a text of 1 to 256 bytes'
+  end
   local key = job_key(id)
-  local v = call('HMGET', key, 'status', 'lease', 'entry', 'ttl_s')
-  return v[1] and job_of(id, key, v) or nil
+  local v = pcall('HMGET', key, 'status', 'lease', 'entry', 'ttl_s')
+  if v.err then
+    return nil, 'job:' .. id .. ' is a ' .. call('TYPE', key)['ok'] .. ', not a hash'
+  elseif v[1] then
+    return job_of(id, key, v)
+  elseif call('EXISTS', key) == 1 then
+    return nil, 'job:' .. id .. ' has no status'
+  end
+  return nil
 end
 
 local function lease_words(job)

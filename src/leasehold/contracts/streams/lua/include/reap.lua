@@ -19,7 +19,7 @@ local function reap(job, task, lost_max)
   note(job.id, 'reap', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence, '0',
     was, job.worker, job.max_attempts)
   count('lost')
-  job.worker = '-' -- whoever held it proves nothing any more, even under the same fence
+  job.worker = '-' -- the last holder proves nothing any more, even under the same fence
   if call('HGET', job.key, 'cancel') == '1' then
     finish(job, task, 'canceled', 'cancel', 'error', '', 'worker.cancel', '{}', '', '')
     return false
@@ -32,14 +32,49 @@ local function reap(job, task, lost_max)
   return true
 end
 
--- Group entries that have been idle for a lease, oldest first, in pages; visit(msg_id) returns false
--- to stop.
+-- A job that was given back keeps its entry, made this old: the next claim takes it at once.
+local HANDED_BACK_MS = 86400000
+
+local function hand_back(msg_id, consumer)
+  pcall('XCLAIM', STREAM, GROUP, consumer, '0', msg_id, 'IDLE', text[HANDED_BACK_MS], 'JUSTID')
+end
+
+-- For how long a holder that writes no lease has given no sign of life. It is a worker that knows only the
+-- contract: its delivery, its `updated_ts` and its events are the signs.
+local function silent_ms(job, idle_ms)
+  local updated = whole(call('HGET', job.key, 'updated_ts'))
+  if updated and updated <= NOW + 60000 then -- a clock that is further ahead proves nothing
+    idle_ms = math.min(idle_ms, NOW - updated)
+  end
+  local event = pcall('XREVRANGE', job.key .. ':events', '+', '-', 'COUNT', '1')[1]
+  local told = event and whole(match(event[1], '^%d+'))
+  if told and told <= NOW + 60000 then
+    idle_ms = math.min(idle_ms, NOW - told)
+  end
+  return idle_ms
+end
+
+-- Whether somebody works on the job of a pending entry. Our own workers are held to their lease, others to
+-- `foreign_ms` since their last sign of life.
+local function is_held(job, consumer, idle_ms, foreign_ms)
+  if FINAL[job.status] then
+    return false
+  elseif job.status == 'running' and tonumber(job.lease_until) > NOW then
+    return true
+  elseif idle_ms >= HANDED_BACK_MS or (job.status == 'running' and job.worker == consumer) then
+    return false
+  end
+  return silent_ms(job, idle_ms) < foreign_ms
+end
+
+-- Group entries that have been idle for a lease, oldest first, in pages; visit(msg_id, consumer, idle_ms)
+-- returns false to stop.
 local function each_idle(idle_ms, visit)
   local from = '-'
   for _ = 1, 10 do
     local page = call('XPENDING', STREAM, GROUP, 'IDLE', idle_ms, from, '+', '100')
     for _, entry in ipairs(page) do
-      if visit(entry[1]) == false then
+      if visit(entry[1], entry[2], entry[3]) == false then
         return
       end
     end
@@ -50,9 +85,13 @@ local function each_idle(idle_ms, visit)
   end
 end
 
--- A lost or restarted server may have no group: it is made at 0, so that nothing is skipped (S-11).
+-- A lost or restarted server may have no group: it is made at 0, so that nothing is skipped (S-11). With it
+-- entries may have gone, which upkeep puts back.
 local function ensure_group()
-  redis.pcall('XGROUP', 'CREATE', STREAM, GROUP, '0', 'MKSTREAM')
+  own('XLEN', STREAM)
+  if not pcall('XGROUP', 'CREATE', STREAM, GROUP, '0', 'MKSTREAM').err then
+    begin_repair()
+  end
 end
 
 -- What an entry says. Another program may have written it: nothing in it may break the journal's lines.
@@ -84,6 +123,6 @@ end
 -- S-19: the job outlived its time to live; it is counted and never revived.
 local function expire(id, task, msg_id)
   drop_entry(msg_id)
-  note(string.gsub(id, '%c', ' '), 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
+  note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
   count('expired')
 end

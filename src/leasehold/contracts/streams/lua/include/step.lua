@@ -9,10 +9,12 @@ local UPKEEP, STATS, INDEX, PAUSED, WORKERS = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local NS = ARGV[1]
 local JOB = NS .. 'job:'
 local GROUP = 'workers'
-local call, match, format = redis.call, string.match, string.format
+local call, pcall, match, format = redis.call, redis.pcall, string.match, string.format
 local clock = call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NOW_S = format('%s%03d', clock[1], clock[2] / 1000)
+local counted = {}
+-- @include quarantine
 
 -- When keys with this time to live go if nothing more happens. The moment and not the time to live is
 -- told: Redis would write the command anew for its followers, once a key and step.
@@ -20,22 +22,39 @@ local NOW_S = format('%s%03d', clock[1], clock[2] / 1000)
 -- script for all others.
 local ends = {}
 local TTL_S_MAX = 1e10
+-- A running job outlives its lease by this, whatever its time to live: another worker must find it.
+local RUNNING_MS = 60000
 
-local function end_of(ttl_s)
+-- `lease_until` is given for jobs that run.
+local function end_of(ttl_s, lease_until)
   local at = ends[ttl_s]
   if at == nil then
     local seconds = tonumber(ttl_s)
     at = seconds and seconds >= 1 and seconds <= TTL_S_MAX and format('%d', NOW + seconds * 1000) or false
     ends[ttl_s] = at
   end
+  if at and lease_until and tonumber(at) < lease_until + RUNNING_MS then
+    return format('%d', lease_until + RUNNING_MS)
+  end
   return at
 end
 
--- S-7: every event gives the job and its stream their whole time to live again.
-local function emit(key, kind, step, data, ttl_s)
+-- The event stream of a job that takes no event is moved away; the job goes on with a new one.
+local function emit_anew(key, err, ...)
   local events = key .. ':events'
-  call('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
-  local at = ttl_s and end_of(ttl_s)
+  local id = string.sub(key, #JOB + 1)
+  quarantine(id, 'job:' .. id .. ':events: ' .. err, 'kept as ' .. rename_aside(events))
+  call('XADD', events, ...)
+end
+
+-- S-7: every event gives the job and its stream their whole time to live again.
+local function emit(key, kind, step, data, ttl_s, lease_until)
+  local events = key .. ':events'
+  local added = pcall('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
+  if added.err then
+    emit_anew(key, added.err, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
+  end
+  local at = ttl_s and end_of(ttl_s, lease_until)
   if at then
     call('PEXPIREAT', key, at)
     call('PEXPIREAT', events, at)
@@ -57,7 +76,7 @@ local RUN_LEAST, RUN_MOST = 5, 100
 
 local function flush_lines()
   for from = 1, lines_n, 200 do
-    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+    own('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
   end
   lines_n = 0
 end
@@ -65,7 +84,7 @@ end
 local function end_run()
   if run_n >= RUN_LEAST then
     flush_lines()
-    call('XADD', JOURNAL, '*', 's', run_tail, 'ids', table.concat(run, '\t', 1, run_n))
+    own('XADD', JOURNAL, '*', 's', run_tail, 'ids', table.concat(run, '\t', 1, run_n))
   else
     for at = 1, run_n do
       lines[lines_n + 1], lines[lines_n + 2] = 'e', run[at] .. run_tail
@@ -91,8 +110,6 @@ local function begin_run(tail)
   end
 end
 
-local counted = {}
-
 -- Every script ends here: what it noted and counted is written.
 local function flush()
   if run_n > 0 then
@@ -100,6 +117,6 @@ local function flush()
   end
   flush_lines()
   for name, n in pairs(counted) do
-    call('HINCRBY', STATS, name, format('%d', n))
+    own('HINCRBY', STATS, name, format('%d', n))
   end
 end
