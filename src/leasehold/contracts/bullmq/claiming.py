@@ -7,8 +7,8 @@ limit, a pause, jobs that are due, locks to look for) goes through `claim`, whic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal
 
 from leasehold.contracts.bullmq import job_options
 from leasehold.contracts.bullmq.bell import Bell
@@ -19,11 +19,15 @@ from leasehold.contracts.bullmq.scheduling import Scheduler
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Failure, Outcome, Verdict
+from leasehold.core.quarantine import Quarantined
 from leasehold.store.redis import Arg, Redis
 
 _HELD_MAX = 100_000
 # Where a job with a history, a scheduler or a decided failure has more to say (see claim-16.lua).
 _PLAIN_LENGTH, _SCHEDULER, _DECIDED = 7, 10, 11
+
+_SUSPECT_FROM = 2  # as start.lua counts
+_UNREADABLE = "The record cannot be read: "
 
 Settle = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
 
@@ -47,8 +51,8 @@ class Claims:
         self._worker_id = worker_id
         self._token, self._token_h = token
         self._held: dict[str, None] = {}
-        self._alone: Lease | None = None
-        self._alone_over = asyncio.Event()
+        self._suspect: Lease | None = None
+        self._suspect_over = asyncio.Event()
         self._answer_lost = False
         self._search_at = 0.0
         self._asking = asyncio.Lock()
@@ -67,19 +71,17 @@ class Claims:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            if self._alone and not await self._has_ended(self._alone, deadline - loop.time()):
-                return []
-            self._alone = None
             async with self._asking:  # one at a time: a call under way is not a lost answer
-                state, now, due, limited_ms, last, rows = await self._ask(limit)
+                state, now, due, limited_ms, last, rows, aside = await self._ask(limit)
+                self._scripts.note(aside)
                 leases = [self._lease(row, now + self._options.lease_ms) for row in rows]
             if leases:
                 if any(len(row) > _PLAIN_LENGTH and row[_DECIDED] for row in rows):
-                    leases = await _fail_decided(leases, rows, settle)
+                    leases = await self._fail_decided(leases, rows, settle)
                     if not leases:
                         continue
                 await self._follow_schedules(rows)
-                self._alone = self._suspect(leases[0])
+                self._note_suspect(leases)
                 return leases
             remaining_ms = (deadline - loop.time()) * 1000
             if remaining_ms <= 0:
@@ -90,13 +92,15 @@ class Claims:
                 await self._listen_paused(last, remaining_ms)
             else:
                 wait = min(remaining_ms, due - now) if due else remaining_ms
-                await self._bell.wait(wait / 1000, until_ms=now + wait)
+                rung = self._bell.wait(wait / 1000, until_ms=now + wait)
+                await (self._wait_held(rung) if state == b"held" else rung)
 
     def forget(self, job_id: str) -> None:
         """The lease has ended: a claim that looks for lost answers need not pass over it."""
         self._held.pop(job_id, None)
-        if self._alone is not None and self._alone.job_id == job_id:
-            self._alone_over.set()
+        if self._suspect is not None and self._suspect.job_id == job_id:
+            self._suspect = None
+            self._suspect_over.set()
 
     async def close(self) -> None:
         """Stop waiting, and close the connection that waits if it is its own."""
@@ -109,21 +113,32 @@ class Claims:
         self._announced = True
         await self._waiting.block("PING", wait_ms=1_000)
 
-    def _suspect(self, lease: Lease) -> Lease | None:
-        """The lease if its job was lost so often that it may be what kills its workers (B-54)."""
-        self._alone_over.clear()
-        claimed = lease.extra
-        often = max(1, self._options.stalled_max - 1)  # as start.lua counts
-        return lease if isinstance(claimed, Claimed) and claimed.stalled >= often else None
+    def _note_suspect(self, leases: Sequence[Lease]) -> None:
+        """Remember the one lease whose job lost its worker so often that it may kill it (B-54)."""
+        for lease in leases:
+            if isinstance(lease.extra, Claimed) and lease.extra.stalled >= _SUSPECT_FROM:
+                self._suspect = lease
+                self._suspect_over.clear()
 
-    async def _has_ended(self, suspect: Lease, within_s: float) -> bool:
-        """Whether the suspect has ended, or is no longer ours; waits for it so long (B-54)."""
+    async def _wait_held(self, rung: Coroutine[Any, Any, None]) -> None:
+        """Only suspects wait, and this worker runs one: until it has ended, or the marker rings."""
+        waits = {
+            asyncio.ensure_future(rung),
+            asyncio.ensure_future(self._suspect_over.wait()),
+        }
         try:
-            await asyncio.wait_for(self._alone_over.wait(), max(0.0, within_s))
-        except TimeoutError:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        for each in done:
+            each.result()
+        suspect = self._suspect
+        if suspect is not None:
             lock = await self._redis.call("GET", f"{self._options.key_prefix}{suspect.job_id}:lock")
-            return bool(lock != f"{suspect.token}:{suspect.fence}".encode())
-        return True
+            if lock != f"{suspect.token}:{suspect.fence}".encode():
+                self._suspect = None  # it is no longer ours
 
     async def _ask(self, limit: int) -> Any:
         recover = self._answer_lost
@@ -140,6 +155,7 @@ class Claims:
             options.limit_max or "",
             options.limit_ms or "",
             self._token_h,
+            int(self._suspect is None),
         )
         reply = 0
         if not (recover or search or options.limit_max):
@@ -149,6 +165,26 @@ class Claims:
             reply = await self._scripts.run("claim", *args, int(search), int(recover), *held)
         self._answer_lost = False
         return reply
+
+    async def _fail_decided(
+        self, leases: Sequence[Lease], rows: Sequence[Any], settle: Settle
+    ) -> list[Lease]:
+        """A failure that was decided elsewhere ends the job at pickup (B-17): it was lost too
+        often, a child failed, a cancel was asked for, or its record cannot be read (B-55).
+        Returns the leases that are left."""
+        ends: list[Outcome] = []
+        for lease, row in zip(leases, rows, strict=True):
+            if len(row) > _PLAIN_LENGTH and row[_DECIDED]:
+                failure = _failure(row[_DECIDED].decode(errors="replace"))
+                kind: Literal["cancel", "bury"] = (
+                    "cancel" if failure.code == "cancelled" else "bury"
+                )
+                ends.append(Outcome(lease, kind, failure=failure))
+                if failure.code == "unreadable":
+                    self._scripts.quarantined.append(Quarantined(lease.job_id, failure.message))
+        await settle(ends)
+        ended = {outcome.lease.job_id for outcome in ends}
+        return [lease for lease in leases if lease.job_id not in ended]
 
     def _time_to_search(self) -> bool:
         """Now and then a claim also looks for locks that ran out; upkeep does it as well."""
@@ -199,22 +235,14 @@ class Claims:
         )
 
 
-async def _fail_decided(
-    leases: Sequence[Lease], rows: Sequence[Any], settle: Settle
-) -> list[Lease]:
-    """A failure that was decided elsewhere ends the job at pickup (B-17): it was lost too often, a
-    child failed, or a cancel was asked for. Returns the leases that are left."""
-    ends: list[Outcome] = []
-    for lease, row in zip(leases, rows, strict=True):
-        if len(row) > _PLAIN_LENGTH and row[_DECIDED]:
-            reason = row[_DECIDED].decode(errors="replace")
-            cancelled = reason == "cancelled"
-            code = "lease_lost" if "stalled" in reason else "child"
-            failure = Failure(code=reason if cancelled else code, message=reason, retryable=False)
-            ends.append(Outcome(lease, "cancel" if cancelled else "bury", failure=failure))
-    await settle(ends)
-    ended = {outcome.lease.job_id for outcome in ends}
-    return [lease for lease in leases if lease.job_id not in ended]
+def _failure(reason: str) -> Failure:
+    if reason == "cancelled":
+        code = "cancelled"
+    elif reason.startswith(_UNREADABLE):
+        code = "unreadable"
+    else:
+        code = "lease_lost" if "stalled" in reason else "child"
+    return Failure(code=code, message=reason, retryable=False)
 
 
 def _history(row: list[Any]) -> tuple[int, int, bytes]:

@@ -119,7 +119,7 @@ _seen: dict[bytes, JobOptions] = {}
 def _read(raw: bytes) -> JobOptions:
     try:
         told = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         told = None
     if not isinstance(told, dict):
         return JobOptions()
@@ -142,7 +142,7 @@ def keep_of(told: Any) -> Keep | None:
     if isinstance(told, bool) or told is None:
         return None if told is None else Keep()
     if isinstance(told, int | float):
-        return Keep(count=int(told)) if told >= 0 else Keep()
+        return Keep(count=_whole(told)) if told >= 0 else Keep()
     if isinstance(told, dict):
         return Keep(count=_whole(told.get("count")), age_s=_whole(told.get("age")))
     return None
@@ -187,7 +187,7 @@ def stack_of(earlier: bytes, entry: str, limit: int | None) -> bytes:
 def _whole(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value)
+    return int(value) if abs(value) < 2**53 else None
 
 
 def _trace(told: Any) -> str:

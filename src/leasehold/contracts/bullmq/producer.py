@@ -21,7 +21,7 @@ from leasehold.contracts.bullmq.family import Flow
 from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
 from leasehold.contracts.bullmq.scheduling import Scheduler
 from leasehold.contracts.bullmq.schema import check as check_schema
-from leasehold.contracts.bullmq.scripts import SCRIPTS
+from leasehold.contracts.bullmq.scripts import SCRIPTS, Scripts
 from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ReplyLost, ServerError
 from leasehold.core.opening import parse_url
 from leasehold.core.submission import new_job_id
@@ -132,10 +132,11 @@ class Producer:
 
     async def _send(self, args: Sequence[Arg]) -> list[str]:
         request = secrets.token_hex(12)
-        head = (self._options.key_prefix, request, self._options.max_depth, 0)
+        head = (request, self._options.max_depth, 0)
+        scripts = Scripts(self._redis, self._options)
         for attempt in range(_TRIES_MAX):
             try:
-                replies = await self._redis.run(SCRIPTS["add"], self._keys, (*head, *args))
+                replies = await scripts.run("add", *head, *args)
                 break
             except ReplyLost:
                 if attempt == _TRIES_MAX - 1:

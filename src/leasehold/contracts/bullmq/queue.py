@@ -26,6 +26,7 @@ from leasehold.core.idempotency import short_hash
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Verdict
+from leasehold.core.quarantine import Quarantined
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
 
@@ -131,7 +132,13 @@ class BullmqQueue:
             self.slots,
             round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
-        return Upkeep(*reply)
+        self._scripts.note(reply[5])
+        return Upkeep(*reply[:5])
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What was set aside since the last call."""
+        taken, self._scripts.quarantined = self._scripts.quarantined, []
+        return taken
 
     async def close(self) -> None:
         """Close the connections."""

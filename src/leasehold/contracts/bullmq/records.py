@@ -10,6 +10,8 @@ from leasehold.contracts.bullmq import job_options
 from leasehold.contracts.bullmq.options import CONTRACT
 from leasehold.core.job import JobRecord
 
+_EXACT_MAX = 2**53
+
 
 def record_of(
     job_id: str, queue: str, state: str, raw: dict[bytes, bytes], *, due_ms: int = 0
@@ -54,9 +56,10 @@ def record_of(
 def number(raw: bytes) -> int:
     """A number that another program may have written carelessly."""
     try:
-        return int(float(raw)) if raw else 0
-    except ValueError:
+        value = int(float(raw)) if raw else 0
+    except (ValueError, OverflowError):
         return 0
+    return value if abs(value) <= _EXACT_MAX else 0
 
 
 def _error(raw: dict[bytes, bytes]) -> bytes:

@@ -1,16 +1,27 @@
-"""Our scripts, and how each is called: with the queue's sixteen keys, and its prefix first."""
+"""Our scripts, and how each is called: with the queue's sixteen keys, and its prefix first.
+
+A script that meets a key of the queue with another type raises before it writes anything; the key
+is then put aside by `mend-16.lua`, and the script runs again.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from leasehold.contracts.bullmq.options import Options, keys
+from leasehold.core.errors import ServerError
+from leasehold.core.quarantine import Quarantined
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("leasehold.contracts.bullmq")
 BATCH_MAX = 500
 """How many jobs one script handles at most, so that it stays short for everybody else."""
+
+
+# What Redis says of a key that holds something else than the script expects.
+_MENDABLE = ("WRONGTYPE", "not an integer")
+_NOTED_MAX = 1_000
 
 
 class Scripts:
@@ -20,7 +31,21 @@ class Scripts:
         self._redis = redis
         self._prefix = options.key_prefix
         self.keys = keys(options.key_prefix)
+        self.quarantined: list[Quarantined] = []
 
     async def run(self, name: str, *args: Arg) -> Any:
         """Run `lua/<name>-16.lua`."""
+        try:
+            return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
+        except ServerError as error:
+            if not any(words in str(error) for words in _MENDABLE):
+                raise
+        self.note(await self._redis.run(SCRIPTS["mend"], self.keys, (self._prefix,)))
         return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
+
+    def note(self, rows: Any) -> None:
+        """Remember what a script set aside, for the worker's log and metrics."""
+        for job_id, reason in rows:
+            told = Quarantined(job_id.decode(errors="replace"), reason.decode(errors="replace"))
+            self.quarantined.append(told)
+        del self.quarantined[:-_NOTED_MAX]

@@ -13,8 +13,8 @@ local answers, kept = {}, {}
 local function extend(at)
   local id, fence, token = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local key = PREFIX .. id
-  local lock = call('GET', key .. ':lock')
-  local v = call('HMGET', key, 'lh', 'cancel', 'name', 'priority')
+  local lock = redis.pcall('GET', key .. ':lock')
+  local v = redis.pcall('HMGET', key, 'lh', 'cancel', 'name', 'priority')
   if lock ~= token .. ':' .. fence or not v[3] then
     local _, state = read_lh(v[1])
     note(plain(id), 'reject', '0', NOW_S, plain(v[3]), state, state, '0', fence, '0', '0', '0', WORKER,
@@ -33,8 +33,8 @@ local function extend(at)
   call('HSET', key, 'lh', text[ver + 1] .. ' ' .. state .. ' ' .. lease_until .. ' ' .. old_fence .. ' '
     .. old_kind .. ' ' .. old_due)
   kept[#kept + 1] = id
-  note(id, 'extend', text[ver + 1], NOW_S, plain(v[3]), 'active', 'active', ARGV[at + 3], fence, fence,
-    lease_until, lease, WORKER, '0', '0', '', '', '', ARGV[at + 4], v[4])
+  note(plain(id), 'extend', text[ver + 1], NOW_S, plain(v[3]), 'active', 'active', ARGV[at + 3], fence, fence,
+    lease_until, lease, WORKER, '0', '0', '', '', '', ARGV[at + 4], whole(v[4]) and v[4] or '0')
   return { 'ok', NOW + LEASE_MS, cancel, LEASE_MS }
 end
 
@@ -42,7 +42,7 @@ for at = 4, #ARGV, 5 do
   answers[#answers + 1] = extend(at)
 end
 if #kept > 0 then
-  each_many('SREM', STALLED, kept)
+  redis.pcall('SREM', STALLED, unpack(kept))
 end
 flush()
 return answers

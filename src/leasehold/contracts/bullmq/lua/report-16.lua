@@ -16,9 +16,9 @@ local function report(at)
   local id, fence, token, kind = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local progress, step, data = ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]
   local key = PREFIX .. id
-  local lock = call('GET', key .. ':lock')
-  if lock ~= token .. ':' .. fence or call('EXISTS', key) == 0 then
-    local v = call('HMGET', key, 'name', 'lh')
+  local lock = redis.pcall('GET', key .. ':lock')
+  if lock ~= token .. ':' .. fence or call('TYPE', key).ok ~= 'hash' then
+    local v = redis.pcall('HMGET', key, 'name', 'lh')
     local _, state = read_lh(v[2])
     note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, '0', '0', '0', WORKER,
       '0', '0', 'lease_lost', '', '', ARGV[at + 7], '0', 'report')
@@ -28,7 +28,10 @@ local function report(at)
     call('HSET', key, 'progress', progress)
   end
   if kind == 'log' then -- BullMQ's readers ask for the log; no event tells of it
-    call('RPUSH', key .. ':logs', data)
+    if type(redis.pcall('RPUSH', key .. ':logs', data)) == 'table' then -- another type: the log is begun anew
+      call('DEL', key .. ':logs')
+      call('RPUSH', key .. ':logs', data)
+    end
     if ARGV[at + 8] ~= '' then
       call('LTRIM', key .. ':logs', '-' .. ARGV[at + 8], '-1')
     end

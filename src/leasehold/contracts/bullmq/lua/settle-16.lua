@@ -38,7 +38,10 @@ local function replayed(id, key, fence, kind)
     limit = { release = 'release', snooze = 'retry', cancel = 'cancel' },
     park = { park = 'retry', release = 'release', retry = 'retry', bury = 'bury', cancel = 'cancel' },
   }
-  local lh = call('HGET', key, 'lh')
+  local lh = redis.pcall('HGET', key, 'lh')
+  if type(lh) == 'table' then
+    return nil
+  end
   if not lh then
     for became, verdict in pairs(BECAME[kind]) do
       if call('ZSCORE', ENDED, id .. ' ' .. fence .. ' ' .. became) then
@@ -56,9 +59,9 @@ local function replayed(id, key, fence, kind)
 end
 
 local function reject(id, fence, why, token_h)
-  local v = call('HMGET', PREFIX .. id, 'name', 'ats', 'lh')
+  local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'ats', 'lh')
   local _, state = read_lh(v[3])
-  note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, v[2] or '0', '0', '0',
+  note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, whole(v[2]) and v[2] or '0', '0', '0',
     WORKER, '0', '0', 'lease_lost', '', '', token_h, '0', 'settle')
   return { 'lost', why }
 end
@@ -141,10 +144,10 @@ local function outcomes()
   -- they are done already, at once.
   local function park(job, o)
     o.delay_ms = 0
-    if job.cancel or call('SCARD', job.key .. ':dependencies') == 0 then
+    if job.cancel or size('SCARD', job.key .. ':dependencies') == 0 then
       return wait_again(job, o, 'release', false)
     end
-    call('ZADD', CHILDREN, NOW_S, job.id)
+    put('ZADD', CHILDREN, NOW_S, job.id)
     emit('waiting-children', 'jobId', job.id, 'prev', 'active')
     back(job, o, 'park', 'waiting-children', '0', false, false)
     return { 'retry', 0 }
@@ -176,9 +179,9 @@ local function refuse_children(key, o)
     return
   end
   local id = key:sub(#PREFIX + 1)
-  if o.kind == 'complete' and call('SCARD', key .. ':dependencies') > 0 then
+  if o.kind == 'complete' and size('SCARD', key .. ':dependencies') > 0 then
     o.value = 'Job ' .. id .. ' has pending dependencies. moveToFinished'
-  elseif call('ZCARD', key .. ':unsuccessful') > 0 then
+  elseif size('ZCARD', key .. ':unsuccessful') > 0 then
     o.value = 'Cannot complete job ' .. id .. ' because it has at least one failed child. moveToFinished'
   else
     return
@@ -197,8 +200,12 @@ local function settle(at, lock)
     end
     return reject(id, fence, lock and 'another worker holds the job' or 'the lock has run out', token_h)
   end
-  local v = call('HMGET', key, 'name', 'atm', 'lh', 'parentKey', 'deid', 'stc', 'priority', 'cancel',
+  local v = redis.pcall('HMGET', key, 'name', 'atm', 'lh', 'parentKey', 'deid', 'stc', 'priority', 'cancel',
     'defa', 'parent')
+  if v.err then -- upkeep finds it without a lock and sets it aside
+    freed[#freed + 1] = key .. ':lock'
+    return reject(id, fence, 'the record of the job was overwritten: ' .. v.err, token_h)
+  end
   if not v[1] then
     freed[#freed + 1] = key .. ':lock'
     return reject(id, fence, 'the job was removed', token_h)
@@ -218,9 +225,9 @@ local function settle(at, lock)
   }
   refuse_children(key, o)
   return decide({
-    id = id, key = key, name = plain(v[1]), atm = tonumber(v[2]) or 0, stc = tonumber(v[6]) or 0,
+    id = id, key = key, name = plain(v[1]), atm = whole(v[2]) or 0, stc = whole(v[6]) or 0,
     fence = fence, ver = ver, state = 'active', lease = lease, parent_key = v[4], deid = v[5],
-    priority = v[7] or '0', cancel = v[8] == '1', defa = v[9], parent = v[10],
+    priority = whole(v[7]) and v[7] or '0', cancel = v[8] == '1', defa = v[9], parent = v[10],
   }, o)
 end
 -- One command tells who holds what, another whether any job of the batch has children at all.
@@ -252,8 +259,8 @@ if #freed > 0 then
   call('DEL', unpack(freed))
 end
 if #ids > 0 then
-  call('SREM', STALLED, unpack(ids))
-  if CONCURRENCY and call('LLEN', WAIT) + call('ZCARD', PRIORITIZED) > 0 then
+  redis.pcall('SREM', STALLED, unpack(ids))
+  if CONCURRENCY and size('LLEN', WAIT) + size('ZCARD', PRIORITIZED) > 0 then
     wake() -- a slot of the whole queue is free again
   end
 end

@@ -9,6 +9,7 @@
 -- @include waiting
 -- @include finish
 -- @include place
+prove()
 local M = more()
 local VERB = ARGV[2]
 

@@ -10,11 +10,12 @@
 -- @include waiting
 -- @include finish
 local M = more()
+prove()
 
 -- The waiting job of a scheduler stays: it is what keeps the schedule alive.
 local function is_scheduled(id)
-  local rjk = call('HGET', PREFIX .. id, 'rjk')
-  local at = rjk and call('ZSCORE', PREFIX .. 'repeat', rjk)
+  local rjk = redis.pcall('HGET', PREFIX .. id, 'rjk')
+  local at = type(rjk) == 'string' and call('ZSCORE', PREFIX .. 'repeat', rjk)
   return at and id == 'repeat:' .. rjk .. ':' .. text[tonumber(at)]
 end
 
@@ -45,7 +46,8 @@ end
 local SETS = { completed = COMPLETED, failed = FAILED, delayed = DELAYED, prioritized = PRIORITIZED }
 
 local function is_old(id, field, before)
-  local at = tonumber(call('HGET', PREFIX .. id, field))
+  local at = redis.pcall('HGET', PREFIX .. id, field)
+  at = type(at) == 'string' and tonumber(at)
   return not at or at <= before
 end
 

@@ -7,7 +7,7 @@
 -- ARGV[4] journal length  ARGV[5] journal age_ms
 -- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not told)
 -- ARGV[8] age_ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed }
+-- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined }
 -- Clauses B-12 B-27 B-28
 -- @include queue
 -- @include waiting
@@ -26,6 +26,24 @@ local function forget_workers()
   end
 end
 
+-- The keys whose writes may fail elsewhere are proved here, so that they are mended soon.
+prove()
+call('XLEN', EVENTS)
+call('XLEN', JOURNAL)
+call('ZCARD', MARKER)
+call('SCARD', STALLED)
+if call('EXISTS', ID) == 1 then
+  call('INCRBY', ID, '0') -- raises too where it is no whole number
+end
+call('LLEN', PAUSED)
+call('STRLEN', PREFIX .. 'stalled-check')
+call('HLEN', WORKERS)
+call('ZCARD', PREFIX .. 'leasehold:ended')
+call('ZCARD', PREFIX .. 'repeat')
+call('XLEN', PREFIX .. 'leasehold:quarantine')
+call('HLEN', PREFIX .. 'metrics:completed')
+call('HLEN', PREFIX .. 'metrics:failed')
+
 if ARGV[7] ~= '0' then
   call('HSET', WORKERS, ARGV[6], NOW_S .. ' ' .. ARGV[7])
 end
@@ -38,6 +56,12 @@ local reclaimed = reap_lockless(STALLED_MAX)
 if call('SET', PREFIX .. 'stalled-check', NOW_S, 'PX', ARGV[3], 'NX') then
   call('DEL', STALLED)
   local running = call('LRANGE', ACTIVE, '0', '-1')
+  for _, id in ipairs(running) do
+    -- No worker makes a lock that never ends: with one the job would never be taken back.
+    if call('PTTL', PREFIX .. id .. ':lock') == -1 then
+      call('DEL', PREFIX .. id .. ':lock')
+    end
+  end
   if #running > 0 then
     each_many('SADD', STALLED, running)
   end
@@ -49,4 +73,4 @@ flush()
 if call('EXISTS', JOURNAL) == 1 then
   trim_journal(ARGV[4], ARGV[5], ARGV[8], call('HGET', META, 'leasehold.captured'))
 end
-return { promoted, reclaimed, 0, 0, 0 }
+return { promoted, reclaimed, 0, 0, 0, quarantined }

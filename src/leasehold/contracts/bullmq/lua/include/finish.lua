@@ -65,7 +65,7 @@ local function finish_up()
   end
   flush_kept()
   if #ended > 0 then
-    each_many('ZADD', ENDED, ended)
+    pcall(each_many, 'ZADD', ENDED, ended)
   end
   if counted.completed + counted.failed == 0 then
     return
@@ -73,11 +73,11 @@ local function finish_up()
   if METRICS_MAX > 0 then
     for to, n in pairs(counted) do
       if n > 0 then
-        measure(to, n)
+        pcall(measure, to, n) -- figures may be lost, jobs not
       end
     end
   end
-  if call('LLEN', WAIT) == 0 and call('LLEN', ACTIVE) == 0 and call('ZCARD', PRIORITIZED) == 0 then
+  if size('LLEN', WAIT) + size('LLEN', ACTIVE) + size('ZCARD', PRIORITIZED) == 0 then
     emit('drained')
   end
 end

@@ -8,7 +8,7 @@ local function read_lh(words)
     return 1, 'waiting', '0', '0', '-', '0'
   elseif words then
     local ver, state, lease, fence, kind, due = match(words, LH)
-    if ver then
+    if ver and #ver < 16 and #lease < 16 then
       return tonumber(ver), state == 'running' and 'active' or state, lease, fence, kind, due
     end
   end

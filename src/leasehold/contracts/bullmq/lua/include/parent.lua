@@ -11,6 +11,31 @@ local function parent_of(parent_key, parent_json)
   return prefix or '', id or parent_key, {}
 end
 
+local judged = {}
+
+-- Whether the parent's keys and those of its queue have their types. One that has not is set aside: its child ends
+-- all the same.
+local function is_sound_parent(parent_key, prefix)
+  local function is_sound(key, types)
+    for name, wanted in pairs(types) do
+      local kind = call('TYPE', key .. name).ok
+      if kind ~= wanted and kind ~= 'none' then
+        quarantine(parent_key, 'as a parent: ' .. key .. name .. ' is a ' .. kind .. ', not a ' .. wanted)
+        return false
+      end
+    end
+    return true
+  end
+  if judged[parent_key] == nil then
+    judged[parent_key] = is_sound(parent_key, { [''] = 'hash', [':dependencies'] = 'set', [':processed'] = 'hash',
+        [':failed'] = 'hash', [':unsuccessful'] = 'zset' })
+      and is_sound(prefix, { wait = 'list', active = 'list', prioritized = 'zset', delayed = 'zset', marker = 'zset',
+        ['waiting-children'] = 'zset', meta = 'hash', events = 'stream', pc = 'string',
+        ['leasehold:journal'] = 'stream' })
+  end
+  return judged[parent_key]
+end
+
 local function delete_job(key)
   call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
     key .. ':unsuccessful')
@@ -21,7 +46,7 @@ local function wake_queue(prefix)
   if meta[1] then
     return
   end
-  if meta[2] and call('LLEN', prefix .. 'active') >= tonumber(meta[2]) then
+  if whole(meta[2]) and call('LLEN', prefix .. 'active') >= whole(meta[2]) then
     return
   end
   call('ZADD', prefix .. 'marker', '0', '0')
@@ -34,8 +59,8 @@ local function note_parent(key, prefix, id, kind, to, due)
   if ver == 0 then
     return
   end
-  local attempt = text[(tonumber(v[3]) or 0) + (tonumber(v[4]) or 0)]
-  local fence = v[5] or '0'
+  local attempt = text[(whole(v[3]) or 0) + (whole(v[4]) or 0)]
+  local fence = whole(v[5]) and v[5] or '0'
   ver = text[ver + 1]
   call('HSET', key, 'lh', ver .. ' ' .. to .. ' 0 0 - 0')
   call('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S
@@ -51,7 +76,7 @@ local function release_parent(prefix, id)
   end
   call('ZREM', prefix .. 'waiting-children', id)
   local v = call('HMGET', key, 'priority', 'delay')
-  local priority, wait_ms = tonumber(v[1]) or 0, tonumber(v[2]) or 0
+  local priority, wait_ms = whole(v[1]) or 0, whole(v[2]) or 0
   if wait_ms > 0 then
     local due = NOW + wait_ms
     local delayed = prefix .. 'delayed'
@@ -76,7 +101,7 @@ end
 
 local function child_completed(child_key, parent_key, parent_json, result)
   local prefix, id = parent_of(parent_key, parent_json)
-  if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
+  if not is_sound_parent(parent_key, prefix) or call('SREM', parent_key .. ':dependencies', child_key) == 0 then
     return
   end
   call('HSET', parent_key .. ':processed', child_key, result)
@@ -89,7 +114,7 @@ end
 -- and rdof only stop waiting for this child; by default the parent goes on waiting.
 local function child_failed(child_key, parent_key, parent_json, reason)
   local prefix, id, told = parent_of(parent_key, parent_json)
-  if not (told.fpof or told.cpof or told.idof or told.rdof) then
+  if not (told.fpof or told.cpof or told.idof or told.rdof) or not is_sound_parent(parent_key, prefix) then
     return
   end
   if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
@@ -114,7 +139,8 @@ end
 -- delay or priority, or when its own queue is swept it goes with the child.
 local function child_removed(child_key, parent_key, parent_json, sweeping)
   local prefix, id = parent_of(parent_key, parent_json)
-  if call('SREM', parent_key .. ':dependencies', child_key) == 0
+  if not is_sound_parent(parent_key, prefix)
+    or call('SREM', parent_key .. ':dependencies', child_key) == 0
     or call('SCARD', parent_key .. ':dependencies') > 0
     or call('ZREM', prefix .. 'waiting-children', id) == 0 then
     return

@@ -2,16 +2,35 @@
 -- the end of a script (journal, wake-ups, trim).
 -- @include head
 -- @include lh
+-- @include quarantine
 local settings = call('HMGET', META, 'paused', 'concurrency', 'max', 'duration', 'opts.maxLenEvents')
 local IS_PAUSED = settings[1] and settings[1] ~= '' and true or false
-local CONCURRENCY = tonumber(settings[2])
-local EVENTS_MAX = settings[5] or '10000'
+local CONCURRENCY = whole(settings[2])
+local EVENTS_MAX = whole(settings[5]) and settings[5] or '10000'
+
+-- How many members a key has; none when it is of another type.
+local function size(command, key)
+  local members = redis.pcall(command, key)
+  return type(members) == 'number' and members or 0
+end
 
 -- Calls `name key` with any number of members in as few commands as unpack allows.
 local function each_many(name, key, members)
   for from = 1, #members, MANY do
-    call(name, key, unpack(members, from, math.min(from + MANY - 1, #members)))
+    put(name, key, unpack(members, from, math.min(from + MANY - 1, #members)))
   end
+end
+
+-- Raises, before a script writes anything, when a key that every job passes through has another type; the caller
+-- then runs mend-16.lua and repeats the script. What is written to the other keys may fail: no job depends on it.
+local function prove()
+  call('LLEN', WAIT)
+  call('LLEN', ACTIVE)
+  call('ZCARD', PRIORITIZED)
+  call('ZCARD', DELAYED)
+  call('ZCARD', COMPLETED)
+  call('ZCARD', FAILED)
+  call('ZCARD', CHILDREN)
 end
 
 -- A 5.x client pauses by renaming `wait` to `paused` and resumes by renaming it back, over whatever is
@@ -39,7 +58,7 @@ end
 
 local function emit(...)
   trim_wanted = true
-  return call('XADD', EVENTS, '*', 'event', ...)
+  return redis.pcall('XADD', EVENTS, '*', 'event', ...)
 end
 
 -- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
@@ -69,23 +88,23 @@ local function flush()
     at_end[1]()
   end
   -- A job is claimable by somebody unless the queue is paused or as many run as may.
-  if wake_wanted and not IS_PAUSED and not (CONCURRENCY and call('LLEN', ACTIVE) >= CONCURRENCY) then
-    call('ZADD', MARKER, '0', '0')
+  if wake_wanted and not IS_PAUSED and not (CONCURRENCY and size('LLEN', ACTIVE) >= CONCURRENCY) then
+    redis.pcall('ZADD', MARKER, '0', '0')
   end
   if due_changed then
-    local first = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
+    local first = redis.pcall('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
     if first[2] then
-      call('ZADD', MARKER, text[math.floor(first[2] / SLOTS)], '1')
+      redis.pcall('ZADD', MARKER, text[math.floor(first[2] / SLOTS)], '1')
     end
   end
   if trim_wanted then
-    call('XTRIM', EVENTS, 'MAXLEN', '~', EVENTS_MAX)
+    redis.pcall('XTRIM', EVENTS, 'MAXLEN', '~', EVENTS_MAX)
   end
   if lines_n == 2 then
-    call('XADD', JOURNAL, '*', 'e', lines[2])
+    redis.pcall('XADD', JOURNAL, '*', 'e', lines[2])
   else
     for from = 1, lines_n, 200 do
-      call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+      redis.pcall('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
     end
   end
 end

@@ -6,13 +6,17 @@
 local function reap(id, stalled_max)
   local key = PREFIX .. id
   call('LREM', ACTIVE, '1', id)
-  local v = call('HMGET', key, 'name', 'atm', 'stc', 'ats', 'lh', 'workerId', 'priority', 'cancel')
+  local v = redis.pcall('HMGET', key, 'name', 'atm', 'stc', 'ats', 'lh', 'workerId', 'priority', 'cancel')
+  if v.err then
+    quarantine(id, 'its key is a ' .. call('TYPE', key).ok .. ', not a hash')
+    return false
+  end
   if not v[1] then
     return false -- B-27: an id without a job does not stay in `active`
   end
   local ver, _, lease = read_lh(v[5])
-  local fence, worker, name = v[4] or '0', v[6] or '', plain(v[1])
-  local atm, stc = tonumber(v[2]) or 0, tonumber(v[3]) or 0
+  local fence, worker, name = whole(v[4]) and v[4] or '0', plain(v[6]), plain(v[1])
+  local atm, stc = whole(v[2]) or 0, whole(v[3]) or 0
   stc = stc + 1
   local attempt = text[atm + stc]
   local lh = text[ver + 1] .. ' waiting 0 0 - 0'
@@ -23,12 +27,12 @@ local function reap(id, stalled_max)
   else
     call('HSET', key, 'stc', text[stc], 'lh', lh)
   end
-  call('RPUSH', WAIT, id)
+  put('RPUSH', WAIT, id)
   wake()
   emit('waiting', 'jobId', id, 'prev', 'active')
   emit('stalled', 'jobId', id, 'timestamp', NOW_S)
-  note(id, 'reap', text[ver + 1], NOW_S, name, 'active', 'waiting', attempt, fence, fence, '0', lease,
-    worker, '0', '0', '', '', '', '', v[7])
+  note(plain(id), 'reap', text[ver + 1], NOW_S, name, 'active', 'waiting', attempt, fence, fence, '0', lease,
+    worker, '0', '0', '', '', '', '', whole(v[7]) and v[7] or '0')
   return true
 end
 
@@ -41,13 +45,14 @@ local function reap_lockless(stalled_max)
     for i = from, math.min(from + 99, #ids) do
       keys[#keys + 1] = PREFIX .. ids[i] .. ':lock'
     end
-    if call('EXISTS', unpack(keys)) < #keys then
-      for i = from, math.min(from + 99, #ids) do
-        if call('EXISTS', PREFIX .. ids[i] .. ':lock') == 0 then
-          call('SREM', STALLED, ids[i])
-          if reap(ids[i], stalled_max) then
-            reaped = reaped + 1
-          end
+    local locks = call('MGET', unpack(keys)) -- a key of another type is no lock either
+    for i, lock in ipairs(keys) do
+      if not locks[i] then
+        local id = ids[from + i - 1]
+        call('DEL', lock)
+        redis.pcall('SREM', STALLED, id)
+        if reap(id, stalled_max) then
+          reaped = reaped + 1
         end
       end
     end

@@ -3,7 +3,7 @@
 local function forget_dedup(id, deid, prefix)
   prefix = prefix or PREFIX
   local de = prefix .. 'de:' .. deid
-  if call('GET', de) == id then
+  if redis.pcall('GET', de) == id then
     call('DEL', de, prefix .. 'dn:' .. deid)
   end
 end
@@ -12,13 +12,16 @@ end
 -- away while this one ran, and asked to be kept, follows now.
 local function end_dedup(id, deid)
   local de, dn = PREFIX .. 'de:' .. deid, PREFIX .. 'dn:' .. deid
-  if call('PTTL', de) == -1 and call('GET', de) == id then
+  if call('PTTL', de) == -1 and redis.pcall('GET', de) == id then
     call('DEL', de)
   end
-  if call('EXISTS', dn) == 0 then
+  if call('TYPE', dn).ok ~= 'hash' then
     return
   end
   local v = call('HMGET', dn, 'name', 'data', 'opts', 'pk', 'pd', 'rjk', 'jid')
+  if not v[1] or not v[3] then -- no job can be made of it
+    return call('DEL', dn)
+  end
   local number = call('INCR', ID)
   local next_id = v[7] or text[number]
   call('SET', de, next_id) -- held as long as its job lives, so that another can follow that one
@@ -31,7 +34,7 @@ end
 local function drop_finished(ids, sweeping)
   for _, id in ipairs(ids) do
     local key = PREFIX .. id
-    local v = call('HMGET', key, 'parentKey', 'deid', 'parent', 'lh', 'name', 'ats')
+    local v = redis.pcall('HMGET', key, 'parentKey', 'deid', 'parent', 'lh', 'name', 'ats')
     if v[1] then
       child_removed(key, v[1], v[3], sweeping)
     end
@@ -40,7 +43,7 @@ local function drop_finished(ids, sweeping)
     end
     local ver, state = read_lh(v[4])
     if ver > 0 then
-      local fence = v[6] or '0'
+      local fence = whole(v[6]) and v[6] or '0'
       note(id, 'remove', text[ver + 1], NOW_S, plain(v[5]), state, '', '0', fence, fence, '0', '0', '')
     end
     delete_job(key)

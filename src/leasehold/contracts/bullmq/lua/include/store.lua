@@ -26,10 +26,14 @@ local function store_job(job)
   if job.deid then
     fields[n + 1], fields[n + 2] = 'deid', job.deid
   end
-  call('HSET', key, unpack(fields))
+  if type(redis.pcall('HSET', key, unpack(fields))) == 'table' then -- another type stands where the job belongs
+    quarantine(id, 'its key is a ' .. call('TYPE', key).ok .. ', not a hash')
+    call('DEL', key)
+    call('HSET', key, unpack(fields))
+  end
   emit('added', 'jobId', id, 'name', job.name)
   if state == 'waiting-children' then
-    call('ZADD', CHILDREN, stamp, id)
+    put('ZADD', CHILDREN, stamp, id)
     emit('waiting-children', 'jobId', id)
   elseif state == 'delayed' then
     delay(id, due)
@@ -37,7 +41,7 @@ local function store_job(job)
     if state == 'prioritized' then
       prioritize(id, job.priority)
     elseif job.lifo then
-      call('RPUSH', WAIT, id)
+      put('RPUSH', WAIT, id)
       wake()
     else
       line[#line + 1] = id
@@ -45,7 +49,7 @@ local function store_job(job)
     emit('waiting', 'jobId', id, 'timestamp', NOW_S)
   end
   if job.parent_key then
-    call('SADD', job.parent_key .. ':dependencies', key)
+    redis.pcall('SADD', job.parent_key .. ':dependencies', key)
   end
   note(id, 'submit', '1', NOW_S, plain(job.name), '', state, '0', '0', '0', '0', '0', '',
     job.max_attempts or '0', text[due], '', job.payload_h or '', '', '', text[job.priority])

@@ -3,8 +3,13 @@
 
 -- Equal priorities keep their order by a counter in the lower half of the score.
 local function prioritize(id, priority)
-  local place = call('INCR', PC) % 4294967296
-  call('ZADD', PRIORITIZED, text[priority * 4294967296 + place], id)
+  local place = redis.pcall('INCR', PC)
+  if type(place) == 'table' then -- no count: it is begun anew
+    call('DEL', PC)
+    place = call('INCR', PC)
+  end
+  place = place % 4294967296
+  put('ZADD', PRIORITIZED, text[priority * 4294967296 + place], id)
   wake()
   return 'prioritized'
 end
@@ -13,7 +18,7 @@ local function wait_at_end(id, priority)
   if priority > 0 then
     return prioritize(id, priority)
   end
-  call('LPUSH', WAIT, id)
+  put('LPUSH', WAIT, id)
   wake()
   return 'waiting'
 end
@@ -21,11 +26,11 @@ end
 -- Before all others: handed back, or taken back from a worker that died.
 local function wait_at_front(id, priority)
   if priority > 0 then
-    call('ZADD', PRIORITIZED, text[priority * 4294967296], id)
+    put('ZADD', PRIORITIZED, text[priority * 4294967296], id)
     wake()
     return 'prioritized'
   end
-  call('RPUSH', WAIT, id)
+  put('RPUSH', WAIT, id)
   wake()
   return 'waiting'
 end
@@ -34,7 +39,7 @@ end
 local function due_score(key, due)
   local least = due * SLOTS
   local most = least + SLOTS - 1
-  local last = call('ZREVRANGEBYSCORE', key, text[most], text[least], 'WITHSCORES', 'LIMIT', '0', '1')
+  local last = redis.pcall('ZREVRANGEBYSCORE', key, text[most], text[least], 'WITHSCORES', 'LIMIT', '0', '1')
   if last[2] then
     return text[math.min(tonumber(last[2]) + 1, most)]
   end
@@ -42,7 +47,7 @@ local function due_score(key, due)
 end
 
 local function delay(id, due)
-  call('ZADD', DELAYED, due_score(DELAYED, due), id)
+  put('ZADD', DELAYED, due_score(DELAYED, due), id)
   emit('delayed', 'jobId', id, 'delay', text[due])
   due_changed = true
   return 'delayed'
@@ -58,9 +63,11 @@ local function promote()
   local promoted = 0
   for _, id in ipairs(due) do
     local key = PREFIX .. id
-    local priority = call('HGET', key, 'priority')
-    if priority or call('EXISTS', key) == 1 then
-      wait_at_end(id, tonumber(priority) or 0)
+    local priority = redis.pcall('HGET', key, 'priority')
+    if type(priority) == 'table' then
+      quarantine(id, 'its key is a ' .. call('TYPE', key).ok .. ', not a hash')
+    elseif priority or call('EXISTS', key) == 1 then
+      wait_at_end(id, whole(priority) or 0)
       emit('waiting', 'jobId', id, 'prev', 'delayed')
       call('HSET', key, 'delay', '0')
       promoted = promoted + 1
