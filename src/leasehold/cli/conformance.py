@@ -22,7 +22,7 @@ import msgspec
 
 from leasehold.cli.config import child_environment
 from leasehold.core.errors import UsageError
-from leasehold.core.opening import QueueUrl, open_ledger
+from leasehold.core.opening import QueueUrl, open_ledger, open_part
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)
 RESULT = "LEASEHOLD_CHECK_RESULT"
@@ -92,7 +92,7 @@ def stores_of(url: QueueUrl) -> dict[str, str]:
     if url.store.startswith(("redis", "unix")):
         found["LEASEHOLD_REDIS_URL"] = url.store
     elif url.store.startswith("postgres"):
-        found["LEASEHOLD_POSTGRES_URL"] = url.store
+        found["LEASEHOLD_POSTGRES_URL"] = open_part(url.text, "database").database.url
     elif url.store.startswith(("sqlite", "libsql")):
         from leasehold.store.sqlite import file_of
 

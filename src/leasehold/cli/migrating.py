@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasehold.core.opening import QueueUrl
+from leasehold.core.opening import QueueUrl, open_part
 
 
 async def migrated(url: QueueUrl) -> list[str]:
@@ -11,13 +11,12 @@ async def migrated(url: QueueUrl) -> list[str]:
 
     if url.store.startswith("postgres"):
         from leasehold.ledger.migrating import PostgresMigrations
-        from leasehold.store.postgres import Postgres
 
-        database = Postgres(url.store, schema=url.options.get("schema", "leasehold"))
+        engine = open_part(url.text, "database")
         try:
-            return await migrate(PostgresMigrations(database), "postgres")
+            return await migrate(PostgresMigrations(engine.database), "postgres")
         finally:
-            await database.close()
+            await engine.close()
     from leasehold.ledger.sqlite_migrations import SqliteMigrations
     from leasehold.store.sqlite import file_of
 

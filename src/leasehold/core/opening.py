@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -22,6 +23,8 @@ from leasehold.core.tape import Tape
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 _GROUP = "leasehold.contracts"
+# Passwords among the options: their own, and those of a URL that is one, such as `redis=`.
+_SECRET = re.compile(r"((?<=[?&])(?:ssl)?password=|=[a-z+]+://[^:@/&]*:(?=[^&/]*@))[^&@]+")
 
 
 class QueueUrl(msgspec.Struct, frozen=True):
@@ -74,10 +77,10 @@ class QueueUrl(msgspec.Struct, frozen=True):
     @property
     def safe(self) -> str:
         """The URL without its password, for messages and logs."""
-        parts = urlsplit(self.text)
-        if parts.password is None:
-            return self.text
-        return self.text.replace(f":{parts.password}@", ":***@", 1)
+        parts, text = urlsplit(self.text), self.text
+        if parts.password is not None:
+            text = text.replace(f":{parts.password}@", ":***@", 1)
+        return _SECRET.sub(r"\1***", text)
 
     def __repr__(self) -> str:
         return f"QueueUrl({self.safe!r})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from leasehold.core.opening import parse_url
+from leasehold.core.opening import open_part, parse_url
 from leasehold.dashboard.audit import KEPT, AuditLog, Entry, MemoryAudit, RedisAudit
 from leasehold.ledger.engine import INBOX, Engine
 from leasehold.store.redis import Redis
@@ -42,8 +42,5 @@ def open_audit(queue_url: str, side: tuple[Redis, str] | None) -> AuditLog:
     if side is not None:
         return RedisAudit(side[0], prefix=side[1])
     if url.store.startswith(("sqlite", "postgres", "libsql")):
-        from leasehold.ledger.opening import open_engine
-
-        schema = url.options.get("schema", "") if url.store.startswith("postgres") else ""
-        return SqlAudit(open_engine(url.store, {"schema": schema} if schema else {}))
+        return SqlAudit(open_part(queue_url, "database"))
     return MemoryAudit()

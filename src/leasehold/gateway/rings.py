@@ -17,7 +17,7 @@ def open_keyring(queue_url: str) -> KeyRing:
     if url.store.startswith(("sqlite", "postgres", "libsql")):
         from leasehold.gateway.sql_keys import open_sql_keyring
 
-        return open_sql_keyring(url)
+        return open_sql_keyring(queue_url)
     found = open_side_store(queue_url, "leasehold-keys")
     return MemoryKeyRing() if found is None else RedisKeyRing(found[0], prefix=found[1])
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import msgspec
 
 from leasehold.core.endpoint import Caller
-from leasehold.core.opening import QueueUrl
+from leasehold.core.opening import open_part
 from leasehold.gateway.keys import TICKET_S, Key, new_key, secret_hash
 from leasehold.ledger.engine import INBOX, Engine, Row
-from leasehold.ledger.opening import open_engine
 
 _TICKET_BYTES = 32
 
@@ -85,9 +84,6 @@ def _key(row: Row) -> Key:
     )
 
 
-def open_sql_keyring(url: QueueUrl) -> SqlKeyRing:
+def open_sql_keyring(queue_url: str) -> SqlKeyRing:
     """The ring beside the queue that a URL names."""
-    settings = {}
-    if url.store.startswith("postgres") and "schema" in url.options:
-        settings["schema"] = url.options["schema"]
-    return SqlKeyRing(open_engine(url.store, settings))
+    return SqlKeyRing(open_part(queue_url, "database"))

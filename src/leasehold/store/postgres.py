@@ -13,14 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import asyncpg
 
-from leasehold.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable
+from leasehold.core.errors import (
+    ReplyLost,
+    ServerError,
+    StoreError,
+    StoreUnreachable,
+    UsageError,
+)
 
 CONNECTIONS_MAX = 4
 CALL_TIMEOUT_S = 30.0
@@ -55,10 +61,9 @@ class Postgres:
     """Connections to one database and schema, for one event loop; opened when first needed."""
 
     def __init__(self, url: str, *, schema: str, durable: bool = True, pinned: bool = True) -> None:
-        self._url = url
+        self.url = url
         self.schema = schema
         self._settings = {
-            "application_name": "leasehold",
             "search_path": schema,
             "synchronous_commit": "on" if durable else "off",
             **(_PINNED if pinned else {"jit": "off"}),
@@ -146,21 +151,19 @@ class Postgres:
     async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
         try:
             return await asyncpg.connect(
-                self._url,
-                server_settings=self._settings,
-                timeout=CONNECT_TIMEOUT_S,
+                **connect_arguments(self.url, self._settings),
                 statement_cache_size=200,
                 max_cached_statement_lifetime=0,
             )
         except (*_GONE, asyncpg.PostgresError, TimeoutError) as error:
             raise StoreUnreachable(
-                f"PostgreSQL at {_place(self._url)} cannot be reached: {error or type(error)}"
+                f"PostgreSQL at {_place(self.url)} cannot be reached: {error or type(error)}"
             ) from error
 
     def _told(
         self, error: BaseException, connection: asyncpg.Connection[asyncpg.Record]
     ) -> StoreError:
-        place = _place(self._url)
+        place = _place(self.url)
         if isinstance(error, _AWAY):
             return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")
         if isinstance(error, _ENDED):
@@ -173,6 +176,35 @@ class Postgres:
         if refused and not connection.is_closed():
             return ServerError(f"PostgreSQL at {place} refused: {error}", reply=error)
         return ReplyLost(f"the connection to PostgreSQL at {place} broke: {error}")
+
+
+def connect_arguments(url: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `asyncpg.connect` for a URL with libpq's options, as libpq reads them.
+
+    `host` and `port` of the query replace those of the address, `application_name` replaces ours,
+    `connect_timeout` is in seconds. TLS options, `options` and names of server settings reach the
+    driver as they are; `settings` are what the statements rely on and go before all.
+
+    >>> made = connect_arguments("postgresql://u@h/db?host=/run/pg&sslmode=verify-full", {})
+    >>> made["host"], made["dsn"]
+    (['/run/pg'], 'postgresql://u@h/db?sslmode=verify-full')
+    """
+    address, _, query = url.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    name = given.pop("application_name", "") or "leasehold"
+    timeout = given.pop("connect_timeout", "")
+    if timeout and not timeout.isdecimal():
+        raise UsageError(f"connect_timeout {timeout!r} in the PostgreSQL URL: a number of seconds")
+    made: dict[str, Any] = {
+        "server_settings": {"application_name": name, **settings},
+        "timeout": float(timeout or 0) or CONNECT_TIMEOUT_S,
+    }
+    if host := given.pop("host", ""):
+        made["host"] = host.split(",")
+        if port := given.pop("port", ""):
+            made["port"] = [int(each) for each in port.split(",")]
+    made["dsn"] = address + (f"?{urlencode(given, quote_via=quote)}" if given else "")
+    return made
 
 
 async def _chunks(rows: bytes) -> AsyncIterator[bytes]:

@@ -141,3 +141,12 @@ def test_a_contract_may_live_in_another_package(
     assert "foreign" in contract_names()
     opened: object = open_queue("foreign+x://host", worker_id="w1")
     assert opened == ("x://host", "w1")
+
+
+def test_passwords_among_the_options_are_not_shown() -> None:
+    url = parse_url(
+        "plane+postgresql://u@h/db?password=s3cr3t&sslpassword=s3cr3t"
+        "&redis=redis://u:s3cr3t@h:6379/0&lease_ms=5"
+    )
+    assert "s3cr3t" not in url.safe
+    assert "@h:6379/0&lease_ms=5" in url.safe

@@ -63,8 +63,10 @@ async def postgres_findings(store: str) -> list[Finding]:
     """What the server says of itself; one that is away is one finding and ends it."""
     import asyncpg
 
+    from leasehold.store.postgres import connect_arguments
+
     try:
-        connection = await asyncpg.connect(store.partition("?")[0], timeout=5)
+        connection = await asyncpg.connect(**connect_arguments(store, {}))
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
         remedy = "start it, or correct user, host and database in the queue's URL"
         return [Finding("problem", "reachable", f"PostgreSQL: {error}", remedy)]

@@ -22,7 +22,7 @@ from leasehold.cli.exits import Exit
 from leasehold.cli.options import json_option
 from leasehold.cli.output import emit, emit_text, paint
 from leasehold.contracts.streams.options import Options
-from leasehold.core.opening import parse_url
+from leasehold.core.opening import open_part, parse_url
 from leasehold.store.redis import Redis
 
 _DOWN = ("reachable", "folder", "database file")
@@ -63,7 +63,7 @@ async def _queue_findings(url: str) -> list[Finding]:
     if kind.startswith("redis"):
         found = await _redis_findings(url)
     elif kind.startswith("postgres"):
-        found = await postgres_findings(parsed.store)
+        found = await postgres_findings(open_part(url, "database").database.url)
     elif kind in ("sqlite", "libsql"):
         found = sqlite_findings(parsed.store)
     else:

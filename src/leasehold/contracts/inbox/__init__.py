@@ -69,6 +69,11 @@ def open_box(url: QueueUrl) -> tuple[Engine, BoxSettings]:
     return engine, options.settings()
 
 
+def open_database(url: QueueUrl) -> Engine:
+    """The database, for what is kept beside the jobs."""
+    return parts(url, pinned=False)[0]
+
+
 def open_credentials(url: QueueUrl) -> InboxCredentials:
     """The sealed credentials of the jobs."""
     return InboxCredentials(parts(url)[0])

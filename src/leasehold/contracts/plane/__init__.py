@@ -15,6 +15,7 @@ from leasehold.contracts.plane.queue import PlaneQueue
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl
 from leasehold.core.tape import SqlTape
+from leasehold.ledger.engine import Engine
 
 __all__ = ["LocalQueue", "PlaneJournal", "PlaneLedger", "PlaneQueue"]
 
@@ -38,6 +39,12 @@ def open_journal(url: QueueUrl) -> PlaneJournal:
     """The journal of a plane, at its database."""
     _at_the_database(url)
     return PlaneJournal(*parts(url))
+
+
+def open_database(url: QueueUrl) -> Engine:
+    """The database of a plane, for what is kept beside its jobs."""
+    _at_the_database(url)
+    return parts(url, pinned=False)[0]
 
 
 def journal_tape(url: QueueUrl) -> SqlTape:
