@@ -21,6 +21,7 @@ from leasehold.core.outcome import (
     Retried,
     Verdict,
 )
+from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
@@ -34,6 +35,8 @@ _VERDICTS: dict[str, Verdict] = {
     "release": RELEASED,
     "cancel": CANCELLED,
 }
+
+_FAILED = frozenset({"retry", "bury", "cancel"})
 
 Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
@@ -92,6 +95,8 @@ class Settling:
             return await self._succeeded(batch)
         asked = [self._row(outcome) for outcome in batch]
         rows = await self._engine.run(settings.table, "settle", asked, queue=settings.queue)
+        failed = [row["job_id"] for row in rows if row["verdict"] in _FAILED]
+        await decide(self._engine, settings, failed)
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
         return [(row["n"] - 1, _verdict(row)) for row in rows]
@@ -109,6 +114,9 @@ class Settling:
         asked = [(row[0], row[1], row[-1]) for row in given]
         settings = self._settings
         rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
+        # The one whose answer was lost may have failed its job and not decided about it.
+        failed = [batch[row["n"] - 1].lease.job_id for row in rows if row["verdict"] in _FAILED]
+        await decide(self._engine, settings, failed)
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
