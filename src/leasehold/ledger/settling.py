@@ -46,11 +46,18 @@ class Settling:
     """Settles of one box."""
 
     def __init__(
-        self, engine: Engine, settings: BoxSettings, delay: Delay, sent_back: Callable[[], None]
+        self,
+        engine: Engine,
+        settings: BoxSettings,
+        delay: Delay,
+        sent_back: Callable[[], None],
+        *,
+        least_ms: Callable[[Outcome], int],
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._delay = delay
+        self._least_ms = least_ms
         self._sent_back = sent_back
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
@@ -130,6 +137,8 @@ class Settling:
         token_h = token_hash(lease.token)
         if kind == "fail":
             delay_ms, retryable = self._delay(outcome)
+        elif kind == "retry":
+            delay_ms = max(delay_ms, self._least_ms(outcome))
         failure = outcome.failure
         asked = request_hash(
             kind, outcome.delay_ms, failure and failure.code, failure and failure.message
