@@ -1,8 +1,8 @@
 // Is this delivery Leasehold's, fresh, and seen for the first time? Needs nothing but Node.
 //
 // The signature is HMAC-SHA256 over `timestamp.nonce.raw_body`, in hexadecimal; while a secret is
-// being rotated there are two of them, separated by a space. Give `verify` the body as it came over
-// the wire: parsed and written again, it would not be the same bytes.
+// being rotated a second header holds that of the other secret. Give `verify` the body as it came
+// over the wire: parsed and written again, it would not be the same bytes.
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 
@@ -34,15 +34,16 @@ export class MemoryNonces {
 }
 
 export async function verify(rawBody, headers, secrets, nonces, nowS = Date.now() / 1000) {
-  const [signature, timestamp, nonce, eventId] = ["signature", "timestamp", "nonce", "event-id"]
-    .map((name) => headers[`x-euterpe-${name}`] ?? "");
+  const [signature, other, timestamp, nonce, eventId] =
+    ["signature", "signature-other", "timestamp", "nonce", "event-id"]
+      .map((name) => headers[`x-euterpe-${name}`] ?? "");
   if (!/^\d{1,12}$/.test(timestamp) || !/^[A-Za-z0-9_-]{22,64}$/.test(nonce) || !eventId) {
     throw new InvalidWebhook("headers", "a header is missing or malformed");
   }
   if (Math.abs(nowS - Number(timestamp)) > SKEW_S) {
     throw new InvalidWebhook("timestamp", "the timestamp is too far away");
   }
-  if (!isSigned(signature, secrets, `${timestamp}.${nonce}.`, rawBody)) {
+  if (!isSigned([signature, other], secrets, `${timestamp}.${nonce}.`, rawBody)) {
     throw new InvalidWebhook("signature", "no signature fits");
   }
   const event = parsed(rawBody);
@@ -62,7 +63,7 @@ function isSigned(given, secrets, prefix, rawBody) {
   let fits = false;
   for (const secret of secrets) {
     const expected = createHmac("sha256", keyOf(secret)).update(prefix).update(rawBody).digest();
-    for (const one of given.split(" ").slice(0, 8)) {
+    for (const one of given) {
       const offered = Buffer.from(one, "hex");
       if (offered.length === expected.length && timingSafeEqual(offered, expected)) fits = true;
     }

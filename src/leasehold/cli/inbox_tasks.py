@@ -13,33 +13,38 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from leasehold.cli.config import Config
 from leasehold.cli.key_ring import open_ring
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import open_part
-from leasehold.core.retry import exponential
 from leasehold.egress import Client, Guard, Policy
 from leasehold.transcode import Transcoder, TranscodeSettings, transcode_handler
+from leasehold.transcode.workspace import sweep
 from leasehold.vault import Vault
 from leasehold.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
 from leasehold.webhooks.refresh import Refresher
 from leasehold.webhooks.secrets import EndpointSecrets, Remembered, Together, read_secrets
+from leasehold.webhooks.turns import AT_ONCE, Turns
 from leasehold.worker.task import Task, task
+
+log = structlog.get_logger("leasehold.worker")
 
 Handler = Callable[[Any], Awaitable[Any]]
 
-_RETRY = exponential(5_000, max_attempts=5, delay_ms_max=3_600_000)
 
-
-def inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
-    """The handlers for the inbox that the first URL names."""
+def inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> list[Task]:
+    """The handlers for the inbox that the first URL names; `at_once` deliveries, or the usual."""
     if not urls:
         raise UsageError("name the inbox: --from inbox+sqlite:///jobs.db")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
-    parts = _Parts(config, urls[0], guard, vault)
+    parts = _Parts(config, urls[0], guard, vault, at_once)
+    _sweep(transcode_settings(config).work_folder)
     return [
-        task("transcode", retry=_RETRY)(_late(parts.transcoding)),
+        # Without a policy of its own: the contract's classes and the job's max_attempts decide.
+        task("transcode")(_late(parts.transcoding)),
         task("webhook", retry=RETRY, timeout_s=TIMEOUT_S)(_late(parts.delivering)),
     ]
 
@@ -47,11 +52,14 @@ def inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
 class _Parts:
     """Makes the handlers when they are first needed."""
 
-    def __init__(self, config: Config, url: str, guard: Guard, vault: Vault) -> None:
+    def __init__(
+        self, config: Config, url: str, guard: Guard, vault: Vault, at_once: int
+    ) -> None:
         self._config = config
         self._url = url
         self._guard = guard
         self._vault = vault
+        self._turns = Turns(at_once or AT_ONCE)
         self._file = read_secrets(config.text("webhooks.secrets"))
 
     def _secrets(self) -> EndpointSecrets:
@@ -61,7 +69,9 @@ class _Parts:
 
     async def delivering(self) -> Handler:
         standard = self._config.text("webhooks.headers") == "standard"
-        return delivery_handler(Client(self._guard), self._secrets(), standard=standard)
+        return delivery_handler(
+            Client(self._guard), self._secrets(), standard=standard, turns=self._turns
+        )
 
     async def transcoding(self) -> Handler:
         store = open_part(self._url, "credentials")
@@ -91,6 +101,17 @@ def transcode_settings(config: Config) -> TranscodeSettings:
         network_required=config.text("transcode.network") == "none",
         **given,
     )
+
+
+def _sweep(folder: Path) -> None:
+    """At the start, and not only before the first job: what was left is a customer's source."""
+    try:
+        swept = sweep(folder)
+    except OSError as error:
+        log.warning("work folders cannot be swept", folder=str(folder), error=str(error))
+    else:
+        if swept:
+            log.info("removed the work folders of workers that were killed", folders=swept)
 
 
 def _late(make: Callable[[], Awaitable[Handler]]) -> Handler:

@@ -15,28 +15,45 @@ from leasehold.worker.task import Task
 
 BUILT_IN = "leasehold.tasks"
 INBOX = "leasehold.transcode"
+# By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
+# claim (section 12), and as many again as are delivered at once while the next claim is under way.
+_SLOTS = {"inbox": 5, "outbox": 15}
 
 
 def load_all(
-    targets: Sequence[str], config: Config, *, samples: bool = False, urls: Sequence[str] = ()
+    targets: Sequence[str],
+    config: Config,
+    *,
+    samples: bool = False,
+    urls: Sequence[str] = (),
+    concurrency: int = 0,
 ) -> list[Task]:
     """The tasks of several files or modules; a later one's handler takes the place of an earlier's.
 
-    So `leasehold up app.py` runs your `chat` instead of the sample of that name.
+    So `leasehold up app.py` runs your `chat` instead of the sample of that name. `concurrency` is
+    what the operator chose, 0 for nothing.
     """
     if samples and BUILT_IN not in targets:
         raise UsageError(f"--samples goes with {BUILT_IN} only")
     found: dict[str, list[Task]] = {}
     for target in targets:
         mine: dict[str, list[Task]] = {}
-        for task in load_tasks(target, config, samples=samples and target == BUILT_IN, urls=urls):
+        with_samples = samples and target == BUILT_IN
+        for task in load_tasks(
+            target, config, samples=with_samples, urls=urls, concurrency=concurrency
+        ):
             mine.setdefault(task.name, []).append(task)
         found |= mine
     return [task for tasks in found.values() for task in tasks]
 
 
 def load_tasks(
-    target: str, config: Config, *, samples: bool = False, urls: Sequence[str] = ()
+    target: str,
+    config: Config,
+    *,
+    samples: bool = False,
+    urls: Sequence[str] = (),
+    concurrency: int = 0,
 ) -> list[Task]:
     """All `@task` functions of a file or module; the built-in ones are made from the settings."""
     if target == BUILT_IN:
@@ -54,7 +71,7 @@ def load_tasks(
     if target == INBOX:
         from leasehold.cli.inbox_tasks import inbox_tasks
 
-        return inbox_tasks(config, urls)
+        return inbox_tasks(config, urls, at_once=concurrency)
     module = _file(Path(target)) if _is_path(target) else _module(target)
     named = {id(value): value for value in vars(module).values() if isinstance(value, Task)}
     found = list(named.values())  # once each, whatever names it has in the module
@@ -67,11 +84,20 @@ def load_tasks(
 
 
 def usual(target: str) -> int | None:
-    """How many attempts at once suit these tasks; None: as many as a worker takes by itself.
+    """How many attempts at once suit these tasks; None: as many as a worker takes by itself."""
+    return sum(_SLOTS.values()) if target == INBOX else None
 
-    An inbox's worker delivers five webhooks at once (section 12) and transcodes by its cores.
+
+def with_slots(url: str) -> str:
+    """The URL of an inbox or outbox with the slots that its queue gets of a worker's by default.
+
+    >>> with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")
+    ('inbox+sqlite:///a.db?at_once=5', 'inbox+sqlite:///a.db?box=outbox&at_once=15')
     """
-    return 5 if target == INBOX else None
+    if not url.startswith("inbox+") or "at_once=" in url:
+        return url
+    box = "outbox" if "box=outbox" in url else "inbox"
+    return f"{url}{'&' if '?' in url else '?'}at_once={_SLOTS[box]}"
 
 
 def _is_path(target: str) -> bool:

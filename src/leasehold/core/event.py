@@ -16,6 +16,7 @@ EVENT_TYPES = (
     "extend",  # the holder kept its lease
     "report",  # news from the holder
     "complete",  # accepted results
+    "fail",  # failed, and what becomes of it is decided next
     "retry",  # failed, waits again
     "bury",  # failed for good
     "snooze",  # put back by its handler, attempt not counted

@@ -31,18 +31,18 @@ from leasehold.core.state import Machine
 
 # Written by the holder of a lease; `bury` and `cancel` are too when they end a running job.
 BY_HOLDER = frozenset({"extend", "report", "complete", "retry", "snooze", "release"})
-ENDS = frozenset({"complete", "retry", "bury", "snooze", "release", "cancel"})
+ENDS = frozenset({"complete", "fail", "retry", "bury", "snooze", "release", "cancel"})
 # After these a job may start again: its lease was lost, it failed, was put back or sent back.
 AGAIN = frozenset({"submit", "retry", "snooze", "release", "reap", "reopen"})
 # What an outcome that was asked for may have become in the journal.
 BECOMES = {
     "complete": {"complete"},
-    "fail": {"retry", "bury", "cancel"},
-    "retry": {"retry", "bury", "cancel"},
-    "bury": {"bury"},
-    "snooze": {"snooze", "cancel"},
-    "release": {"release", "cancel"},
-    "cancel": {"cancel"},
+    "fail": {"fail", "retry", "bury", "cancel"},
+    "retry": {"fail", "retry", "bury", "cancel"},
+    "bury": {"fail", "bury"},
+    "snooze": {"fail", "snooze", "cancel"},
+    "release": {"fail", "release", "cancel"},
+    "cancel": {"fail", "cancel"},
 }
 GONE = "(removed)"
 
@@ -90,7 +90,9 @@ def _fits(machine: Machine, kind: str, here: str, there: str) -> bool:
             return there in machine.running
         case "complete":
             return there == machine.final[0]
-        case "retry":  # from where a failed job rests, too
+        case "fail":  # to where a failed job rests
+            return waits and there not in machine.initial
+        case "retry":
             return waits
         case "snooze" | "release":
             return waits and here in machine.running

@@ -39,7 +39,8 @@ class Submitted(msgspec.Struct, frozen=True):
     """What became of one `NewJob`; any `status` but created or replayed wrote nothing.
 
     `job_id` is the stored job, which for a replay is the earlier one. `reason` explains a refusal.
-    `created_ms` is set where the store tells its time of a job just created.
+    `created_ms` is set where the store tells its time of a job just created, `response` where it
+    keeps the answer that the first request with this idempotency key got.
     """
 
     job_id: str
@@ -47,6 +48,7 @@ class Submitted(msgspec.Struct, frozen=True):
     reason: str = ""
     retry_after_ms: int = 0
     created_ms: int = 0
+    response: str = ""
 
     @property
     def accepted(self) -> bool:

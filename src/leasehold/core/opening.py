@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from leasehold.core.errors import UnknownContract, UsageError
+from leasehold.core.identity import WorkerId
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.core.tape import Tape
 
@@ -121,7 +122,11 @@ def contract_names() -> list[str]:
 def open_queue(url: str, *, worker_id: str = "") -> Queue:
     """The queue behind a URL. It connects on first use; `worker_id` names the claimer."""
     parsed = parse_url(url)
-    return cast("Queue", _contract(parsed).open_queue(parsed, worker_id=worker_id))
+    contract = _contract(parsed)
+    if isinstance(worker_id, WorkerId):
+        by_host = getattr(contract, "NAMED_BY_HOST", False)
+        worker_id = worker_id.name if by_host else str(worker_id)
+    return cast("Queue", contract.open_queue(parsed, worker_id=worker_id))
 
 
 def open_ledger(url: str) -> Ledger:

@@ -120,7 +120,8 @@ OMNIQ = Machine(
     reopen={"failed": ("wait",)},
 )
 
-# FAILED is passed when the last lease of a job ran out; what a worker gave up goes to DLQ at once.
+# What failed rests in FAILED until it is decided; what is cancelled or expires while it waits goes
+# there through RUNNING.
 PLANE = Machine(
     contract="plane",
     initial=("QUEUED",),
@@ -132,12 +133,13 @@ PLANE = Machine(
         "FAILED": ("QUEUED", "DLQ"),
     },
     reopen={"SUCCEEDED": ("QUEUED",), "DLQ": ("QUEUED",)},
+    walks=(("QUEUED", "RUNNING", "FAILED"),),
     overtake_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
 )
 
 # `failed` rests: it leads to queued while attempts are left, to dead_letter when none is. A handler
-# that names no stages walks through them; what is given up passes `failed`; what is cancelled or
-# expires while it waits has only this way to an end. Reopening begins the job anew, with a new row.
+# that names no stages walks through them; what is cancelled or expires while it waits reaches
+# `failed` through `claimed`. Reopening begins the job anew, with a new row.
 INBOX = Machine(
     contract="inbox",
     initial=("queued",),
@@ -160,11 +162,7 @@ INBOX = Machine(
         ("claimed", "fetching", "processing", "uploading", "succeeded"),
         ("fetching", "processing", "uploading", "succeeded"),
         ("processing", "uploading", "succeeded"),
-        ("claimed", "failed", "dead_letter"),
-        ("fetching", "failed", "dead_letter"),
-        ("processing", "failed", "dead_letter"),
-        ("uploading", "failed", "dead_letter"),
-        ("queued", "claimed", "failed", "dead_letter"),
+        ("queued", "claimed", "failed"),
     ),
 )
 

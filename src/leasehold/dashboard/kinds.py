@@ -40,6 +40,7 @@ _EVENT_KIND: dict[str, Kind] = {
     "claim": "running",
     "complete": "done",
     "bury": "failed",
+    "fail": "failed",
     "expire": "failed",
     "cancel": "cancelled",
 }

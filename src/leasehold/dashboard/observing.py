@@ -41,7 +41,9 @@ _SMALL_TALK = frozenset({"extend", "report", "reject", "pause", "resume"})
 
 _SUBMITTED = frozenset({"submit", "reopen"})
 _READY = frozenset({"submit", "reopen", "promote", "retry", "snooze", "release", "reap"})
-_STOPPED = frozenset({"complete", "retry", "bury", "cancel", "snooze", "release", "reap"})
+_STOPPED = frozenset(
+    {"complete", "fail", "retry", "bury", "cancel", "snooze", "release", "reap"}
+)
 
 
 @runtime_checkable
@@ -258,7 +260,7 @@ class Observer:
         worker.last_ms = max(worker.last_ms, event.ts_ms)
         worker.started += event.type == "claim"
         worker.finished += event.type == "complete"
-        worker.failed += event.type in ("bury", "retry")
+        worker.failed += event.type in ("fail", "bury", "retry")
         if len(self.workers) > 1_000:  # a fleet that restarts often must not grow it for ever
             oldest = min(self.workers.values(), key=lambda seen: seen.last_ms)
             del self.workers[oldest.worker_id]

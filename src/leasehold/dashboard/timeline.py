@@ -50,7 +50,8 @@ def timeline(job: JobRecord, events: Sequence[JobEvent], *, now_ms: int) -> Time
     """Read the story out of the events; without any, out of the record."""
     builder = _Builder(job)
     for event in events:
-        kind = event_kind(event.type)
+        # A job that will be tried again may rest in a state that elsewhere is an end.
+        kind = "waiting" if event.step == "retry" else event_kind(event.type)
         if kind is not None:
             builder.step(kind, event)
     return builder.finish(now_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -32,7 +32,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
 class BoxQueue:
-    """The queue of one box, for one event loop. `worker_id` names whoever claims through it."""
+    """The queue of one box, for one event loop. `worker_id` names whoever claims through it.
+
+    `delay` says when a failure is tried again, `least_ms` how long at least where a task said when.
+    """
 
     claim_max = CLAIM_MAX
 
@@ -44,6 +47,7 @@ class BoxQueue:
         worker_id: str,
         delay: Delay,
         finals: frozenset[str],
+        least_ms: Callable[[Outcome], int] = lambda outcome: 0,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -54,7 +58,9 @@ class BoxQueue:
         self._claiming = Claiming(
             engine, settings, self.worker_id, self._upkeeping.due, self._upkeeping.unblock
         )
-        self._settling = Settling(engine, settings, delay, self._claiming.from_the_head)
+        self._settling = Settling(
+            engine, settings, delay, self._claiming.from_the_head, least_ms=least_ms
+        )
 
     @property
     def settles_at_once(self) -> int:

@@ -19,6 +19,9 @@ PLANE = "plane_jobs"
 IN_BULK = 500
 """From so many jobs on a submit is a bulk submit, which keeps its turn beside another one."""
 
+RESPONSE = ('{"job_id":"', '","status":"queued"}')
+"""What is before and after the job's id in the answer that is kept with an idempotency key."""
+
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
 Row = Any
@@ -70,4 +73,7 @@ def part(dialect: Dialect, name: str) -> str:
 
 def words_of(table: str, now: str) -> dict[str, str]:
     """The fragments of the statements of one box that are the same on both engines."""
-    return {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}
+    return {
+        **{"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""},
+        "response": f"'{RESPONSE[0]}' || job_id || '{RESPONSE[1]}'" if table == INBOX else "''",
+    }

@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 
 from leasehold.core.errors import ServerError
-from leasehold.ledger.engine import Row
+from leasehold.ledger.engine import INBOX, RESPONSE, Row
 from leasehold.ledger.postgres_rows import PackedRows
 from leasehold.store.postgres import Copied, Postgres
 
@@ -89,7 +89,7 @@ def parts_of(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) ->
     packing = PackedRows()
     noted = {"queue": takes["queue"], "ver": 1, "type": "submit", "ts_ms": now_ms}
     return [
-        *_keys(packing, given, now_ms, takes),
+        *_keys(packing, table, given, now_ms, takes),
         _copied(packing, table, count, {"seq": head["turns"], **jobs}, same),
         _copied(
             packing,
@@ -102,7 +102,7 @@ def parts_of(table: str, given: Columns, head: Row, takes: Mapping[str, Any]) ->
 
 
 def _keys(
-    packing: PackedRows, given: Columns, now_ms: int, takes: Mapping[str, Any]
+    packing: PackedRows, table: str, given: Columns, now_ms: int, takes: Mapping[str, Any]
 ) -> list[Copied]:
     names = ("requester_id", "idempotency_key", "request_hash", "job_id")
     rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
@@ -111,7 +111,9 @@ def _keys(
     rows.sort()  # two batches never wait for each other's keys
     until_ms = now_ms + takes["key_ttl_ms"]
     same = {"queue": takes["queue"], "created_ms": now_ms, "expires_ms": until_ms}
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
+    if table == INBOX:
+        columns["response"] = [job_id.join(RESPONSE) for job_id in columns["job_id"]]
     return [_copied(packing, "idempotency_keys", len(rows), columns, same, every=True)]
 
 

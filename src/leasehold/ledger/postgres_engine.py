@@ -25,6 +25,7 @@ HORIZON_PATIENCE_S = 2.0
 _TELLING = {
     (INBOX, "claim"): "status_webhook_url",
     **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("complete", "settle")},
+    (OUTBOX, "decide"): "told",
 }
 
 

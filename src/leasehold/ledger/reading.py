@@ -9,6 +9,7 @@ from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.core.state import Machine
+from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import OUTBOX, Engine, Row
 from leasehold.ledger.history import SPAN
 from leasehold.ledger.settings import BoxSettings
@@ -142,6 +143,10 @@ class BoxLedger:
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
         said = await self._steer("cancel", job_ids)
+        ended = dict(zip(job_ids, said, strict=True))
+        waited = [job_id for job_id, state in ended.items() if state in ("queued", "failed")]
+        for start in range(0, len(waited), _PAGE_STEP):
+            await decide(self._engine, self._settings, waited[start : start + _PAGE_STEP])
         return [self._cancelled(state) for state in said]
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
@@ -206,7 +211,7 @@ class BoxLedger:
             fence=row["claim_version"],
             created_ms=row["created_ms"],
             updated_ms=row["updated_ms"],
-            due_ms=row["due_ms"],
+            due_ms=max(0, row["due_ms"]),
             lease_until_ms=row["lease_expires_at"],
             ttl_ms=max(0, row["expires_ms"] - row["created_ms"]) if row["expires_ms"] else 0,
             priority=row["priority"],

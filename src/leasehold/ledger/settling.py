@@ -21,6 +21,7 @@ from leasehold.core.outcome import (
     Retried,
     Verdict,
 )
+from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 
@@ -35,6 +36,8 @@ _VERDICTS: dict[str, Verdict] = {
     "cancel": CANCELLED,
 }
 
+_FAILED = frozenset({"retry", "bury", "cancel"})
+
 Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
 
@@ -43,11 +46,18 @@ class Settling:
     """Settles of one box."""
 
     def __init__(
-        self, engine: Engine, settings: BoxSettings, delay: Delay, sent_back: Callable[[], None]
+        self,
+        engine: Engine,
+        settings: BoxSettings,
+        delay: Delay,
+        sent_back: Callable[[], None],
+        *,
+        least_ms: Callable[[Outcome], int],
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._delay = delay
+        self._least_ms = least_ms
         self._sent_back = sent_back
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
@@ -92,6 +102,8 @@ class Settling:
             return await self._succeeded(batch)
         asked = [self._row(outcome) for outcome in batch]
         rows = await self._engine.run(settings.table, "settle", asked, queue=settings.queue)
+        failed = [row["job_id"] for row in rows if row["verdict"] in _FAILED]
+        await decide(self._engine, settings, failed)
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
         return [(row["n"] - 1, _verdict(row)) for row in rows]
@@ -109,6 +121,9 @@ class Settling:
         asked = [(row[0], row[1], row[-1]) for row in given]
         settings = self._settings
         rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
+        # The one whose answer was lost may have failed its job and not decided about it.
+        failed = [batch[row["n"] - 1].lease.job_id for row in rows if row["verdict"] in _FAILED]
+        await decide(self._engine, settings, failed)
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
@@ -122,6 +137,8 @@ class Settling:
         token_h = token_hash(lease.token)
         if kind == "fail":
             delay_ms, retryable = self._delay(outcome)
+        elif kind == "retry":
+            delay_ms = max(delay_ms, self._least_ms(outcome))
         failure = outcome.failure
         asked = request_hash(
             kind, outcome.delay_ms, failure and failure.code, failure and failure.message

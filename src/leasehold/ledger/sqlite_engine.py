@@ -22,7 +22,7 @@ from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 # Operations that change nothing.
 READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
-    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read"}
+    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "resting"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
     | {"plane_current", "audit_list", "reader_list"}
 )

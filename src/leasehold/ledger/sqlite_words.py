@@ -23,11 +23,15 @@ _SILENT = dict.fromkeys(("count_event", "tell_taken", "tell_ended", "tell_succee
 
 def sqlite_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
-    words = words_of(table, ":now_ms") | {"after_complete": "", "history": "job_journal"}
+    words = words_of(table, ":now_ms") | {
+        **dict.fromkeys(("after_complete", "after_decide"), ""),
+        "history": "job_journal",
+    }
     if table == OUTBOX:
         words |= {"in_turn": _IN_TURN, "history": part("sqlite", "event_history")}
         words["after_settle"] = _RELEASE_NEXT.format(table=table, moved="ending", key="job_id")
         words["after_complete"] = _RELEASE_NEXT.format(table=table, moved="succeeding", key="seq")
+        words["after_decide"] = _RELEASE_NEXT.format(table=table, moved="chosen", key="job_id")
     return words | (_telling() if table == INBOX else {**_SILENT, "told": "0"})
 
 

@@ -132,7 +132,9 @@ class Submitting:
                 why = f"the queue holds {settings.depth_max} unfinished jobs, its limit"
                 answers[position] = Submitted(new[0], "full", why, FULL_RETRY_MS)
             elif row["request_hash"] == new[10]:
-                answers[position] = Submitted(row["job_id"], "replayed")
+                answers[position] = Submitted(
+                    row["job_id"], "replayed", response=row["response"] or ""
+                )
             else:
                 named = "job id" if row["by_id"] else "idempotency key"
                 why = f"this {named} belongs to another request: job {row['job_id']}"
@@ -218,7 +220,9 @@ def _columns(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _request_hash(job: NewJob, payload_h: str) -> str:
     """What makes two submits the same: everything but the ids, the trace and what is secret."""
+    refresh_url = job.options.get("refresh_url")
     return request_hash(
+        *((refresh_url,) if refresh_url else ()),
         job.requester,
         job.task,
         payload_h,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from leasehold.core.seam import Upkeep
+from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import OUTBOX, Engine
 from leasehold.ledger.settings import BoxSettings
 
@@ -35,8 +36,6 @@ class Upkeeping:
                 table, "beat", queue=queue, worker_id=self._worker_id, slots=self.slots
             )
         promoted, reclaimed, buried, expired = await self.due()
-        rows = await self._engine.run(table, "decide", queue=queue, count=_COUNT)
-        buried += sum(row["buried"] for row in rows)
         pruned = await self._prune()
         return Upkeep(promoted, reclaimed, buried, expired, pruned + await self._trim())
 
@@ -47,11 +46,13 @@ class Upkeeping:
             table, "reap", queue=queue, lost_max=self._settings.lost_max, count=_COUNT
         )
         expired = await run(table, "expire", queue=queue, count=_COUNT)
+        # What failed just now, and what a worker left there that died before it was decided.
+        resting = await run(table, "resting", queue=queue, count=_COUNT)
+        buried = await decide(self._engine, self._settings, [row["job_id"] for row in resting])
         promoted = await run(
             table, "promote", queue=queue, count=_COUNT, channel=self._engine.channel
         )
         await self.unblock()
-        buried = sum(bool(row["buried"]) for row in reaped)
         return promoted[0]["promoted"], len(reaped), buried, expired[0]["expired"]
 
     async def unblock(self) -> int:

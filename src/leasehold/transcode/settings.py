@@ -24,7 +24,7 @@ class TranscodeSettings:
     work_folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "leasehold")
     source_bytes_max: int = 20 * GIB
     output_bytes_max: int = 4 * GIB
-    doubling_from_bytes: int = GIB
+    doubling_from_bytes: int = 10**9
     disk_reserve_bytes: int = GIB // 4
     memory_bytes_max: int = 4 * GIB
     cpu_s_max: int = 4 * 3600

@@ -164,7 +164,10 @@ STORAGE_ERRORS = (BaseError, FileNotFoundError)
 
 
 def failure_of(error: Exception, what: str, refusals: list[str]) -> Exception:
-    """What an error of the storage client asks for; none of its words are kept."""
+    """What an error of the storage client asks for; none of its words are kept.
+
+    The codes are those of a signed URL: `http_` and the status, or why there was none.
+    """
     text = str(error)
     code = _CODE.search(text)
     status = _STATUS.search(text)
@@ -177,9 +180,10 @@ def failure_of(error: Exception, what: str, refusals: list[str]) -> Exception:
     if code and code[1] in _EXPIRED:
         return AccessDenied(f"{what}: the credentials have expired ({shown})")
     if isinstance(error, NotFoundError | FileNotFoundError):
-        return Fatal(f"{what}: there is no such object or bucket")
+        return Fatal(f"{what}: there is no such object or bucket", code="http_404")
     if refusals:
-        return Fatal(f"{what}: {refusals[-1]}")
+        return Fatal(f"{what}: {refusals[-1]}", code="address_refused")
     if number == 0 or number in _PASSING or number >= 500:
-        return Retry(None, f"{what}: storage does not answer as it should ({shown or 'no answer'})")
-    return Fatal(f"{what}: storage answered {shown}")
+        words = f"{what}: storage does not answer as it should ({shown or 'no answer'})"
+        return Retry(None, words, code=f"http_{number}" if number else "unreachable")
+    return Fatal(f"{what}: storage answered {shown}", code=f"http_{number}")

@@ -1,7 +1,7 @@
 """Folders for attempts: one per boot, one per attempt within it, and none left behind.
 
 A `finally` removes an attempt's folder. A worker that was killed cannot do that, so each boot locks
-its own folder, and every start sweeps the folders that nobody holds.
+its own folder, and every worker that starts sweeps the folders that no process holds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from leasehold.core.errors import UsageError
@@ -41,11 +41,12 @@ class Workspace:
     def open(self) -> Workspace:
         """Remove what dead workers left, and make a folder that says we live."""
         self._root.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
-        self._folder.chmod(0o711)  # whoever runs ffmpeg must pass through, and need not list
-        self._lock_fd = os.open(self._folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _alone(self._root):  # a folder that is made but not locked yet looks abandoned
+            self.swept = _swept(self._root)
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
+            self._folder.chmod(0o711)  # whoever runs ffmpeg must pass through, and need not list
+            self._lock_fd = os.open(self._folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self
 
     def close(self) -> None:
@@ -74,11 +75,33 @@ class Workspace:
         found = os.statvfs(self.folder)
         return found.f_blocks * found.f_frsize
 
-    def _sweep(self) -> None:
-        for folder in self._root.glob(f"{_PREFIX}*"):
-            if not _is_held(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                self.swept.append(folder.name)
+
+def sweep(root: Path) -> list[str]:
+    """Remove what workers left that were killed; the names of the folders that are gone."""
+    if not root.is_dir():
+        return []
+    with _alone(root):
+        return _swept(root)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """No other worker makes or sweeps folders here meanwhile."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _swept(root: Path) -> list[str]:
+    gone = []
+    for folder in root.glob(f"{_PREFIX}*"):
+        if not _is_held(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            gone.append(folder.name)
+    return gone
 
 
 def _is_held(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,8 +24,10 @@ from leasehold.egress import Client, Disconnected, EgressError, Limits, Refused,
 from leasehold.egress.target import read_target
 from leasehold.webhooks.answers import PACE, RETRY, Pace, signal_of
 from leasehold.webhooks.breaker import Breaker
+from leasehold.webhooks.rotating import Rotating
 from leasehold.webhooks.secrets import EndpointSecrets, live_keys
 from leasehold.webhooks.signing import new_nonce, signed_headers
+from leasehold.webhooks.turns import Turns
 
 LIMITS = Limits(connect_ms=5_000, total_ms=15_000, body_bytes_max=16_384)
 TIMEOUT_S = 25.0
@@ -73,12 +75,22 @@ def delivery_handler(
     standard: bool = False,
     pace: Pace = PACE,
     breaker: Breaker | None = None,
+    turns: Turns | None = None,
     clock: Callable[[], float] = time.time,
     chance: Callable[[], float] = random.random,
 ) -> Callable[[Running], Awaitable[dict[str, Any]]]:
     """The handler. `standard` adds the Standard Webhooks headers to the contract's four."""
     courier = _Courier(
-        client, secrets, address, standard, pace, breaker or Breaker(), clock, chance
+        client=client,
+        secrets=secrets,
+        address=address,
+        standard=standard,
+        pace=pace,
+        breaker=breaker or Breaker(),
+        turns=turns or Turns(),
+        rotating=Rotating(),
+        clock=clock,
+        chance=chance,
     )
 
     async def deliver(job: Running) -> dict[str, Any]:
@@ -87,42 +99,45 @@ def delivery_handler(
     return deliver
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Courier:
-    _client: Client
-    _secrets: EndpointSecrets
-    _address: Callable[[Lease], Delivery]
-    _standard: bool
-    _pace: Pace
-    _breaker: Breaker
-    _clock: Callable[[], float]
-    _chance: Callable[[], float]
+    client: Client
+    secrets: EndpointSecrets
+    address: Callable[[Lease], Delivery]
+    standard: bool
+    pace: Pace
+    breaker: Breaker
+    turns: Turns
+    rotating: Rotating
+    clock: Callable[[], float]
+    chance: Callable[[], float]
 
     async def deliver(self, job: Running) -> dict[str, Any]:
-        delivery = self._address(job.lease)
+        delivery = self.address(job.lease)
         origin = self._may_try(job, delivery)
-        started_s = self._clock()
         try:
-            answer = await self._sent(delivery)
+            async with self.turns.turn(delivery.requester_id, delivery.url):
+                started_s = self.clock()
+                answer = await self._sent(delivery)
         except Refused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
         except EgressError as error:
-            self._breaker.failed(origin, self._clock())
-            wait_ms = delay_ms(self._pace.ordinary, job.attempt, self._chance())
+            self.breaker.failed(origin, self.clock())
+            wait_ms = delay_ms(self.pace.ordinary, job.attempt, self.chance())
             words = f"not delivered: {error}"
             raise Retry(wait_ms / 1000, words, code=error.code) from None
-        now_s = self._clock()
+        now_s = self.clock()
         if answer.status >= 500:
-            self._breaker.failed(origin, now_s)
+            self.breaker.failed(origin, now_s)
         else:
-            self._breaker.worked(origin)
+            self.breaker.worked(origin)
         signal = signal_of(
             answer.status,
             answer.headers,
             attempt=job.attempt,
-            chance=self._chance(),
+            chance=self.chance(),
             now_s=now_s,
-            pace=self._pace,
+            pace=self.pace,
         )
         if signal is not None:
             raise signal
@@ -133,35 +148,40 @@ class _Courier:
             origin = read_target(delivery.url).origin
         except Refused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
-        now_s = self._clock()
-        wait_s = self._breaker.wait_s(origin, now_s)
+        now_s = self.clock()
+        wait_s = self.breaker.wait_s(origin, now_s)
         old = now_s * 1000 - job.lease.created_ms > _PUT_OFF_MS_MAX
         if wait_s and not (old and job.lease.created_ms):  # no event is put off for ever
-            raise Snooze(wait_s * (1 + self._chance() / 4), f"{origin} has been failing")
+            raise Snooze(wait_s * (1 + self.chance() / 4), f"{origin} has been failing")
         return origin
 
     async def _sent(self, delivery: Delivery) -> Response:
-        try:
-            return await self._attempt(delivery)
-        except Disconnected as error:
-            if not error.stale:
-                raise
-        return await self._attempt(delivery)  # signed anew: the old nonce may have been taken
-
-    async def _attempt(self, delivery: Delivery) -> Response:
-        live = await live_keys(self._secrets, delivery.requester_id)
+        live = await live_keys(self.secrets, delivery.requester_id)
         if not live:
             raise Fatal("the requester has no webhook secret", code="no_secret")
+
+        async def send(keys: Sequence[bytes]) -> Response:
+            try:
+                return await self._attempt(delivery, keys)
+            except Disconnected as error:
+                if not error.stale:
+                    raise
+            return await self._attempt(delivery, keys)  # anew: the old nonce may have been taken
+
+        receiver = f"{delivery.requester_id} {delivery.url}"
+        return await self.rotating.send(receiver, live, send)
+
+    async def _attempt(self, delivery: Delivery, live: Sequence[bytes]) -> Response:
         body = delivery.body
         headers = signed_headers(
             live,
             event_id=delivery.event_id,
             body=body,
-            now_s=int(self._clock()),
+            now_s=int(self.clock()),
             nonce=new_nonce(),
-            standard=self._standard,
+            standard=self.standard,
         )
         headers += [("Content-Type", "application/json"), ("User-Agent", "leasehold-webhooks/1")]
-        return await self._client.send(
+        return await self.client.send(
             "POST", delivery.url, headers=headers, body=body, limits=LIMITS
         )

@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from leasehold.vault.credentials import CredentialStore, StoredCredentials
 from leasehold.vault.envelope import Binding, Vault
 from leasehold.vault.secret import Secret
 from leasehold.webhooks.answers import signal_of
+from leasehold.webhooks.rotating import Rotating
 from leasehold.webhooks.secrets import EndpointSecrets, live_keys
 from leasehold.webhooks.signing import new_nonce, signed_headers
 
@@ -61,6 +62,7 @@ class Refresher:
         self._vault = vault
         self._settings = settings or RefreshSettings()
         self._clock = clock
+        self._rotating = Rotating()
 
     async def refresh(self, lease: Lease, refused_version: int) -> StoredCredentials:
         """Credentials of a version above the refused one, or a signal that ends the attempt."""
@@ -99,18 +101,22 @@ class Refresher:
                 "credential_version": bound.credential_version,
             }
         )
-        headers = signed_headers(
-            live,
-            event_id=event_id,
-            body=body,
-            now_s=int(self._clock()),
-            nonce=new_nonce(),
-        )
-        headers.append(("Content-Type", "application/json"))
-        try:
-            answer = await self._client.send(
+
+        async def send(keys: Sequence[bytes]) -> Response:
+            headers = signed_headers(
+                keys,
+                event_id=event_id,
+                body=body,
+                now_s=int(self._clock()),
+                nonce=new_nonce(),
+            )
+            headers.append(("Content-Type", "application/json"))
+            return await self._client.send(
                 "POST", stored.refresh_url, headers=headers, body=body, limits=LIMITS
             )
+
+        try:
+            answer = await self._rotating.send(bound.requester_id, live, send)
         except Refused as error:
             raise Fatal(f"no refresh: {error}", code=error.code) from None
         except EgressError as error:

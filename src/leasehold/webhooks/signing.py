@@ -1,7 +1,7 @@
 """The signature: HMAC-SHA256 over `timestamp.nonce.raw_body`, in lower-case hexadecimal.
 
-While two secrets are live there are two signatures in the header, separated by a space, the newer
-secret's first. Every attempt has a new timestamp and a new nonce; neither holds a dot, so the three
+While two secrets are live, the header holds the signature of one, as a receiver of the contract
+expects it, and a second header that of the other. Every attempt has a new timestamp and a new nonce; neither holds a dot, so the three
 parts cannot be read in two ways. The event id is not part of the signed text, which is the
 contract's; it therefore stands in the body too, and receivers hold one against the other.
 """
@@ -20,6 +20,7 @@ SIGNATURE = "x-euterpe-signature"
 TIMESTAMP = "x-euterpe-timestamp"
 NONCE = "x-euterpe-nonce"
 EVENT_ID = "x-euterpe-event-id"
+OTHER_SIGNATURE = "x-euterpe-signature-other"
 HEADERS = (SIGNATURE, TIMESTAMP, NONCE, EVENT_ID)
 
 STANDARD_ID = "webhook-id"
@@ -62,10 +63,11 @@ def signed_headers(
     nonce: str,
     standard: bool = False,
 ) -> list[tuple[str, str]]:
-    """The headers of one attempt, signed with every live secret (the newest first)."""
+    """The headers of one attempt; the first of the live secrets signs the contract's header."""
     timestamp = str(now_s)
-    ours = " ".join(signature(secret, timestamp, nonce, body) for secret in live)
-    headers = [(SIGNATURE, ours), (TIMESTAMP, timestamp), (NONCE, nonce), (EVENT_ID, event_id)]
+    first, *others = [signature(secret, timestamp, nonce, body) for secret in live]
+    headers = [(SIGNATURE, first), (TIMESTAMP, timestamp), (NONCE, nonce), (EVENT_ID, event_id)]
+    headers += [(OTHER_SIGNATURE, other) for other in others]
     if standard:
         theirs = " ".join(standard_signature(one, event_id, timestamp, body) for one in live)
         headers += [

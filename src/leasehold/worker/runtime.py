@@ -79,12 +79,13 @@ class Worker:
         if isinstance(queues, str) or not queues:
             raise UsageError('queues is a list of queue URLs, such as ["memory://demo"]')
         self.settings = _merged(settings or Settings(), concurrency, burst)
-        self.id = self.settings.worker_id or identity()
+        worker_id = self.settings.worker_id or identity()
+        self.id = str(worker_id)
         self.registry = registry or CollectorRegistry()
         self.watch = Watch()
         self.state = "new"
         self._tasks = Tasks(tasks)
-        self._openers = [opener_of(queue, self.id) for queue in queues]
+        self._openers = [opener_of(queue, worker_id) for queue in queues]
         self._rng = rng or Random()
         self._tracer = OtelTracer(self.id) if self.settings.tracing else None
         self._capacity = capacity(self.settings, self._tasks.kinds)

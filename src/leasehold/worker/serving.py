@@ -47,7 +47,10 @@ class Service:
     ) -> None:
         self.opener = opener
         queue = opener()
-        share = slots.share(queue.claim_max if isinstance(queue, Bounded) else None)
+        share = slots.share(
+            queue.claim_max if isinstance(queue, Bounded) else None,
+            int(getattr(queue, "slots_max", 0)),
+        )
         self.source = Source(name, queue, share, slots=slots.total, quarantined=quarantined)
         self._executor = executor
         self._settings = settings

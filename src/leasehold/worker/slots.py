@@ -14,13 +14,15 @@ import asyncio
 class Share:
     """One queue's part of the slots; `in_use` counts running jobs and claims on their way.
 
-    `claim_max` is the most that one claim of the queue brings.
+    `claim_max` is the most that one claim of the queue brings, `most` the most slots that it may
+    have.
     """
 
-    __slots__ = ("claim_max", "hungry", "idle", "in_use", "waiter")
+    __slots__ = ("claim_max", "hungry", "idle", "in_use", "most", "waiter")
 
-    def __init__(self, claim_max: int) -> None:
+    def __init__(self, claim_max: int, most: int) -> None:
         self.claim_max = claim_max
+        self.most = most
         self.in_use = 0
         self.hungry = False
         self.idle = False
@@ -39,9 +41,9 @@ class Slots:
         # Half at most, so that a claim is under way while the batch before it is being executed.
         self._batch_max = min(batch_max, max(1, (total + 1) // 2))
 
-    def share(self, claim_max: int | None = None) -> Share:
+    def share(self, claim_max: int | None = None, most: int = 0) -> Share:
         """A part for one more queue."""
-        made = Share(min(claim_max or self._batch_max, self._batch_max))
+        made = Share(min(claim_max or self._batch_max, self._batch_max), most or self.total)
         self._shares.append(made)
         return made
 
@@ -52,7 +54,7 @@ class Slots:
 
     def allowance(self, share: Share) -> int:
         """How many slots this queue may take now."""
-        free = self.total - self.used
+        free = min(self.total - self.used, share.most - share.in_use)
         if free <= 0:
             return 0
         if len(self._shares) == 1:

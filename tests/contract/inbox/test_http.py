@@ -14,7 +14,7 @@ from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.web import JSON, Reply, Web
-from tests.contract.inbox.conftest import Outbox
+from tests.contract.inbox.conftest import Outbox, RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, settle
 
@@ -86,15 +86,30 @@ async def test_the_same_key_and_request_answer_with_the_same_job(site: Site) -> 
 
 
 @pytest.mark.clause("I-33")
-async def test_a_source_that_was_signed_anew_is_the_same_request(site: Site) -> None:
+async def test_another_query_of_a_url_is_another_request(site: Site) -> None:
     def signed(signature: str) -> dict[str, Any]:
         url = f"https://bucket.example/in.mov?X-Amz-Signature={signature}"
         return {**BODY, "source": {"url": url}}
 
     first = await site.post(signed("one"), idempotency_key="signed")
-    again = await site.post(signed("two"), idempotency_key="signed")
-    assert again.status == 202
-    assert again.json == first.json
+    same = await site.post(signed("one"), idempotency_key="signed")
+    assert (same.status, same.json) == (202, first.json)
+    other = await site.post(signed("two"), idempotency_key="signed")
+    assert (other.status, other.json["code"]) == (409, "conflict")
+
+
+@pytest.mark.clause("I-3", "I-33")
+async def test_a_repeated_request_gets_the_response_that_was_stored(
+    site: Site, inbox: InboxStage, sql: RawSql
+) -> None:
+    first = await site.post(idempotency_key="kept")
+    ((stored,),) = await sql(
+        "SELECT response FROM idempotency_keys WHERE job_id = ?", first.json["job_id"]
+    )
+    assert json.loads(stored) == first.json == {"job_id": first.json["job_id"], "status": "queued"}
+    lease = await claim_one(inbox.queue("w1"))
+    await settle(inbox.queue("w1"), lease, "complete")
+    assert (await site.post(idempotency_key="kept")).json == first.json
 
 
 @pytest.mark.clause("I-3", "I-33")

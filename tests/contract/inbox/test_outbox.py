@@ -47,11 +47,12 @@ async def test_each_transition_of_a_job_leaves_its_event(inbox: InboxStage, outb
     await settle(queue, await claim_one(queue), "complete", result=b'{"files":["a.mp4"]}')
     bodies = [msgspec.json.decode(row.payload) for row in await outbox.rows()]
     assert [body["status"] for body in bodies] == [
-        *("claimed", "fetching", "queued", "claimed", "succeeded")
+        *("claimed", "fetching", "failed", "queued", "claimed", "succeeded")
     ]
-    assert [body["seq"] for body in bodies] == [1, 2, 3, 4, 5]
-    assert [body["event_id"] for body in bodies] == [f"{job_id}.{n}" for n in range(1, 6)]
-    assert [row.job_id for row in await outbox.rows()] == [f"{job_id}.{n}" for n in range(1, 6)]
+    assert [body["seq"] for body in bodies] == [1, 2, 3, 4, 5, 6]
+    assert [body["event_id"] for body in bodies] == [f"{job_id}.{n}" for n in range(1, 7)]
+    assert [row.job_id for row in await outbox.rows()] == [f"{job_id}.{n}" for n in range(1, 7)]
+    assert bodies[2]["error"]["code"] == "http_503"
     assert {body["job_id"] for body in bodies} == {job_id}
     assert bodies[1]["progress"] == 10
     assert bodies[-1]["outputs"] == {"files": ["a.mp4"]}
@@ -296,7 +297,7 @@ async def test_the_outbox_has_a_history_of_its_own_that_holds(
     verdict = check(events)
     assert verdict.ok, str(verdict)
     assert [event.type for event in events if event.job_id == "h1.1"] == [
-        *("submit", "claim", "retry", "claim", "complete")
+        *("submit", "claim", "retry", "promote", "claim", "complete")
     ]
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+import uuid
 
 import pytest
 
 from leasehold.core.errors import LeaseLost
+from leasehold.core.opening import open_queue
 from leasehold.core.outcome import COMPLETED
 from leasehold.worker.identity import identity
 from tests.contract.inbox.conftest import RawSql
@@ -84,11 +86,32 @@ async def test_a_restarted_pod_of_the_same_name_does_not_own_the_old_lease(
 
 
 @pytest.mark.clause("I-35")
-def test_a_worker_is_named_by_pod_then_host_and_every_start_is_another_worker() -> None:
-    both = {"POD_NAME": "render-0", "HOSTNAME": "node7"}
-    assert identity(both, boot="b1").startswith("render-0")
-    assert identity({"HOSTNAME": "node7"}, boot="b1").startswith("node7")
-    assert identity(both, boot="b1") != identity(both, boot="b2")
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"POD_NAME": "render-0", "HOSTNAME": "node7"}, "render-0"),
+        ({"HOSTNAME": "node7"}, "node7"),
+        ({}, ""),
+    ],
+)
+async def test_a_worker_is_named_exactly_by_its_pod_or_host_or_boot(
+    inbox: InboxStage, sql: RawSql, environ: dict[str, str], name: str
+) -> None:
+    starts = [identity(environ), identity(environ)]
+    assert starts[0] != starts[1]  # other contracts need an id that no other process has
+    claimed = []
+    for worker_id in starts:
+        queue = open_queue(inbox.url, worker_id=worker_id)
+        (job_id,) = await submit(queue, job())
+        await claim_one(queue)
+        ((written,),) = await sql("SELECT worker_id FROM inbox_jobs WHERE job_id = ?", job_id)
+        claimed.append(written)
+        await queue.close()
+    if name:
+        assert claimed == [name, name]
+    else:
+        assert claimed == [str(uuid.UUID(each)) for each in claimed]
+        assert claimed[0] != claimed[1]
 
 
 @pytest.mark.clause("I-7", "I-17")

@@ -2,13 +2,19 @@
 
 import itertools
 import sqlite3
+from typing import Any
 
 import asyncpg
 import pytest
 
-from leasehold.core.errors import InvalidTransition, UsageError
+from leasehold.contracts.inbox import InboxQueue, parts
+from leasehold.contracts.inbox.shapes import view
+from leasehold.core.errors import InvalidTransition, StoreUnreachable, UsageError
 from leasehold.core.lease import Report
+from leasehold.core.opening import parse_url
+from leasehold.core.outcome import BURIED, Retried
 from leasehold.core.state import INBOX
+from leasehold.ledger.engine import Engine
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, record, settle, state, submit
@@ -201,6 +207,94 @@ async def test_every_outcome_is_a_walk_of_the_table_from_every_stage(
         await queue.report([Report(lease=lease, type="stage", step=at)])
     await settle(queue, lease, kind)  # type: ignore[arg-type]
     ((left, passed),) = await sql("SELECT status, passed FROM inbox_jobs WHERE job_id = ?", job_id)
-    walk = [at or "claimed", *passed.split(">")[:-1], left]
     assert left == end
+    steps = await steps_of(inbox, job_id)
+    walk = [at or "claimed"]
+    for step_ in steps[steps.index(at or "claimed") + 1 :]:
+        walk += [*passed.split(">")[:-1], step_]
     assert all(hop in TABLE for hop in itertools.pairwise(walk)), walk
+
+
+async def steps_of(inbox: InboxStage, job_id: str) -> list[str]:
+    """The states that the journal tells of, in their order."""
+    events = [event for event in await inbox.journal.read() if event.job_id == job_id]
+    assert [event.ver for event in events] == list(range(1, len(events) + 1))
+    return [event.to_state for event in events]
+
+
+@pytest.mark.clause("I-6")
+@pytest.mark.parametrize(
+    ("kind", "attempts", "then"), [("fail", 3, "queued"), ("fail", 1, "dead_letter")]
+)
+async def test_a_failure_leads_through_failed_by_a_step_of_its_own(
+    inbox: InboxStage, kind: str, attempts: int, then: str
+) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job(max_attempts=attempts))
+    await settle(queue, await claim_one(queue), kind)  # type: ignore[arg-type]
+    assert await steps_of(inbox, job_id) == ["queued", "claimed", "failed", then]
+    assert await state(inbox, job_id) == then
+
+
+@pytest.mark.clause("I-6", "I-26")
+async def test_what_is_cancelled_while_it_waits_fails_before_it_is_a_dead_letter(
+    inbox: InboxStage,
+) -> None:
+    (job_id,) = await submit(inbox.queue("w1"), job())
+    assert await inbox.ledger.cancel([job_id]) == ["ok"]
+    assert await steps_of(inbox, job_id) == ["queued", "failed", "dead_letter"]
+
+
+class CutOff:
+    """The engine of a worker that loses its store between a failure and the decision about it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def run(self, table: str, operation: str, *batch: Any, **takes: Any) -> Any:
+        if operation == "decide":
+            raise StoreUnreachable("the store is away")
+        return await self._engine.run(table, operation, *batch, **takes)
+
+
+@pytest.mark.clause("I-6", "I-20")
+@pytest.mark.parametrize(("attempts", "then"), [(3, "queued"), (1, "dead_letter")])
+async def test_a_reader_sees_the_failed_state_and_another_worker_leads_on(
+    inbox: InboxStage, attempts: int, then: str
+) -> None:
+    engine, options = parts(parse_url(inbox.url))
+    cut = InboxQueue(CutOff(engine), options, worker_id="w1")
+    (job_id,) = await submit(cut, job(max_attempts=attempts))
+    lease = await claim_one(cut)
+    try:
+        with pytest.raises(StoreUnreachable):
+            await settle(cut, lease, "fail")
+        seen = view(await record(inbox, job_id))
+        assert (seen.status, seen.due_ms >= 0) == ("failed", True)
+        assert b"it broke" in bytes(seen.error)  # type: ignore[arg-type]
+        await inbox.queue("w2").upkeep()
+        assert await state(inbox, job_id) == then
+        # The same outcome sent again is answered with its verdict and changes nothing.
+        answer = await settle(inbox.queue("w1"), lease, "fail")
+        assert isinstance(answer, Retried if then == "queued" else type(BURIED))
+        assert await state(inbox, job_id) == then
+    finally:
+        await cut.close()
+
+
+@pytest.mark.raw_writes
+@pytest.mark.clause("I-6")
+async def test_one_write_cannot_go_through_failed_to_a_dead_letter(
+    inbox: InboxStage, sql: RawSql
+) -> None:
+    (job_id,) = await submit(inbox.queue(), job("raw-jump", max_attempts=1))
+    jump = "UPDATE inbox_jobs SET status = 'dead_letter', ready = (1 = 0), lease_expires_at = 0"
+    for passed in ("claimed>failed>", "failed>"):
+        with pytest.raises(REFUSED):
+            await sql(f"{jump}, passed = '{passed}' WHERE job_id = ?", job_id)
+        if passed != "failed>":
+            await step(sql, job_id, "claimed")
+    assert await state(inbox, job_id) == "claimed"

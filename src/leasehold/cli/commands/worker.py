@@ -69,13 +69,18 @@ def with_lease(url: str, lease_ms: int) -> str:
 
 
 def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from leasehold.cli.loading import load_all, usual
+    from leasehold.cli.loading import INBOX, load_all, usual, with_slots
     from leasehold.cli.logs import set_up_logs
     from leasehold.worker import Settings, Worker, identity
     from leasehold.worker.logs import add_job
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
-    tasks = load_all(targets, config, samples=flags["samples"], urls=urls)
+    concurrency = config.integer("worker.concurrency", flags["concurrency"])
+    tasks = load_all(
+        targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency
+    )
+    if targets[0] == INBOX and not concurrency:
+        urls = [with_slots(url) for url in urls]
     socket, watchdog_ms = notify_address()
     worker_id = identity(process_environment())
     otlp_url = config.text("worker.otlp_url")
@@ -86,7 +91,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     settings = Settings(
         worker_id=worker_id,
         tracing=bool(otlp_url),
-        concurrency=config.integer("worker.concurrency", flags["concurrency"]) or usual(targets[0]),
+        concurrency=concurrency or usual(targets[0]),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         burst=flags["burst"],
         debug=level == "debug",

@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+# Contract section 2: a worker is named by its pod, host or boot, and nothing is joined to that.
+NAMED_BY_HOST = True
+
+
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
     """The queue behind the URL; connects on first use."""
     engine, options = parts(url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from leasehold.core.errors import UsageError
+from leasehold.core.opening import check_least
 from leasehold.ledger.engine import INBOX, OUTBOX
 from leasehold.ledger.settings import BoxOptions, BoxSettings
 
@@ -19,14 +20,22 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Options of the queue URL; the defaults are for work that must not be lost.
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
-    several inboxes of a database.
+    several inboxes of a database. `batch` is how many events one claim of an outbox takes, `at_once`
+    how many jobs of this queue one worker holds; 0 is as many as it has slots.
     """
 
     queue: str = "inbox"
     box: Literal["inbox", "outbox"] = "inbox"
+    batch: int = OUTBOX_BATCH
+    at_once: int = 0
 
     def __post_init__(self) -> None:
         self.check(CONTRACT)
+        if not 1 <= self.batch <= OUTBOX_BATCH_MAX:
+            raise UsageError(
+                f"batch: 1 to {OUTBOX_BATCH_MAX} events, not {self.batch}", contract=CONTRACT
+            )
+        check_least(self, CONTRACT, at_once=0)
         if not self.queue or len(self.queue) > 100 or not self.queue.isprintable():
             raise UsageError("queue: 1 to 100 printable characters", contract=CONTRACT)
 

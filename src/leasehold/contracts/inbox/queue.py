@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from leasehold.contracts.inbox.options import OUTBOX_BATCH_MAX, Options
-from leasehold.contracts.inbox.retrying import backoff
+from leasehold.contracts.inbox.options import Options
+from leasehold.contracts.inbox.retrying import backoff, retry_class
 from leasehold.core.outcome import Outcome
 from leasehold.core.state import INBOX
 from leasehold.ledger.box import BoxQueue
@@ -27,12 +27,23 @@ class InboxQueue(BoxQueue):
             attempt, first_ms = outcome.lease.attempt, options.retry_delay_ms
             return backoff(outcome.failure, attempt, first_ms, random.random())
 
+        def least_ms(outcome: Outcome) -> int:
+            """A task's own policy does not bypass the larger bucket of section 5."""
+            return delay(outcome)[0] if retry_class(outcome.failure) == "throttled" else 0
+
+        self.slots_max = options.at_once
         super().__init__(
-            engine, options.settings(), worker_id=worker_id, delay=delay, finals=FINALS
+            *(engine, options.settings()),
+            worker_id=worker_id,
+            delay=delay,
+            finals=FINALS,
+            least_ms=least_ms if options.box == "inbox" else lambda outcome: 0,
         )
 
 
 class OutboxQueue(InboxQueue):
     """The outbox: events to be delivered, one at a time and in order for each job."""
 
-    claim_max = OUTBOX_BATCH_MAX
+    def __init__(self, engine: Engine, options: Options, *, worker_id: str = "") -> None:
+        super().__init__(engine, options, worker_id=worker_id)
+        self.claim_max = options.batch

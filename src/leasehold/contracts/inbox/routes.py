@@ -23,14 +23,13 @@ from leasehold.contracts.inbox.shapes import (
     SecretView,
     TranscodeView,
     check_url,
-    same_request,
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply
 from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, NotFound
 from leasehold.core.idempotency import request_hash
 from leasehold.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
-from leasehold.core.job import JobRecord, NewJob
+from leasehold.core.job import JobRecord, NewJob, Submitted
 from leasehold.ledger.ids import uuid7
 from leasehold.store.resending import submit_surely
 
@@ -101,7 +100,7 @@ class InboxRoutes:
         headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
         if submitted.job_id != job.job_id:
             headers.append(("idempotency-replayed", "true"))
-        return Answer(202, Accepted(job_id=submitted.job_id), tuple(headers))
+        return Answer(202, _accepted(submitted), tuple(headers))
 
     async def status(self, call: Call) -> Answer:
         """The job as it is now; what was pruned is gone, what is not yours does not exist."""
@@ -153,7 +152,7 @@ class InboxRoutes:
         options: dict[str, Any] = {
             "status_webhook_url": self._checked("status_webhook_url", asked.status_webhook_url),
             "refresh_url": self._checked("refresh_url", asked.refresh_url),
-            "request_hash": request_hash(requester, same_request(asked)),
+            "request_hash": request_hash(requester, asked),
         }
         if asked.credentials is not None:
             if self._seal is None:
@@ -271,6 +270,13 @@ def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
         replies={200: Reply("The job as it is now.", TranscodeView)},
         problems=(404, 410, 422),
     )
+
+
+def _accepted(submitted: Submitted) -> Accepted:
+    """The answer; to a request that was made before, the one that was stored for it."""
+    if submitted.response:
+        return msgspec.json.decode(submitted.response, type=Accepted)
+    return Accepted(job_id=submitted.job_id)
 
 
 def _unknown() -> NotFound:

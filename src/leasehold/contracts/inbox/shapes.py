@@ -36,9 +36,8 @@ class CreateTranscode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A transcode to be done.
 
     `source` and `destination` say where (routing, no secrets), `outputs` what to make of it.
-    `credentials` are short-lived and scoped, or signed URLs; they are stored encrypted, and are no
-    part of what makes two requests the same. `refresh_url` is asked for newer ones,
-    `status_webhook_url` is told of every change.
+    `credentials` are short-lived and scoped, or signed URLs; they are stored encrypted.
+    `refresh_url` is asked for newer ones, `status_webhook_url` is told of every change.
     """
 
     source: dict[str, Any]
@@ -131,19 +130,6 @@ def check_url(name: str, url: str | None) -> str | None:
     if not plain or parts.scheme not in ("https", "http"):
         raise InvalidJob(f"{name}: an http or https URL with a host and without a user in it")
     return url
-
-
-def same_request(asked: CreateTranscode) -> dict[str, Any]:
-    """What two requests must have in common to be one: all but short-lived credentials."""
-    whole = msgspec.structs.asdict(asked)
-    del whole["credentials"]
-    for name in ("source", "destination"):
-        place = dict(whole[name])
-        url = place.get("url")
-        if isinstance(url, str):  # the query of a signed URL is its signature
-            place["url"] = url.partition("?")[0]
-        whole[name] = place
-    return whole
 
 
 def _raw(text: bytes) -> Any:

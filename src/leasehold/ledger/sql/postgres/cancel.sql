@@ -1,4 +1,5 @@
--- Ends waiting jobs, by the only walk the table has for them, and marks running ones for their holders.
+-- Fails waiting jobs, by the only walk that the table has for them, and marks running ones for their
+-- holders; `decide` ends what failed.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each known job its number and the state that was found
@@ -17,8 +18,9 @@ marked AS (
 ),
 ended AS (
   UPDATE {jobs} j
-  SET status = 'dead_letter', ready = false, due_ms = 0, ver = j.ver + 1, updated_ms = c.now_ms,
-    passed = CASE WHEN f.was = 'queued' THEN 'claimed>failed>' ELSE '' END,
+  SET status = 'failed', ready = false, due_ms = -2, updated_ms = c.now_ms,
+    ver = j.ver + CASE WHEN f.was = 'queued' THEN 1 ELSE 0 END,
+    passed = CASE WHEN f.was = 'queued' THEN 'claimed>' ELSE '' END,
     error = '{"code":"cancelled","message":"cancelled on request","retryable":false}'
   FROM found f, clock c
   WHERE j.job_id = f.job_id AND f.was IN ('queued', 'failed')
@@ -28,8 +30,8 @@ ended AS (
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, gid, priority, max_attempts, error_code)
-  SELECT :queue, job_id, ver, 'cancel', updated_ms, task, was, 'dead_letter', attempt_count,
+  SELECT :queue, job_id, ver, 'fail', updated_ms, task, was, 'failed', attempt_count,
     claim_version, claim_version, gid, priority, max_attempts, 'cancelled'
-  FROM ended
+  FROM ended WHERE was = 'queued'
 )
 SELECT n, was FROM found

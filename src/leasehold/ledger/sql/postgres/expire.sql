@@ -1,4 +1,4 @@
--- Ends jobs that nobody started within their time to live.
+-- Fails jobs that were not started within their time to live; `decide` ends them.
 -- Takes: queue text, count integer
 -- Returns: how many
 -- Clauses: I-21
@@ -15,7 +15,7 @@ started AS (
 ),
 ended AS (
   UPDATE {jobs} j
-  SET status = 'dead_letter', passed = 'claimed>failed>', ready = false, due_ms = 0,
+  SET status = 'failed', passed = 'claimed>', ready = false, due_ms = -3,
     ver = j.ver + 1, updated_ms = c.now_ms,
     error = '{"code":"expired","message":"not started within its time to live","retryable":false}'
   FROM late l, clock c
@@ -26,7 +26,7 @@ ended AS (
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, gid, priority, max_attempts, error_code)
-  SELECT :queue, job_id, ver, 'expire', updated_ms, task, 'queued', 'dead_letter', attempt_count,
+  SELECT :queue, job_id, ver, 'fail', updated_ms, task, 'queued', 'failed', attempt_count,
     claim_version, claim_version, gid, priority, max_attempts, 'expired'
   FROM ended
 )

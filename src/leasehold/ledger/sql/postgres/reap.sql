@@ -1,6 +1,6 @@
--- Takes back leases that ran out: the job keeps its turn, or ends when no attempt or loss is left.
+-- Takes back leases that ran out: the job keeps its turn, or fails when no attempt or loss is left.
 -- Takes: queue text, lost_max integer, count integer
--- Returns: for each lease taken back whether its job ended
+-- Returns: for each lease taken back whether its job failed: `decide` ends it
 -- Clauses: I-10 I-14
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 lapsed AS MATERIALIZED (
@@ -14,11 +14,11 @@ lapsed AS MATERIALIZED (
 ),
 reaped AS (
   UPDATE {jobs} j
-  SET status = CASE WHEN l.ends THEN 'dead_letter' ELSE 'queued' END,
-    passed = CASE WHEN l.ends THEN 'failed>' ELSE '' END, ready = NOT l.ends, due_ms = 0,
+  SET status = CASE WHEN l.ends THEN 'failed' ELSE 'queued' END, passed = '', ready = NOT l.ends,
+    due_ms = CASE WHEN l.cancelled THEN -2 WHEN l.ends THEN -1 ELSE 0 END,
     lost_count = j.lost_count + 1, lease_expires_at = 0, lease_token_h = '',
     worker_id = CASE WHEN l.ends THEN j.worker_id ELSE '' END, cancel_requested = false,
-    ver = j.ver + CASE WHEN l.ends THEN 2 ELSE 1 END, updated_ms = c.now_ms,
+    ver = j.ver + 1, updated_ms = c.now_ms,
     error = CASE WHEN l.cancelled THEN '{"code":"cancelled","message":"cancelled on request; the '
         || 'worker let its lease run out","retryable":false}'
       WHEN l.ends THEN '{"code":"lease_lost","message":"the lease ran out ' || j.lost_count + 1
@@ -27,23 +27,16 @@ reaped AS (
       ELSE j.error END
   FROM lapsed l, clock c
   WHERE j.job_id = l.job_id AND j.claim_version = l.fence
-  RETURNING j.job_id, l.was, l.lease_was, l.holder, l.claimed_ms, l.fence, l.ends, l.cancelled, j.ver,
+  RETURNING j.job_id, l.was, l.lease_was, l.holder, l.claimed_ms, l.fence, l.ends, j.ver,
     j.task, j.attempt_count, j.max_attempts, j.gid, j.priority, j.updated_ms
 ),
 noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, worker_id, prev_lease_until_ms, gid, priority, max_attempts, error_code)
-  SELECT :queue, r.job_id, r.ver + s.nth, s.type, r.updated_ms, r.task,
-    CASE WHEN s.type = 'reap' THEN r.was ELSE 'failed' END,
-    CASE WHEN s.type <> 'reap' THEN 'dead_letter' WHEN r.ends THEN 'failed' ELSE 'queued' END,
-    r.attempt_count, r.fence, r.fence, CASE WHEN s.type = 'reap' THEN r.holder ELSE '' END,
-    CASE WHEN s.type = 'reap' THEN r.lease_was ELSE 0 END, r.gid, r.priority, r.max_attempts,
-    CASE WHEN s.type = 'bury' THEN 'lease_lost' ELSE '' END
-  FROM reaped r, LATERAL (
-    SELECT 'reap' AS type, CASE WHEN r.ends THEN -1 ELSE 0 END AS nth
-    UNION ALL SELECT CASE WHEN r.cancelled THEN 'cancel' ELSE 'bury' END, 0 WHERE r.ends
-  ) s
-  ORDER BY r.job_id, s.nth
+    fence, prev_fence, worker_id, prev_lease_until_ms, gid, priority, max_attempts)
+  SELECT :queue, job_id, ver, 'reap', updated_ms, task, was,
+    CASE WHEN ends THEN 'failed' ELSE 'queued' END, attempt_count, fence, fence, holder, lease_was, gid,
+    priority, max_attempts
+  FROM reaped ORDER BY job_id
 ),
 kept AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
@@ -52,4 +45,4 @@ kept AS (
     'lease_lost'
   FROM reaped
 )
-SELECT job_id, ends AND NOT cancelled AS buried FROM reaped
+SELECT job_id, ends FROM reaped

@@ -1,11 +1,13 @@
 -- Ends leases: the job's row, the attempt's row and the journal in one step. What is read is written
 -- only where nothing changed since: a row that was, by an extend or a cancel, is left for another try.
+-- What failed rests in `failed` until `decide`; `due_ms` says when it runs again, or why it does not:
+-- -1 given up, -2 cancelled.
 -- Whoever calls sorts the batch by job id, so that two batches never wait for each other.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
--- Returns: for each lease that was held its number, the verdict, and when the job is due again; of
---   the inbox whether it has an event
+-- Returns: for each lease that was held its number, its job, the verdict, and when that is due again;
+--   of the inbox whether it has an event
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT * FROM {batch}),
@@ -21,16 +23,16 @@ held AS MATERIALIZED (
 ),
 ended AS (
   UPDATE {jobs} j
-  SET status = CASE h.verdict WHEN 'complete' THEN 'succeeded' WHEN 'bury' THEN 'dead_letter'
-      WHEN 'cancel' THEN 'dead_letter' ELSE 'queued' END,
-    passed = CASE WHEN h.verdict IN ('bury', 'cancel') THEN 'failed>'
-      WHEN h.verdict <> 'complete' THEN ''
+  SET status = CASE WHEN h.verdict = 'complete' THEN 'succeeded'
+      WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN 'failed' ELSE 'queued' END,
+    passed = CASE WHEN h.verdict <> 'complete' THEN ''
       WHEN h.was = 'claimed' THEN 'fetching>processing>uploading>'
       WHEN h.was = 'fetching' THEN 'processing>uploading>'
       WHEN h.was = 'processing' THEN 'uploading>' ELSE '' END,
-    ready = h.verdict = 'release' OR (h.verdict IN ('retry', 'snooze') AND h.delay_ms <= 0),
+    ready = h.verdict = 'release' OR (h.verdict = 'snooze' AND h.delay_ms <= 0),
     due_ms = CASE WHEN h.verdict IN ('retry', 'snooze') AND h.delay_ms > 0
-      THEN c.now_ms + h.delay_ms ELSE 0 END,
+      THEN c.now_ms + h.delay_ms WHEN h.verdict = 'bury' THEN -1 WHEN h.verdict = 'cancel' THEN -2
+      ELSE 0 END,
     attempt_count = j.attempt_count - CASE WHEN h.verdict IN ('snooze', 'release') THEN 1 ELSE 0 END,
     lease_expires_at = 0, lease_token_h = '', ver = j.ver + 1, updated_ms = c.now_ms,
     worker_id = CASE WHEN h.verdict IN ('complete', 'bury', 'cancel') THEN j.worker_id ELSE '' END,
@@ -49,8 +51,9 @@ noted AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
     error_code, result_h, told)
-  SELECT :queue, job_id, ver, verdict, updated_ms, task, was, status, attempt_count, fence, fence,
-    token_h, holder, lease_was, gid, priority, due_ms, max_attempts, error_code,
+  SELECT :queue, job_id, ver, CASE WHEN verdict IN ('bury', 'cancel') THEN 'fail' ELSE verdict END,
+    updated_ms, task, was, status, attempt_count, fence, fence,
+    token_h, holder, lease_was, gid, priority, greatest(0, due_ms), max_attempts, error_code,
     CASE WHEN verdict = 'complete' THEN result_h ELSE '' END, {told}
   FROM ended
 ),
@@ -58,7 +61,8 @@ kept AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h, error_code, error, due_ms)
   SELECT job_id, fence, :queue, attempt_count + CASE WHEN verdict IN ('snooze', 'release') THEN 1
-    ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error, due_ms
+    ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error,
+    greatest(0, due_ms)
   FROM ended
 ){after_settle}{tell_ended}
-SELECT n, verdict, due_ms{tells} FROM ended
+SELECT n, job_id, verdict, greatest(0, due_ms) AS due_ms{tells} FROM ended

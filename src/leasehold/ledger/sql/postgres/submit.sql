@@ -32,8 +32,8 @@ fitting AS MATERIALIZED (
 ),
 named AS (
   INSERT INTO idempotency_keys (queue, requester_id, idempotency_key, request_hash, job_id,
-    created_ms, expires_ms)
-  SELECT :queue, f.requester_id, f.idempotency_key, f.request_hash, f.job_id, c.now_ms,
+    response, created_ms, expires_ms)
+  SELECT :queue, f.requester_id, f.idempotency_key, f.request_hash, f.job_id, {response}, c.now_ms,
     c.now_ms + :key_ttl_ms
   FROM fitting f, clock c
   WHERE f.idempotency_key <> ''

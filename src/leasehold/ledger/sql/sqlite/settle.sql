@@ -1,8 +1,10 @@
--- Ends leases: the job's row, the attempt's row and the journal in one step.
+-- Ends leases: the job's row, the attempt's row and the journal in one step. What failed rests in
+-- `failed` until `decide`; `due_ms` says when it runs again, or why it does not: -1 given up,
+-- -2 cancelled.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
--- Returns: for each lease that was held its number, the verdict, and when the job is due again
+-- Returns: for each lease that was held its number, its job, the verdict, and when that is due again
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 DELETE FROM temp.ending;
 INSERT INTO temp.ending
@@ -16,16 +18,16 @@ SELECT a.n, a.job_id, a.fence, a.token_h,
 FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id
 WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND j.lease_expires_at > 0;
 UPDATE {jobs} AS j
-SET status = CASE h.verdict WHEN 'complete' THEN 'succeeded' WHEN 'bury' THEN 'dead_letter'
-    WHEN 'cancel' THEN 'dead_letter' ELSE 'queued' END,
-  passed = CASE WHEN h.verdict IN ('bury', 'cancel') THEN 'failed>'
-    WHEN h.verdict <> 'complete' THEN ''
+SET status = CASE WHEN h.verdict = 'complete' THEN 'succeeded'
+    WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN 'failed' ELSE 'queued' END,
+  passed = CASE WHEN h.verdict <> 'complete' THEN ''
     WHEN h.was = 'claimed' THEN 'fetching>processing>uploading>'
     WHEN h.was = 'fetching' THEN 'processing>uploading>'
     WHEN h.was = 'processing' THEN 'uploading>' ELSE '' END,
-  ready = h.verdict = 'release' OR (h.verdict IN ('retry', 'snooze') AND h.delay_ms <= 0),
+  ready = h.verdict = 'release' OR (h.verdict = 'snooze' AND h.delay_ms <= 0),
   due_ms = CASE WHEN h.verdict IN ('retry', 'snooze') AND h.delay_ms > 0
-    THEN :now_ms + h.delay_ms ELSE 0 END,
+    THEN :now_ms + h.delay_ms WHEN h.verdict = 'bury' THEN -1 WHEN h.verdict = 'cancel' THEN -2
+    ELSE 0 END,
   attempt_count = j.attempt_count - (h.verdict IN ('snooze', 'release')),
   lease_expires_at = 0, lease_token_h = '', ver = j.ver + 1, updated_ms = :now_ms,
   worker_id = CASE WHEN h.verdict IN ('complete', 'bury', 'cancel') THEN j.worker_id ELSE '' END,
@@ -37,15 +39,16 @@ WHERE j.job_id = h.job_id AND j.claim_version = h.fence;
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
   prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
   error_code, result_h, told)
-SELECT :queue, h.job_id, j.ver, h.verdict, :now_ms, j.task, h.was, j.status, j.attempt_count, h.fence,
-  h.fence, h.token_h, h.holder, h.lease_was, j.gid, j.priority, j.due_ms, j.max_attempts,
-  h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END, {told}
+SELECT :queue, h.job_id, j.ver,
+  CASE WHEN h.verdict IN ('bury', 'cancel') THEN 'fail' ELSE h.verdict END, :now_ms, j.task, h.was, j.status, j.attempt_count, h.fence,
+  h.fence, h.token_h, h.holder, h.lease_was, j.gid, j.priority, max(0, j.due_ms),
+  j.max_attempts, h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END, {told}
 FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id ORDER BY h.n;
 INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
   verdict, outcome_h, error_code, error, due_ms)
 SELECT h.job_id, h.fence, :queue, j.attempt_count + (h.verdict IN ('snooze', 'release')), h.holder,
-  h.claimed_ms, :now_ms, h.verdict, h.outcome_h, h.error_code, h.attempt_error, j.due_ms
+  h.claimed_ms, :now_ms, h.verdict, h.outcome_h, h.error_code, h.attempt_error, max(0, j.due_ms)
 FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;
 {after_settle}
 {tell_ended}
-SELECT h.n, h.verdict, j.due_ms FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;
+SELECT h.n, h.job_id, h.verdict, max(0, j.due_ms) AS due_ms FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;

@@ -23,9 +23,10 @@ DELETE FROM temp.entering WHERE :depth_max > 0 AND n NOT IN (
   SELECT n FROM temp.entering ORDER BY n LIMIT max(0, :depth_max - (
     SELECT count(*) FROM (SELECT 1 FROM {jobs} WHERE queue = :queue
       AND status NOT IN ('succeeded', 'dead_letter') LIMIT :depth_max))));
-INSERT INTO idempotency_keys (queue, requester_id, idempotency_key, request_hash, job_id, created_ms,
-  expires_ms)
-SELECT :queue, requester_id, idempotency_key, request_hash, job_id, :now_ms, :now_ms + :key_ttl_ms
+INSERT INTO idempotency_keys (queue, requester_id, idempotency_key, request_hash, job_id, response,
+  created_ms, expires_ms)
+SELECT :queue, requester_id, idempotency_key, request_hash, job_id, {response}, :now_ms,
+  :now_ms + :key_ttl_ms
 FROM temp.entering WHERE idempotency_key <> '';
 INSERT INTO {jobs} (job_id, queue, task, payload, payload_h, priority, ready, due_ms, max_attempts, expires_ms,
   gid, requester_id, request_hash, trace, created_ms, updated_ms, status_webhook_url, refresh_url,

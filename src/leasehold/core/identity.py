@@ -1,0 +1,19 @@
+"""The id of a worker: a name for people, joined with the boot that no other process has."""
+
+from __future__ import annotations
+
+
+class WorkerId(str):
+    """Unlike that of every other process. `name` is what it is called without the boot.
+
+    Most contracts need an id of their own for every process. The inbox asks for the name of the pod
+    or host as it is, and fences its writes by other means.
+    """
+
+    name: str
+
+    def __new__(cls, unique: str, name: str = "") -> WorkerId:
+        """Joined already; `name` alone beside it."""
+        made = super().__new__(cls, unique)
+        made.name = name or unique
+        return made

@@ -1,0 +1,21 @@
+"""What becomes of jobs that failed: `failed` leads back to the line or to the dead letters.
+
+The step to `failed` and the decision are two transactions, so that whoever reads the job can see
+both states. A worker that dies between them leaves the job in `failed`, where upkeep finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.ledger.engine import Engine
+from leasehold.ledger.settings import BoxSettings
+
+
+async def decide(engine: Engine, settings: BoxSettings, job_ids: Sequence[str]) -> int:
+    """Lead these jobs on, as far as they rest in `failed`; how many were given up."""
+    if not job_ids:
+        return 0
+    batch = [(job_id,) for job_id in sorted(job_ids)]
+    rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
+    return sum(bool(row["buried"]) for row in rows)
