@@ -35,6 +35,7 @@ class BoxQueue:
     """The queue of one box, for one event loop. `worker_id` names whoever claims through it."""
 
     claim_max = CLAIM_MAX
+    holds_nul = False
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -197,7 +198,11 @@ class Executor:
                 value = await task.handler(attempt.job)
             else:
                 value = await self._ways.run(attempt, task, self._begun)
-            outcome = value if task.kind == "process" else completed(held.lease, value)
+            if task.kind == "process":
+                outcome = value
+            else:
+                say = partial(attempt.source.report, held)
+                outcome = completed(held.lease, value, say)
         except GeneratorExit:  # the loop is being torn down: there is nobody left to tell
             raise
         except BaseException as error:
@@ -244,6 +249,8 @@ class Executor:
             return
         if held.ended:
             outcome = self._ended(attempt)
+        if outcome is not None and not held.lost:
+            outcome = attempt.source.fit(held, outcome)
         held.concluded = True
         held.ran_s = self._clock() - held.started
         if self._quiet is not None:

@@ -185,7 +185,7 @@ async def test_a_result_that_is_not_json_buries_the_job_with_a_clear_error() -> 
     assert store.kinds() == {"odd-1": "bury"}
     assert failure is not None
     assert (failure.code, failure.retryable) == ("result_not_json", False)
-    assert "returned object, which is not JSON" in failure.message
+    assert "returned object, which cannot be stored" in failure.message
 
 
 async def test_a_job_nobody_here_can_run_fails_with_the_names_there_are() -> None:
