@@ -7,7 +7,6 @@ Checks that cost time are made only for values that may need them.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -90,6 +89,8 @@ def _mended(value: Any) -> Any:
 
 
 def _check_finite(value: Any) -> None:
+    import json  # it takes longer to load than a command that never needs it has to do
+
     try:
         json.dumps(_plain(value), allow_nan=False)
     except ValueError:

@@ -101,7 +101,9 @@ async def test_a_result_that_cannot_be_stored_fails_the_job_once_with_that_reaso
     assert b"the handler returned" in ended.error, ended.error
 
 
-@pytest.mark.parametrize("text", ["a\0b", "a\udc80b", "a\0\ud83d" * 3_000], ids=["nul", "half", "long"])
+@pytest.mark.parametrize(
+    "text", ["a\0b", "a\udc80b", "a\0\ud83d" * 3_000], ids=["nul", "half", "long"]
+)
 async def test_an_error_whose_text_no_store_could_hold_is_kept_readable(
     stage: Stage, text: str
 ) -> None:

@@ -248,7 +248,7 @@ async def test_a_report_waits_out_a_short_absence_of_the_store() -> None:
     assert len(store.reports) == 1
 
 
-async def test_an_outcome_that_the_store_can_never_take_fails_its_job_once_with_the_reason() -> None:
+async def test_an_outcome_that_the_store_can_never_take_fails_its_job_once() -> None:
     store = Store()
 
     def strike(outcomes: Sequence[Outcome]) -> UsageError | None:
