@@ -74,6 +74,7 @@ SETTINGS = {
         Setting("worker.processes", 1, "worker processes", "integer"),
         Setting("worker.lease_ms", 0, "how long a lease lasts; 0: the contract's own", "integer"),
         Setting("worker.drain_timeout_s", 30.0, "how long running jobs may finish", "number"),
+        Setting("worker.unknown_task_s", 3_600.0, "how long jobs without a handler wait", "number"),
         Setting("worker.metrics_port", 0, "serve Prometheus metrics there; 0: nowhere", "integer"),
         Setting("worker.otlp_url", "", "a collector for spans, such as http://127.0.0.1:4318"),
         Setting("llm.url", "", "an OpenAI-compatible server, such as http://127.0.0.1:8080/v1"),

@@ -25,6 +25,7 @@ from leasehold.core.outcome import (
     Signal,
     Snooze,
 )
+from leasehold.core.storable import REPLACED, whole_text
 
 Jitter = Literal["none", "equal", "full"]
 
@@ -106,11 +107,28 @@ def delay_ms(policy: RetryPolicy, attempt: int, chance: float) -> int:
 def failure_of(error: BaseException, *, retryable: bool = True) -> Failure:
     """What is kept of an exception, cut to a bounded size."""
     code = getattr(error, "code", None)
-    return Failure(
-        code=code if isinstance(code, str) and code else type(error).__name__,
-        message=str(error)[:_MESSAGE_CHARS_MAX],
-        stack="".join(traceback.format_exception(error))[-_STACK_CHARS_MAX:],
+    return _failure(
+        code if isinstance(code, str) and code else type(error).__name__,
+        _text_of(error),
+        "".join(traceback.format_exception(error))[-_STACK_CHARS_MAX:],
         retryable=retryable,
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # an error that cannot even be shown must not hide itself
+        return f"its text cannot be read: {type(broken).__name__}"
+
+
+def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Failure:
+    """A failure that can be written as UTF-8; its message says so where characters went."""
+    said = whole_text(message[:_MESSAGE_CHARS_MAX])
+    if said != message[:_MESSAGE_CHARS_MAX]:
+        said += f" ({REPLACED})"
+    return Failure(
+        code=whole_text(code), message=said, stack=whole_text(stack), retryable=retryable
     )
 
 
@@ -144,7 +162,7 @@ def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
     if signal.__cause__ is not None:
         return failure_of(signal.__cause__, retryable=retryable)
     name = signal.code or type(signal).__name__
-    return Failure(code=name, message=str(signal)[:_MESSAGE_CHARS_MAX], retryable=retryable)
+    return _failure(name, _text_of(signal), retryable=retryable)
 
 
 def _retry(

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from leasehold.gateway.problems import Problem
 
-JSON_DEPTH_MAX = 32
+JSON_DEPTH_MAX = 128
 _UNKNOWN = re.compile(r"unknown field `(.+)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+)`")

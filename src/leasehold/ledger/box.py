@@ -38,6 +38,7 @@ class BoxQueue:
     """
 
     claim_max = CLAIM_MAX
+    holds_nul = False
 
     def __init__(
         self,

@@ -20,13 +20,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import asyncpg
 
-from leasehold.core.errors import (
-    ReplyLost,
-    ServerError,
-    StoreError,
-    StoreUnreachable,
-    UsageError,
-)
+from leasehold.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
 
 CONNECTIONS_MAX = 4
 CALL_TIMEOUT_S = 30.0
@@ -44,6 +38,8 @@ _PINNED = {
 _GONE = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, EOFError)
 # The server says that it ends or begins: nothing of the statement is left.
 _AWAY = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
+# What the statement was given can never be stored: the same call again would end the same way.
+_UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 _FAULTS = (*_GONE, asyncpg.PostgresError, TimeoutError)
 _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryCanceledError)
 
@@ -120,7 +116,7 @@ class Postgres:
             try:
                 yield connection
                 healthy = True
-            except ServerError:
+            except (ServerError, UsageError):
                 healthy = True
                 raise
             finally:
@@ -162,7 +158,7 @@ class Postgres:
 
     def _told(
         self, error: BaseException, connection: asyncpg.Connection[asyncpg.Record]
-    ) -> StoreError:
+    ) -> StoreError | UsageError:
         place = _place(self.url)
         if isinstance(error, _AWAY):
             return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")
@@ -172,6 +168,8 @@ class Postgres:
         if isinstance(error, TimeoutError):
             connection.terminate()
             return ReplyLost(f"PostgreSQL at {place} did not answer in {CALL_TIMEOUT_S:.0f} s")
+        if isinstance(error, _UNSTORABLE):
+            return UsageError(f"PostgreSQL at {place} cannot store this: {error}", reply=error)
         refused = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
         if refused and not connection.is_closed():
             return ServerError(f"PostgreSQL at {place} refused: {error}", reply=error)

@@ -8,6 +8,7 @@ however the worker died. Signals from a terminal or a service manager are the wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,11 +94,16 @@ def _live(call: frames.Call, wire: _Wire) -> Outcome:
         value: Any = handler(job)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return completed(call.lease, value)
+        return completed(call.lease, value, partial(_say, wire, held))
     except LeaseLost:
         return Outcome(call.lease, "release")  # the worker knows already and writes nothing
     except BaseException as error:
         return judge(call.lease, error, call.retry, call.chance)
+
+
+def _say(wire: _Wire, held: Held, news: Report) -> None:
+    with contextlib.suppress(StoreError):  # a line of the log is no reason to fail the job
+        wire.report(held, news)
 
 
 def find_handler(module: str, file: str, qualname: str) -> Handler:

@@ -16,7 +16,8 @@ class Settings:
     `concurrency`, `threads` and `processes` left at None follow the kinds of handlers there are,
     see `capacity`. `keeper_threaded` off runs the keeper in the worker's own loop and starts no
     thread at all, which is what a simulation with virtual time needs; a handler that blocks the
-    loop may then lose its lease. `debug` logs every job.
+    loop may then lose its lease. `unknown_task_ms` is how long a job without a handler here is
+    handed back before it fails. `debug` logs every job.
     """
 
     worker_id: str = ""
@@ -33,6 +34,7 @@ class Settings:
     backoff_ms: int = 50
     backoff_ms_max: int = 2_000
     cancel_grace_ms: int = 5_000
+    unknown_task_ms: int = 3_600_000
     drain_ms: int = 30_000
     flush_ms: int = 5_000
     burst: bool = False

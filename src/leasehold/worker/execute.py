@@ -1,8 +1,8 @@
 """The life of an attempt, in small steps over one frozen `Attempt`:
 
     adopt     a claimed lease becomes ours: its local deadline runs, the keeper sees it
-    resolve   its task name leads to a handler, or to the outcome `fail` with code "unknown_task",
-              so that the job's own options decide whether it waits for a worker that knows it
+    resolve   its task name leads to a handler, or the job is handed back for a worker that has one
+              (see `unknown`)
     run       the handler runs in its way; it decodes the payload when it looks at it
     judge     what it returned or raised becomes the outcome to ask for (rules in core.retry)
     settle    the outcome joins the next batch
@@ -17,16 +17,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-import structlog
-
-from leasehold.core.errors import LeaseLost, UnknownTask
+from leasehold.core.errors import LeaseLost
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome
-from leasehold.core.retry import failure_of, judge
-from leasehold.worker.announcing import Announcer, lease_facts
+from leasehold.core.retry import judge
+from leasehold.worker.announcing import Announcer
 from leasehold.worker.ending import Ender
 from leasehold.worker.holding import Attempt, Ending, Held
 from leasehold.worker.job import Job, ReportCall, current_job
@@ -36,9 +35,8 @@ from leasehold.worker.settling import Entry
 from leasehold.worker.slots import Slots
 from leasehold.worker.source import Source
 from leasehold.worker.task import Task, Tasks
+from leasehold.worker.unknown import Unknown
 from leasehold.worker.watching import Watch
-
-log = structlog.get_logger("leasehold.worker")
 
 Life = Callable[[Attempt, Task], Coroutine[Any, Any, None]]
 
@@ -91,6 +89,7 @@ class Executor:
         rng: Random,
         worker_id: str,
         cancel_grace_ms: int,
+        unknown_task_ms: int,
         tracer: Tracer | None = None,
         debug: bool = False,
     ) -> None:
@@ -104,7 +103,7 @@ class Executor:
         self._worker_id = worker_id
         self._tracer = tracer
         self._reporters: dict[Source, ReportCall] = {}
-        self._unknown: set[str] = set()
+        self._unknown = Unknown(tasks, limit_ms=unknown_task_ms, clock=clock, rng=rng)
         self._quiet: asyncio.Event | None = None
         self._ender = Ender(
             conclude=self.conclude, free=self._free, grace_ms=cancel_grace_ms, watch=watch
@@ -170,12 +169,9 @@ class Executor:
             attempt.held.runner = runner
 
     def _refuse(self, attempt: Attempt) -> None:
-        lease = attempt.held.lease
-        failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)))
-        if lease.task not in self._unknown:  # once per name is enough to be seen
-            self._unknown.add(lease.task)
-            log.warning(failure.message, **lease_facts(lease))
-        self.conclude(attempt, Outcome(lease, "fail", failure=failure))
+        held = attempt.held
+        say = partial(attempt.source.report, held)
+        self.conclude(attempt, self._unknown.judge(held.lease, say))
         self._free(attempt)
 
     def release(self, attempts: Iterable[Attempt]) -> None:
@@ -197,7 +193,11 @@ class Executor:
                 value = await task.handler(attempt.job)
             else:
                 value = await self._ways.run(attempt, task, self._begun)
-            outcome = value if task.kind == "process" else completed(held.lease, value)
+            if task.kind == "process":
+                outcome = value
+            else:
+                say = partial(attempt.source.report, held)
+                outcome = completed(held.lease, value, say)
         except GeneratorExit:  # the loop is being torn down: there is nobody left to tell
             raise
         except BaseException as error:
@@ -244,6 +244,8 @@ class Executor:
             return
         if held.ended:
             outcome = self._ended(attempt)
+        if outcome is not None and not held.lost:
+            outcome = attempt.source.fit(held, outcome)
         held.concluded = True
         held.ran_s = self._clock() - held.started
         if self._quiet is not None:

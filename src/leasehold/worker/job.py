@@ -11,6 +11,7 @@ import structlog
 
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease, Report
+from leasehold.core.storable import to_json, whole_text
 from leasehold.worker.holding import Held
 
 ReportCall = Callable[[Held, Report], Awaitable[None]]
@@ -21,7 +22,6 @@ TERMINAL_TYPES = frozenset(
 """Events that end a job's stream: only a settled outcome may write them."""
 
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 _UNREAD: Any = object()
 
 current_job: ContextVar[Job] = ContextVar("leasehold_job")
@@ -122,7 +122,9 @@ class Job(msgspec.Struct, eq=False):
         """Publish progress or any other news to whoever follows the job.
 
         `await` it in an `async def` handler; in a thread or process handler it is a plain call. It
-        returns when the store has written it and raises `LeaseLost` when this attempt is over.
+        returns when the store has written it and raises `LeaseLost` when this attempt is over, and
+        ValueError or TypeError for what is not JSON. Characters that the store cannot hold are
+        replaced by U+FFFD.
         """
         if type in TERMINAL_TYPES or not type:
             raise UsageError(
@@ -131,10 +133,10 @@ class Job(msgspec.Struct, eq=False):
             )
         news = Report(
             lease=self._held.lease,
-            type=type,
-            step=step,
-            data=b"{}" if data is None else _encode(data),
-            progress=b"" if progress is None else _encode(progress),
+            type=whole_text(type),
+            step=whole_text(step),
+            data=b"{}" if data is None else to_json(data)[0],
+            progress=b"" if progress is None else to_json(progress)[0],
         )
         return self._report(self._held, news)
 

@@ -180,6 +180,7 @@ class Worker:
             rng=self._rng,
             worker_id=self.id,
             cancel_grace_ms=self.settings.cancel_grace_ms,
+            unknown_task_ms=self.settings.unknown_task_ms,
             tracer=self._tracer,
             debug=self.settings.debug,
         )

@@ -17,6 +17,7 @@ from leasehold.worker.claiming import Claimer
 from leasehold.worker.config import Settings
 from leasehold.worker.execute import Executor
 from leasehold.worker.keeper import Keeper, Post
+from leasehold.worker.outcomes import refused
 from leasehold.worker.settling import Answers, Entry, Flusher
 from leasehold.worker.slots import Slots
 from leasehold.worker.source import Opener, Source
@@ -109,7 +110,7 @@ class Service:
             self._watch.tell("settle_failed")
 
         announcer = self._executor.announcer
-        return Answers(announcer.verdicts, announcer.dropped, failed)
+        return Answers(announcer.verdicts, announcer.dropped, failed, refused)
 
     def _report_answers(self) -> Answers:
         def failed(error: BaseException) -> None:

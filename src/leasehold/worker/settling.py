@@ -9,6 +9,7 @@ item counts only when the store has answered it. Until then:
     store answers an error   the batch is cut in halves until the poisonous items stand alone, so
                              that they harm no neighbour; they are tried a few more times, then left
                              to run out, and the store's rule for expired leases takes over
+    store can never hold it  an outcome is replaced by one that fails the job with that reason
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class Entry(msgspec.Struct, eq=False):
 class Answers(msgspec.Struct, frozen=True, eq=False):
     """Where a flusher's answers go; each is called in the worker's loop.
 
-    `dropped` gets entries whose deadline passed (`LeaseLost`) or which the store keeps refusing.
+    `dropped` gets entries whose deadline passed (`LeaseLost`) or which the store keeps refusing,
+    unless `instead` has another item to send in the place of a refused one.
     """
 
     answered: Callable[[Sequence[Entry], Sequence[Any]], None]
     dropped: Callable[[Entry, Exception], None]
     failed: Callable[[BaseException], None]
+    instead: Callable[[Any, Exception], Any] = lambda _item, _error: None
 
 
 class Flusher:
@@ -182,6 +185,9 @@ class Flusher:
                 error=repr(error),
                 tries=entry.tries,
             )
+            entry.item, entry.tries = self._answers.instead(entry.item, error), 0
+            if entry.item is not None:
+                return batch
             self._answers.dropped(entry, error)
             return []
         return batch

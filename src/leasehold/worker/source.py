@@ -10,9 +10,11 @@ import structlog
 from leasehold.core.errors import LeaseLost, StoreUnreachable
 from leasehold.core.lease import Report
 from leasehold.core.opening import open_queue, parse_url
+from leasehold.core.outcome import Outcome
 from leasehold.core.quarantine import Quarantining
 from leasehold.core.seam import Queue, Staffing
 from leasehold.worker.holding import Attempt, Held
+from leasehold.worker.outcomes import noted, nul_free, nul_free_report
 from leasehold.worker.settling import Entry, Flusher
 from leasehold.worker.slots import Share
 
@@ -86,6 +88,7 @@ class Source:
         self.held: dict[Held, Attempt] = {}
         self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)
         self.has_children = bool(getattr(queue, "has_children", False))
+        self.holds_nul = bool(getattr(queue, "holds_nul", True))
         self.settles: Flusher
         self.reports: Flusher
 
@@ -107,8 +110,20 @@ class Source:
             written.exception()  # whoever does not await it does not want to be told
             return written
         held.unsent += 1
-        self.reports.add(Entry(held, report, written))
+        self.reports.add(Entry(held, self._fitted(report), written))
         return written
+
+    def _fitted(self, report: Report) -> Report:
+        return report if self.holds_nul else nul_free_report(report)
+
+    def fit(self, held: Held, outcome: Outcome) -> Outcome:
+        """The outcome as this store can hold it; the job's log says where that is not the same."""
+        if self.holds_nul:
+            return outcome
+        fitted = nul_free(outcome)
+        if fitted.result is not outcome.result:
+            self.report(held, noted(held.lease))
+        return fitted
 
     def settle(self, entry: Entry) -> None:
         """Send an outcome, after the reports of the same attempt."""

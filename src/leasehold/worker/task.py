@@ -107,10 +107,14 @@ class Tasks:
         """The handler for this task name, else the one for "*", else None."""
         return self._by_name.get(name, self._fallback)
 
+    def close(self, name: str) -> str:
+        """The registered name that is most like this one; "" when none is."""
+        return next(iter(difflib.get_close_matches(name, self._by_name, n=1)), "")
+
     def nearest(self, name: str) -> str:
         """A sentence for an error: what is registered, and what may have been meant."""
-        close = difflib.get_close_matches(name, self._by_name, n=1)
-        hint = f", did you mean {close[0]!r}?" if close else ""
+        close = self.close(name)
+        hint = f", did you mean {close!r}?" if close else ""
         return f"no handler for task {name!r}{hint} (there are: {', '.join(self._by_name)})"
 
     @property

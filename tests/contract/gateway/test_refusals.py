@@ -92,7 +92,7 @@ async def test_nul_characters_are_refused_wherever_they_stand(web: Web) -> None:
 
 
 @pytest.mark.clause("S-49")
-@pytest.mark.parametrize("levels", [33, 500, 30_000])
+@pytest.mark.parametrize("levels", [129, 500, 30_000])
 async def test_deep_nesting_is_refused(web: Web, levels: int) -> None:
     nested = b"[" * (levels - 2) + b"]" * (levels - 2)
     body = b'{"task":"chat","payload":{"a":%b}}' % nested

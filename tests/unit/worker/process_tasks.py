@@ -52,3 +52,12 @@ def raising(job: Job) -> None:
 @task("odd", process=True)
 def odd(job: Job) -> object:
     return object()
+
+
+@task("half", process=True)
+def half(job: Job) -> str:
+    """Returns half a surrogate pair on its first attempt, raises one on its second."""
+    job.report(step="step \ud83d", data={"at": "\ud83d"})
+    if job.payload:
+        raise ValueError("broken \ud83d")
+    return "a\ud83db"

@@ -214,3 +214,15 @@ async def test_a_handlers_process_dies_with_its_worker_however_that_died(tmp_pat
     process.kill()
     await process.wait()
     await until_gone([pid])
+
+
+async def test_half_a_surrogate_pair_of_a_child_process_is_replaced_and_the_job_says_so() -> None:
+    store = Store()
+    store.add("half")
+    store.add("half", payload=b"1")
+    await Worker([child.half], queues=[store.open], burst=True).serve()
+    assert store.outcomes["half-1"].result == '"a\ufffdb"'.encode()
+    assert b"replaced" in store.reports[-1].data + store.reports[1].data
+    failure = store.outcomes["half-2"].failure
+    assert failure is not None
+    assert failure.message.startswith("broken \ufffd (")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from leasehold.core.errors import ReplyLost, ServerError, StoreUnreachable
+from leasehold.core.errors import ReplyLost, ServerError, StoreUnreachable, UsageError
 from leasehold.core.outcome import Outcome
 from leasehold.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View, serving
@@ -246,3 +246,20 @@ async def test_a_report_waits_out_a_short_absence_of_the_store() -> None:
         await worker.watch.until("settled")
     assert store.kinds() == {"talk-1": "complete"}
     assert len(store.reports) == 1
+
+
+async def test_an_outcome_that_the_store_can_never_take_fails_its_job_once() -> None:
+    store = Store()
+
+    def strike(outcomes: Sequence[Outcome]) -> UsageError | None:
+        odd = any(o.lease.job_id == "noop-2" and o.kind == "complete" for o in outcomes)
+        return UsageError("a result of 9 bytes is too long") if odd else None
+
+    store.before["settle"] = strike
+    store.add("noop", 3)
+    await Worker([noop], queues=[store.open], settings=QUICK, burst=True).serve()
+    assert store.kinds() == {"noop-1": "complete", "noop-2": "bury", "noop-3": "complete"}
+    failure = store.outcomes["noop-2"].failure
+    assert failure is not None
+    assert (failure.code, failure.retryable) == ("outcome_refused", False)
+    assert "9 bytes is too long" in failure.message

@@ -93,6 +93,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
         tracing=bool(otlp_url),
         concurrency=concurrency or usual(targets[0]),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
+        unknown_task_ms=round(config.number("worker.unknown_task_s") * 1000),
         burst=flags["burst"],
         debug=level == "debug",
         notify_socket=socket,

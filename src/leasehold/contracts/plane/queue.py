@@ -26,6 +26,7 @@ class PlaneQueue:
     """A queue of some streams for one worker and one event loop."""
 
     claim_max = _LIMIT_MAX
+    holds_nul = False
 
     def __init__(self, verbs: Verbs, *, streams: tuple[str, ...], worker_id: str = "") -> None:
         self.verbs = verbs
