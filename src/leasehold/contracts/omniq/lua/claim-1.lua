@@ -75,7 +75,8 @@ if #leases > 0 or RECOVER then
   end
 end
 flush()
-local told = set_aside_n > 0 and news() or {}
+-- What was set aside is told to one worker.
+local told = set_aside_n > 0 and call('LPOP', BASE .. ':quarantine:new', '100') or {}
 if #leases > 0 then
   return { 'ok', NOW, '', 0, leases, told }
 end

@@ -85,10 +85,10 @@ local function complete_plainly(at, doomed)
   if doomed then
     gone[#gone + 1] = key
   elseif result ~= '' and result ~= 'null' then
-    call('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+    write('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'lh', lh, 'result', result)
   else
-    call('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+    write('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'lh', lh)
   end
   add_line(plain(id) .. '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. plain(v[6]) .. '\tactive\tcompleted\t'

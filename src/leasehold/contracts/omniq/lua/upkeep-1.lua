@@ -84,4 +84,5 @@ local mend = (since < 0 or since >= pause) and strayed()
 if mend then
   call('HSET', UPKEEP, 'mended_at', NOW_S)
 end
-return { promoted, reclaimed, buried, 0, trimmed, mend and 1 or 0, news() }
+return { promoted, reclaimed, buried, 0, trimmed, mend and 1 or 0,
+  call('LPOP', BASE .. ':quarantine:new', '100') or {} }

@@ -3,7 +3,10 @@ local CLAIMS = BASE .. ':claims'
 
 -- { number, at, seed, ids } of a packed claim; nil when there is none, or it was not written by a claim.
 local function claim_of(packed)
-  local is_packed, claim = pcall(cmsgpack.unpack, packed or '')
+  if not packed then
+    return nil
+  end
+  local is_packed, claim = pcall(cmsgpack.unpack, packed)
   if not is_packed or type(claim) ~= 'table' or type(claim.number) ~= 'number' or type(claim.at) ~= 'number'
     or type(claim.seed) ~= 'string' or type(claim.ids) ~= 'table' then
     return nil

@@ -29,10 +29,10 @@ local function complete(job, o)
   record(job, 'complete', 'completed', job.attempt, '0', job.worker, o.result_h)
   local lh = words(job, 'completed', '0', job.worker)
   if o.result and o.result ~= '' and o.result ~= 'null' then
-    call('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+    write('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'lh', lh, 'result', o.result)
   else
-    call('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+    write('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'lh', lh)
   end
   no_longer_leased(job)
@@ -44,7 +44,7 @@ end
 
 local function set_error(job, o)
   if o.error and o.error ~= '' then
-    call('HSET', job.key, 'last_error', string.sub(o.error, 1, 4096), 'last_error_ms', NOW_S, 'error',
+    write('HSET', job.key, 'last_error', string.sub(o.error, 1, 4096), 'last_error_ms', NOW_S, 'error',
       o.error_json or '', 'error_ms', NOW_S)
   end
 end
@@ -57,7 +57,7 @@ local function fail(job, o, kind, by_time)
   record(job, kind, 'failed', job.attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t0')
   no_longer_leased(job)
   set_error(job, o)
-  call('HSET', job.key, 'state', 'failed', 'failed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+  write('HSET', job.key, 'state', 'failed', 'failed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
     'lock_until_ms', '', 'lh', words(job, 'failed', '0', job.worker))
   move(job.id, from, 'failed')
   finished.failed[#finished.failed + 1] = job.id
@@ -73,7 +73,7 @@ local function back(job, o, kind, attempt, due, in_front)
   record(job, kind, to, attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t' .. text[due])
   no_longer_leased(job)
   set_error(job, o)
-  call('HSET', job.key, 'state', to, 'attempt', text[attempt], 'updated_ms', NOW_S, 'lease_token', '',
+  write('HSET', job.key, 'state', to, 'attempt', text[attempt], 'updated_ms', NOW_S, 'lease_token', '',
     'lock_until_ms', '', 'due_ms', due > 0 and text[due] or '', 'lh', words(job, to, '0', '-'))
   if due > 0 then
     call('ZADD', DELAYED, text[due], job.id)

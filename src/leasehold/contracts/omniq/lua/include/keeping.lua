@@ -15,7 +15,7 @@ local function keep(id, token, fence, worker, lazy)
   end
   first_sight(job)
   record(job, 'extend', 'active', job.attempt, text[new], job.worker)
-  call('HSET', job.key, 'lock_until_ms', text[new], 'updated_ms', NOW_S, 'lh',
+  write('HSET', job.key, 'lock_until_ms', text[new], 'updated_ms', NOW_S, 'lh',
     words(job, 'active', text[new], job.worker))
   active_on[#active_on + 1], active_on[#active_on + 2] = text[new], id
   return new, nil, job, lease_ms

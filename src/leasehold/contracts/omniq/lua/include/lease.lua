@@ -23,15 +23,12 @@ local function is_usable(id)
   if #id == 0 or #id > 2048 then
     return false
   end
-  if not find(id, '[\128-\255]') then
-    return true
-  end
   for _, sequence in ipairs({ '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
     '\244[\128-\143][\128-\191][\128-\191]', '\224[\160-\191][\128-\191]', '\237[\128-\159][\128-\191]',
     '[\225-\236\238\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]' }) do
     id = string.gsub(id, sequence, ' ')
   end
-  return not find(id, '[\128-\255]')
+  return not string.find(id, '[\128-\255]')
 end
 
 -- An entry of a lane that is no waiting job: the job is gone, stood there twice, or cannot be read.
@@ -55,13 +52,17 @@ local function grant(id, wanted)
   if v[1] ~= 'wait' then
     return drop(id, v[1])
   end
-  local attempt, most, lease_ms = figure(v[4], 0), figure(v[5], 1), figure(v[6], 0)
-  local created = figure(v[9], 0)
-  if not (attempt and most and lease_ms and created) then
-    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
-  elseif not v[3] then
+  local attempt, most, lease_ms, created = tonumber(v[4]), tonumber(v[5]), tonumber(v[6]), tonumber(v[9])
+  if not (attempt and most and lease_ms and created and attempt >= 0 and most >= 0 and lease_ms >= 0
+    and created >= 0 and attempt + most + lease_ms + created < 9e15) then -- not as most are: a closer look
+    attempt, most, lease_ms, created = figure(v[4], 0), figure(v[5], 1), figure(v[6], 0), figure(v[9], 0)
+    if not (attempt and most and lease_ms and created) then
+      return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
+    end
+  end
+  if not v[3] then
     return drop(id, v[1], 'it has no payload')
-  elseif not is_usable(id) then
+  elseif (#id == 0 or #id > 64 or find(id, '[\128-\255]')) and not is_usable(id) then
     return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
   end
   attempt = attempt + 1
@@ -84,10 +85,10 @@ local function grant(id, wanted)
       lock, '0', WORKER, max_attempts, gid)
   end
   if v[10] and v[10] ~= '' then
-    call('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
+    write('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
       'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'lh', lh)
   else
-    call('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
+    write('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
       'first_started_ms', NOW_S, 'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'lh', lh)
   end
   local n = #active_on

@@ -4,73 +4,17 @@
 -- Of what is set aside the stream `quarantine` tells id, reason and a part of the content, for the last thousand;
 -- the value itself is kept for a week under `quarantine:<name>.<type>`. The list `quarantine:new` holds what no
 -- worker has logged yet.
-local QUARANTINE = BASE .. ':quarantine'
-local KEPT_MS, PART_BYTES = '604800000', 1024
 local set_aside_n = 0
-local set_aside, restore_active
-local DAMAGE = { 'WRONGTYPE', 'not an integer', 'overflow', 'exceeds maximum', 'exhausted' }
-local PARTS = {
-  string = { 'GETRANGE', '0', '1023' }, list = { 'LRANGE', '0', '9' }, set = { 'SRANDMEMBER', '10' },
-  zset = { 'ZRANGE', '0', '9' }, hash = { 'HRANDFIELD', '20', 'WITHVALUES' },
-}
-
-local function retried(err, name, key, ...)
-  for _, words in ipairs(DAMAGE) do
-    if find(err, words, 1, true) then
-      if name == 'HINCRBY' and words ~= 'WRONGTYPE' then
-        redis.call('HDEL', key, (...))
-      else
-        set_aside(key, name .. ' cannot use it: ' .. err)
-      end
-      break
-    end
-  end
-  return redis.call(name, key, ...)
-end
+local set_aside -- (key, reason)
+local protected = redis.pcall
+local write = redis.call -- for keys that the script has read before, so that their type is known
 
 local function call(...)
-  local reply = redis.pcall(...)
+  local reply = protected(...)
   if type(reply) == 'table' and reply.err then
-    return retried(reply.err, ...)
+    return set_aside(nil, reply.err, ...)
   end
   return reply
-end
-
--- A part of a value, for people: its first elements, each and all of them cut.
-local function part_of(key, kind)
-  local read = PARTS[kind]
-  local part = read and redis.call(read[1], key, unpack(read, 2)) or ''
-  if type(part) == 'table' then
-    for i, each in ipairs(part) do
-      part[i] = string.sub(each, 1, 100)
-    end
-    part = table.concat(part, ' ')
-  end
-  return string.sub(part, 1, PART_BYTES)
-end
-
-function set_aside(key, reason)
-  local kind = redis.call('TYPE', key).ok
-  if kind == 'none' then
-    return
-  end
-  local name, part = string.sub(key, #BASE + 2, #BASE + 600), part_of(key, kind)
-  local kept = QUARANTINE .. ':' .. name .. '.' .. kind
-  redis.call('RENAME', key, kept)
-  redis.call('PEXPIRE', kept, KEPT_MS)
-  local id = string.match(name, '^job:(.*)$') or ''
-  reason = string.sub(name .. ' is a ' .. kind .. '; ' .. reason, 1, 400)
-  call('XADD', QUARANTINE, 'MAXLEN', '1000', '*', 'id', id, 'reason', reason, 'raw', part, 'key', kept)
-  call('RPUSH', QUARANTINE .. ':new', id .. '\n' .. reason)
-  call('LTRIM', QUARANTINE .. ':new', '-1000', '-1')
-  call('HINCRBY', BASE .. ':counters', 'quarantined', '1')
-  set_aside_n = set_aside_n + 1
-  if id == '' then -- what stood in a lane is found again by its jobs' hashes
-    call('HINCRBY', BASE .. ':upkeep', 'recount', '1')
-  end
-  if key == BASE .. ':active' then
-    restore_active()
-  end
 end
 
 -- A number that another program may have written; `missing` where there is none, nil where it is no number or
@@ -83,17 +27,75 @@ local function figure(words, missing)
   return n and n > -9e15 and n < 9e15 and n or nil
 end
 
--- Holders of leases prove them by this table, so it is made anew at once, from its mirror and the jobs.
-function restore_active()
-  for _, id in ipairs(call('ZRANGE', BASE .. ':idx:active', '0', '9999')) do
-    local v = call('HMGET', BASE .. ':job:' .. id, 'state', 'lock_until_ms')
-    if v[1] == 'active' then
-      call('ZADD', BASE .. ':active', format('%.0f', figure(v[2]) or 0), id)
+-- Sets a key aside. With a command after the reason, which is then the server's error, only if that error is the
+-- value's fault; the command runs again. All that is needed for it is made here: every script would pay for it.
+function set_aside(key, reason, ...)
+  local command = { ... }
+
+  -- A part of a value, for people: its first elements, each and all of them cut.
+  local function part_of(kind)
+    local reads = { string = { 'GETRANGE', '0', '1023' }, list = { 'LRANGE', '0', '9' }, zset = { 'ZRANGE', '0', '9' },
+      set = { 'SRANDMEMBER', '10' }, hash = { 'HRANDFIELD', '20', 'WITHVALUES' } }
+    local read = reads[kind]
+    local part = read and write(read[1], key, unpack(read, 2)) or ''
+    if type(part) == 'table' then
+      for i, each in ipairs(part) do
+        part[i] = string.sub(each, 1, 100)
+      end
+      part = table.concat(part, ' ')
+    end
+    return string.sub(part, 1, 1024)
+  end
+
+  -- Holders of leases prove them by this table, so it is made anew at once, from its mirror and the jobs.
+  local function restore_active()
+    for _, id in ipairs(call('ZRANGE', BASE .. ':idx:active', '0', '9999')) do
+      local v = call('HMGET', BASE .. ':job:' .. id, 'state', 'lock_until_ms')
+      if v[1] == 'active' then
+        call('ZADD', key, string.format('%.0f', figure(v[2]) or 0), id)
+      end
     end
   end
-end
 
--- What was set aside and is not logged yet, at most a hundred; each is told to one worker.
-local function news()
-  return call('LPOP', QUARANTINE .. ':new', '100') or {}
+  local function move_away()
+    local kind = write('TYPE', key).ok
+    if kind == 'none' then
+      return
+    end
+    local quarantine = BASE .. ':quarantine'
+    local name, part = string.sub(key, #BASE + 2, #BASE + 600), part_of(kind)
+    local kept = quarantine .. ':' .. name .. '.' .. kind
+    write('RENAME', key, kept)
+    write('PEXPIRE', kept, '604800000')
+    local id = string.match(name, '^job:(.*)$') or ''
+    local why = string.sub(name .. ' is a ' .. kind .. '; ' .. reason, 1, 400)
+    call('XADD', quarantine, 'MAXLEN', '1000', '*', 'id', id, 'reason', why, 'raw', part, 'key', kept)
+    call('RPUSH', quarantine .. ':new', id .. '\n' .. why)
+    call('LTRIM', quarantine .. ':new', '-1000', '-1')
+    call('HINCRBY', BASE .. ':counters', 'quarantined', '1')
+    set_aside_n = set_aside_n + 1
+    if id == '' then -- what stood in a lane is found again by its jobs' hashes
+      call('HINCRBY', BASE .. ':upkeep', 'recount', '1')
+    end
+    if key == BASE .. ':active' then
+      restore_active()
+    end
+  end
+
+  if #command == 0 then
+    return move_away()
+  end
+  key = command[2]
+  for _, words in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow', 'exceeds maximum', 'exhausted' }) do
+    if string.find(reason, words, 1, true) then
+      if command[1] == 'HINCRBY' and words ~= 'WRONGTYPE' then
+        write('HDEL', key, command[3])
+      else
+        reason = command[1] .. ' cannot use it: ' .. reason
+        move_away()
+      end
+      break
+    end
+  end
+  return write(...)
 end

@@ -41,7 +41,7 @@ local function shape_of(s, rows)
   s.copies = rows >= RUN_LEAST
   if s.copies then
     call('DEL', TEMPLATE)
-    call('HSET', TEMPLATE, unpack(fields, 5, n))
+    write('HSET', TEMPLATE, unpack(fields, 5, n))
     has_template = true
   end
   return s
@@ -81,7 +81,7 @@ local function set_group(gid, limit)
 end
 
 -- The job's hash, written field by field.
-local function write(s, id, payload, gid, trace)
+local function write_job(s, id, payload, gid, trace)
   local fields, n = s.fields, s.n
   fields[2], fields[4] = id, payload
   if gid ~= '' then
@@ -92,7 +92,7 @@ local function write(s, id, payload, gid, trace)
     fields[n + 1], fields[n + 2] = 'trace', trace
     n = n + 2
   end
-  call('HSET', JOB .. id, unpack(fields, 1, n))
+  write('HSET', JOB .. id, unpack(fields, 1, n))
 end
 
 -- The same by a copy; false when the id has a hash.
@@ -102,13 +102,13 @@ local function copy(id, payload, gid, trace)
     return false
   end
   if gid == '' and trace == '' then
-    call('HSET', key, 'id', id, 'payload', payload)
+    write('HSET', key, 'id', id, 'payload', payload)
   elseif trace == '' then
-    call('HSET', key, 'id', id, 'payload', payload, 'gid', gid)
+    write('HSET', key, 'id', id, 'payload', payload, 'gid', gid)
   elseif gid == '' then
-    call('HSET', key, 'id', id, 'payload', payload, 'trace', trace)
+    write('HSET', key, 'id', id, 'payload', payload, 'trace', trace)
   else
-    call('HSET', key, 'id', id, 'payload', payload, 'gid', gid, 'trace', trace)
+    write('HSET', key, 'id', id, 'payload', payload, 'gid', gid, 'trace', trace)
   end
   return true
 end
@@ -116,13 +116,13 @@ end
 -- Stores a job of which is not known that it is; the answer where it turns out to be, else nil.
 local function store(s, id, payload, payload_h, gid, trace)
   if not s.copies then
-    write(s, id, payload, gid, trace)
+    write_job(s, id, payload, gid, trace)
   elseif not copy(id, payload, gid, trace) then
     local answer = known(s, id, payload, gid)
     if answer then
       return answer
     end
-    write(s, id, payload, gid, trace) -- something stood there that was no job
+    write_job(s, id, payload, gid, trace) -- something stood there that was no job
   end
   if gid ~= '' then
     set_group(gid, s.group_limit)
