@@ -35,15 +35,15 @@ end
 
 local own
 
--- The queue's entries or due times are gone: upkeep puts them back from the index and the jobs' hashes.
+-- Entries, due times or the index are gone: upkeep puts them back from the jobs' hashes as fast as it may.
 local function begin_repair()
-  own('HSET', UPKEEP, 'repair', '0')
+  own('HSET', UPKEEP, 'repair', '0', 'repair_all', '1')
 end
 
 local function replace_key(key, why)
   local kept = rename_aside(key)
   quarantine('', 'key ' .. string.sub(key, #NS + 1) .. ': ' .. why, 'kept as ' .. kept)
-  if key == STREAM or key == DELAYED then
+  if key == STREAM or key == DELAYED or key == INDEX then
     begin_repair()
   end
 end
