@@ -15,12 +15,12 @@ from leasehold.core.seam import Query
 from tests.contract.streams.hostile import Hostile
 
 LEASE_MS = 6_000
-ROUNDS = 300
+ROUNDS = 200
 
 
 @pytest.mark.alone
 @pytest.mark.clause("S-35", "S-36", "S-37")
-@pytest.mark.parametrize("seed", list(range(1, 9)))
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_no_good_job_is_lost_doubled_or_late_beside_a_hostile_writer(bench, seed):
     runs: Counter[str] = Counter()
     done_s: dict[str, float] = {}

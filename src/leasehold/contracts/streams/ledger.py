@@ -95,7 +95,8 @@ class StreamsLedger:
         )
         length, running = length or 0, int(pending[0]) if pending else 0
         names = _pairs(totals or ())
-        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        seconds, micros = clock or (0, 0)
+        now = int(seconds) * 1000 + int(micros) // 1000
         undelivered, oldest = await self._undelivered(groups, length, running, now)
         return Counts(
             states={

@@ -59,7 +59,7 @@ local function put_back(job)
   call('HSET', job.key, 'entry', entry_words(job))
 end
 
--- Goes through the jobs' hashes, an eighth of all keys but no more than 4,000 a round: one round a second over
+-- Goes through the jobs' hashes, a quarter of all keys but no more than 4,000 a round: one round a second over
 -- all workers, and with every upkeep after a key of the queue was lost. Only the hashes know all jobs.
 local function repair()
   local v = own('HMGET', UPKEEP, 'repair', 'repair_all', 'repair_at')
@@ -68,7 +68,7 @@ local function repair()
     return
   end
   local scan = pcall('SCAN', match(v[1] or '', '^%d+$') and #v[1] < 20 and v[1] or '0', 'MATCH', JOB_PATTERN,
-    'COUNT', v[2] and '4000' or text[math.max(1000, math.min(4000, math.ceil(call('DBSIZE') / 8)))])
+    'COUNT', v[2] and '4000' or text[math.max(1000, math.min(4000, math.ceil(call('DBSIZE') / 4)))])
   for _, key in ipairs(scan[2] or {}) do
     local job = read_job(string.sub(key, #JOB + 1))
     if job and job.ver > 0 then
