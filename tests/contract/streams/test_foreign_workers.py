@@ -147,7 +147,9 @@ async def test_a_time_to_live_shorter_than_the_lease_does_not_expire_a_running_j
     queue = bench.queue(lease_ms=3_000)
     await queue.submit([new("short", ttl_ms=1_000), new("close", ttl_ms=1_000)])
     leases = await queue.claim(2, wait_ms=0)
-    keys = [bench.key(f"job:{name}{more}") for name in ("short", "close") for more in ("", ":events")]
+    keys = [
+        bench.key(f"job:{name}{more}") for name in ("short", "close") for more in ("", ":events")
+    ]
     assert min([await bench.outside.pttl(key) for key in keys]) > 3_000
     await queue.extend(leases)
     assert min([await bench.outside.pttl(key) for key in keys]) > 3_000

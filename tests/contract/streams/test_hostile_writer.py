@@ -1,4 +1,4 @@
-"""S-35, S-36: while a hostile program writes into every key, good jobs run as if it were not there."""
+"""S-35, S-36: a hostile program writes into every key, and good jobs run all the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import redis.asyncio
 from leasehold import NewJob, Retry, Worker, task
 from leasehold.core.seam import Query
 from tests.contract.streams.hostile import Hostile
+from tests.waiting import until
 
 LEASE_MS = 6_000
 ROUNDS = 200
@@ -59,17 +60,15 @@ async def test_no_good_job_is_lost_doubled_or_late_beside_a_hostile_writer(bench
             await ledger.find(Query(limit=50))
             await ledger.workers()
             await bench.journal().read(limit=100_000)
-    missing: set[str] = set(sent_s)
-    deadline = time.monotonic() + 30
-    while missing and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-        records = [await ledger.get(name) for name in missing]
-        missing = {name for name, it in zip(missing, records, strict=True) if it.state != "done"}
+
+    async def all_done() -> bool:
+        return {(await ledger.get(name)).state for name in sent_s} == {"done"}
+
+    await until(all_done, "every good job is done", within_s=30)
     for worker in workers:
         worker.stop()
     assert await asyncio.gather(*serving) == [0, 0]
     await raw.aclose()
-    assert not missing, sorted(missing)
     doubled = {name: n for name, n in runs.items() if n != (2 if name.endswith("retry") else 1)}
     assert not doubled
     slowest_ms = max(done_s[name] - sent_s[name] for name in sent_s) * 1000

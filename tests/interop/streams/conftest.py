@@ -101,5 +101,3 @@ async def stage() -> AsyncGenerator[Stage]:
             yield made
     finally:
         await asyncio.to_thread(server.stop)
-
-

@@ -81,7 +81,8 @@ async def tail(job_id: str) -> AsyncIterator[str]:
         if not reply:
             yield ": heartbeat\n\n"
         for _, entries in reply:
-            for last_id, fields in entries:
+            for entry_id, fields in entries:
+                last_id = entry_id
                 yield f"event: {fields['type']}\ndata: {fields['data']}\n\n"
                 if fields["type"] in FINAL:
                     return

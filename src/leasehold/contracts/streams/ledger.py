@@ -275,7 +275,10 @@ class StreamsLedger:
 
 
 def _pairs(flat: Any) -> dict[str, Any]:
-    return {key.decode(errors="replace"): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+    return {
+        key.decode(errors="replace"): value
+        for key, value in zip(flat[::2], flat[1::2], strict=True)
+    }
 
 
 def _events(entries: Any) -> list[JobEvent]:
