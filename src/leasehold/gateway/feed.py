@@ -1,9 +1,9 @@
 """The one reader of a gateway process: it serves the events of all jobs to all clients.
 
 It tails the queue's journal, which names every job that moved, and reads the new events of those
-that somebody follows in one multiplexed call. About once a second it looks at all followed jobs,
-because workers of other makes write events but no journal; the same round sends heartbeats and
-finds jobs that have expired. Without clients it reads nothing.
+that somebody follows in one multiplexed call. Workers of other makes write events but no journal:
+`unjournaled` waits for theirs. About once a second a round over all followed jobs finds what both
+have missed, sends heartbeats and notices jobs that have expired. Without clients it reads nothing.
 
 Nobody misses an event: a job's channel has one position, a client joins it only when its own
 position has reached the channel's, and everyone drops what lies at or before their own.
@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Journal
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
 from leasehold.gateway.reading import FollowLedger, is_away, read_changes
 from leasehold.gateway.subscriber import Subscriber, deliver
+from leasehold.gateway.unjournaled import UnjournaledTail, WaitingLedger
 
 _log = structlog.get_logger("leasehold.gateway")
 
@@ -38,6 +40,7 @@ _SOON_S = 0.05
 _RICH_PAGE = 100
 _RICH_PAGES_MAX = 20
 _REST_S = 0.1
+_OF_HOLDERS = frozenset({"extend", "report", "reject"})
 _EXPIRED = comment("the job has expired")
 _UNREADABLE = comment("the events of this job cannot be read")
 
@@ -45,7 +48,9 @@ _UNREADABLE = comment("the events of this job cannot be read")
 class _Channel:
     """The clients of one job, and the position up to which the live ones were served."""
 
-    __slots__ = ("checked_s", "cursor", "event_id", "job_id", "looks_over", "subscribers")
+    __slots__ = (
+        "checked_s", "cursor", "event_id", "job_id", "journaled", "looks_over", "subscribers",
+    )  # fmt: skip
 
     def __init__(self, job_id: str, now_s: float) -> None:
         self.job_id = job_id
@@ -54,6 +59,7 @@ class _Channel:
         self.cursor: tuple[int, ...] = ()
         self.checked_s = now_s
         self.looks_over = False
+        self.journaled = False  # a worker of ours holds the job, so that the journal names its news
 
 
 class Feed:
@@ -81,6 +87,11 @@ class Feed:
         self._followed = asyncio.Event()
         self._away = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._unjournaled: UnjournaledTail | None = None
+        if isinstance(ledger, WaitingLedger):
+            self._unjournaled = UnjournaledTail(
+                ledger, cursors=self._unclaimed, hand_out=self._hand_out, read=self._read
+            )
 
     @property
     def clients(self) -> int:
@@ -90,6 +101,8 @@ class Feed:
     def start(self) -> None:
         """Begin to read; needs the running loop."""
         self._tasks = [asyncio.create_task(self._tail()), asyncio.create_task(self._sweep())]
+        if self._unjournaled is not None:
+            self._tasks.append(asyncio.create_task(self._unjournaled.run()))
 
     async def close(self) -> None:
         """Stop reading; clients should have been ended before."""
@@ -147,6 +160,8 @@ class Feed:
         # A made-up Last-Event-ID may lie in the future: the lowest position is the channel's.
         if channel.event_id is None or subscriber.cursor < channel.cursor:
             channel.event_id, channel.cursor = subscriber.event_id, subscriber.cursor
+            if self._unjournaled is not None:
+                self._unjournaled.add()
         subscriber.live = True
 
     async def _tail(self) -> None:
@@ -161,6 +176,7 @@ class Feed:
                 if events:
                     after = events[-1].seq
                     rich_pages = rich_pages + 1 if len(events) >= _RICH_PAGE else 0
+                    self._note_holders(events)
                     await self._read({event.job_id for event in events} & self._channels.keys())
                 if rich_pages >= _RICH_PAGES_MAX:
                     after, rich_pages = NOW, 0
@@ -172,6 +188,20 @@ class Feed:
                 after = NOW
                 await asyncio.sleep(_AWAY_S)
 
+    def _note_holders(self, events: Iterable[JournalEvent]) -> None:
+        for event in events:
+            channel = self._channels.get(event.job_id)
+            if channel is not None and event.type not in _OF_HOLDERS:
+                channel.journaled = event.type == "claim"
+
+    def _unclaimed(self) -> dict[str, str]:
+        """The position in each followed job that no worker of ours holds."""
+        return {
+            job_id: channel.event_id
+            for job_id, channel in self._channels.items()
+            if channel.event_id is not None and not channel.journaled
+        }
+
     async def _sweep(self) -> None:
         """Look after everyone: heartbeats, events that no journal named, jobs that are gone."""
         while True:
@@ -180,6 +210,8 @@ class Feed:
             # What happened between the first client's reading and our tailing is found soon.
             await asyncio.sleep(_SOON_S if first else self._rest_s())
             try:
+                if self._unjournaled is not None:
+                    await self._unjournaled.look()
                 await self._look_at_all()
             except Exception as error:
                 self._store_is(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
+import time
 
 import pytest
 
@@ -169,6 +171,72 @@ async def test_events_of_foreign_workers_arrive_without_a_journal(site: Site) ->
     assert names == ["hello", "queued", "running", "token", "od d", "done"]
     assert events[3].json["data"] == {"_raw": "not json\nat all"}
     assert events[5].json["data"] == {}
+
+
+@pytest.mark.alone
+@pytest.mark.clause("S-39")
+@pytest.mark.parametrize("others", [0, 400], ids=["alone", "among 400"])
+async def test_events_of_foreign_workers_arrive_at_once(site: Site, others: int) -> None:
+    """No round over all jobs helps here; with many followers it takes a foreign consumer."""
+    web = await site.web(sweep_ms=1_000)
+    job_id = await web.submit()
+    stream = f"{site.ns}jobs:stream"
+    await site.redis.call("XGROUP", "CREATE", stream, "workers", "0", "MKSTREAM")
+    await site.redis.call("XGROUP", "CREATECONSUMER", stream, "workers", "foreign")
+    idle = [await web.follow(await web.submit()) for _ in range(others)]
+    following = await web.follow(job_id)
+    sent: dict[str, float] = {}
+    heard: dict[str, float] = {}
+
+    async def listen() -> None:
+        async for event in following:
+            heard[event.id] = time.perf_counter()
+
+    listening = asyncio.create_task(listen())
+    for number in range(70):
+        await asyncio.sleep(0.02 + random.random() / 50)  # events come when they come
+        began = time.perf_counter()
+        sent[await foreign(site, job_id, "done" if number == 69 else "progress")] = began
+    await asyncio.wait_for(listening, 10)
+    for each in idle:
+        each.close()
+    late_ms = [(heard[event_id] - began) * 1000 for event_id, began in sent.items()]
+    assert statistics.median(late_ms) < 20, sorted(late_ms)
+
+
+@pytest.mark.clause("S-39")
+async def test_a_job_that_is_followed_later_is_waited_for_too(site: Site) -> None:
+    """The reader that blocks on some jobs begins anew when there is one more."""
+    web = await site.web(sweep_ms=600_000, heartbeat_ms=600_000)
+    first, second = await web.submit(), await web.submit()
+    followings = [await web.follow(first)]
+    assert (await anext(aiter(followings[0]))).name == "hello"
+    followings.append(await web.follow(second))
+    for job_id in (second, first):
+        await foreign(site, job_id, "done")
+    for following in followings:
+        assert (await following.all(timeout_s=5))[-1].name == "done"
+
+
+@pytest.mark.clause("S-37")
+@pytest.mark.parametrize("ending", ["", ":events"])
+async def test_a_job_that_cannot_be_read_is_answered_as_an_error(site: Site, ending: str) -> None:
+    web = await site.web(heartbeat_ms=100)
+    job_id, good = await web.submit(), await web.submit()
+    key = f"{site.ns}job:{job_id}{ending}"
+    await site.redis.call("DEL", key)
+    await site.redis.call("RPUSH", key, "x")
+    reply = await web.get(f"/v1/jobs/{job_id}")
+    assert reply.status == 200
+    if not ending:
+        assert reply.json["status"] == "error"
+        assert reply.json["error"]["code"] == "unreadable"
+    page = (await web.get("/v1/jobs")).json["jobs"]
+    assert {job["job_id"] for job in page} == {job_id, good}
+    assert (await (await web.follow(job_id)).all(timeout_s=5))[0].name == "hello"
+    assert (await web.post(f"/v1/jobs/{job_id}/cancel")).status in (200, 409)
+    await site.finish(await site.claim())
+    assert (await (await web.follow(good)).all(timeout_s=5))[-1].name == "done"
 
 
 @pytest.mark.clause("S-45")

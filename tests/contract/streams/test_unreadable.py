@@ -179,7 +179,8 @@ async def test_a_task_and_a_payload_that_are_no_text_reach_the_worker(bench):
 @pytest.mark.clause("S-36")
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "hash", "stream"])
 @pytest.mark.parametrize(
-    "name", ["stream", "journal", "delayed", "wake", "upkeep", "stats", "index", "workers", "paused"]
+    "name",
+    ["stream", "journal", "delayed", "wake", "upkeep", "stats", "index", "workers", "paused"],
 )
 async def test_a_key_of_the_queue_that_is_something_else_is_moved_away(bench, name, kind):
     """Jobs are submitted, delayed, claimed, settled and listed all the same."""

@@ -54,7 +54,7 @@ def leases_of(groups: list[Any], *, token: str, now: int, lease_ms: int) -> list
             handle, created_ms, trace = _entry(entry.decode(), now)
             leases.append(
                 Lease(
-                    job_id=job_id.decode(),
+                    job_id=job_id.decode(errors="replace"),
                     queue=QUEUE,
                     task=alike.task_name,
                     payload=payload,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from leasehold.core.errors import ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.wire import is_wrong_type
 
 _STATES = ("queued", "running", "done", "error", "canceled")
 _CURSOR = re.compile(r"\d+:.+", re.DOTALL)
@@ -21,6 +23,8 @@ _PAGE_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 5_000
 _WORKER_ALIVE_MS = 15_000
+_FOREIGN_SEEN_MS = 600_000
+_INTERRUPT_MS = 60_000
 
 
 class StreamsLedger:
@@ -30,6 +34,8 @@ class StreamsLedger:
         self._redis = redis
         self._options = options
         self._keys = keys(options.namespace)
+        self._interrupts = f"{options.namespace}jobs:interrupt:{secrets.token_hex(6)}"
+        self._interrupted: Arg = "0-0"
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job's hash, or None when there is none (any more).
@@ -89,7 +95,8 @@ class StreamsLedger:
         )
         length, running = length or 0, int(pending[0]) if pending else 0
         names = _pairs(totals or ())
-        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        seconds, micros = clock or (0, 0)
+        now = int(seconds) * 1000 + int(micros) // 1000
         undelivered, oldest = await self._undelivered(groups, length, running, now)
         return Counts(
             states={
@@ -127,10 +134,44 @@ class StreamsLedger:
         names: list[Arg] = [f"{self._job_key(job_id)}:events" for job_id in cursors]
         after: list[Arg] = [cursor or "0-0" for cursor in cursors.values()]
         reply = await self._redis.call("XREAD", "COUNT", 1000, "STREAMS", *names, *after)
-        skip = len(self._options.namespace) + len("job:")
-        return {
-            key.decode()[skip : -len(":events")]: _events(entries) for key, entries in reply or ()
-        }
+        return self._by_job(reply or ())
+
+    async def wait_changes(
+        self, cursors: Mapping[str, str], *, wait_ms: int
+    ) -> dict[str, list[JobEvent]]:
+        """Like `changes`, but waits for the first event, or until `interrupt`."""
+        names: list[Arg] = [f"{self._job_key(job_id)}:events" for job_id in cursors]
+        after: list[Arg] = [cursor or "0-0" for cursor in cursors.values()]
+        places = (self._interrupts, *names, self._interrupted, *after)
+        reply = await self._redis.block(
+            "XREAD", "COUNT", 1000, "BLOCK", wait_ms, "STREAMS", *places, wait_ms=wait_ms
+        )
+        found = reply or []
+        if found and found[0][0].decode() == self._interrupts:
+            self._interrupted = found.pop(0)[1][-1][0]
+        return self._by_job(found)
+
+    async def interrupt(self) -> None:
+        """End the wait of `wait_changes`: an entry in a stream that it reads as well."""
+        await self._redis.pipeline(
+            [
+                ("XADD", self._interrupts, "MAXLEN", 1, "*", "i", 1),
+                ("PEXPIRE", self._interrupts, _INTERRUPT_MS),
+            ]
+        )
+
+    async def has_foreign_workers(self) -> bool:
+        """Whether the group has consumers that our workers' table does not name."""
+        consumers, known = await self._redis.pipeline(
+            [("XINFO", "CONSUMERS", self._keys[0], GROUP), ("HKEYS", self._keys[8])]
+        )
+        if isinstance(consumers, ServerError) or isinstance(known, ServerError):
+            return False
+        each = [_pairs(flat) for flat in consumers]
+        return any(
+            one["name"] not in known and (one["pending"] or one["idle"] < _FOREIGN_SEEN_MS)
+            for one in each
+        )
 
     async def pause(self) -> None:
         """Hand out no more leases."""
@@ -156,11 +197,27 @@ class StreamsLedger:
         """Close the connections."""
         await self._redis.close()
 
+    def _by_job(self, reply: Any) -> dict[str, list[JobEvent]]:
+        skip = len(self._options.namespace) + len("job:")
+        return {key.decode()[skip : -len(":events")]: _events(entries) for key, entries in reply}
+
     def _job_key(self, job_id: str) -> str:
         return f"{self._options.namespace}job:{job_id}"
 
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
+
+    async def _own(self, empty: Any, *command: Arg) -> Any:
+        """Read a key of the queue itself; `empty` while it holds something of another type.
+
+        The next script that needs the key moves that away.
+        """
+        try:
+            return await self._redis.call(*command)
+        except ServerError as error:
+            if not is_wrong_type(error):
+                raise
+            return empty
 
     async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
         answers: list[str] = []
@@ -175,11 +232,11 @@ class StreamsLedger:
         if not after:
             return await self._ranks(0)
         created, _, last_id = after.partition(":")
-        rank = await self._redis.call("ZREVRANK", index, last_id)
+        rank = await self._own(None, "ZREVRANK", index, last_id)
         if rank is not None:
             return await self._ranks(rank + 1)
         # The cursor's own job is gone: start where its millisecond starts and skip by comparing.
-        start = await self._redis.call("ZCOUNT", index, f"({created}", "+inf")
+        start = await self._own(0, "ZCOUNT", index, f"({created}", "+inf")
         while step := await self._ranks(start):
             start += len(step)
             left = [(job, ms) for job, ms in step if (ms, job) < (int(created), last_id)]
@@ -188,9 +245,8 @@ class StreamsLedger:
         return []
 
     async def _ranks(self, start: int) -> list[tuple[str, int]]:
-        flat = await self._redis.call(
-            "ZREVRANGE", self._keys[6], start, start + _PAGE_STEP - 1, "WITHSCORES"
-        )
+        stop = start + _PAGE_STEP - 1
+        flat = await self._own((), "ZREVRANGE", self._keys[6], start, stop, "WITHSCORES")
         return [
             (member.decode(errors="replace"), _int(score))
             for member, score in zip(flat[::2], flat[1::2], strict=True)
@@ -219,7 +275,10 @@ class StreamsLedger:
 
 
 def _pairs(flat: Any) -> dict[str, Any]:
-    return {key.decode(errors="replace"): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+    return {
+        key.decode(errors="replace"): value
+        for key, value in zip(flat[::2], flat[1::2], strict=True)
+    }
 
 
 def _events(entries: Any) -> list[JobEvent]:
@@ -282,7 +341,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
 
 def _unreadable(job_id: str, error: ServerError) -> JobRecord:
     """The row of a job whose key holds something else than a hash."""
-    if not str(error.reply).startswith("WRONGTYPE"):
+    if not is_wrong_type(error):
         raise error
     message = f"job:{job_id} is not a hash; another program wrote it"
     return JobRecord(

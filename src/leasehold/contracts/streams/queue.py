@@ -36,6 +36,7 @@ from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.scripts import ScriptFolder
+from leasehold.store.wire import is_wrong_type
 
 SCRIPTS = ScriptFolder("leasehold.contracts.streams")
 TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
@@ -268,9 +269,9 @@ class StreamsQueue:
                 blocking, SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
             )
         except ServerError as error:
-            if str(error.reply).startswith("WRONGTYPE"):
-                return None
-            raise
+            if not is_wrong_type(error):
+                raise
+            return None
         finally:
             self._listening = False
 

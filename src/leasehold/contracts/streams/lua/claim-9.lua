@@ -16,6 +16,7 @@
 --   the id is told: its job was created then and is part of no trace
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include step
+-- @include paused
 local WORKER = ARGV[2]
 local LIMIT = tonumber(ARGV[3])
 local LEASE_UNTIL = format('%d', NOW + ARGV[4])
@@ -237,7 +238,7 @@ end
 -- and not in functions.
 local function take_new(msg_id, flat)
   local id, task = flat[2], flat[4]
-  if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' or string.find(id, '[^ -~]') then
+  if flat[1] ~= 'job_id' or flat[3] ~= 'task' or flat[5] ~= 'payload' then
     return look_closely(msg_id, flat)
   end
   local key = JOB .. id
@@ -251,7 +252,8 @@ local function take_new(msg_id, flat)
   local added = pcall('XADD', events, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data',
     FRESH_EVENT)
   if added.err then
-    emit_anew(key, added.err, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data', FRESH_EVENT)
+    quarantine().emit_anew(key, added.err, '*', 'type', 'running', 'ts', NOW_S, 'step', 'worker.start', 'data',
+      FRESH_EVENT)
   end
   if fresh_end then
     call('PEXPIREAT', key, fresh_end)

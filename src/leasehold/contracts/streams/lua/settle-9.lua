@@ -233,7 +233,7 @@ local function complete(at)
       call('HSET', key, 'status', 'done', 'updated_ts', NOW_S, 'lease', left, 'result', body)
       local added = pcall('XADD', events, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
       if added.err then
-        emit_anew(key, added.err, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
+        quarantine().emit_anew(key, added.err, '*', 'type', 'done', 'ts', NOW_S, 'step', 'worker.done', 'data', data)
       end
       if expires then
         call('PEXPIREAT', key, expires)

@@ -18,7 +18,7 @@
 -- @include trim
 local LOST_MAX = tonumber(ARGV[3])
 local FOREIGN_MS = tonumber(ARGV[10])
-local REPAIR_MOST = 2000
+local JOB_PATTERN = string.gsub(JOB, '[%*%?%[%]\\]', '\\%0') .. '*'
 local reclaimed, ended = 0, 0
 
 local function take_back(msg_id, consumer, idle_ms)
@@ -47,12 +47,11 @@ local function take_back(msg_id, consumer, idle_ms)
 end
 
 -- Puts a job back whose entry or due time has gone with its key. What runs gets an entry too, by which it is
--- found if its worker dies.
+-- found if its worker dies. Only of jobs that have been in our hands is it known where they should be.
 local function put_back(job)
-  if job.msg_id ~= '-' and #call('XRANGE', STREAM, job.msg_id, job.msg_id) > 0 then
-    return
-  end
   if job.msg_id == '-' and (job.status == 'running' or own('ZSCORE', DELAYED, job.id)) then
+    return
+  elseif job.msg_id ~= '-' and #call('XRANGE', STREAM, job.msg_id, job.msg_id) > 0 then
     return
   end
   local v = call('HMGET', job.key, 'task', 'payload', 'due_ms')
@@ -60,24 +59,31 @@ local function put_back(job)
   call('HSET', job.key, 'entry', entry_words(job))
 end
 
--- After the loss of the stream or of the delayed set: looks at the jobs of the index, newest first, a bounded
--- number a round. A job that the index does not know is in the stream only.
+-- Goes through the jobs' hashes, a quarter of all keys but no more than 4,000 a round: one round a second over
+-- all workers, and with every upkeep after a key of the queue was lost. Only the hashes know all jobs.
 local function repair()
-  local from = whole(own('HGET', UPKEEP, 'repair'))
-  if not from then
+  local v = own('HMGET', UPKEEP, 'repair', 'repair_all', 'repair_at')
+  local repair_at = whole(v[3]) or 0
+  if not v[2] and NOW < repair_at and repair_at <= NOW + 1000 then
     return
   end
-  local ids = own('ZREVRANGE', INDEX, text[from], text[from + REPAIR_MOST - 1])
-  for _, id in ipairs(ids) do
-    local job = read_job(id)
-    if job and not FINAL[job.status] then
-      put_back(job)
+  local scan = pcall('SCAN', match(v[1] or '', '^%d+$') and #v[1] < 20 and v[1] or '0', 'MATCH', JOB_PATTERN,
+    'COUNT', v[2] and '4000' or text[math.max(1000, math.min(4000, math.ceil(call('DBSIZE') / 4)))])
+  for _, key in ipairs(scan[2] or {}) do
+    local job = read_job(string.sub(key, #JOB + 1))
+    if job and job.ver > 0 then
+      if v[2] then
+        own('ZADD', INDEX, 'NX', job.created_ts, job.id)
+      end
+      if not FINAL[job.status] then
+        put_back(job)
+      end
     end
   end
-  if #ids < REPAIR_MOST then
-    call('HDEL', UPKEEP, 'repair')
-  else
-    call('HSET', UPKEEP, 'repair', text[from + REPAIR_MOST])
+  local cursor = scan[1] or '0'
+  call('HSET', UPKEEP, 'repair', cursor, 'repair_at', text[NOW + 1000])
+  if cursor == '0' then
+    call('HDEL', UPKEEP, 'repair_all')
   end
 end
 

@@ -49,9 +49,9 @@ local function set_aside(id, msg_id, why, flat)
   local key = job_key(id)
   local kind = is_id(id) and call('TYPE', key)['ok'] or 'none'
   local read = CONTENT[kind]
-  quarantine(id, why, flat_text(read and pcall(read[1], key, unpack(read, 2)) or flat or ''))
+  quarantine().add(id, why, flat_text(read and pcall(read[1], key, unpack(read, 2)) or flat or ''))
   if kind == 'hash' then
-    local message = string.gsub(printable(why, 300), '[\\"]', '?')
+    local message = string.gsub(quarantine().printable(why, 300), '[\\"]', '?')
     local body = '{"code":"unreadable","message":"' .. message .. '","retryable":false}'
     local ttl_s = call('HGET', key, 'ttl_s')
     call('HSET', key, 'status', 'error', 'updated_ts', NOW_S, 'error', body)

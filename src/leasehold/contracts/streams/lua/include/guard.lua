@@ -16,7 +16,7 @@ local function why_lost(job, unreadable, msg_id, fence, token)
   end
   local pending = pcall('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
   if pending[1] and pending[1][2] ~= token then
-    return 'the stream entry was taken over by ' .. printable(pending[1][2], 128)
+    return 'the stream entry was taken over by ' .. quarantine().printable(pending[1][2], 128)
   end
   return nil
 end

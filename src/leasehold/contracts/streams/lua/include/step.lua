@@ -39,20 +39,12 @@ local function end_of(ttl_s, lease_until)
   return at
 end
 
--- The event stream of a job that takes no event is moved away; the job goes on with a new one.
-local function emit_anew(key, err, ...)
-  local events = key .. ':events'
-  local id = string.sub(key, #JOB + 1)
-  quarantine(id, 'job:' .. id .. ':events: ' .. err, 'kept as ' .. rename_aside(events))
-  call('XADD', events, ...)
-end
-
 -- S-7: every event gives the job and its stream their whole time to live again.
 local function emit(key, kind, step, data, ttl_s, lease_until)
   local events = key .. ':events'
   local added = pcall('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
   if added.err then
-    emit_anew(key, added.err, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
+    quarantine().emit_anew(key, added.err, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
   end
   local at = ttl_s and end_of(ttl_s, lease_until)
   if at then
