@@ -10,17 +10,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
+import structlog
+
 from leasehold.contracts.bullmq import job_options
 from leasehold.contracts.bullmq.bell import Bell
 from leasehold.contracts.bullmq.claimed import Claimed
 from leasehold.contracts.bullmq.options import Options, client_name
 from leasehold.contracts.bullmq.records import number
-from leasehold.contracts.bullmq.scheduling import Scheduler
+from leasehold.contracts.bullmq.scheduling import Picked, Scheduler
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
+from leasehold.core.errors import LeaseholdError, ReplyLost, StoreUnreachable
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Failure, Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
 from leasehold.store.redis import Arg, Redis
+
+log = structlog.get_logger("leasehold.bullmq")
 
 _HELD_MAX = 100_000
 # Where a job with a history, a scheduler or a decided failure has more to say (see claim-16.lua).
@@ -62,7 +67,8 @@ class Claims:
         self._waiting = Redis(url, name=named) if url else redis
         self._announced = not url
         self._bell = Bell(self._waiting, scripts.keys[7])
-        self._scheduler = Scheduler(redis, options.key_prefix, scripts.keys)
+        self._scheduler = Scheduler(redis, scripts)
+        self._unfollowed: list[tuple[str, Picked]] = []
 
     async def claim(self, limit: int, wait_ms: int, settle: Settle) -> list[Lease]:
         """Up to `limit` leases; `settle` ends those whose failure was decided elsewhere."""
@@ -75,12 +81,12 @@ class Claims:
                 state, now, due, limited_ms, last, rows, aside = await self._ask(limit)
                 self._scripts.note(aside)
                 leases = [self._lease(row, now + self._options.lease_ms) for row in rows]
+            await self._follow_schedules(rows)
             if leases:
                 if any(len(row) > _PLAIN_LENGTH and row[_DECIDED] for row in rows):
                     leases = await self._fail_decided(leases, rows, settle)
                     if not leases:
                         continue
-                await self._follow_schedules(rows)
                 self._note_suspect(leases)
                 return leases
             remaining_ms = (deadline - loop.time()) * 1000
@@ -195,10 +201,36 @@ class Claims:
         return True
 
     async def _follow_schedules(self, rows: Sequence[Any]) -> None:
-        """A job that a scheduler made leads to the next one, whoever picks it up (B-39)."""
+        """A job that a scheduler made leads to the next one, whoever picks it up (B-39).
+
+        The claim stands whatever comes of it: a step that the store did not answer is repeated by
+        the next claim, and a next run that cannot be computed here is left to Node.
+        """
         for row in rows:
             if len(row) > _PLAIN_LENGTH and row[_SCHEDULER]:
-                await self._scheduler.follow(row[_SCHEDULER].decode(), row[0].decode(), row[3])
+                job = Picked(row[0].decode(), row[1], row[2], row[3])
+                self._unfollowed.append((row[_SCHEDULER].decode(errors="replace"), job))
+        while self._unfollowed:
+            scheduler_id, job = self._unfollowed[0]
+            try:
+                await self._scheduler.follow(scheduler_id, job)
+            except (StoreUnreachable, ReplyLost) as error:
+                log.warning(
+                    "the next run of a scheduler is not stored yet; the next claim tries again",
+                    queue=self._options.queue,
+                    scheduler=scheduler_id,
+                    error=str(error),
+                )
+                return
+            except (LeaseholdError, ValueError, TypeError, OverflowError, RecursionError) as error:
+                log.warning(
+                    "the next run of a scheduler cannot be computed here; the job itself runs",
+                    queue=self._options.queue,
+                    scheduler=scheduler_id,
+                    job=job.job_id,
+                    error=str(error),
+                )
+            del self._unfollowed[0]
 
     async def _listen_paused(self, last: bytes, wait_ms: float) -> None:
         """While paused, the events are heard: a resume, and a 5.x client that adds a job (B-34)."""
