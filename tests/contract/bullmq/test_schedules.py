@@ -43,7 +43,7 @@ async def scheduled(bench: Bench, **repeat: Any) -> str:
         {"every": -5},
         {},
     ],
-    ids=str,
+    ids=lambda repeat: str(repeat)[:40],
 )
 async def test_a_schedule_that_cannot_be_computed_leaves_the_claim_and_its_jobs_alone(
     bench: Bench, repeat: dict[str, Any]

@@ -148,5 +148,5 @@ def _event(entry: list[Any]) -> Event:
 def _json(raw: bytes | None) -> Any:
     try:
         return msgspec.json.decode(raw) if raw is not None else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return raw.decode(errors="replace") if raw is not None else None
