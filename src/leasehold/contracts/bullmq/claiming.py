@@ -19,7 +19,7 @@ from leasehold.contracts.bullmq.options import Options, client_name
 from leasehold.contracts.bullmq.records import number
 from leasehold.contracts.bullmq.scheduling import Picked, Scheduler
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from leasehold.core.errors import LeaseholdError, ReplyLost, StoreUnreachable
+from leasehold.core.errors import LeaseholdError, ReplyLost, ServerError, StoreUnreachable
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Failure, Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
@@ -95,11 +95,11 @@ class Claims:
             if limited_ms:
                 await asyncio.sleep(min(remaining_ms, limited_ms) / 1000)
             elif state == b"paused":
-                await self._listen_paused(last, remaining_ms)
+                await self._until_mended(self._listen_paused(last, remaining_ms))
             else:
                 wait = min(remaining_ms, due - now) if due else remaining_ms
                 rung = self._bell.wait(wait / 1000, until_ms=now + wait)
-                await (self._wait_held(rung) if state == b"held" else rung)
+                await self._until_mended(self._wait_held(rung) if state == b"held" else rung)
 
     def forget(self, job_id: str) -> None:
         """The lease has ended: a claim that looks for lost answers need not pass over it."""
@@ -113,6 +113,13 @@ class Claims:
         await self._bell.close()
         if self._waiting is not self._redis:
             await self._waiting.close()
+
+    async def _until_mended(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Wait; a key of another type that is waited on is put aside."""
+        try:
+            await waiting
+        except ServerError as error:
+            await self._scripts.mend(error)
 
     async def _announce(self) -> None:
         """Open the connection that carries the worker's name: it is seen before it waits."""
@@ -142,7 +149,8 @@ class Claims:
             each.result()
         suspect = self._suspect
         if suspect is not None:
-            lock = await self._redis.call("GET", f"{self._options.key_prefix}{suspect.job_id}:lock")
+            key = f"{self._options.key_prefix}{suspect.job_id}:lock"
+            (lock,) = await self._redis.pipeline([("GET", key)])
             if lock != f"{suspect.token}:{suspect.fence}".encode():
                 self._suspect = None  # it is no longer ours
 
@@ -188,7 +196,10 @@ class Claims:
                 ends.append(Outcome(lease, kind, failure=failure))
                 if failure.code == "unreadable":
                     self._scripts.quarantined.append(Quarantined(lease.job_id, failure.message))
-        await settle(ends)
+        try:
+            await settle(ends)
+        except LeaseholdError as error:  # the others of this claim run all the same
+            log.warning("decided failures are settled later", jobs=len(ends), error=str(error))
         ended = {outcome.lease.job_id for outcome in ends}
         return [lease for lease in leases if lease.job_id not in ended]
 
