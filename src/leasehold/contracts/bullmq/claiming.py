@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
-import structlog
-
 from leasehold.contracts.bullmq import job_options
 from leasehold.contracts.bullmq.bell import Bell
 from leasehold.contracts.bullmq.claimed import Claimed
@@ -24,8 +22,6 @@ from leasehold.core.lease import Lease
 from leasehold.core.outcome import Failure, Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
 from leasehold.store.redis import Arg, Redis
-
-log = structlog.get_logger("leasehold.bullmq")
 
 _HELD_MAX = 100_000
 # Where a job with a history, a scheduler or a decided failure has more to say (see claim-16.lua).
@@ -199,7 +195,7 @@ class Claims:
         try:
             await settle(ends)
         except LeaseholdError as error:  # the others of this claim run all the same
-            log.warning("decided failures are settled later", jobs=len(ends), error=str(error))
+            _warn("decided failures are settled later", jobs=len(ends), error=str(error))
         ended = {outcome.lease.job_id for outcome in ends}
         return [lease for lease in leases if lease.job_id not in ended]
 
@@ -226,7 +222,7 @@ class Claims:
             try:
                 await self._scheduler.follow(scheduler_id, job)
             except (StoreUnreachable, ReplyLost) as error:
-                log.warning(
+                _warn(
                     "the next run of a scheduler is not stored yet; the next claim tries again",
                     queue=self._options.queue,
                     scheduler=scheduler_id,
@@ -234,7 +230,7 @@ class Claims:
                 )
                 return
             except (LeaseholdError, ValueError, TypeError, OverflowError, RecursionError) as error:
-                log.warning(
+                _warn(
                     "the next run of a scheduler cannot be computed here; the job itself runs",
                     queue=self._options.queue,
                     scheduler=scheduler_id,
@@ -276,6 +272,12 @@ class Claims:
             trace=options.trace,
             extra=Claimed(made, stalled, options, stack, self._token_h),
         )
+
+
+def _warn(event: str, **facts: Any) -> None:
+    import structlog  # needed here alone: a command that only looks at a queue does without it
+
+    structlog.get_logger("leasehold.bullmq").warning(event, **facts)
 
 
 def _failure(reason: str) -> Failure:
