@@ -255,3 +255,16 @@ async def test_a_due_time_that_is_none_hides_no_other(bench: Bench, score: str) 
     bench.raw.config_resetstat()
     assert await queue.claim(5, wait_ms=300) == []
     assert bench.raw.info("commandstats")["cmdstat_evalsha"]["calls"] < 10, "it waits"
+
+
+async def test_an_add_beside_keys_of_other_types_stores_the_others_of_its_batch(
+    bench: Bench,
+) -> None:
+    overwrite(bench, "taken", "list")
+    overwrite(bench, "3", "string")
+    overwrite(bench, "de:d1", "list")
+    names = [{}, {"job_id": "taken"}, {}, {"deduplication": {"id": "d1"}}, {"delay": 20}]
+    ids = await bench.producer().add_bulk([("work", {}, options) for options in names])
+    assert ids == ["1", "taken", "3", "4", "5"]
+    await run(bench, [job_id for job_id in ids if job_id != "taken"])
+    assert await bench.ledger().remove(["taken"]) == ["missing"]
