@@ -94,7 +94,11 @@ async def test_a_job_whose_counters_are_no_numbers_fails_with_the_reason_and_its
     assert bench.raw.llen(bench.key("active")) == bench.raw.llen(bench.key("wait")) == 0
 
 
-@pytest.mark.parametrize("value", ["Infinity", "nan", "-1e999", "abc", "9" * 400, "a\tb\n"])
+@pytest.mark.parametrize(
+    "value",
+    ["Infinity", "nan", "-1e999", "abc", "9" * 400, "a\tb\n", "[" * 5_000, b"\xff\x00"],
+    ids=lambda value: repr(value)[:10],
+)
 @pytest.mark.parametrize("field", ["timestamp", "priority", "delay", "opts", "lh", "stacktrace"])
 async def test_a_job_with_a_field_that_a_run_does_not_need_runs_all_the_same(
     bench: Bench, field: str, value: str
@@ -237,3 +241,30 @@ async def test_a_worker_meets_bad_records_and_finishes_all_others(bench: Bench) 
     entry = bench.raw.xrange(bench.key("leasehold:quarantine"))[0][1]
     assert len(entry[b"raw"]) <= 1_024
     assert json.loads(bench.hash(ids[0])["stacktrace"])
+
+
+@pytest.mark.parametrize("score", ["-inf", "-5", "inf", "1e300"])
+async def test_a_due_time_that_is_none_hides_no_other(bench: Bench, score: str) -> None:
+    bench.raw.zadd(bench.key("delayed"), {"nothing": score, b"\xff": score})
+    job = await bench.producer().add("work", {}, delay=60)
+    queue = bench.queue()
+    begun = asyncio.get_running_loop().time()
+    (lease,) = await queue.claim(5, wait_ms=5_000)
+    assert lease.job_id == job
+    assert asyncio.get_running_loop().time() - begun < 2
+    bench.raw.config_resetstat()
+    assert await queue.claim(5, wait_ms=300) == []
+    assert bench.raw.info("commandstats")["cmdstat_evalsha"]["calls"] < 10, "it waits"
+
+
+async def test_an_add_beside_keys_of_other_types_stores_the_others_of_its_batch(
+    bench: Bench,
+) -> None:
+    overwrite(bench, "taken", "list")
+    overwrite(bench, "3", "string")
+    overwrite(bench, "de:d1", "list")
+    names = [{}, {"job_id": "taken"}, {}, {"deduplication": {"id": "d1"}}, {"delay": 20}]
+    ids = await bench.producer().add_bulk([("work", {}, options) for options in names])
+    assert ids == ["1", "taken", "3", "4", "5"]
+    await run(bench, [job_id for job_id in ids if job_id != "taken"])
+    assert await bench.ledger().remove(["taken"]) == ["missing"]

@@ -2,11 +2,15 @@
 and goes on with other jobs in its other slots."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from leasehold import Worker, task
 from leasehold.core.outcome import Outcome
+from leasehold.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
+from tests.waiting import until
 
 pytestmark = pytest.mark.clause("B-54")
 OFTEN = 5  # how often a lease may run out in these tests
@@ -95,3 +99,28 @@ async def test_many_suspects_do_not_stand_before_other_jobs(bench: Bench) -> Non
         found += [each.job_id for each in await queue.claim(50, wait_ms=0)]
     assert found == [other]
     assert sorted(bench.ids("wait")) == sorted(suspects[1:])
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_a_slow_job_that_was_lost_holds_no_quick_ones_back(bench: Bench, losses: int) -> None:
+    let_go = asyncio.Event()
+
+    @task("*")
+    async def handler(job: Any) -> None:
+        if job.payload.get("slow"):
+            await let_go.wait()
+
+    slow = await bench.producer().add("work", {"slow": True})
+    bench.raw.hset(bench.key(slow), "stc", losses)
+    url = bench.url(stalled_max=OFTEN)
+    worker = Worker([handler], queues=[url], settings=Settings(concurrency=5))
+    serving = asyncio.create_task(worker.serve())
+    try:
+        await until(lambda: bench.ids("active") == [slow], "it runs")
+        await bench.producer().add_bulk([("work", {}, {}) for _ in range(20)])
+        await until(lambda: bench.raw.zcard(bench.key("completed")) == 20, "the quick ones ran")
+        assert bench.ids("active") == [slow]
+    finally:
+        let_go.set()
+        worker.stop()
+        await asyncio.wait_for(serving, 15)

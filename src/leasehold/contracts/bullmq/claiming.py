@@ -15,8 +15,9 @@ from leasehold.contracts.bullmq.bell import Bell
 from leasehold.contracts.bullmq.claimed import Claimed
 from leasehold.contracts.bullmq.options import Options, client_name
 from leasehold.contracts.bullmq.records import number
-from leasehold.contracts.bullmq.scheduling import Scheduler
+from leasehold.contracts.bullmq.scheduling import Picked, Scheduler
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
+from leasehold.core.errors import LeaseholdError, ReplyLost, ServerError, StoreUnreachable
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Failure, Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
@@ -62,7 +63,8 @@ class Claims:
         self._waiting = Redis(url, name=named) if url else redis
         self._announced = not url
         self._bell = Bell(self._waiting, scripts.keys[7])
-        self._scheduler = Scheduler(redis, options.key_prefix, scripts.keys)
+        self._scheduler = Scheduler(redis, scripts)
+        self._unfollowed: list[tuple[str, Picked]] = []
 
     async def claim(self, limit: int, wait_ms: int, settle: Settle) -> list[Lease]:
         """Up to `limit` leases; `settle` ends those whose failure was decided elsewhere."""
@@ -75,12 +77,12 @@ class Claims:
                 state, now, due, limited_ms, last, rows, aside = await self._ask(limit)
                 self._scripts.note(aside)
                 leases = [self._lease(row, now + self._options.lease_ms) for row in rows]
+            await self._follow_schedules(rows)
             if leases:
                 if any(len(row) > _PLAIN_LENGTH and row[_DECIDED] for row in rows):
                     leases = await self._fail_decided(leases, rows, settle)
                     if not leases:
                         continue
-                await self._follow_schedules(rows)
                 self._note_suspect(leases)
                 return leases
             remaining_ms = (deadline - loop.time()) * 1000
@@ -89,11 +91,11 @@ class Claims:
             if limited_ms:
                 await asyncio.sleep(min(remaining_ms, limited_ms) / 1000)
             elif state == b"paused":
-                await self._listen_paused(last, remaining_ms)
+                await self._until_mended(self._listen_paused(last, remaining_ms))
             else:
                 wait = min(remaining_ms, due - now) if due else remaining_ms
                 rung = self._bell.wait(wait / 1000, until_ms=now + wait)
-                await (self._wait_held(rung) if state == b"held" else rung)
+                await self._until_mended(self._wait_held(rung) if state == b"held" else rung)
 
     def forget(self, job_id: str) -> None:
         """The lease has ended: a claim that looks for lost answers need not pass over it."""
@@ -107,6 +109,13 @@ class Claims:
         await self._bell.close()
         if self._waiting is not self._redis:
             await self._waiting.close()
+
+    async def _until_mended(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Wait; a key of another type that is waited on is put aside."""
+        try:
+            await waiting
+        except ServerError as error:
+            await self._scripts.mend(error)
 
     async def _announce(self) -> None:
         """Open the connection that carries the worker's name: it is seen before it waits."""
@@ -136,7 +145,8 @@ class Claims:
             each.result()
         suspect = self._suspect
         if suspect is not None:
-            lock = await self._redis.call("GET", f"{self._options.key_prefix}{suspect.job_id}:lock")
+            key = f"{self._options.key_prefix}{suspect.job_id}:lock"
+            (lock,) = await self._redis.pipeline([("GET", key)])
             if lock != f"{suspect.token}:{suspect.fence}".encode():
                 self._suspect = None  # it is no longer ours
 
@@ -182,7 +192,10 @@ class Claims:
                 ends.append(Outcome(lease, kind, failure=failure))
                 if failure.code == "unreadable":
                     self._scripts.quarantined.append(Quarantined(lease.job_id, failure.message))
-        await settle(ends)
+        try:
+            await settle(ends)
+        except LeaseholdError as error:  # the others of this claim run all the same
+            _warn("decided failures are settled later", jobs=len(ends), error=str(error))
         ended = {outcome.lease.job_id for outcome in ends}
         return [lease for lease in leases if lease.job_id not in ended]
 
@@ -195,10 +208,36 @@ class Claims:
         return True
 
     async def _follow_schedules(self, rows: Sequence[Any]) -> None:
-        """A job that a scheduler made leads to the next one, whoever picks it up (B-39)."""
+        """A job that a scheduler made leads to the next one, whoever picks it up (B-39).
+
+        The claim stands whatever comes of it: a step that the store did not answer is repeated by
+        the next claim, and a next run that cannot be computed here is left to Node.
+        """
         for row in rows:
             if len(row) > _PLAIN_LENGTH and row[_SCHEDULER]:
-                await self._scheduler.follow(row[_SCHEDULER].decode(), row[0].decode(), row[3])
+                job = Picked(row[0].decode(), row[1], row[2], row[3])
+                self._unfollowed.append((row[_SCHEDULER].decode(errors="replace"), job))
+        while self._unfollowed:
+            scheduler_id, job = self._unfollowed[0]
+            try:
+                await self._scheduler.follow(scheduler_id, job)
+            except (StoreUnreachable, ReplyLost) as error:
+                _warn(
+                    "the next run of a scheduler is not stored yet; the next claim tries again",
+                    queue=self._options.queue,
+                    scheduler=scheduler_id,
+                    error=str(error),
+                )
+                return
+            except (LeaseholdError, ValueError, TypeError, OverflowError, RecursionError) as error:
+                _warn(
+                    "the next run of a scheduler cannot be computed here; the job itself runs",
+                    queue=self._options.queue,
+                    scheduler=scheduler_id,
+                    job=job.job_id,
+                    error=str(error),
+                )
+            del self._unfollowed[0]
 
     async def _listen_paused(self, last: bytes, wait_ms: float) -> None:
         """While paused, the events are heard: a resume, and a 5.x client that adds a job (B-34)."""
@@ -233,6 +272,12 @@ class Claims:
             trace=options.trace,
             extra=Claimed(made, stalled, options, stack, self._token_h),
         )
+
+
+def _warn(event: str, **facts: Any) -> None:
+    import structlog  # needed here alone: a command that only looks at a queue does without it
+
+    structlog.get_logger("leasehold.bullmq").warning(event, **facts)
 
 
 def _failure(reason: str) -> Failure:

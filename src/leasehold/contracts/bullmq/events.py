@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from leasehold.contracts.bullmq.options import Options, keys
+from leasehold.contracts.bullmq.records import number
 from leasehold.core.errors import LeaseholdError
 from leasehold.core.job import JobEvent
 from leasehold.store.redis import Redis
@@ -113,7 +114,7 @@ def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
             JobEvent(
                 event_id=seq.decode(),
                 type=raw.get(b"event", b"").decode(errors="replace"),
-                ts_ms=int(stamp) if stamp.isdigit() else 0,
+                ts_ms=number(stamp),
                 step=raw.get(b"step", b"").decode(errors="replace"),
                 data=_data(raw),
             )
@@ -129,7 +130,7 @@ def _data(raw: dict[bytes, bytes]) -> bytes:
     if b"returnvalue" in raw:
         return b'{"result":' + raw[b"returnvalue"] + b"}"
     rest = {
-        name.decode(): value.decode(errors="replace")
+        name.decode(errors="replace"): value.decode(errors="replace")
         for name, value in raw.items()
         if name not in (b"event", b"jobId", b"timestamp", b"step")
     }
@@ -148,5 +149,5 @@ def _event(entry: list[Any]) -> Event:
 def _json(raw: bytes | None) -> Any:
     try:
         return msgspec.json.decode(raw) if raw is not None else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return raw.decode(errors="replace") if raw is not None else None

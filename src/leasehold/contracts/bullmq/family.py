@@ -52,5 +52,5 @@ def _pairs(flat: Any) -> list[tuple[str, bytes]]:
 def _json(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return raw.decode(errors="replace")

@@ -46,7 +46,7 @@ class Finder:
             times += [
                 ((number(stamp), natural(job_id)), job_id)
                 for job_id, stamp in zip(chunk, stamps, strict=True)
-                if stamp is not None
+                if isinstance(stamp, bytes)
             ]
         if after:
             created, _, last_id = after.partition(":")
@@ -71,9 +71,11 @@ class Finder:
         }
         replies = await self._redis.pipeline([reads[state] for state in states])
         return {
-            each.decode(): state
+            job_id: state
             for state, reply in zip(states, replies, strict=True)
+            if isinstance(reply, list)
             for each in reply
+            if (job_id := _text(each))
         }
 
     async def records(
@@ -114,17 +116,29 @@ class Finder:
         return sets + lists if searches_lists else sets
 
     def _record(
-        self, job_id: str, flat: list[bytes], stands: list[tuple[str, Any]], otherwise: str
+        self, job_id: str, flat: Any, stands: list[tuple[str, Any]], otherwise: str
     ) -> JobRecord | None:
-        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        if not isinstance(flat, list):
+            return None  # the key is no hash
+        raw: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
         if not raw.get(b"name"):
             return None
-        there = ((state, place) for state, place in stands if place is not None)
+        if otherwise == "unknown" and raw.get(b"finishedOn"):
+            otherwise = "failed" if b"failedReason" in raw else "completed"
+        there = ((state, place) for state, place in stands if isinstance(place, bytes | int))
         state, place = next(there, (otherwise, b"0"))
-        due_ms = int(float(place)) // _SLOTS if state == "delayed" else 0
+        due_ms = number(place) // _SLOTS if state == "delayed" else 0
         return record_of(job_id, self._queue, state, raw, due_ms=due_ms)
 
 
 def natural(job_id: str) -> tuple[int, str]:
     """Ids that BullMQ counts are ordered as numbers."""
-    return (int(job_id), "") if job_id.isdecimal() else (-1, job_id)
+    return (int(job_id), "") if job_id.isdecimal() and len(job_id) < 20 else (-1, job_id)
+
+
+def _text(job_id: bytes) -> str:
+    """An id; "" for one that is no text, which no client of BullMQ makes."""
+    try:
+        return job_id.decode()
+    except UnicodeDecodeError:
+        return ""

@@ -160,8 +160,7 @@ def backoff_ms(backoff: Any, attempts_made: int, chance: float | None = None) ->
         return max(0, round(backoff))
     if not isinstance(backoff, dict):
         return 0
-    delay = backoff.get("delay") or 0
-    jitter = backoff.get("jitter") or 0
+    delay, jitter = _real(backoff.get("delay")), _real(backoff.get("jitter"))
     if backoff.get("type") == "exponential":
         delay = min(2 ** min(attempts_made - 1, 52) * delay, 2**52)
     if jitter:
@@ -175,13 +174,17 @@ def stack_of(earlier: bytes, entry: str, limit: int | None) -> bytes:
     """The JSON array `stacktrace` with one more entry, cut to the job's limit."""
     try:
         stack = msgspec.json.decode(earlier) if earlier else []
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         stack = []
     stack = [*stack, entry] if isinstance(stack, list) else [entry]
     if limit is not None:
         stack = stack[-limit:] if limit > 0 else []
     # Lua's cjson and JavaScript take raw UTF-8; lone surrogates would not encode.
     return json.dumps(stack, ensure_ascii=False).encode(errors="replace")
+
+
+def _real(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0
 
 
 def _whole(value: Any) -> int | None:
@@ -197,7 +200,7 @@ def _trace(told: Any) -> str:
     if told.startswith("{"):
         try:
             carrier = msgspec.json.decode(told)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return ""
         value = carrier.get("traceparent") if isinstance(carrier, dict) else None
         return value if isinstance(value, str) else ""

@@ -11,7 +11,7 @@ from leasehold.contracts.bullmq.job_options import PRIORITY_MAX
 from leasehold.contracts.bullmq.options import CONTRACT, Options, client_name
 from leasehold.contracts.bullmq.records import number
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from leasehold.core.errors import NotFound, UsageError
+from leasehold.core.errors import NotFound, ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
@@ -75,8 +75,10 @@ class BullmqLedger:
                 ("TIME",),
             ]
         )
+        # A key of another type, which upkeep puts aside, counts as none.
+        replies = [None if isinstance(reply, ServerError) else reply for reply in replies]
         numbers, (is_paused, oldest, clients, clock) = replies[:8], replies[8:]
-        states = dict(zip(STATES, numbers, strict=True))
+        states = dict(zip(STATES, (count or 0 for count in numbers), strict=True))
         now = int(clock[0]) * 1000 + int(clock[1]) // 1000
         return Counts(
             states=states,
@@ -104,10 +106,11 @@ class BullmqLedger:
                 name = fields["name"][len(start) :]
                 heard = now - 1000 * int(fields.get("idle", "0"))
                 found[name] = max(heard, found.get(name, 0))
-        told = {
-            name.decode(): [number(word) for word in words.split(b" ")]
-            for name, words in zip(flat[::2], flat[1::2], strict=True)
-        }
+        told: dict[str, tuple[int, int]] = {}
+        pairs = [] if isinstance(flat, ServerError) else zip(flat[::2], flat[1::2], strict=True)
+        for name, words in pairs:
+            at, _, slots = words.partition(b" ")
+            told[name.decode(errors="replace")] = (number(at), number(slots))
         beats = []
         for name, heard_ms in found.items():
             at_ms, slots = told.get(name, (0, 0))
@@ -266,5 +269,6 @@ class BullmqLedger:
     async def _waited(self, job_id: bytes | None, now: int) -> int:
         if not job_id:
             return 0
-        created = await self._redis.call("HGET", self._job_key(job_id.decode()), "timestamp")
-        return max(0, now - number(created)) if created else 0
+        key = self._options.key_prefix.encode() + job_id
+        (created,) = await self._redis.pipeline([("HGET", key, "timestamp")])
+        return max(0, now - number(created)) if isinstance(created, bytes) else 0

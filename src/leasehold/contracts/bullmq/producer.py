@@ -43,7 +43,7 @@ class Producer:
         self._options = options
         self._keys = keys(options.key_prefix)
         self._schema = schema
-        self._scheduler = Scheduler(redis, options.key_prefix, self._keys)
+        self._scheduler = Scheduler(redis, Scripts(redis, options))
 
     async def add(self, name: str, data: Any = None, **options: Any) -> str:
         """Store one job; returns its id, or the id of the job it duplicates."""

@@ -28,7 +28,7 @@ def record_of(
     made, stalled = count(b"atm"), count(b"stc")
     created = count(b"timestamp")
     words = text(b"lh").split(" ")
-    lease_until = int(words[2]) if len(words) == 6 and words[2].isdecimal() else 0
+    lease_until = number(words[2].encode()) if len(words) == 6 else 0
     return JobRecord(
         job_id=job_id,
         contract=CONTRACT,
@@ -53,7 +53,7 @@ def record_of(
     )
 
 
-def number(raw: bytes) -> int:
+def number(raw: bytes | int) -> int:
     """A number that another program may have written carelessly."""
     try:
         value = int(float(raw)) if raw else 0
@@ -69,7 +69,7 @@ def _error(raw: dict[bytes, bytes]) -> bytes:
         return b""
     try:
         stacks = msgspec.json.decode(raw.get(b"stacktrace", b"[]"))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         stacks = []
     stack = stacks[-1] if isinstance(stacks, list) and stacks else ""
     shown = {"message": reason.decode(errors="replace"), "stack": stack, "code": _code(str(stack))}

@@ -6,46 +6,77 @@ it up, whichever worker that is; so a Python worker must do as a Node worker wou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from leasehold.contracts.bullmq import cron
-from leasehold.contracts.bullmq.scripts import SCRIPTS
+from leasehold.contracts.bullmq.scripts import Scripts
 from leasehold.core.errors import UsageError
 from leasehold.store.redis import Arg, Redis
 
 _FIELDS = ("tz", "limit", "pattern", "endDate", "every", "startDate", "offset")
 
 
+class Picked(msgspec.Struct, frozen=True):
+    """A job that a scheduler made, as it was picked up."""
+
+    job_id: str
+    name: bytes
+    data: bytes
+    opts: bytes
+
+
 class Scheduler:
     """The schedulers of one queue."""
 
-    def __init__(self, redis: Redis, key_prefix: str, keys: Sequence[str]) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis = redis
-        self._prefix = key_prefix
-        self._keys = keys
+        self._scripts = scripts
 
-    async def follow(self, scheduler_id: str, job_id: str, opts: bytes) -> str:
-        """Make the job after `job_id`, which was just picked up; "" when there is none to make."""
-        told = msgspec.json.decode(opts)
+    async def follow(self, scheduler_id: str, job: Picked) -> str:
+        """Make the job after `job`, which was just picked up; "" when there is none to make.
+
+        Raises `UsageError` when the next run cannot be computed here.
+        """
+        told = msgspec.json.decode(job.opts)
         repeat = told.get("repeat") if isinstance(told, dict) else None
         if not isinstance(repeat, dict):
             return ""
         now = await self._redis.server_time_ms()
-        count = int(repeat.get("count") or 0) + 1
-        if repeat.get("limit") and count > int(repeat["limit"]):
+        count = _int(repeat.get("count")) + 1
+        if repeat.get("limit") is not None and count > _int(repeat["limit"]):
             return ""
         if repeat.get("endDate") and now > _ms(repeat["endDate"]):
             return ""
-        following = {**repeat, "count": count}
-        next_ms: Arg = ""
-        if repeat.get("pattern"):
-            after = max(now, int(told.get("prevMillis") or 0))
-            next_ms = cron.next_after(repeat["pattern"], after, repeat.get("tz") or "")
-        return await self._run("follow", scheduler_id, next_ms, following, job_id)
+        following = {name: value for name, value in repeat.items() if name != "immediately"}
+        following["count"] = count
+        stem, next_ms = f"repeat:{scheduler_id}:", ""
+        after = max(now, _int(told.get("prevMillis")))
+        if pattern := repeat.get("pattern") or repeat.get("cron"):
+            at_ms = _next(str(pattern), repeat, after)
+            if repeat.get("endDate") and at_ms > _ms(repeat["endDate"]):
+                return ""
+            next_ms = str(at_ms)
+        elif scheduler_id.count(":") > 3 and not job.job_id.startswith(stem):
+            # As BullMQ up to 3 kept them: on the grid of the clock.
+            every = max(1, _int(repeat.get("every")))
+            next_ms = str(after // every * every + every)
+        if not job.job_id.startswith(stem):
+            stem = job.job_id[: job.job_id.rfind(":") + 1]
+        return await self._run(
+            "follow",
+            scheduler_id,
+            next_ms,
+            following,
+            job.job_id,
+            job.data,
+            job.opts,
+            job.name,
+            stem,
+        )
 
     async def upsert(
         self,
@@ -63,8 +94,7 @@ class Scheduler:
         kept = {key: value for key, value in repeat.items() if value is not None}
         next_ms: Arg = ""
         if repeat.get("pattern"):
-            after = max(now, _ms(repeat["startDate"]) if repeat.get("startDate") else 0)
-            next_ms = cron.next_after(repeat["pattern"], after, repeat.get("tz") or "")
+            next_ms = _next(repeat["pattern"], repeat, now)
         fields: list[Arg] = []
         for field in _FIELDS:
             if field in kept:
@@ -80,15 +110,32 @@ class Scheduler:
     async def _run(
         self, verb: str, scheduler_id: str, next_ms: Arg, repeat: Any, name: str, *rest: Arg
     ) -> str:
-        args: tuple[Arg, ...] = (
-            self._prefix, verb, scheduler_id, next_ms, msgspec.json.encode(repeat), name, *rest,
-        )  # fmt: skip
-        reply = await self._redis.run(SCRIPTS["schedule"], self._keys, args)
+        args: tuple[Arg, ...] = (verb, scheduler_id, next_ms, msgspec.json.encode(repeat), name)
+        reply = await self._scripts.run("schedule", *args, *rest)
         return reply.decode() if reply else ""
+
+
+def _next(pattern: str, repeat: Mapping[str, Any], after_ms: int) -> int:
+    """The next time of a pattern, by the options that BullMQ hands to its cron parser."""
+    if repeat.get("startDate"):
+        after_ms = max(after_ms, _ms(repeat["startDate"]))
+    tz = "UTC" if repeat.get("utc") is True else str(repeat.get("tz") or "")
+    return cron.next_after(pattern, after_ms, tz, seed=str(repeat.get("hashSeed") or ""))
+
+
+def _int(value: Any) -> int:
+    """A count in the options of another program; 0 for what is none."""
+    try:
+        return int(value or 0)
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def _ms(moment: Any) -> int:
     """A date as BullMQ takes it: milliseconds, or an ISO text."""
-    if isinstance(moment, int | float):
-        return int(moment)
-    return int(datetime.fromisoformat(str(moment)).timestamp() * 1000)
+    try:
+        if isinstance(moment, int | float):
+            return int(moment)
+        return int(datetime.fromisoformat(str(moment)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{moment!r} is no date; write milliseconds or an ISO text") from None

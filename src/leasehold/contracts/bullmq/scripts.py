@@ -38,10 +38,14 @@ class Scripts:
         try:
             return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
         except ServerError as error:
-            if not any(words in str(error) for words in _MENDABLE):
-                raise
-        self.note(await self._redis.run(SCRIPTS["mend"], self.keys, (self._prefix,)))
+            await self.mend(error)
         return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
+
+    async def mend(self, error: ServerError) -> None:
+        """Put aside what made the store answer so; raises the error again if that is not it."""
+        if not any(words in str(error) for words in _MENDABLE):
+            raise error
+        self.note(await self._redis.run(SCRIPTS["mend"], self.keys, (self._prefix,)))
 
     def note(self, rows: Any) -> None:
         """Remember what a script set aside, for the worker's log and metrics."""

@@ -64,7 +64,7 @@ end
 -- The job that is there gets the delay of the one that is turned away, while it is still delayed.
 local function reschedule(existing, from_ms, wait_ms)
   local key = PREFIX .. existing
-  if not call('ZSCORE', DELAYED, existing) then
+  if not call('ZSCORE', DELAYED, existing) or call('TYPE', key).ok ~= 'hash' then
     return
   end
   local due = from_ms + tonumber(wait_ms)
@@ -87,7 +87,11 @@ local function dedup(at, id)
     ttl = 0 -- the id is held until its job has ended, so that the one kept can follow
   end
   local de = PREFIX .. 'de:' .. deid
-  local existing = call('GET', de)
+  local existing = redis.pcall('GET', de)
+  if type(existing) == 'table' then -- a key of another type holds no id
+    call('DEL', de)
+    existing = nil
+  end
   if existing and find(mode, 'k') and call('EXISTS', PREFIX .. existing) == 0 then
     existing = nil -- its job was removed: nobody will free the id
   end
@@ -95,7 +99,7 @@ local function dedup(at, id)
     return hold(de, id, ttl)
   end
   if find(mode, 'r') and call('ZREM', DELAYED, existing) == 1 then
-    local v = call('HMGET', PREFIX .. existing, 'parentKey', 'parent', 'lh', 'name', 'ats')
+    local v = redis.pcall('HMGET', PREFIX .. existing, 'parentKey', 'parent', 'lh', 'name', 'ats')
     if v[1] then
       M.child_removed(PREFIX .. existing, v[1], v[2])
     end
@@ -130,8 +134,10 @@ local function dedup(at, id)
 end
 
 local function known(id, at)
-  local v = call('HMGET', PREFIX .. id, 'name', 'data')
-  if not v[1] then
+  local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'data')
+  if v.err then -- a key of another type stands where the job belongs
+    return { 'conflict', id }
+  elseif not v[1] then
     return nil
   end
   emit('duplicated', 'jobId', id)
@@ -144,7 +150,8 @@ local function add(at)
   local custom, idem = ARGV[at], ARGV[at + 14]
   local idem_key = PREFIX .. 'leasehold:idem:' .. idem
   if idem ~= '' then
-    local kept_id, kept_h = match(call('GET', idem_key) or '', '^(.-) (%S+)$')
+    local kept = redis.pcall('GET', idem_key)
+    local kept_id, kept_h = match(type(kept) == 'string' and kept or '', '^(.-) (%S+)$')
     if kept_id then
       return { kept_h == ARGV[at + 15] and 'replayed' or 'conflict', kept_id }
     end

@@ -26,7 +26,7 @@ end
 prove()
 -- B-12: what is due stands in line before anything is taken.
 local due_now = text[(NOW + 1) * SLOTS - 1]
-if #call('ZRANGEBYSCORE', DELAYED, '0', due_now, 'LIMIT', '0', '1') > 0 then
+if #call('ZRANGEBYSCORE', DELAYED, '-inf', due_now, 'LIMIT', '0', '1') > 0 then
   rare().promote()
 end
 -- B-24: the answer to an earlier claim was lost; what it took is handed out again, under the same fence.
@@ -101,6 +101,6 @@ if IS_PAUSED then
   return { 'paused', NOW, 0, 0, last and last[1] or '0-0', leases, quarantined }
 end
 local first = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
-local next_due = first[2] and math.floor(first[2] / SLOTS) or 0
+local next_due = first[2] and math.floor(math.min(first[2], NEVER) / SLOTS) or 0
 local state = limited_ms > 0 and 'limited' or passed_n > 0 and 'held' or 'ok'
 return { state, NOW, next_due, limited_ms, '', leases, quarantined }

@@ -20,9 +20,9 @@ end
 
 -- Children by what became of them, as their parent keeps them: first those that have ended.
 local function children_of(key)
-  local found = call('HKEYS', key .. ':processed')
-  local others = { call('HKEYS', key .. ':failed'), call('ZRANGE', key .. ':unsuccessful', '0', '-1'),
-    call('SMEMBERS', key .. ':dependencies') }
+  local found = redis.pcall('HKEYS', key .. ':processed') -- a key of another type names no children
+  local others = { redis.pcall('HKEYS', key .. ':failed'), redis.pcall('ZRANGE', key .. ':unsuccessful', '0', '-1'),
+    redis.pcall('SMEMBERS', key .. ':dependencies') }
   for _, keys in ipairs(others) do
     for _, child in ipairs(keys) do
       found[#found + 1] = child
@@ -46,12 +46,13 @@ end
 -- Takes the job from its place and says which that was, in the words of BullMQ's events.
 local function take_out(prefix, id)
   for _, place in ipairs({ 'completed', 'waiting-children', 'delayed', 'failed', 'prioritized' }) do
-    if call('ZREM', prefix .. place, id) == 1 then
+    if redis.pcall('ZREM', prefix .. place, id) == 1 then
       return place
     end
   end
   for _, place in ipairs({ 'wait', 'paused', 'active' }) do
-    if call('LREM', prefix .. place, '0', id) > 0 then
+    local taken = redis.pcall('LREM', prefix .. place, '0', id)
+    if type(taken) == 'number' and taken > 0 then
       return place
     end
   end
@@ -59,17 +60,17 @@ local function take_out(prefix, id)
 end
 
 local function forget(prefix, id, key)
-  local v = call('HMGET', key, 'deid', 'lh', 'name', 'ats')
+  local v = redis.pcall('HMGET', key, 'deid', 'lh', 'name', 'ats')
   if v[1] then
     M.forget_dedup(id, v[1], prefix)
   end
   local prev = take_out(prefix, id)
   M.delete_job(key)
-  call('XADD', prefix .. 'events', '*', 'event', 'removed', 'jobId', id, 'prev', prev)
+  redis.pcall('XADD', prefix .. 'events', '*', 'event', 'removed', 'jobId', id, 'prev', prev)
   local ver, state = read_lh(v[2])
   if ver > 0 then
-    local fence = v[4] or '0'
-    call('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\tremove\t' .. text[ver + 1] .. '\t' .. NOW_S
+    local fence = whole(v[4]) and v[4] or '0'
+    redis.pcall('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\tremove\t' .. text[ver + 1] .. '\t' .. NOW_S
       .. '\t' .. plain(v[3]) .. '\t' .. state .. '\t\t0\t' .. fence .. '\t' .. fence .. '\t0\t0\t\t0\t0\t\t\t\t\t0\t')
   end
 end
@@ -77,7 +78,7 @@ end
 -- The parent learns of it first, then the children go, then the job itself.
 local function remove(prefix, id)
   local key = prefix .. id
-  local v = call('HMGET', key, 'name', 'parentKey', 'parent')
+  local v = redis.pcall('HMGET', key, 'name', 'parentKey', 'parent')
   if not v[1] then
     return 'missing'
   end

@@ -6,7 +6,8 @@
 -- ARGV[4] upsert: the next time of a pattern, ms ('' when it repeats every so often); follow: the same
 -- ARGV[5] the repeat options of the next job, JSON
 -- ARGV[6] follow: the job that was picked up; upsert: the name of its jobs
--- ARGV[7] upsert: data JSON  ARGV[8] the jobs' options, JSON  ARGV[9..] field, value of the scheduler
+-- ARGV[7] data JSON  ARGV[8] options JSON: of the jobs to come, or of the job that was picked up
+-- ARGV[9..] upsert: field, value of the scheduler; follow: the name of the job, what its id begins with
 -- Returns the next job's id, '' when there is none
 -- Clauses B-39 B-40
 -- @include queue
@@ -36,22 +37,20 @@ local function drop_pending(id)
   end
 end
 
-local function make(next_ms, name, data, opts_json, repeat_json)
-  local id = 'repeat:' .. NAME .. ':' .. text[next_ms]
+local function make(next_ms, name, data, opts_json, repeat_json, stem)
+  local id = (stem or 'repeat:' .. NAME .. ':') .. text[next_ms]
   if call('EXISTS', PREFIX .. id) == 1 then
     return ''
   end
-  call('ZADD', REPEAT, text[next_ms], NAME)
   call('INCR', ID)
+  call('ZADD', REPEAT, text[next_ms], NAME)
   local ok, opts = pcall(cjson.decode, opts_json or '')
   opts = ok and type(opts) == 'table' and opts or {}
   local wait_ms = math.max(0, next_ms - NOW)
   opts['repeat'], opts.jobId, opts.repeatJobKey = cjson.decode(repeat_json), id, NAME
   opts.timestamp, opts.delay = NOW, wait_ms
   opts.attempts = opts.attempts or 0
-  if opts['repeat'].pattern then
-    opts.prevMillis = next_ms
-  end
+  opts.prevMillis = opts['repeat'].pattern and next_ms or nil
   M.store_job({
     id = id, name = name, data = data, opts = cjson.encode(opts), delay = wait_ms, rjk = NAME,
     priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
@@ -60,27 +59,38 @@ local function make(next_ms, name, data, opts_json, repeat_json)
   return id
 end
 
--- Only the current job leads to the next: a retry or a late starter adds none.
+-- Only the current job leads to the next: a retry or a late starter adds none. The next one has the options of this
+-- one; a repeatable job of 5.x has its data nowhere else either.
 local function follow()
   local before = call('ZSCORE', REPEAT, NAME)
-  if not before or ARGV[6] ~= 'repeat:' .. NAME .. ':' .. text[tonumber(before)] then
+  local stem = ARGV[10]
+  if not before or ARGV[6] ~= stem .. text[tonumber(before)] then
     return ''
   end
-  local v = call('HMGET', SCHEDULER, 'name', 'data', 'every', 'offset', 'opts')
-  local next_ms = tonumber(ARGV[4])
-  local every = tonumber(v[3])
-  if every then
+  local v = redis.pcall('HMGET', SCHEDULER, 'name', 'data', 'every', 'offset')
+  if v.err then
+    quarantine('repeat:' .. NAME, 'the scheduler is a ' .. call('TYPE', SCHEDULER).ok .. ', not a hash')
+    v = {}
+  end
+  local next_ms = whole(ARGV[4])
+  if not next_ms then
+    local told = cjson.decode(ARGV[5])
+    local every = whole(v[3]) or tonumber(told.every)
+    if not every or every < 1 then
+      return ''
+    end
     next_ms = tonumber(before) + every
     if next_ms < NOW then
-      next_ms = on_grid(every, tonumber(v[4]) or 0)
+      next_ms = on_grid(every, whole(v[4]) or tonumber(told.offset) or 0)
     end
   end
-  if not next_ms or not v[1] then
-    return ''
-  end
-  local id = make(next_ms, v[1], v[2] or '{}', v[5], ARGV[5])
-  if id ~= '' then
+  local data = v[2] or ARGV[7]
+  local id = make(next_ms, v[1] or ARGV[9], data, ARGV[8], ARGV[5], stem)
+  if id ~= '' and v[1] then
     call('HINCRBY', SCHEDULER, 'ic', '1')
+    if data ~= '{}' and not v[2] then
+      call('HSET', SCHEDULER, 'data', data)
+    end
   end
   return id
 end

@@ -12,8 +12,8 @@
 -- @include head
 local settings = call('HMGET', META, 'paused', 'concurrency', 'max')
 local first = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
-local next_due = first[2] and math.floor(first[2] / SLOTS) or 0
-if settings[1] or settings[2] or settings[3] or (next_due > 0 and next_due <= NOW) then
+local next_due = first[2] and math.floor(math.min(first[2], NEVER) / SLOTS) or 0
+if settings[1] or settings[2] or settings[3] or (first[2] and next_due <= NOW) then
   return 0
 end
 -- @include lh

@@ -19,6 +19,7 @@ local clock = call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NOW_S = string.format('%.0f', NOW)
 local SLOTS = 4096 -- a due time's score is ms * 4096 + its place within the millisecond
+local NEVER = 9007199254740992 -- the greatest score that is a due time
 local MANY = 1000 -- unpack has a limit
 
 local text = setmetatable({}, {

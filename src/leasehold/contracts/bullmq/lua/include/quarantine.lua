@@ -25,6 +25,7 @@ local function quarantine(id, reason)
   end
   redis.pcall('XADD', QUARANTINE, 'MAXLEN', '~', KEPT, '*', 'id', id, 'reason', reason, 'type', kind, 'at', NOW_S,
     'raw', table.concat(parts, ' '):sub(1, SAMPLE_MAX))
+  call('DEL', key .. ':lock') -- no worker holds it
   quarantined[#quarantined + 1] = { id, reason }
 end
 

@@ -22,8 +22,8 @@ local function end_dedup(id, deid)
   if not v[1] or not v[3] then -- no job can be made of it
     return call('DEL', dn)
   end
-  local number = call('INCR', ID)
-  local next_id = v[7] or text[number]
+  local number = redis.pcall('INCR', ID)
+  local next_id = v[7] or text[type(number) == 'number' and number or NOW]
   call('SET', de, next_id) -- held as long as its job lives, so that another can follow that one
   store_from_opts(next_id, v[1], v[2], v[3],
     { deid = deid, parent_key = v[4] or nil, parent = v[5] or nil, rjk = v[6] or nil })

@@ -55,7 +55,7 @@ end
 
 -- Moves what has become due into the line, in the order of its due times.
 local function promote()
-  local due = call('ZRANGEBYSCORE', DELAYED, '0', text[(NOW + 1) * SLOTS - 1], 'LIMIT', '0', '1000')
+  local due = call('ZRANGEBYSCORE', DELAYED, '-inf', text[(NOW + 1) * SLOTS - 1], 'LIMIT', '0', '1000')
   if #due == 0 then
     return 0
   end
