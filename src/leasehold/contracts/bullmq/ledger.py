@@ -15,6 +15,7 @@ from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 
 _STEP_MIN = 50
 # What repeats another event or tells of another request: a job's own story ends with its end.
@@ -240,13 +241,14 @@ class BullmqLedger:
     async def _steer(self, script: str, job_ids: Sequence[str], *how: Arg) -> list[str]:
         answers: list[str] = []
         for start in range(0, len(job_ids), BATCH_MAX):  # one script stays short for the others
-            replies = await self._scripts.run(script, *how, *job_ids[start : start + BATCH_MAX])
+            chunk = job_ids[start : start + BATCH_MAX]
+            replies = await part(start, self._scripts.run(script, *how, *chunk))
             answers += [reply.decode() for reply in replies]
         return answers
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
-        while moved := await self._scripts.run("bulk", state, BATCH_MAX, last_ms):
+        while moved := await part(sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)):
             sent += moved
             if moved < BATCH_MAX:
                 break

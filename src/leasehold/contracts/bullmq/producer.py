@@ -22,13 +22,15 @@ from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
 from leasehold.contracts.bullmq.scheduling import Scheduler
 from leasehold.contracts.bullmq.schema import check as check_schema
 from leasehold.contracts.bullmq.scripts import SCRIPTS
-from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ReplyLost, ServerError
+from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ServerError
 from leasehold.core.opening import parse_url
 from leasehold.core.submission import new_job_id
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part, resend
 
 _BATCH_MAX = 500
 _TRIES_MAX = 5
+_PATIENCE_S = 10.0
 _FOREVER = 9_007_199_254_740_991
 _encode = msgspec.json.Encoder().encode
 
@@ -55,8 +57,8 @@ class Producer:
         rows = [self._row(name, data, options) for name, data, options in jobs]
         ids: list[str] = []
         for start in range(0, len(rows), _BATCH_MAX):
-            args = [part for row in rows[start : start + _BATCH_MAX] for part in row]
-            ids += await self._send(args)
+            args = [arg for row in rows[start : start + _BATCH_MAX] for arg in row]
+            ids += await part(start, self._send(args))
         return ids
 
     async def add_flow(self, flow: Flow) -> str:
@@ -133,13 +135,12 @@ class Producer:
     async def _send(self, args: Sequence[Arg]) -> list[str]:
         request = secrets.token_hex(12)
         head = (self._options.key_prefix, request, self._options.max_depth, 0)
-        for attempt in range(_TRIES_MAX):
-            try:
-                replies = await self._redis.run(SCRIPTS["add"], self._keys, (*head, *args))
-                break
-            except ReplyLost:
-                if attempt == _TRIES_MAX - 1:
-                    raise
+        replies = await resend(
+            lambda: self._redis.run(SCRIPTS["add"], self._keys, (*head, *args)),
+            tries=_TRIES_MAX,
+            patience_s=_PATIENCE_S,
+            ends=ServerError,
+        )
         return [_accepted(status.decode(), job_id.decode()) for status, job_id in replies]
 
     async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:

@@ -28,6 +28,7 @@ from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Verdict
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
@@ -66,10 +67,9 @@ class BullmqQueue:
             except UsageError as error:
                 answers[position] = Submitted(job.job_id, "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
-            args = [part for row in rows[start : start + BATCH_MAX] for part in row]
-            replies = await self._scripts.run(
-                "add", "", self._options.max_depth, self._options.idempotency_ttl_s * 1000, *args
-            )
+            args = [arg for row in rows[start : start + BATCH_MAX] for arg in row]
+            head = ("", self._options.max_depth, self._options.idempotency_ttl_s * 1000)
+            replies = await part(start, self._scripts.run("add", *head, *args))
             for position, (status, job_id) in zip(
                 accepted[start : start + BATCH_MAX], replies, strict=True
             ):
@@ -90,9 +90,8 @@ class BullmqQueue:
             args: list[Arg] = []
             for lease in chunk:
                 args += (lease.job_id, lease.fence, lease.token, lease.attempt, token_h_of(lease))
-            replies = await self._scripts.run(
-                "extend", self.worker_id, self._options.lease_ms, *args
-            )
+            head = (self.worker_id, self._options.lease_ms)
+            replies = await part(start, self._scripts.run("extend", *head, *args))
             answers += [_extended(*pair) for pair in zip(chunk, replies, strict=True)]
         return answers
 
@@ -103,8 +102,8 @@ class BullmqQueue:
         answers: list[LeaseLost | None] = []
         for start in range(0, len(reports), BATCH_MAX):
             chunk = reports[start : start + BATCH_MAX]
-            args = [part for each in chunk for part in reporting.row(each)]
-            replies = await self._scripts.run("report", self.worker_id, *args)
+            args = [arg for each in chunk for arg in reporting.row(each)]
+            replies = await part(start, self._scripts.run("report", self.worker_id, *args))
             answers += [
                 None if reply[0] == b"ok" else LeaseLost(each.lease.job_id, reply[1].decode())
                 for each, reply in zip(chunk, replies, strict=True)

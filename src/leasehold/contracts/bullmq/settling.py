@@ -13,6 +13,7 @@ from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.idempotency import short_hash
 from leasehold.core.outcome import COMPLETED, Outcome, Verdict
 from leasehold.store.redis import Arg
+from leasehold.store.resending import part
 
 
 class Settles:
@@ -34,9 +35,11 @@ class Settles:
         for position, outcome in enumerate(outcomes):
             (plain if self._is_plain(outcome) else rest).append(position)
         for start in range(0, len(plain), BATCH_MAX):
-            rest += await self._complete(outcomes, plain[start : start + BATCH_MAX], verdicts)
+            chunk = plain[start : start + BATCH_MAX]
+            rest += await part(start, self._complete(outcomes, chunk, verdicts))
         for start in range(0, len(rest), BATCH_MAX):
-            await self._settle(outcomes, rest[start : start + BATCH_MAX], verdicts)
+            chunk = rest[start : start + BATCH_MAX]
+            await part(start or plain, self._settle(outcomes, chunk, verdicts))
         return verdicts  # type: ignore[return-value]
 
     def _is_plain(self, outcome: Outcome) -> bool:
