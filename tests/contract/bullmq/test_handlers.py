@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import Fatal, Job, Park, RateLimit, Worker, task
+from leasehold import Fatal, Job, Park, RateLimit, Retry, Worker, task
 from leasehold.contracts.bullmq import Flow
 from leasehold.core.outcome import COMPLETED, RELEASED, Outcome, Retried
 from leasehold.worker.config import Settings
@@ -62,6 +62,25 @@ async def test_a_handler_in_a_thread_writes_to_the_log_by_a_plain_call(bench: Be
     job_id = await bench.producer().add("work")
     await worked(bench, handler, ended(bench, job_id))
     assert await bench.ledger().logs(job_id) == ["from a thread"]
+
+
+@pytest.mark.clause("B-20", "B-21")
+async def test_a_retry_counts_as_an_attempt_and_fails_the_job_without_one_left(
+    bench: Bench,
+) -> None:
+    runs: dict[str, int] = {}
+
+    @task("work")
+    async def handler(job: Job) -> None:
+        runs[job.id] = runs.get(job.id, 0) + 1
+        raise Retry(0, "again")
+
+    producer = bench.producer()
+    once = await producer.add("work")
+    thrice = await producer.add("work", attempts=3)
+    await worked(bench, handler, ended(bench, once, thrice))
+    assert (runs[once], runs[thrice]) == (1, 3)
+    assert bench.hash(once)["failedReason"] == "again"
 
 
 @pytest.mark.clause("B-51", "B-22")
