@@ -118,8 +118,8 @@ local function finish(job, o)
     else
       call('HSET', job.key, 'atm', atm, field, o.value, 'finishedOn', NOW_S, 'lh', lh)
     end
-    if job.defa or job.cancel then
-      call('HDEL', job.key, 'defa', 'cancel')
+    if job.cancel or (job.defa and not completed) then
+      call('HDEL', job.key, 'cancel', completed and 'cancel' or 'defa')
     end
     local flat = kept[set]
     flat[#flat + 1] = NOW_S
