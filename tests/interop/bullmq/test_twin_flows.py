@@ -161,7 +161,7 @@ async def test_a_child_fails_a_parent_that_waits_in_whatever_line_at_once(
 
 @pytest.mark.clause("B-17")
 async def test_a_child_that_fails_its_running_parent_lets_it_run_no_more(twins: Twins) -> None:
-    top, low = twins.queues[0], twins.queues[2]
+    top = twins.queues[0]
     await twins.do(0, "add", {"jobId": "mother", "attempts": 3})
     await twins.do(0, "claim")
     await twins.add_child(failParentOnFailure=True)

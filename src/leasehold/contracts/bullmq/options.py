@@ -55,7 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_attempts: int = 0
     max_depth: int = 0
     idempotency_ttl_s: int = 86_400
-    journal_length: int = 1_000_000
+    journal_bytes: int = 32_000_000
     journal_days: float = 7.0
     unread_days: float = 30.0
 

@@ -124,7 +124,7 @@ class BullmqQueue:
             "upkeep",
             options.stalled_max,
             options.stalled_ms,
-            options.journal_length,
+            options.journal_bytes,
             round(options.journal_days * 86_400_000),
             self.worker_id,
             self.slots,

@@ -159,7 +159,7 @@ class OmniqQueue:
             0,
             self.worker_id,
             chance(),
-            options.journal_length,
+            options.journal_bytes,
             round(options.journal_days * 86_400_000),
             _WORKER_AGE_MS,
             options.keep_completed,

@@ -185,7 +185,7 @@ class StreamsQueue:
             "upkeep",
             options.lease_ms,
             options.lost_max,
-            options.journal_length,
+            options.journal_bytes,
             round(options.journal_days * 86_400_000),
             _CONSUMER_AGE_MS,
             self.worker_id,
