@@ -44,7 +44,8 @@ class Claims:
     ) -> None:
         self._scripts = scripts
         self._options = options
-        self._worker_id = worker_id
+        # The name, which BullMQ shows as `processedBy`, follows the id.
+        self._worker = f"{worker_id} {options.name}" if options.name else worker_id
         self._token, self._token_h = token
         self._held: dict[str, None] = {}
         self._alone: Lease | None = None
@@ -133,7 +134,7 @@ class Claims:
         search = self._time_to_search()
         args: tuple[Arg, ...] = (
             self._token,
-            self._worker_id,
+            self._worker,
             min(limit, BATCH_MAX),
             options.lease_ms,
             options.stalled_max,

@@ -59,10 +59,12 @@ class Scheduler:
         """Set a scheduler up, or change it; returns the id of its next job."""
         if bool(repeat.get("every")) == bool(repeat.get("pattern")):
             raise UsageError("a scheduler has either `every` (ms) or `pattern` (cron)")
+        if repeat.get("immediately") and repeat.get("startDate"):
+            raise UsageError("a scheduler has either `immediately` or `startDate`")
         now = await self._redis.server_time_ms()
         kept = {key: value for key, value in repeat.items() if value is not None}
-        next_ms: Arg = ""
-        if repeat.get("pattern"):
+        next_ms: Arg = now if kept.pop("immediately", None) and repeat.get("pattern") else ""
+        if repeat.get("pattern") and not next_ms:
             after = max(now, _ms(repeat["startDate"]) if repeat.get("startDate") else 0)
             next_ms = cron.next_after(repeat["pattern"], after, repeat.get("tz") or "")
         fields: list[Arg] = []

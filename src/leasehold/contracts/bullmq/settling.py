@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from leasehold.contracts.bullmq.claimed import Claimed, token_h_of
 from leasehold.contracts.bullmq.options import Options
-from leasehold.contracts.bullmq.outcomes import settle_args, verdict_of
+from leasehold.contracts.bullmq.outcomes import keep_args, kept_by, settle_args, verdict_of
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.idempotency import short_hash
 from leasehold.core.outcome import COMPLETED, Outcome, Verdict
@@ -52,6 +52,7 @@ class Settles:
             and not claimed.attempts_made
             and not claimed.options.keeps
             and options.keep_completed < 0
+            and not options.keep_completed_s
             and not options.metrics_minutes
         )
 
@@ -65,7 +66,7 @@ class Settles:
             lease, result = outcome.lease, outcome.result
             args += (lease.job_id, lease.fence, result, short_hash(result), lease.task)
             args.append(lease.priority)
-        head = (self._worker_id, self._token, self._token_h)
+        head = (self._worker_id, self._token, self._token_h, self._options.limit_max or "")
         replies = await self._scripts.run("complete", *head, *args)
         others = []
         for position, is_done in zip(chunk, replies, strict=True):
@@ -83,8 +84,9 @@ class Settles:
         for position in chunk:
             outcome = outcomes[position]
             args += settle_args(outcome, options, token_h_of(outcome.lease))
-        limits = 1 if options.limit_max else 0
-        head = (self._worker_id, options.metrics_minutes, limits)
+        # For jobs that were to complete and fail, because their children forbid it.
+        failed = keep_args(kept_by(options.keep_failed, options.keep_failed_s))
+        head = (self._worker_id, options.metrics_minutes, options.limit_max or "", *failed)
         replies = await self._scripts.run("settle", *head, *args)
         for position, reply in zip(chunk, replies, strict=True):
             verdicts[position] = verdict_of(outcomes[position].lease, reply)
