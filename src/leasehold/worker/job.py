@@ -11,6 +11,7 @@ import structlog
 
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease, Report
+from leasehold.core.values import from_json
 from leasehold.worker.holding import Held
 
 ReportCall = Callable[[Held, Report], Awaitable[None]]
@@ -20,7 +21,6 @@ TERMINAL_TYPES = frozenset(
 )
 """Events that end a job's stream: only a settled outcome may write them."""
 
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _UNREAD: Any = object()
 
@@ -162,8 +162,8 @@ class JobLog:
 def read_payload(raw: bytes) -> Any:
     """The JSON value, or the text under `_raw` when it is none."""
     try:
-        return _decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return from_json(raw)
+    except msgspec.DecodeError:
         return {"_raw": raw.decode(errors="replace")}
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from leasehold.core.values import from_json
+
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """A job and the children it waits for; each may be in another queue of the same server."""
@@ -51,6 +53,6 @@ def _pairs(flat: Any) -> list[tuple[str, bytes]]:
 
 def _json(raw: bytes) -> Any:
     try:
-        return msgspec.json.decode(raw)
+        return from_json(raw)
     except msgspec.DecodeError:
         return raw.decode(errors="replace")

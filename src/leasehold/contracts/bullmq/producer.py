@@ -13,8 +13,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from leasehold.contracts.bullmq import job_options, submission
 from leasehold.contracts.bullmq.events import QueueEvents
 from leasehold.contracts.bullmq.family import Flow
@@ -25,6 +23,7 @@ from leasehold.contracts.bullmq.scripts import SCRIPTS
 from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ServerError
 from leasehold.core.opening import parse_url
 from leasehold.core.submission import new_job_id
+from leasehold.core.values import to_json
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.resending import part, resend
 
@@ -32,7 +31,6 @@ _BATCH_MAX = 500
 _TRIES_MAX = 5
 _PATIENCE_S = 10.0
 _FOREVER = 9_007_199_254_740_991
-_encode = msgspec.json.Encoder().encode
 
 
 class Producer:
@@ -93,8 +91,8 @@ class Producer:
             scheduler_id,
             {"every": every, "pattern": pattern, **repeat},
             name=name or scheduler_id,
-            data=_encode(data) if data is not None else b"",
-            opts=_encode(packed),
+            data=to_json(data) if data is not None else b"",
+            opts=to_json(packed),
         )
 
     async def remove_scheduler(self, scheduler_id: str) -> bool:
@@ -130,7 +128,7 @@ class Producer:
             submission.check_id(str(given["jobId"]))
         if self._schema is not None:
             check_schema(data, self._schema)
-        return submission.full_row(name, _encode({} if data is None else data), given)
+        return submission.full_row(name, to_json({} if data is None else data), given)
 
     async def _send(self, args: Sequence[Arg]) -> list[str]:
         request = secrets.token_hex(12)
@@ -177,7 +175,7 @@ class Producer:
             given["parent"] = parent
         row = submission.full_row(
             flow.name,
-            _encode({} if flow.data is None else flow.data),
+            to_json({} if flow.data is None else flow.data),
             given,
             waits_children=bool(flow.children),
         )

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from leasehold.core.lease import Lease
+from leasehold.core.values import from_json
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ def context_of(lease: Lease) -> JobContext:
     """The context of one attempt."""
     raw = lease.payload.decode(errors="replace")
     try:
-        payload = msgspec.json.decode(lease.payload)
+        payload = from_json(lease.payload)
     except msgspec.DecodeError:
         payload = raw  # another client stored it so; the handler shall see what is there
     return JobContext(
