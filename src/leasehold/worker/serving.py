@@ -48,6 +48,7 @@ class Service:
         queue = opener()
         share = slots.share(queue.claim_max if isinstance(queue, Bounded) else None)
         self.source = Source(name, queue, share, slots=slots.total)
+        self.source.loop = asyncio.get_running_loop()
         self._executor = executor
         self._settings = settings
         self._clock = clock

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 
-from leasehold.core.errors import LeaseLost, StoreUnreachable
-from leasehold.core.lease import Report
+from leasehold.core.errors import LeaseLost, StoreUnreachable, UsageError
+from leasehold.core.lease import Lease, Report
 from leasehold.core.opening import open_queue, parse_url
 from leasehold.core.seam import Queue, Staffing
 from leasehold.worker.holding import Attempt, Held
@@ -67,18 +68,25 @@ class Source:
         self.name = name
         self.queue = queue
         self.share = share
-        if isinstance(queue, Staffing):
-            queue.slots = slots
+        self.tell_slots(slots)
         self.contact = Contact(name)
         self.held: dict[Held, Attempt] = {}
         self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)
         self.has_children = bool(getattr(queue, "has_children", False))
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.settles: Flusher
         self.reports: Flusher
+
+    def tell_slots(self, slots: int) -> None:
+        """Let the store know how many jobs run at once, where it wants to."""
+        if isinstance(self.queue, Staffing):
+            self.queue.slots = slots
 
     def report(self, held: Held, report: Report) -> Awaitable[None]:
         """Queue news of a running attempt; the future is done when the store has it."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if report.payload and not getattr(self.queue, "has_data", False):
+            raise UsageError(f"a handler cannot replace the payload of a job of {self.name}")
         if held.concluded or held.lost:
             written.set_exception(LeaseLost(held.lease.job_id, "this attempt is over"))
             written.exception()  # whoever does not await it does not want to be told
@@ -86,6 +94,17 @@ class Source:
         held.unsent += 1
         self.reports.add(Entry(held, report, written))
         return written
+
+    async def children(self, job_id: str) -> Any:
+        """What the children of a job left, in the words of the queue's contract."""
+        if not self.has_children:
+            raise UsageError(f"jobs of {self.name} have no children")
+        return await self.queue.children(job_id)  # type: ignore[attr-defined]
+
+    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
+        """The name of a backoff that the queue does not know, and the attempts made by now."""
+        ask = getattr(self.queue, "custom_backoff", None)
+        return ask(lease) if ask is not None else None
 
     def settle(self, entry: Entry) -> None:
         """Send an outcome, after the reports of the same attempt."""

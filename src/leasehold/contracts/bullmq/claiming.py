@@ -196,7 +196,7 @@ class Claims:
             created_ms=number(row[5]),
             priority=number(row[6]),
             trace=options.trace,
-            extra=Claimed(made, stalled, options, stack, self._token_h),
+            extra=Claimed(made, stalled, options, stack, self._token_h, row[3]),
         )
 
 

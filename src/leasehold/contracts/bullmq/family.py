@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from leasehold.core.values import from_json
+from leasehold.store.redis import Redis
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +38,16 @@ class Children(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.results or self.failures or self.fatal or self.pending)
 
 
-def children_of(processed: Any, failed: Any, unsuccessful: Any, pending: Any) -> Children:
+async def read_children(redis: Redis, key: str) -> Children:
     """What the four keys beside a parent's hash say."""
+    processed, failed, unsuccessful, pending = await redis.pipeline(
+        [
+            ("HGETALL", f"{key}:processed"),
+            ("HGETALL", f"{key}:failed"),
+            ("ZRANGE", f"{key}:unsuccessful", 0, -1),
+            ("SMEMBERS", f"{key}:dependencies"),
+        ]
+    )
     return Children(
         results={key: _json(raw) for key, raw in _pairs(processed)},
         failures={key: raw.decode(errors="replace") for key, raw in _pairs(failed)},

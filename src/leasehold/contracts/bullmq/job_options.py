@@ -29,6 +29,7 @@ SHORT = {
     "telemetryMetadata": "tm",
     "omitContext": "omc",
 }
+_LONG = {short: long for long, short in SHORT.items()}
 # Of these a job has one at most.
 EXCLUSIVE = (
     *("removeDependencyOnFailure", "failParentOnFailure"),
@@ -115,6 +116,24 @@ def pack(options: Mapping[str, Any]) -> bytes:
     packed = {SHORT.get(name, name): value for name, value in options.items()}
     packed.setdefault("attempts", 0)
     return msgspec.json.encode(packed)
+
+
+def unpack(raw: bytes) -> dict[str, Any]:
+    """All options under their long names, from the JSON of `opts`.
+
+    >>> unpack(b'{"attempts":3,"fpof":true}')
+    {'attempts': 3, 'failParentOnFailure': True}
+    """
+    try:
+        told = msgspec.json.decode(raw, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+    options = {_LONG.get(name, name): value for name, value in told.items()}
+    telemetry = {"metadata": options.pop("telemetryMetadata", None)}
+    telemetry["omitContext"] = options.pop("omitContext", None)
+    if any(value is not None for value in telemetry.values()):
+        options["telemetry"] = {k: v for k, v in telemetry.items() if v is not None}
+    return options
 
 
 def read(raw: bytes) -> JobOptions:

@@ -55,6 +55,12 @@ def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, 
     kind, wait_ms = _decide(outcome, told, last)
     keep = told.keep_failed or kept_by(options.keep_failed, options.keep_failed_s)
     reason = failure.message or failure.code if failure else ""
+    unknown = custom_backoff(lease) if outcome.kind == "fail" and not last else None
+    if unknown:
+        reason = (
+            f"Unknown backoff strategy {unknown[0]}: a task of the worker says how long to wait, "
+            f"by @task(..., backoff=function). The attempt failed with: {reason}"
+        )
     stack = b""
     if failure and kind in ("retry", "bury"):
         earlier = claimed.stacktrace if claimed else b""
@@ -66,10 +72,17 @@ def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, 
     )  # fmt: skip
 
 
+def custom_backoff(lease: Lease) -> tuple[str, int] | None:
+    """The type of a backoff that BullMQ leaves to the worker, and the attempts made by now."""
+    told = lease.extra.options.backoff if isinstance(lease.extra, Claimed) else None
+    kind = told.get("type") if isinstance(told, dict) else None
+    return None if kind in (None, "fixed", "exponential") else (str(kind), _made(lease))
+
+
 def _decide(outcome: Outcome, told: JobOptions, last: bool) -> tuple[str, int]:
     lease, kind = outcome.lease, outcome.kind
     if kind == "fail":
-        if last:
+        if last or custom_backoff(lease):
             return "bury", 0
         wait_ms = outcome.delay_ms or backoff_ms(told.backoff, _made(lease))
         return "retry", wait_ms

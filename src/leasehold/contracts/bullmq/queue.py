@@ -18,7 +18,9 @@ import msgspec
 from leasehold.contracts.bullmq import reporting, submission
 from leasehold.contracts.bullmq.claimed import token_h_of
 from leasehold.contracts.bullmq.claiming import Claims
+from leasehold.contracts.bullmq.family import Children, read_children
 from leasehold.contracts.bullmq.options import Options
+from leasehold.contracts.bullmq.outcomes import custom_backoff
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.contracts.bullmq.settling import Settles
 from leasehold.core.errors import LeaseLost, UsageError
@@ -39,6 +41,8 @@ class BullmqQueue:
     claim_max = BATCH_MAX
     has_children = True
     """A handler may let its job wait for children that it added (`Park`)."""
+    has_data = True
+    """A handler may replace its job's data (`Job.update_data`)."""
 
     def __init__(
         self, redis: Redis, options: Options, *, worker_id: str = "", url: str = ""
@@ -116,6 +120,14 @@ class BullmqQueue:
         for outcome in outcomes:
             self._claims.forget(outcome.lease.job_id)
         return verdicts
+
+    async def children(self, job_id: str) -> Children:
+        """The children of a job: what each of them left, and which are still to come."""
+        return await read_children(self._redis, self._options.key_prefix + job_id)
+
+    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
+        """A backoff that only a function of the task can know, and how many attempts were made."""
+        return custom_backoff(lease)
 
     async def upkeep(self) -> Upkeep:
         """Promote, take back, trim; every worker may do it as often as it likes."""
