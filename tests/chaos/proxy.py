@@ -49,6 +49,7 @@ class LossyProxy:
         self._refusing = False
         self._losses_left = 0
         self._silently = False
+        self._then_refuse = False
         self._is_victim: Callable[[Request], bool] = _any_request
         self._loss_done = asyncio.Event()
 
@@ -104,15 +105,18 @@ class LossyProxy:
         *,
         when: Callable[[Request], bool] | None = None,
         silently: bool = False,
+        then_refuse: bool = False,
     ) -> None:
         """Loses the reply of the next `count` requests for which `when` holds.
 
         Each loss ends its connection: with a reset, or `silently`, where nothing is ever heard on
         it again. (A reply missing from a connection that lives on would be no network fault.)
+        With `then_refuse` every new connection after the last loss breaks, until `pass_through`.
         """
         self._losses_left = count
         self._is_victim = when or _any_request
         self._silently = silently
+        self._then_refuse = then_refuse
         self._loss_done.clear()
 
     async def reply_dropped(self, deadline_s: float = 10.0) -> None:
@@ -167,6 +171,7 @@ class LossyProxy:
         self.requests += 1
         if self._losses_left and self._is_victim(request):
             self._losses_left -= 1
+            self._refusing = self._refusing or (self._then_refuse and not self._losses_left)
             return True
         return False
 

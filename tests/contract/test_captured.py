@@ -9,6 +9,7 @@ import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.core.opening import journal_tape, open_queue
+from leasehold.core.outcome import Outcome
 from leasehold.core.tape import StreamTape
 from leasehold.store.bulk import BulkRedis
 from tests.contract.adapters import Servers
@@ -40,6 +41,9 @@ class Journal:
 
     def ids(self) -> list[str]:
         return [entry[0].decode() for entry in self._redis.call("XRANGE", self._tape.key, "-", "+")]
+
+    def bytes(self) -> int:
+        return int(self._redis.call("MEMORY", "USAGE", self._tape.key, "SAMPLES", 0))
 
     async def trim(self, options: str) -> int:
         """Upkeep now, though it tidies only every ten seconds; how many entries are left."""
@@ -76,7 +80,7 @@ async def test_what_was_not_captured_stays_until_it_is_older_than_the_limit(
         await queue.submit([NewJob(task="t", payload=b"{}", job_id=f"c{n}")])
     await queue.close()
     assert len(journal.ids()) == ENTRIES
-    short, old = "journal_length=1", "journal_days=0.0000001"
+    short, old = "journal_bytes=1", "journal_days=0.0000001"
     journal.captured("0")
     assert await journal.trim(short) == await journal.trim(old) == ENTRIES
     journal.captured(journal.ids()[150])
@@ -84,3 +88,18 @@ async def test_what_was_not_captured_stays_until_it_is_older_than_the_limit(
     assert ENTRIES - 150 <= left < ENTRIES, "whole nodes of the stream go, and none unread"
     assert await journal.trim(f"{old}&unread_days=1") == left
     assert await journal.trim(f"{old}&unread_days=0.0000001") < left
+
+
+async def test_a_journal_of_batches_is_bounded_by_its_bytes(journal: Journal) -> None:
+    """An entry holds up to a hundred events, so a number of entries would bound nothing."""
+    queue = open_queue(journal.url, worker_id="w")
+    for batch in range(8):
+        jobs = [NewJob(task="t", payload=b"{}", job_id=f"b{batch}-{n}") for n in range(500)]
+        await queue.submit(jobs)
+        leases = await queue.claim(500, wait_ms=1_000)
+        await queue.settle([Outcome(lease, "complete") for lease in leases])
+    await queue.close()
+    whole = journal.bytes()
+    assert 50 < whole / 4_000 < 600, "docs/operating/durability.md says what a job costs"
+    await journal.trim(f"journal_bytes={whole // 2}")
+    assert 0.25 * whole < journal.bytes() < 0.6 * whole

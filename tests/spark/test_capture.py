@@ -133,7 +133,7 @@ async def test_a_store_that_was_emptied_is_named_and_its_new_journal_is_captured
 async def test_a_captured_journal_is_trimmed_only_behind_what_was_captured(
     spark: SparkSession, lake: str, streams_url: str
 ) -> None:
-    short = f"{streams_url}&journal_length=1"
+    short = f"{streams_url}&journal_bytes=1"
     await work(streams_url, 10)
     capture(spark, lake, [streams_url], once=True)
     for n in range(60):

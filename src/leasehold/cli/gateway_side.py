@@ -14,7 +14,7 @@ import msgspec
 
 from leasehold.cli.exits import Exit, Failed
 from leasehold.cli.views import is_final
-from leasehold.core.errors import NotFound, QueueFull, StoreUnreachable, UsageError
+from leasehold.core.errors import NotFound, QueueFull, ReplyLost, StoreUnreachable, UsageError
 from leasehold.core.job import JobEvent, NewJob, Submitted
 
 _TIMEOUT_S = 30.0  # longer than the heartbeat of an event stream
@@ -69,7 +69,7 @@ class GatewaySide:
                     yield event
                     if event.type in _ENDS:
                         return
-            except (OSError, http.client.HTTPException, StoreUnreachable):
+            except (OSError, http.client.HTTPException, StoreUnreachable, ReplyLost):
                 failures += 1
                 if failures > _RECONNECTS_MAX:
                     raise
@@ -112,6 +112,8 @@ class GatewaySide:
         try:
             response = self._send(connection, method, path, body, headers or {})
             content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from None
         finally:
             connection.close()
         if response.status >= http.client.BAD_REQUEST:
@@ -128,10 +130,20 @@ class GatewaySide:
         headers: dict[str, str],
     ) -> http.client.HTTPResponse:
         try:
-            connection.request(method, self._path + path, body, self._headers | headers)
-            return connection.getresponse()
+            connection.connect()
         except OSError as error:
             raise StoreUnreachable(f"the gateway {self._url} does not answer: {error}") from None
+        try:
+            connection.request(method, self._path + path, body, self._headers | headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: Exception) -> ReplyLost:
+        return ReplyLost(
+            f"the gateway {self._url} was asked and did not answer ({error!r}): "
+            "the request may have been executed"
+        )
 
 
 def parse_sse(lines: list[str]) -> Iterator[JobEvent]:
@@ -173,7 +185,10 @@ def _refusal(status: int, content: bytes, headers: Any) -> Exception:
         case 400 | 413 | 422:
             return Failed(Exit.USAGE, f"the gateway refused it: {detail}", status=status)
         case 502 | 503 | 504:
-            return StoreUnreachable(f"the gateway answered {status}: {detail}")
+            # A gateway that lost its store's answer says 503 as well.
+            return ReplyLost(
+                f"the gateway answered {status}: {detail}; the request may have been executed"
+            )
         case _:
             return Failed(Exit.ERROR, f"the gateway answered {status}: {detail}", status=status)
 

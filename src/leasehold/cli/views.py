@@ -11,6 +11,7 @@ from leasehold.cli.output import ago, paint, paint_state
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.opening import parse_url
 from leasehold.core.state import MACHINES
+from leasehold.core.values import shown_json
 
 _SUCCESS = frozenset({"done", "completed", "succeeded"})
 _FINAL = frozenset(state.lower() for machine in MACHINES.values() for state in machine.final)
@@ -71,12 +72,7 @@ def job_row(job: dict[str, Any]) -> list[str]:
 
 def plain_json(raw: bytes) -> Any:
     """What the bytes say; as the contract has it, `_raw` where they are no JSON."""
-    if not raw:
-        return None
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return {"_raw": raw.decode(errors="replace")}
+    return shown_json(raw) if raw else None
 
 
 def error_text(error: Any) -> str:

@@ -117,6 +117,7 @@ class StoreUnreachable(StoreError):
 
 
 class ReplyLost(StoreError):
-    """Sent, but no answer came: only a call that carries a request id may be sent again."""
+    """Sent, whole or in part, but not answered: it may have been executed. Only a call that carries
+    ids or a request id may be sent again."""
 
     code = "reply_lost"

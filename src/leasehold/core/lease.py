@@ -37,7 +37,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """News from a running attempt: an event of `type` for followers, and progress if any.
 
-    `data` and `progress` are JSON. The store writes it only while the lease is held.
+    `data` and `progress` are JSON. The store writes it only while the lease is held. `payload`
+    replaces the job's own, in queues that say they can (`has_data`), and tells followers nothing.
     """
 
     lease: Lease
@@ -45,3 +46,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     step: str = ""
     data: bytes = b"{}"
     progress: bytes = b""
+    payload: bytes = b""

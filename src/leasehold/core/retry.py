@@ -171,8 +171,9 @@ def _retry(
     wait_ms = (
         after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, chance)
     )
-    limit = max(lease.max_attempts, policy.max_attempts if policy else 0)
-    kind: OutcomeKind = "bury" if limit and lease.attempt >= limit else "retry"
+    # Neither the job nor the task says how often: then, as for any failure, one attempt it is.
+    limit = max(lease.max_attempts, policy.max_attempts if policy else 1)
+    kind: OutcomeKind = "bury" if lease.attempt >= limit else "retry"
     return Outcome(lease, kind, failure=_plain(error), delay_ms=wait_ms)
 
 

@@ -174,7 +174,7 @@ def warnings(watch: Watch, *, now_ms: int) -> list[Warn]:
         if observer.missing:
             found.append(
                 Warn(name, f"a gap in its journal: {observer.missing} steps of the last quarter of "
-                     "an hour are not in it", "keep more of it (journal_length, journal_days), and "
+                     "an hour are not in it", "keep more of it (journal_bytes, journal_days), and "
                      "the append-only file on: leasehold doctor")
             )  # fmt: skip
         if observer.sampled:

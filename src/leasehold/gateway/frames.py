@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from leasehold.core.job import JobEvent
+from leasehold.core.values import shown_json
 
 HEARTBEAT = b": heartbeat\n\n"
 _LINE_ENDS = str.maketrans("\r\n\0", "   ")
@@ -52,7 +53,4 @@ def position(event_id: str) -> tuple[int, ...]:
 
 def _data(raw: bytes) -> object:
     """Decoded and encoded again, because a frame must have no line break and must be JSON."""
-    try:
-        return msgspec.json.decode(raw) if raw else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {"_raw": raw.decode(errors="replace")}
+    return shown_json(raw) if raw else {}

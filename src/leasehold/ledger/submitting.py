@@ -15,6 +15,7 @@ from leasehold.core.job import NewJob, Submitted
 from leasehold.ledger.engine import IN_BULK, Engine
 from leasehold.ledger.ids import uuid7s
 from leasehold.ledger.settings import BoxSettings
+from leasehold.store.resending import part
 
 FULL_RETRY_MS = 1_000
 _BATCH_MAX = 2_000
@@ -51,6 +52,7 @@ class Submitting:
         answers: list[Submitted | None] = [None] * len(jobs)
         repeated = _Repeated()
         storing: list[asyncio.Task[None]] = []
+        several = len(jobs) > _BATCH_MAX  # then one batch may be stored where another cannot
         try:
             for start in range(0, len(jobs), _BATCH_MAX):
                 fresh: list[Fresh] = []
@@ -62,18 +64,18 @@ class Submitting:
                 # Two bulks keep their turns side by side; anything smaller waits for them.
                 beside = 1 if len(fresh) >= IN_BULK and not self._settings.depth_max else 0
                 while len(storing) > beside:
-                    await storing[0]
+                    await part(several, storing[0])
                     del storing[0]
                 storing.append(asyncio.create_task(self._store(fresh, answers)))
             for task in storing:
-                await task
+                await part(several, task)
         finally:
             for task in storing:
                 task.cancel()
             await asyncio.gather(*storing, return_exceptions=True)
         again = repeated.positions
         if again:
-            told = await self.submit([jobs[at] for at in again])
+            told = await part(again, self.submit([jobs[at] for at in again]))
             for position, answer in zip(again, told, strict=True):
                 answers[position] = answer
         return [answer for answer in answers if answer is not None]

@@ -92,7 +92,8 @@ class BulkRedis:
         try:
             self._socket.sendall(packed)
         except OSError as error:
-            raise StoreUnreachable(f"{self._label}: the connection broke: {error}") from error
+            # Part of it may have left, and what arrived may have been executed.
+            raise ReplyLost(f"{self._label}: the connection broke: {error}") from error
 
     def _reply(self) -> Any:
         reader = self._reader

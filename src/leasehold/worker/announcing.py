@@ -11,6 +11,7 @@ from leasehold.core.errors import LeaseLost
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Buried, Cancelled, Completed, Released, Retried, Verdict
 from leasehold.worker.holding import Attempt
+from leasehold.worker.listening import Listeners
 from leasehold.worker.settling import Entry
 from leasehold.worker.source import Source
 from leasehold.worker.watching import Watch
@@ -30,8 +31,9 @@ VERDICT_NAMES: dict[type, str] = {
 class Announcer:
     """Takes attempts off the books and counts how they ended."""
 
-    def __init__(self, watch: Watch, *, debug: bool) -> None:
+    def __init__(self, watch: Watch, listeners: Listeners, *, debug: bool) -> None:
         self._watch = watch
+        self._listeners = listeners
         self._debug = debug
 
     def verdicts(self, entries: Sequence[Entry], verdicts: Sequence[Verdict]) -> None:
@@ -40,6 +42,8 @@ class Announcer:
         for entry, verdict in zip(entries, verdicts, strict=True):
             source.held.pop(entry.held, None)
             self._count(entry.owner, VERDICT_NAMES[type(verdict)])
+            if self._listeners:
+                self._listeners.ended(entry.owner, verdict)
             if isinstance(verdict, LeaseLost):
                 log.warning("lease lost", **lease_facts(entry.held.lease), reason=verdict.reason)
         if source.contact.made("settle"):

@@ -85,6 +85,7 @@ class Children:
     """At most `limit` processes, started when needed and used again; further calls wait."""
 
     def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._free = asyncio.Semaphore(limit)
         self._idle: list[Child] = []
         self._all: dict[Child, None] = {}
@@ -103,8 +104,9 @@ class Children:
         async with self._free:
             child = await self._ready()
             try:
-                # `extra` is the contract's own and may be anything; the handler does not need it.
-                lease = msgspec.structs.replace(attempt.held.lease, extra=None)
+                # `extra` is the contract's own and may be anything; the handler sees its options.
+                extra = {"opts": attempt.job.opts}
+                lease = msgspec.structs.replace(attempt.held.lease, extra=extra)
                 call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance)
                 child.send(frames.Call(*call))
                 outcome = await _converse(child, attempt, begun)
@@ -114,6 +116,12 @@ class Children:
                 raise
             self._idle.append(child)
             return outcome
+
+    def resize(self, limit: int) -> None:
+        """Allow more; with fewer slots there are fewer calls, so nothing is taken away."""
+        while self._limit < limit:
+            self._limit += 1
+            self._free.release()
 
     def close(self) -> None:
         """Kill them all."""

@@ -112,7 +112,7 @@ class Claimer:
             self._lease_changed()
         attempts = self._executor.adopt(self._source, leases, sent)
         self._watch.tell("claimed", len(leases))
-        if self.stopping:
+        if self.stopping or self._slots.paused:
             self._executor.release(attempts)
             return
         if self._calm and more:

@@ -29,8 +29,16 @@ from leasehold.worker.announcing import Announcer
 from leasehold.worker.ending import Ender
 from leasehold.worker.holding import Attempt, Ending, Held
 from leasehold.worker.job import Job, ReportCall, current_job
+from leasehold.worker.listening import Listeners
 from leasehold.worker.metrics import Metrics
-from leasehold.worker.outcomes import TimedOut, cancelled, childless, completed, released
+from leasehold.worker.outcomes import (
+    TimedOut,
+    backed_off,
+    cancelled,
+    childless,
+    completed,
+    released,
+)
 from leasehold.worker.settling import Entry
 from leasehold.worker.slots import Slots
 from leasehold.worker.source import Source
@@ -92,6 +100,7 @@ class Executor:
         unknown_task_ms: int,
         tracer: Tracer | None = None,
         debug: bool = False,
+        listeners: Listeners | None = None,
     ) -> None:
         self._tasks = tasks
         self._slots = slots
@@ -108,7 +117,8 @@ class Executor:
         self._ender = Ender(
             conclude=self.conclude, free=self._free, grace_ms=cancel_grace_ms, watch=watch
         )
-        self.announcer = Announcer(watch, debug=debug)
+        self.listeners = listeners or Listeners()
+        self.announcer = Announcer(watch, self.listeners, debug=debug)
         self.running: dict[Held, Attempt] = {}
 
     # adopt, resolve -----------------------------------------------------------------------------
@@ -133,11 +143,11 @@ class Executor:
 
     def _job(self, source: Source, held: Held, task: Task) -> Job:
         if task.kind == "async":
-            return Job(held, source.report, self._worker_id, task.timeout_s)
+            return Job(held, source.report, self._worker_id, task.timeout_s, _source=source)
         report = self._reporters.get(source)
         if report is None:
             report = self._reporters[source] = self._ways.reporter(source)
-        return Job(held, report, self._worker_id, task.timeout_s)
+        return Job(held, report, self._worker_id, task.timeout_s, _source=source)
 
     def begin(self, attempts: Sequence[Attempt]) -> None:
         """Start adopted attempts, unless they ended in the meantime."""
@@ -154,6 +164,8 @@ class Executor:
                 self._refuse(attempt)
             else:
                 attempt.tally.started += 1
+                if self.listeners:
+                    self.listeners.tell("active", attempt.job)
                 self._launch(attempt, task, loop)
                 timed = timed or task.timeout_s is not None
         if timed:  # after their first step, so that handlers that never wait need no timer
@@ -195,6 +207,8 @@ class Executor:
                 value = await self._ways.run(attempt, task, self._begun)
             if task.kind == "process":
                 outcome = value
+                if value.kind == "fail":
+                    outcome = backed_off(attempt, value, RuntimeError(value.failure.message))
             else:
                 say = partial(attempt.source.report, held)
                 outcome = completed(held.lease, value, say)
@@ -202,6 +216,8 @@ class Executor:
             raise
         except BaseException as error:
             outcome = self._judge(held, task, error)
+            if outcome is not None and outcome.kind == "fail":
+                outcome = backed_off(attempt, outcome, error)
         self.conclude(attempt, outcome)
         self._free(attempt)
 
@@ -269,7 +285,8 @@ class Executor:
                 limit_s = task.timeout_s if task else None
                 late = TimedOut(f"the handler took longer than its timeout of {limit_s} s")
                 policy = task.retry if task else None
-                return judge(held.lease, late, policy, self._rng.random())
+                outcome = judge(held.lease, late, policy, self._rng.random())
+                return backed_off(attempt, outcome, late) if outcome.kind == "fail" else outcome
             case _:
                 return None
 

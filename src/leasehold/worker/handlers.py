@@ -27,6 +27,11 @@ class Crew:
         self._worker_id = worker_id
         self._rng = rng
 
+    def resize(self, capacity: Capacity) -> None:
+        """Have so many threads and processes at most from now on."""
+        self._threads.limit = capacity.threads
+        self._children.resize(capacity.processes)
+
     def reporter(self, source: Source) -> ReportCall:
         """A plain call that hands the report to the loop and waits until it is written."""
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from typing import Any
@@ -12,6 +13,7 @@ import structlog
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease, Report
 from leasehold.core.storable import to_json, whole_text
+from leasehold.core.values import from_json
 from leasehold.worker.holding import Held
 
 ReportCall = Callable[[Held, Report], Awaitable[None]]
@@ -21,7 +23,6 @@ TERMINAL_TYPES = frozenset(
 )
 """Events that end a job's stream: only a settled outcome may write them."""
 
-_decode = msgspec.json.Decoder().decode
 _UNREAD: Any = object()
 
 current_job: ContextVar[Job] = ContextVar("leasehold_job")
@@ -55,6 +56,7 @@ class Job(msgspec.Struct, eq=False):
     _timeout_s: float | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
+    _source: Any = None
 
     @property
     def id(self) -> str:
@@ -94,6 +96,13 @@ class Job(msgspec.Struct, eq=False):
         return self._payload
 
     @property
+    def opts(self) -> dict[str, Any]:
+        """The options it was added with, in the contract's own words; {} where it keeps none."""
+        extra = self._held.lease.extra
+        opts = extra.get("opts") if isinstance(extra, dict) else getattr(extra, "opts", None)
+        return opts or {}
+
+    @property
     def cancelled(self) -> bool:
         """True when this attempt is over: stop soon, and without further effects."""
         return self._held.lost or self._held.ended != ""
@@ -110,6 +119,30 @@ class Job(msgspec.Struct, eq=False):
         if self._log is None:
             self._log = JobLog(self)
         return self._log
+
+    def update_data(self, data: Any) -> Awaitable[None]:
+        """Replace the payload, here and in the store: the next attempt begins with it.
+
+        `await` it in an `async def` handler, as `report`. Only where the contract has it (bullmq).
+        """
+        news = Report(lease=self._held.lease, payload=to_json(data)[0])
+        self._payload = data
+        return self._report(self._held, news)
+
+    def children(self) -> Any:
+        """What the children of this job left, and which are pending, where jobs have children.
+
+        `await` it in an `async def` handler; in a thread it is a plain call.
+        """
+        source = self._source
+        if source is None:
+            raise UsageError("a handler in a process of its own cannot ask for its children")
+        asking = source.children(self.id)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run_coroutine_threadsafe(asking, source.loop).result()
+        return asking
 
     def report(
         self,
@@ -164,8 +197,8 @@ class JobLog:
 def read_payload(raw: bytes) -> Any:
     """The JSON value, or the text under `_raw` when it is none."""
     try:
-        return _decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return from_json(raw)
+    except msgspec.DecodeError:
         return {"_raw": raw.decode(errors="replace")}
 
 

@@ -13,7 +13,9 @@ import msgspec
 from leasehold.core.errors import LeaseholdError, StoreError
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.retry import failure_of
 from leasehold.core.storable import REPLACED, to_json, whole_text, without_nul
+from leasehold.worker.holding import Attempt
 
 _encode = msgspec.json.Encoder().encode
 _MESSAGE_CHARS_MAX = 2_000
@@ -97,6 +99,25 @@ def refused(outcome: Outcome, error: Exception) -> Outcome | None:
 def _given_up(lease: Lease, code: str, said: str) -> Outcome:
     message = whole_text(said[:_MESSAGE_CHARS_MAX])
     return Outcome(lease, "bury", failure=Failure(code=code, message=message, retryable=False))
+
+
+def backed_off(attempt: Attempt, outcome: Outcome, error: BaseException) -> Outcome:
+    """A failure whose job names a backoff that its queue does not know: the task's function says
+    how long to wait, or that the job is given up (-1). One that raises gives it up as well."""
+    lease, task = outcome.lease, attempt.task
+    named = attempt.source.custom_backoff(lease)
+    if named is None or task is None or task.backoff is None:
+        return outcome
+    if lease.attempt >= (lease.max_attempts or 1):
+        return outcome
+    kind, attempts_made = named
+    try:
+        delay_ms = int(task.backoff(attempts_made, kind, error, attempt.job))
+    except Exception as broken:
+        return Outcome(lease, "bury", failure=failure_of(broken, retryable=False))
+    if delay_ms < 0:
+        return Outcome(lease, "bury", failure=outcome.failure)
+    return Outcome(lease, "retry", failure=outcome.failure, delay_ms=delay_ms)
 
 
 def childless(lease: Lease) -> Outcome:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -30,6 +30,7 @@ from leasehold.worker.holding import Ending, Held
 from leasehold.worker.hosting import host
 from leasehold.worker.identity import identity
 from leasehold.worker.keeper import Keeper, KeeperThread
+from leasehold.worker.listening import EventName, Listener, Listeners
 from leasehold.worker.logs import ensure_logs
 from leasehold.worker.metrics import Metrics
 from leasehold.worker.notify import Notifier
@@ -97,6 +98,8 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._claimers: list[asyncio.Task[None]] = []
         self._keeper_thread: KeeperThread | None = None
+        self._listeners = Listeners()
+        self._drained = True
         self._fault: BaseException | None = None
         self._ready = False
 
@@ -131,11 +134,32 @@ class Worker:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Drain; with `at_once` hand everything back without waiting. Safe from any thread."""
-        if self.state == "new" or _running_loop() is self._loop:
-            self._stopping.ask(at_once=at_once)
-        else:
-            ask = partial(self._stopping.ask, at_once=at_once)
-            self._loop.call_soon_threadsafe(ask)
+        self._in_loop(partial(self._stopping.ask, at_once=at_once))
+
+    def on(self, event: EventName, listener: Listener) -> None:
+        """Call `listener` when something happens; see `worker.listening` for the events."""
+        self._listeners.add(event, listener)
+
+    @property
+    def concurrency(self) -> int:
+        """How many jobs run at once. It can be set while the worker runs, from any thread."""
+        return self._slots.total
+
+    @concurrency.setter
+    def concurrency(self, slots: int) -> None:
+        if slots < 1:
+            raise UsageError(f"concurrency is at least 1, not {slots}; pause() stops the worker")
+        self.settings = replace(self.settings, concurrency=slots)
+        self._capacity = capacity(self.settings, self._tasks.kinds)
+        self._in_loop(self._resize)
+
+    def pause(self) -> None:
+        """Claim no more jobs, those that run end; other workers go on. Safe from any thread."""
+        self._in_loop(partial(self._pause, True))
+
+    def resume(self) -> None:
+        """Claim jobs again. Safe from any thread."""
+        self._in_loop(partial(self._pause, False))
 
     def abort(self) -> None:
         """Stop dead, as if the process had been killed: nothing is written any more."""
@@ -160,6 +184,24 @@ class Worker:
             stores={each.source.name: each.source.contact.answers for each in self._services},
         )
 
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        if self.state == "new" or _running_loop() is self._loop:
+            call()
+        else:
+            self._loop.call_soon_threadsafe(call)
+
+    def _resize(self) -> None:
+        self._slots.resize(self._capacity.slots)
+        if self.state != "new":
+            self._crew.resize(self._capacity)
+        for service in self._services:
+            service.source.tell_slots(self._slots.total)
+
+    def _pause(self, paused: bool) -> None:
+        if paused != self._slots.paused:
+            self._slots.pause(paused)
+            self._listeners.tell("paused" if paused else "resumed")
+
     # starting -----------------------------------------------------------------------------------
 
     async def _serve_with_signals(self) -> int:
@@ -183,6 +225,7 @@ class Worker:
             unknown_task_ms=self.settings.unknown_task_ms,
             tracer=self._tracer,
             debug=self.settings.debug,
+            listeners=self._listeners,
         )
         self._services = [self._service(name, opener) for name, opener in self._openers]
         self.watch.hooks.append(self._heard)
@@ -260,11 +303,18 @@ class Worker:
     def _heard(self, name: str, _count: int) -> None:
         if name == "dry" and self.settings.burst:
             self._stop_when_empty()
+        if name in ("claimed", "dry"):
+            drained, self._drained = self._drained, name == "dry"
+            if self._drained and not drained:
+                self._listeners.tell("drained")
+        if name == "stopped":
+            self._listeners.tell("closed")
         if name == "contact" and not self._ready:
             self._ready = all(service.source.contact.ever for service in self._services)
             if self._ready:
                 self._notifier.ready(f"serving {len(self._services)} queues")
                 self.watch.tell("ready")
+                self._listeners.tell("ready")
 
     def _end(self, source: Source, held: Held, why: Ending) -> None:
         attempt = source.held.get(held)

@@ -53,6 +53,7 @@ class Service:
             int(getattr(queue, "slots_max", 0)),
         )
         self.source = Source(name, queue, share, slots=slots.total, quarantined=quarantined)
+        self.source.loop = asyncio.get_running_loop()
         self._executor = executor
         self._settings = settings
         self._clock = clock

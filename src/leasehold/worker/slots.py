@@ -36,16 +36,26 @@ class Slots:
         self.total = total
         self.used = 0
         self._shares: list[Share] = []
+        self.paused = False
         self._waiting = 0
         self._closed = False
-        # Half at most, so that a claim is under way while the batch before it is being executed.
-        self._batch_max = min(batch_max, max(1, (total + 1) // 2))
+        self._batch_max = batch_max
 
     def share(self, claim_max: int | None = None, most: int = 0) -> Share:
         """A part for one more queue."""
         made = Share(min(claim_max or self._batch_max, self._batch_max), most or self.total)
         self._shares.append(made)
         return made
+
+    def resize(self, total: int) -> None:
+        """Have so many from now on; when there are fewer, jobs that run end first."""
+        self.total = total
+        self._wake()
+
+    def pause(self, paused: bool) -> None:
+        """Hand out nothing until this is taken back."""
+        self.paused = paused
+        self._wake()
 
     @property
     def crowded(self) -> bool:
@@ -55,13 +65,15 @@ class Slots:
     def allowance(self, share: Share) -> int:
         """How many slots this queue may take now."""
         free = min(self.total - self.used, share.most - share.in_use)
-        if free <= 0:
+        if free <= 0 or self.paused:
             return 0
+        # Half at most, so that a claim is under way while the batch before it is being executed.
+        most = min(share.claim_max, max(1, (self.total + 1) // 2))
         if len(self._shares) == 1:
-            return min(free, share.claim_max)
+            return min(free, most)
         fair = max(1, self.total // len(self._shares))
         owed = sum(max(0, fair - s.in_use) for s in self._shares if s is not share and s.hungry)
-        limit = min(free, max(fair - share.in_use, free - owed), share.claim_max)
+        limit = min(free, max(fair - share.in_use, free - owed), most)
         return min(limit, 1) if share.idle else max(limit, 0)
 
     async def take(self, share: Share) -> int:

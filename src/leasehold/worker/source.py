@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 
-from leasehold.core.errors import LeaseLost, StoreUnreachable
-from leasehold.core.lease import Report
+from leasehold.core.errors import LeaseLost, StoreUnreachable, UsageError
+from leasehold.core.lease import Lease, Report
 from leasehold.core.opening import open_queue, parse_url
 from leasehold.core.outcome import Outcome
 from leasehold.core.quarantine import Quarantining
@@ -78,8 +79,7 @@ class Source:
         self.name = name
         self.queue = queue
         self.share = share
-        if isinstance(queue, Staffing):
-            queue.slots = slots
+        self.tell_slots(slots)
         self._take_quarantined = queue.take_quarantined if isinstance(queue, Quarantining) else None
         self._quarantined = {} if quarantined is None else quarantined
         if self._take_quarantined is not None:
@@ -89,6 +89,7 @@ class Source:
         self.lease_ms = int(getattr(queue, "lease_ms", 0) or 0)
         self.has_children = bool(getattr(queue, "has_children", False))
         self.holds_nul = bool(getattr(queue, "holds_nul", True))
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.settles: Flusher
         self.reports: Flusher
 
@@ -102,9 +103,16 @@ class Source:
                 "record_quarantined", queue=self.name, job_id=record.job_id, reason=record.reason
             )
 
+    def tell_slots(self, slots: int) -> None:
+        """Let the store know how many jobs run at once, where it wants to."""
+        if isinstance(self.queue, Staffing):
+            self.queue.slots = slots
+
     def report(self, held: Held, report: Report) -> Awaitable[None]:
         """Queue news of a running attempt; the future is done when the store has it."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if report.payload and not getattr(self.queue, "has_data", False):
+            raise UsageError(f"a handler cannot replace the payload of a job of {self.name}")
         if held.concluded or held.lost:
             written.set_exception(LeaseLost(held.lease.job_id, "this attempt is over"))
             written.exception()  # whoever does not await it does not want to be told
@@ -124,6 +132,17 @@ class Source:
         if fitted.result is not outcome.result:
             self.report(held, noted(held.lease))
         return fitted
+
+    async def children(self, job_id: str) -> Any:
+        """What the children of a job left, in the words of the queue's contract."""
+        if not self.has_children:
+            raise UsageError(f"jobs of {self.name} have no children")
+        return await self.queue.children(job_id)  # type: ignore[attr-defined]
+
+    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
+        """The name of a backoff that the queue does not know, and the attempts made by now."""
+        ask = getattr(self.queue, "custom_backoff", None)
+        return ask(lease) if ask is not None else None
 
     def settle(self, entry: Entry) -> None:
         """Send an outcome, after the reports of the same attempt."""

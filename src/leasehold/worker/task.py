@@ -15,6 +15,7 @@ from leasehold.core.retry import RetryPolicy
 
 Kind = Literal["async", "thread", "process"]
 Handler = Callable[..., Any]
+BackoffFunction = Callable[[int, str, BaseException, Any], int]
 
 ANY_TASK = "*"
 
@@ -33,6 +34,7 @@ class Task:
     timeout_s: float | None = None
     retry: RetryPolicy | None = None
     where: tuple[str, str, str] = field(default=("", "", ""))
+    backoff: BackoffFunction | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
@@ -44,13 +46,15 @@ def task(
     timeout_s: float | None = None,
     retry: RetryPolicy | None = None,
     process: bool = False,
+    backoff: BackoffFunction | None = None,
 ) -> Callable[[Handler], Task]:
     """Make a function the handler of the jobs called `name` ("*": of all that have no other).
 
     `async def` runs in the worker's loop, `def` in a thread, and with `process=True` either runs in
     a child process, the only kind that can be stopped by force. After `timeout_s` the attempt ends
     as failed with code "timeout". Without `retry` the job's own options in the store decide whether
-    a failure is tried again.
+    a failure is tried again. Where those name a backoff that the queue does not know, `backoff` is
+    asked: attempts made, the name, the error and the job; it returns ms, or -1 to give the job up.
     """
     if not name:
         raise UsageError('a task needs a name, as in @task("video-generation")')
@@ -62,7 +66,8 @@ def task(
             handler = handler.handler
         is_async = inspect.iscoroutinefunction(handler)
         kind: Kind = "process" if process else "async" if is_async else "thread"
-        return Task(name, handler, kind, timeout_s, retry, _where(handler, name, kind))
+        where = _where(handler, name, kind)
+        return Task(name, handler, kind, timeout_s, retry, where, backoff)
 
     return decorate
 

@@ -19,7 +19,7 @@ class Threads:
     """At most `limit` calls at once; further ones wait in order."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._count = 0
         self._busy = 0  # calls handed in and not yet back: only the loop's thread counts
@@ -33,7 +33,7 @@ class Threads:
         done: asyncio.Future[Any] = loop.create_future()
         self._busy += 1
         done.add_done_callback(self._back)
-        if self._busy > self._count and self._count < self._limit:
+        if self._busy > self._count and self._count < self.limit:
             self._count += 1
             name = f"leasehold-handler-{self._count}"
             threading.Thread(target=self._work, name=name, daemon=True).start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from tests.contract.cli.conftest import Cli, Start
@@ -70,3 +73,26 @@ def test_delay_and_attempts_reach_the_job(cli: Cli, gateway_url: str) -> None:
         job = cli("inspect", job_id, "--json").lines[0]
         assert (job["max_attempts"], job["ttl_ms"]) == (7, 600_000)
         assert job["due_ms"] - job["created_ms"] == 60_000
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"]
+)
+def test_a_gateway_that_took_the_request_and_gave_no_answer_leaves_it_in_doubt(
+    cli: Cli, said: bytes
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            connection.recv(65_536)
+            connection.sendall(said)
+            connection.close()
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        told = cli("submit", "chat", "--gateway", f"http://127.0.0.1:{port}")
+        thread.join(10)
+    assert told.code == 5
+    assert "may have been executed" in told.err

@@ -110,10 +110,10 @@ async def test_failed_jobs_are_kept_up_to_a_number(bench: Bench) -> None:
 
 
 @pytest.mark.clause("O-39")
-async def test_the_journal_is_trimmed_by_length_and_age(bench: Bench) -> None:
+async def test_the_journal_is_trimmed_by_size_and_age(bench: Bench) -> None:
     for n in range(300):
         await bench.publish({"n": n})
-    queue = bench.queue(journal_length=100)
+    queue = bench.queue(journal_bytes=10000)
     assert (await queue.upkeep()).trimmed > 0
     assert bench.raw.xlen(bench.key("journal")) < 300
     bench.raw.delete(bench.key("upkeep"))

@@ -132,8 +132,8 @@ async def test_jobs_to_which_the_same_happened_have_each_their_own_history(bench
 
 
 @pytest.mark.clause("S-30")
-async def test_the_journal_is_trimmed_by_length(bench):
-    queue = bench.queue(journal_length=100)
+async def test_the_journal_is_trimmed_by_size(bench):
+    queue = bench.queue(journal_bytes=10000)
     for _ in range(400):
         await queue.submit([new()])
     upkeep = await queue.upkeep()

@@ -102,3 +102,26 @@ async def test_node_sees_the_queue_rest_when_our_handler_asks_for_it(
     assert tries == [job["id"]] * 2
     (seen,) = await node.acall(f"queue:{name}", "getCompleted")
     assert seen["attemptsMade"] == 1
+
+
+@pytest.mark.clause("B-1")
+async def test_half_a_surrogate_pair_that_node_stored_is_a_payload(
+    node: Node, name: str, url: str
+) -> None:
+    half = chr(0xD800)
+    seen: list[Any] = []
+
+    @task("*")
+    async def look(job: Job) -> str:
+        seen.append(job.payload)
+        return "seen"
+
+    producer = open_producer(url)
+    async with worker(url, handler=look):
+        job = await node.acall(f"queue:{name}", "add", "work", {"text": half})
+        await node.aask(do="until", queue=name, id=job["id"])
+        ours = await producer.add("work", {"text": half})
+        await node.aask(do="until", queue=name, id=ours)
+    assert seen == [{"text": half}] * 2
+    assert (await node.acall(f"job:{name}:{ours}", "get:data")) == {"text": half}
+    await producer.close()

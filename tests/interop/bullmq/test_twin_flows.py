@@ -68,6 +68,15 @@ class Twins:
         await self.ours[queue].do(verb, arg)
         self.compare(f"{verb} {arg} in {queue}")
 
+    async def add_child(self, **options: Any) -> None:
+        """Give "mother" of the first queue a child in the last one."""
+        top, _, low = self.queues
+        asked = {"jobId": "child", **options}
+        mother = {"id": "mother", "queue": f"official:{top}"}
+        self.official[low].do("add", {**asked, "parent": mother})
+        await self.ours[low].do("add", {**asked, "parent": {**mother, "queue": f"ours:{top}"}})
+        self.compare("add child")
+
     def compare(self, what: str) -> None:
         for queue in self.queues:
             different = differences(self.raw, queue)
@@ -131,3 +140,33 @@ async def test_a_parent_failed_by_its_child_fails_at_pickup_and_fails_its_own_pa
     assert twins.raw.zscore(f"ours:{twins.queues[1]}:failed", "mid")
     await twins.do(0, "claim")
     assert twins.raw.zscore(f"ours:{twins.queues[0]}:failed", "top")
+
+
+@pytest.mark.clause("B-17")
+@pytest.mark.parametrize("options", [{}, {"priority": 3}, {"delay": 60_000}])
+async def test_a_child_fails_a_parent_that_waits_in_whatever_line_at_once(
+    twins: Twins, options: dict[str, Any]
+) -> None:
+    """The parent does not wait for its time, and its handler does not run."""
+    top, low = twins.queues[0], twins.queues[2]
+    await twins.do(0, "add", {"jobId": "mother", **options})
+    await twins.add_child(failParentOnFailure=True)
+    await twins.do(2, "claim")
+    await twins.do(2, "fatal", "child")
+    await twins.do(0, "claim")
+    assert twins.raw.zscore(f"ours:{top}:failed", "mother")
+    reason = twins.raw.hget(f"ours:{top}:mother", "failedReason")
+    assert reason == f"child ours:{low}:child failed".encode()
+
+
+@pytest.mark.clause("B-17")
+async def test_a_child_that_fails_its_running_parent_lets_it_run_no_more(twins: Twins) -> None:
+    top = twins.queues[0]
+    await twins.do(0, "add", {"jobId": "mother", "attempts": 3})
+    await twins.do(0, "claim")
+    await twins.add_child(failParentOnFailure=True)
+    await twins.do(2, "claim")
+    await twins.do(2, "fatal", "child")
+    await twins.do(0, "fail", "mother")
+    await twins.do(0, "claim")
+    assert twins.raw.zscore(f"ours:{top}:failed", "mother")

@@ -102,8 +102,9 @@ class Families:
         """A running job gets a child in the same queue."""
         job_id = f"j{next(self._ids)}"
         mother = {"id": parent, "queue": f"official:{self.queues[at]}"}
-        self.official[at].do("add", {"jobId": job_id, "parent": mother})
-        flow = Flow(name="work", data={"n": 1}, options={"jobId": job_id})
+        opts = {"jobId": job_id, **({"failParentOnFailure": True} if int(job_id[1:]) % 2 else {})}
+        self.official[at].do("add", {**opts, "parent": mother})
+        flow = Flow(name="work", data={"n": 1}, options=opts)
         await self.ours[at]._producer.add_children(parent, [flow])
 
     def subject(self, verb: str, at: int, number: int) -> str | None:

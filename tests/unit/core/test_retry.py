@@ -146,7 +146,12 @@ def test_retry_after_keeps_its_delay_and_its_limit() -> None:
 
 def test_retry_without_a_time_follows_the_policy() -> None:
     assert judge(lease(2), Retry(), exponential(100, jitter="none"), 0).delay_ms == 200
-    assert judge(lease(1), Retry(), None, 0).kind == "retry"
+    assert judge(lease(1, 2), Retry(), None, 0).kind == "retry"
+
+
+def test_retry_of_a_job_that_names_no_attempts_and_has_no_policy_gives_it_up() -> None:
+    assert judge(lease(1, 0), Retry(after=0), None, 0).kind == "bury"
+    assert judge(lease(1, 0), Retry(after=0), fixed(10, max_attempts=2), 0).kind == "retry"
 
 
 def test_without_a_policy_the_store_decides() -> None:

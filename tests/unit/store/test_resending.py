@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasehold.core.errors import ReplyLost
+from leasehold.core.errors import ReplyLost, StoreUnreachable, UsageError
 from leasehold.core.job import NewJob, Submitted
-from leasehold.store.resending import submit_surely
+from leasehold.store.resending import part, resend, submit_surely
 
 JOBS = [NewJob(task="work", payload=b"{}", job_id="j1")]
 
@@ -36,3 +36,24 @@ async def test_the_third_lost_answer_is_told() -> None:
     with pytest.raises(ReplyLost):
         await submit_surely(queue, JOBS)
     assert queue.calls == 3
+
+
+@pytest.mark.parametrize("later", [StoreUnreachable("away"), UsageError("closed")])
+async def test_whatever_follows_a_lost_answer_leaves_the_call_in_doubt(later: Exception) -> None:
+    faults = [ReplyLost("no answer"), later]
+
+    async def call() -> None:
+        raise faults.pop(0)
+
+    with pytest.raises(ReplyLost, match="no answer; sent again"):
+        await resend(call, tries=2, patience_s=5)
+
+
+async def test_a_first_part_that_never_left_is_unreachable_and_a_later_one_in_doubt() -> None:
+    async def away() -> None:
+        raise StoreUnreachable("away")
+
+    with pytest.raises(StoreUnreachable):
+        await part(0, away())
+    with pytest.raises(ReplyLost):
+        await part(500, away())

@@ -6,6 +6,7 @@ from leasehold.contracts.bullmq.events import Event, QueueEvents
 from leasehold.contracts.bullmq.family import Children, Flow
 from leasehold.contracts.bullmq.journal import BullmqJournal, tape
 from leasehold.contracts.bullmq.ledger import BullmqLedger
+from leasehold.contracts.bullmq.managing import Metrics, SchedulerRecord
 from leasehold.contracts.bullmq.options import Options
 from leasehold.contracts.bullmq.producer import Producer, open_events, open_producer
 from leasehold.contracts.bullmq.queue import BullmqQueue
@@ -21,8 +22,10 @@ __all__ = [
     "Children",
     "Event",
     "Flow",
+    "Metrics",
     "Producer",
     "QueueEvents",
+    "SchedulerRecord",
     "open_events",
     "open_producer",
 ]

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from leasehold.contracts.bullmq.job_options import JobOptions
+from leasehold.contracts.bullmq.job_options import JobOptions, unpack
 from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Counts, options, earlier stacks, and the hash of the token for the journal."""
+    """Counts, options as read and as stored, earlier stacks, and the token's hash."""
 
     attempts_made: int
     stalled: int
     options: JobOptions
     stacktrace: bytes
     token_h: str
+    raw_options: bytes = b"{}"
+
+    @property
+    def opts(self) -> dict[str, Any]:
+        """The job's options under BullMQ's names, which its handler sees as `job.opts`."""
+        return unpack(self.raw_options)
 
 
 def token_h_of(lease: Lease) -> str:

@@ -49,7 +49,8 @@ class Claims:
     ) -> None:
         self._scripts = scripts
         self._options = options
-        self._worker_id = worker_id
+        # The name, which BullMQ shows as `processedBy`, follows the id.
+        self._worker = f"{worker_id} {options.name}" if options.name else worker_id
         self._token, self._token_h = token
         self._held: dict[str, None] = {}
         self._suspect: Lease | None = None
@@ -158,7 +159,7 @@ class Claims:
         search = self._time_to_search()
         args: tuple[Arg, ...] = (
             self._token,
-            self._worker_id,
+            self._worker,
             min(limit, BATCH_MAX),
             options.lease_ms,
             options.stalled_max,
@@ -270,7 +271,7 @@ class Claims:
             created_ms=number(row[5]),
             priority=number(row[6]),
             trace=options.trace,
-            extra=Claimed(made, stalled, options, stack, self._token_h),
+            extra=Claimed(made, stalled, options, stack, self._token_h, row[3]),
         )
 
 

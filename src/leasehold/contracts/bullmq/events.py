@@ -12,6 +12,7 @@ from leasehold.contracts.bullmq.options import Options, keys
 from leasehold.contracts.bullmq.records import number
 from leasehold.core.errors import LeaseholdError
 from leasehold.core.job import JobEvent
+from leasehold.core.values import from_json
 from leasehold.store.redis import Redis
 
 _JSON_FIELDS = ("returnvalue", "data")
@@ -148,6 +149,6 @@ def _event(entry: list[Any]) -> Event:
 
 def _json(raw: bytes | None) -> Any:
     try:
-        return msgspec.json.decode(raw) if raw is not None else None
-    except (msgspec.DecodeError, RecursionError):
+        return from_json(raw) if raw is not None else None
+    except msgspec.DecodeError:
         return raw.decode(errors="replace") if raw is not None else None

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from leasehold.core.values import from_json
+from leasehold.store.redis import Redis
+
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """A job and the children it waits for; each may be in another queue of the same server."""
@@ -35,8 +38,16 @@ class Children(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.results or self.failures or self.fatal or self.pending)
 
 
-def children_of(processed: Any, failed: Any, unsuccessful: Any, pending: Any) -> Children:
+async def read_children(redis: Redis, key: str) -> Children:
     """What the four keys beside a parent's hash say."""
+    processed, failed, unsuccessful, pending = await redis.pipeline(
+        [
+            ("HGETALL", f"{key}:processed"),
+            ("HGETALL", f"{key}:failed"),
+            ("ZRANGE", f"{key}:unsuccessful", 0, -1),
+            ("SMEMBERS", f"{key}:dependencies"),
+        ]
+    )
     return Children(
         results={key: _json(raw) for key, raw in _pairs(processed)},
         failures={key: raw.decode(errors="replace") for key, raw in _pairs(failed)},
@@ -51,6 +62,6 @@ def _pairs(flat: Any) -> list[tuple[str, bytes]]:
 
 def _json(raw: bytes) -> Any:
     try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+        return from_json(raw)
+    except msgspec.DecodeError:
         return raw.decode(errors="replace")

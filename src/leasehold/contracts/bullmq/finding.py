@@ -78,6 +78,32 @@ class Finder:
             if (job_id := _text(each))
         }
 
+    async def between(
+        self, states: Sequence[str], start: int, end: int, *, ascending: bool
+    ) -> dict[str, str]:
+        """The jobs of each state between two places, each with its state.
+
+        A list begins with its newest job, a set with the one that is due, or ended, first.
+        """
+        wait, active, prioritized, delayed, paused = self._keys[:5]
+        lists = {"waiting": wait, "active": active, "paused": paused}
+        sets = {"prioritized": prioritized, "delayed": delayed, "waiting-children": self._keys[13]}
+        sets |= {"completed": self._keys[11], "failed": self._keys[12]}
+        commands: list[tuple[Arg, ...]] = []
+        for state in states:
+            if state in sets:
+                command = "ZRANGE" if ascending else "ZREVRANGE"
+                commands.append((command, sets[state], start, end))
+            elif ascending:
+                commands.append(("LRANGE", lists[state], -(end + 1) if end >= 0 else 0, -start - 1))
+            else:
+                commands.append(("LRANGE", lists[state], start, end))
+        listed: dict[str, str] = {}
+        for state, reply in zip(states, await self._redis.pipeline(commands), strict=True):
+            ids = reversed(reply) if ascending and state in lists else reply
+            listed |= {each.decode(): state for each in ids}
+        return listed
+
     async def records(
         self, ids: Sequence[str], listed: Mapping[str, str] | None = None
     ) -> list[JobRecord | None]:

@@ -29,6 +29,12 @@ SHORT = {
     "telemetryMetadata": "tm",
     "omitContext": "omc",
 }
+_LONG = {short: long for long, short in SHORT.items()}
+# Of these a job has one at most.
+EXCLUSIVE = (
+    *("removeDependencyOnFailure", "failParentOnFailure"),
+    *("continueParentOnFailure", "ignoreDependencyOnFailure"),
+)
 # As Python users write them.
 SPELLED = {
     "job_id": "jobId",
@@ -48,17 +54,21 @@ KNOWN = frozenset(
         *SHORT.values(),
         *("jobId", "attempts", "backoff", "delay", "lifo", "parent", "priority", "repeat"),
         *("removeOnComplete", "removeOnFail", "sizeLimit", "stackTraceLimit", "timestamp"),
-        *("repeatJobKey", "prevMillis", "count"),
+        *("repeatJobKey", "prevMillis", "count", "telemetry"),
     }
 )
 PARENT_WORDS = ("fpof", "cpof", "idof", "rdof")
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """How many finished jobs to keep: None means no bound, a count of 0 removes the job itself."""
+    """How many finished jobs to keep: None means no bound, a count of 0 removes the job itself.
+
+    `limit` bounds how many that are too old one settle removes.
+    """
 
     count: int | None = None
     age_s: int | None = None
+    limit: int | None = None
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +102,12 @@ def spelled(options: Mapping[str, Any]) -> dict[str, Any]:
             out[long] = value
     if isinstance(out.get("backoff"), int | float):
         out["backoff"] = {"type": "fixed", "delay": out["backoff"]}
+    telemetry = out.pop("telemetry", None)
+    if isinstance(telemetry, Mapping):
+        if telemetry.get("metadata"):
+            out["telemetryMetadata"] = telemetry["metadata"]
+        if telemetry.get("omitContext"):
+            out["omitContext"] = True
     return out
 
 
@@ -100,6 +116,24 @@ def pack(options: Mapping[str, Any]) -> bytes:
     packed = {SHORT.get(name, name): value for name, value in options.items()}
     packed.setdefault("attempts", 0)
     return msgspec.json.encode(packed)
+
+
+def unpack(raw: bytes) -> dict[str, Any]:
+    """All options under their long names, from the JSON of `opts`.
+
+    >>> unpack(b'{"attempts":3,"fpof":true}')
+    {'attempts': 3, 'failParentOnFailure': True}
+    """
+    try:
+        told = msgspec.json.decode(raw, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+    options = {_LONG.get(name, name): value for name, value in told.items()}
+    telemetry = {"metadata": options.pop("telemetryMetadata", None)}
+    telemetry["omitContext"] = options.pop("omitContext", None)
+    if any(value is not None for value in telemetry.values()):
+        options["telemetry"] = {k: v for k, v in telemetry.items() if v is not None}
+    return options
 
 
 def read(raw: bytes) -> JobOptions:
@@ -144,7 +178,8 @@ def keep_of(told: Any) -> Keep | None:
     if isinstance(told, int | float):
         return Keep(count=_whole(told)) if told >= 0 else Keep()
     if isinstance(told, dict):
-        return Keep(count=_whole(told.get("count")), age_s=_whole(told.get("age")))
+        count, age, limit = (_whole(told.get(word)) for word in ("count", "age", "limit"))
+        return Keep(count, age, limit)
     return None
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from leasehold.contracts.bullmq.events import read_events
-from leasehold.contracts.bullmq.family import Children, children_of
+from leasehold.contracts.bullmq.family import Children, read_children
 from leasehold.contracts.bullmq.finding import STATES, Finder
 from leasehold.contracts.bullmq.job_options import PRIORITY_MAX
+from leasehold.contracts.bullmq.managing import Managing
 from leasehold.contracts.bullmq.options import CONTRACT, Options, client_name
 from leasehold.contracts.bullmq.records import number
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.errors import NotFound, ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
+from leasehold.core.values import to_json
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 
 _STEP_MIN = 50
 # What repeats another event or tells of another request: a job's own story ends with its end.
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
 
-class BullmqLedger:
+class BullmqLedger(Managing):
     """The ledger of one queue, for one event loop."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
@@ -175,6 +179,12 @@ class BullmqLedger:
             )
         return await self._steer("change", job_ids, "priority", priority, int(first))
 
+    async def update_data(self, job_id: str, data: Any) -> None:
+        """Replace the data of a job, as BullMQ's `updateData`; a running handler keeps its own."""
+        (answer,) = await self._steer("change", [job_id], "data", to_json(data), 0)
+        if answer == "missing":
+            raise NotFound(f"there is no job {job_id}", contract=CONTRACT)
+
     async def retry_all(self, state: str = "failed", *, before_ms: int | None = None) -> int:
         """Send every failed (or completed) job back that ended by `before_ms`; how many.
 
@@ -206,16 +216,7 @@ class BullmqLedger:
 
     async def children(self, job_id: str) -> Children:
         """The children of a job: what each of them left, and which are still to come."""
-        key = self._job_key(job_id)
-        replies = await self._redis.pipeline(
-            [
-                ("HGETALL", f"{key}:processed"),
-                ("HGETALL", f"{key}:failed"),
-                ("ZRANGE", f"{key}:unsuccessful", 0, -1),
-                ("SMEMBERS", f"{key}:dependencies"),
-            ]
-        )
-        return children_of(*replies)
+        return await read_children(self._redis, self._job_key(job_id))
 
     async def logs(self, job_id: str) -> list[str]:
         """The lines that handlers logged to the job."""
@@ -243,13 +244,14 @@ class BullmqLedger:
     async def _steer(self, script: str, job_ids: Sequence[str], *how: Arg) -> list[str]:
         answers: list[str] = []
         for start in range(0, len(job_ids), BATCH_MAX):  # one script stays short for the others
-            replies = await self._scripts.run(script, *how, *job_ids[start : start + BATCH_MAX])
+            chunk = job_ids[start : start + BATCH_MAX]
+            replies = await part(start, self._scripts.run(script, *how, *chunk))
             answers += [reply.decode() for reply in replies]
         return answers
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
-        while moved := await self._scripts.run("bulk", state, BATCH_MAX, last_ms):
+        while moved := await part(sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)):
             sent += moved
             if moved < BATCH_MAX:
                 break

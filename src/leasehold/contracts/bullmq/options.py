@@ -38,7 +38,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     one job may run out before the job fails), `stalled_ms` its stalledInterval. `limit_max` jobs
     per `limit_ms` is the worker's rate limiter, `metrics_minutes` its metrics.maxDataPoints.
     `keep_completed` and `keep_failed` say how many finished jobs are kept where a job names
-    nothing (-1: all). `max_depth` bounds unfinished jobs (0: no bound).
+    nothing (-1: all), `keep_completed_s` and `keep_failed_s` for how long (0: for ever).
+    `max_depth` bounds unfinished jobs (0: no bound).
     """
 
     queue: str = "jobs"
@@ -52,10 +53,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     metrics_minutes: int = 0
     keep_completed: int = -1
     keep_failed: int = -1
+    keep_completed_s: int = 0
+    keep_failed_s: int = 0
     max_attempts: int = 0
     max_depth: int = 0
     idempotency_ttl_s: int = 86_400
-    journal_length: int = 1_000_000
+    journal_bytes: int = 32_000_000
     journal_days: float = 7.0
     unread_days: float = 30.0
 

@@ -36,7 +36,7 @@ _NO_OPTIONS = JobOptions()
 
 
 def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, ...]:
-    """The sixteen arguments of one outcome, in the order of settle-16.lua."""
+    """The seventeen arguments of one outcome, in the order of settle-16.lua."""
     lease = outcome.lease
     claimed = lease.extra if isinstance(lease.extra, Claimed) else None
     told = claimed.options if claimed else _NO_OPTIONS
@@ -44,31 +44,45 @@ def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, 
     last = lease.attempt >= (lease.max_attempts or 1)
     otherwise = "bury" if last else "retry"
     if outcome.kind == "complete":
-        count, age = _keep(told.keep_completed, options.keep_completed)
+        keep = told.keep_completed or kept_by(options.keep_completed, options.keep_completed_s)
         result = outcome.result
         return (
             lease.job_id, lease.fence, lease.token, "complete", result, "", short_hash(result), "",
-            backoff_ms(told.backoff, _made(lease)), count, age, attempts, lease.max_attempts,
+            backoff_ms(told.backoff, _made(lease)), *keep_args(keep), attempts, lease.max_attempts,
             token_h, otherwise, "",
         )  # fmt: skip
     failure = outcome.failure
     kind, wait_ms = _decide(outcome, told, last)
-    count, age = _keep(told.keep_failed, options.keep_failed)
+    keep = told.keep_failed or kept_by(options.keep_failed, options.keep_failed_s)
     reason = failure.message or failure.code if failure else ""
+    unknown = custom_backoff(lease) if outcome.kind == "fail" and not last else None
+    if unknown:
+        reason = (
+            f"Unknown backoff strategy {unknown[0]}: a task of the worker says how long to wait, "
+            f"by @task(..., backoff=function). The attempt failed with: {reason}"
+        )
     stack = b""
     if failure and kind in ("retry", "bury"):
         earlier = claimed.stacktrace if claimed else b""
         stack = stack_of(earlier, _stack(failure, reason), told.stack_trace_limit)
     return (
         lease.job_id, lease.fence, lease.token, kind, reason, stack, "", _code(failure), wait_ms,
-        count, age, attempts, lease.max_attempts, token_h, otherwise, "1" if told.lifo else "",
+        *keep_args(keep), attempts, lease.max_attempts, token_h, otherwise,
+        "1" if told.lifo else "",
     )  # fmt: skip
+
+
+def custom_backoff(lease: Lease) -> tuple[str, int] | None:
+    """The type of a backoff that BullMQ leaves to the worker, and the attempts made by now."""
+    told = lease.extra.options.backoff if isinstance(lease.extra, Claimed) else None
+    kind = told.get("type") if isinstance(told, dict) else None
+    return None if kind in (None, "fixed", "exponential") else (str(kind), _made(lease))
 
 
 def _decide(outcome: Outcome, told: JobOptions, last: bool) -> tuple[str, int]:
     lease, kind = outcome.lease, outcome.kind
     if kind == "fail":
-        if last:
+        if last or custom_backoff(lease):
             return "bury", 0
         wait_ms = outcome.delay_ms or backoff_ms(told.backoff, _made(lease))
         return "retry", wait_ms
@@ -102,13 +116,15 @@ def verdict_of(lease: Lease, reply: list[Any]) -> Verdict:
     return _VERDICTS[code]
 
 
-def _keep(told: Keep | None, otherwise: int) -> tuple[Arg, Arg]:
-    if told is None:
-        return (otherwise if otherwise >= 0 else ""), ""
-    return (
-        "" if told.count is None else told.count,
-        "" if told.age_s is None else told.age_s,
-    )
+def kept_by(count: int, age_s: int) -> Keep:
+    """What a worker keeps of jobs that say nothing themselves."""
+    return Keep(count if count >= 0 else None, age_s or None)
+
+
+def keep_args(keep: Keep) -> tuple[Arg, Arg, Arg]:
+    """Count, age and limit as the scripts take them."""
+    count, age_s, limit = ("" if n is None else n for n in (keep.count, keep.age_s, keep.limit))
+    return count, age_s, limit
 
 
 def _code(failure: Failure | None) -> str:

@@ -13,8 +13,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from leasehold.contracts.bullmq import job_options, submission
 from leasehold.contracts.bullmq.events import QueueEvents
 from leasehold.contracts.bullmq.family import Flow
@@ -22,15 +20,17 @@ from leasehold.contracts.bullmq.options import CONTRACT, Options, keys
 from leasehold.contracts.bullmq.scheduling import Scheduler
 from leasehold.contracts.bullmq.schema import check as check_schema
 from leasehold.contracts.bullmq.scripts import SCRIPTS, Scripts
-from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ReplyLost, ServerError
+from leasehold.core.errors import Conflict, InvalidJob, QueueFull, ServerError
 from leasehold.core.opening import parse_url
 from leasehold.core.submission import new_job_id
+from leasehold.core.values import to_json
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part, resend
 
 _BATCH_MAX = 500
 _TRIES_MAX = 5
+_PATIENCE_S = 10.0
 _FOREVER = 9_007_199_254_740_991
-_encode = msgspec.json.Encoder().encode
 
 
 class Producer:
@@ -55,8 +55,8 @@ class Producer:
         rows = [self._row(name, data, options) for name, data, options in jobs]
         ids: list[str] = []
         for start in range(0, len(rows), _BATCH_MAX):
-            args = [part for row in rows[start : start + _BATCH_MAX] for part in row]
-            ids += await self._send(args)
+            args = [arg for row in rows[start : start + _BATCH_MAX] for arg in row]
+            ids += await part(start, self._send(args))
         return ids
 
     async def add_flow(self, flow: Flow) -> str:
@@ -91,8 +91,8 @@ class Producer:
             scheduler_id,
             {"every": every, "pattern": pattern, **repeat},
             name=name or scheduler_id,
-            data=_encode(data) if data is not None else b"",
-            opts=_encode(packed),
+            data=to_json(data) if data is not None else b"",
+            opts=to_json(packed),
         )
 
     async def remove_scheduler(self, scheduler_id: str) -> bool:
@@ -128,19 +128,18 @@ class Producer:
             submission.check_id(str(given["jobId"]))
         if self._schema is not None:
             check_schema(data, self._schema)
-        return submission.full_row(name, _encode({} if data is None else data), given)
+        return submission.full_row(name, to_json({} if data is None else data), given)
 
     async def _send(self, args: Sequence[Arg]) -> list[str]:
         request = secrets.token_hex(12)
         head = (request, self._options.max_depth, 0)
         scripts = Scripts(self._redis, self._options)
-        for attempt in range(_TRIES_MAX):
-            try:
-                replies = await scripts.run("add", *head, *args)
-                break
-            except ReplyLost:
-                if attempt == _TRIES_MAX - 1:
-                    raise
+        replies = await resend(
+            lambda: scripts.run("add", *head, *args),
+            tries=_TRIES_MAX,
+            patience_s=_PATIENCE_S,
+            ends=ServerError,
+        )
         return [_accepted(status.decode(), job_id.decode()) for status, job_id in replies]
 
     async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:
@@ -177,7 +176,7 @@ class Producer:
             given["parent"] = parent
         row = submission.full_row(
             flow.name,
-            _encode({} if flow.data is None else flow.data),
+            to_json({} if flow.data is None else flow.data),
             given,
             waits_children=bool(flow.children),
         )

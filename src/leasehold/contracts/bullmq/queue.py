@@ -18,7 +18,9 @@ import msgspec
 from leasehold.contracts.bullmq import reporting, submission
 from leasehold.contracts.bullmq.claimed import token_h_of
 from leasehold.contracts.bullmq.claiming import Claims
+from leasehold.contracts.bullmq.family import Children, read_children
 from leasehold.contracts.bullmq.options import Options
+from leasehold.contracts.bullmq.outcomes import custom_backoff
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.contracts.bullmq.settling import Settles
 from leasehold.core.errors import LeaseLost, UsageError
@@ -29,6 +31,7 @@ from leasehold.core.outcome import Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
@@ -39,6 +42,8 @@ class BullmqQueue:
     claim_max = BATCH_MAX
     has_children = True
     """A handler may let its job wait for children that it added (`Park`)."""
+    has_data = True
+    """A handler may replace its job's data (`Job.update_data`)."""
 
     def __init__(
         self, redis: Redis, options: Options, *, worker_id: str = "", url: str = ""
@@ -67,10 +72,9 @@ class BullmqQueue:
             except UsageError as error:
                 answers[position] = Submitted(job.job_id, "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
-            args = [part for row in rows[start : start + BATCH_MAX] for part in row]
-            replies = await self._scripts.run(
-                "add", "", self._options.max_depth, self._options.idempotency_ttl_s * 1000, *args
-            )
+            args = [arg for row in rows[start : start + BATCH_MAX] for arg in row]
+            head = ("", self._options.max_depth, self._options.idempotency_ttl_s * 1000)
+            replies = await part(start, self._scripts.run("add", *head, *args))
             for position, (status, job_id) in zip(
                 accepted[start : start + BATCH_MAX], replies, strict=True
             ):
@@ -91,9 +95,8 @@ class BullmqQueue:
             args: list[Arg] = []
             for lease in chunk:
                 args += (lease.job_id, lease.fence, lease.token, lease.attempt, token_h_of(lease))
-            replies = await self._scripts.run(
-                "extend", self.worker_id, self._options.lease_ms, *args
-            )
+            head = (self.worker_id, self._options.lease_ms)
+            replies = await part(start, self._scripts.run("extend", *head, *args))
             answers += [_extended(*pair) for pair in zip(chunk, replies, strict=True)]
         return answers
 
@@ -104,8 +107,8 @@ class BullmqQueue:
         answers: list[LeaseLost | None] = []
         for start in range(0, len(reports), BATCH_MAX):
             chunk = reports[start : start + BATCH_MAX]
-            args = [part for each in chunk for part in reporting.row(each)]
-            replies = await self._scripts.run("report", self.worker_id, *args)
+            args = [arg for each in chunk for arg in reporting.row(each)]
+            replies = await part(start, self._scripts.run("report", self.worker_id, *args))
             answers += [
                 None if reply[0] == b"ok" else LeaseLost(each.lease.job_id, reply[1].decode())
                 for each, reply in zip(chunk, replies, strict=True)
@@ -119,6 +122,14 @@ class BullmqQueue:
             self._claims.forget(outcome.lease.job_id)
         return verdicts
 
+    async def children(self, job_id: str) -> Children:
+        """The children of a job: what each of them left, and which are still to come."""
+        return await read_children(self._redis, self._options.key_prefix + job_id)
+
+    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
+        """A backoff that only a function of the task can know, and how many attempts were made."""
+        return custom_backoff(lease)
+
     async def upkeep(self) -> Upkeep:
         """Promote, take back, trim; every worker may do it as often as it likes."""
         options = self._options
@@ -126,7 +137,7 @@ class BullmqQueue:
             "upkeep",
             options.stalled_max,
             options.stalled_ms,
-            options.journal_length,
+            options.journal_bytes,
             round(options.journal_days * 86_400_000),
             self.worker_id,
             self.slots,

@@ -41,6 +41,9 @@ def check(report: Report) -> None:
 def row(report: Report) -> tuple[Arg, ...]:
     """The nine arguments of one report, in the order of report-16.lua."""
     lease = report.lease
+    if report.payload:
+        kind, data = "", report.payload
+        return lease.job_id, lease.fence, lease.token, kind, "", "", data, token_h_of(lease), ""
     data = _line(report.data) if report.type == "log" else report.data
     return (
         lease.job_id, lease.fence, lease.token, report.type, report.progress, report.step, data,

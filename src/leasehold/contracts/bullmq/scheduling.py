@@ -90,10 +90,12 @@ class Scheduler:
         """Set a scheduler up, or change it; returns the id of its next job."""
         if bool(repeat.get("every")) == bool(repeat.get("pattern")):
             raise UsageError("a scheduler has either `every` (ms) or `pattern` (cron)")
+        if repeat.get("immediately") and repeat.get("startDate"):
+            raise UsageError("a scheduler has either `immediately` or `startDate`")
         now = await self._redis.server_time_ms()
         kept = {key: value for key, value in repeat.items() if value is not None}
-        next_ms: Arg = ""
-        if repeat.get("pattern"):
+        next_ms: Arg = now if kept.pop("immediately", None) and repeat.get("pattern") else ""
+        if repeat.get("pattern") and not next_ms:
             next_ms = _next(repeat["pattern"], repeat, now)
         fields: list[Arg] = []
         for field in _FIELDS:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from leasehold.contracts.bullmq.claimed import Claimed, token_h_of
 from leasehold.contracts.bullmq.options import Options
-from leasehold.contracts.bullmq.outcomes import settle_args, verdict_of
+from leasehold.contracts.bullmq.outcomes import keep_args, kept_by, settle_args, verdict_of
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.idempotency import short_hash
 from leasehold.core.outcome import COMPLETED, Outcome, Verdict
 from leasehold.store.redis import Arg
+from leasehold.store.resending import part
 
 
 class Settles:
@@ -34,9 +35,11 @@ class Settles:
         for position, outcome in enumerate(outcomes):
             (plain if self._is_plain(outcome) else rest).append(position)
         for start in range(0, len(plain), BATCH_MAX):
-            rest += await self._complete(outcomes, plain[start : start + BATCH_MAX], verdicts)
+            chunk = plain[start : start + BATCH_MAX]
+            rest += await part(start, self._complete(outcomes, chunk, verdicts))
         for start in range(0, len(rest), BATCH_MAX):
-            await self._settle(outcomes, rest[start : start + BATCH_MAX], verdicts)
+            chunk = rest[start : start + BATCH_MAX]
+            await part(start or plain, self._settle(outcomes, chunk, verdicts))
         return verdicts  # type: ignore[return-value]
 
     def _is_plain(self, outcome: Outcome) -> bool:
@@ -49,6 +52,7 @@ class Settles:
             and not claimed.attempts_made
             and not claimed.options.keeps
             and options.keep_completed < 0
+            and not options.keep_completed_s
             and not options.metrics_minutes
         )
 
@@ -62,7 +66,7 @@ class Settles:
             lease, result = outcome.lease, outcome.result
             args += (lease.job_id, lease.fence, result, short_hash(result), lease.task)
             args.append(lease.priority)
-        head = (self._worker_id, self._token, self._token_h)
+        head = (self._worker_id, self._token, self._token_h, self._options.limit_max or "")
         replies = await self._scripts.run("complete", *head, *args)
         others = []
         for position, is_done in zip(chunk, replies, strict=True):
@@ -80,8 +84,9 @@ class Settles:
         for position in chunk:
             outcome = outcomes[position]
             args += settle_args(outcome, options, token_h_of(outcome.lease))
-        limits = 1 if options.limit_max else 0
-        head = (self._worker_id, options.metrics_minutes, limits)
+        # For jobs that were to complete and fail, because their children forbid it.
+        failed = keep_args(kept_by(options.keep_failed, options.keep_failed_s))
+        head = (self._worker_id, options.metrics_minutes, options.limit_max or "", *failed)
         replies = await self._scripts.run("settle", *head, *args)
         for position, reply in zip(chunk, replies, strict=True):
             verdicts[position] = verdict_of(outcomes[position].lease, reply)

@@ -61,7 +61,7 @@ def _row(
         given["priority"] = job.priority
     if job.delay_ms:
         given["delay"] = job.delay_ms
-    if job.trace and "telemetryMetadata" not in given and "tm" not in given:
+    if job.trace and not {"telemetryMetadata", "tm", "omitContext", "omc"} & given.keys():
         carrier = msgspec.json.encode({"traceparent": job.trace}).decode()
         given["telemetryMetadata"] = carrier
     job_id = str(given.get("jobId") or job.job_id)
@@ -83,6 +83,9 @@ def full_row(
 ) -> tuple[Arg, ...]:
     """The arguments of a job with any options, under their long names."""
     check_options(given)
+    size_limit = given.get("sizeLimit")
+    if size_limit and len(data) > size_limit:
+        raise InvalidJob(f"The size of job {name} exceeds the limit {size_limit} bytes")
     parent_key, parent = _parent(given)
     dedup_id, dedup_ttl, dedup_mode = _dedup(given)
     return (
@@ -138,6 +141,14 @@ def check_options(given: Mapping[str, Any]) -> None:
         raise InvalidJob(f"delay {delay!r}: milliseconds, not negative")
     if given.get("deduplication") is not None and not _dedup(given)[0]:
         raise InvalidJob("deduplication needs an id, as in {'id': 'order-17', 'ttl': 5000}")
+    given_of = (word for word in job_options.EXCLUSIVE if given.get(word))
+    exclusive = [*given_of, *(s for s in job_options.PARENT_WORDS if given.get(s))]
+    if len(exclusive) > 1:
+        together = ", ".join(exclusive)
+        raise InvalidJob(f"The following options cannot be used together: {together}")
+    jitter = given["backoff"].get("jitter") if isinstance(given.get("backoff"), Mapping) else None
+    if jitter is not None and not 0 <= jitter <= 1:
+        raise InvalidJob(f"backoff jitter {jitter!r}: a number from 0 to 1")
 
 
 def _check(job: NewJob) -> None:

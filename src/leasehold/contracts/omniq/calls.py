@@ -13,8 +13,9 @@ import secrets
 from typing import Any
 
 from leasehold.contracts.omniq.options import anchor
-from leasehold.core.errors import LeaseholdError, ServerError, StoreError, StoreUnreachable
+from leasehold.core.errors import LeaseholdError, ServerError, StoreUnreachable
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import resend
 from leasehold.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("leasehold.contracts.omniq")
@@ -24,6 +25,7 @@ _DOUBT_S = 300.0
 _UNDER_WAY, _LOST = 1, 2
 _TRIES_MAX = 6
 _PAUSE_S = 0.05
+_PATIENCE_S = 60.0
 
 
 class Calls:
@@ -63,13 +65,10 @@ async def insist(call: Any) -> Any:
 
     What is tried in vain for about two seconds is the caller's to judge.
     """
-    for attempt in range(1, _TRIES_MAX + 1):
-        try:
-            return await call()
-        except ServerError:
-            raise
-        except StoreError:
-            if attempt == _TRIES_MAX:
-                raise
-            await asyncio.sleep(_PAUSE_S * 2**attempt * (0.5 + secrets.randbelow(500) / 1000))
-    raise AssertionError("unreachable")
+    return await resend(
+        call, tries=_TRIES_MAX, patience_s=_PATIENCE_S, ends=ServerError, pause_s=_pause_s
+    )
+
+
+def _pause_s(attempt: int) -> float:
+    return _PAUSE_S * (1 << attempt) * (0.5 + secrets.randbelow(500) / 1000)

@@ -58,6 +58,7 @@ from leasehold.contracts.omniq.submission import (
 from leasehold.contracts.omniq.ulid import new_ulid
 from leasehold.core.errors import Conflict
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 
 _TEND_STEP = 200
 _ERROR_BYTES_MAX = 4096
@@ -169,9 +170,10 @@ class Client:
         for start in range(0, len(jobs), BATCH_MAX):
             chunk = jobs[start : start + BATCH_MAX]
             args = script_args(chunk)
-            _, *others = await insist(
+            publish = insist(
                 lambda args=args: line.calls.remembered("publish", (now_ms,), 0, 0, *args)
             )
+            _, *others = await part(start, publish)
             for _, status, job_id, _ in others:
                 if status == b"conflict":
                     raise Conflict(

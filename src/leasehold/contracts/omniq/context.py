@@ -10,6 +10,7 @@ import msgspec
 
 from leasehold.contracts.omniq.executing import Exec
 from leasehold.core.lease import Lease
+from leasehold.core.values import from_json
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ def context_of(lease: Lease, tools: Exec) -> JobContext:
     """The context of one attempt."""
     raw = lease.payload.decode(errors="replace")
     try:
-        payload = msgspec.json.decode(lease.payload)
+        payload = from_json(lease.payload)
     except msgspec.DecodeError:
         payload = raw  # another client stored it so; the handler shall see what is there
     return JobContext(

@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_failed: int = 10_000
     idempotency_ttl_s: int = 86_400
     poll_ms: int = 40
-    journal_length: int = 1_000_000
+    journal_bytes: int = 32_000_000
     journal_days: float = 7.0
     unread_days: float = 30.0
 

@@ -36,6 +36,7 @@ from leasehold.core.outcome import Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 
 _WORKER_AGE_MS = 3_600_000
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
@@ -74,13 +75,14 @@ class OmniqQueue:
                 told[position] = Submitted(job.job_id, "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
             chunk = rows[start : start + BATCH_MAX]
-            reply = await self._calls.remembered(
+            publish = self._calls.remembered(
                 "publish",
                 (0,),
                 self._options.max_depth,
                 self._options.idempotency_ttl_s * 1000,
                 *script_args(chunk),
             )
+            reply = await part(start, publish)
             for position, answer in zip(
                 accepted[start : start + BATCH_MAX],
                 answers(reply, chunk, self._options),
@@ -103,7 +105,7 @@ class OmniqQueue:
             args: list[Arg] = []
             for lease in chunk:
                 args += (lease.job_id, lease.token, lease.fence)
-            replies = await self._calls.run("extend", 0, self.worker_id, 1, *args)
+            replies = await part(start, self._calls.run("extend", 0, self.worker_id, 1, *args))
             answers += [_extended(*pair) for pair in zip(chunk, replies, strict=True)]
         return answers
 
@@ -123,7 +125,7 @@ class OmniqQueue:
                 lease = report.lease
                 args += (lease.job_id, lease.token, lease.fence)
                 args += (report.type, report.step, report.data, report.progress)
-            replies = await self._calls.run("report", 0, self.worker_id, *args)
+            replies = await part(start, self._calls.run("report", 0, self.worker_id, *args))
             answers += [
                 None if reply == 1 else lost(report.lease.job_id, reply[1])
                 for report, reply in zip(chunk, replies, strict=True)
@@ -138,7 +140,7 @@ class OmniqQueue:
             args: list[Arg] = []
             for outcome in chunk:
                 args += settle_args(outcome)
-            replies = await self._calls.remembered(
+            settle = self._calls.remembered(
                 "settle",
                 (0, self.worker_id),
                 self._options.keep_completed,
@@ -147,6 +149,7 @@ class OmniqQueue:
                 "",
                 *args,
             )
+            replies = await part(start, settle)
             for outcome, reply in zip(chunk, replies, strict=True):
                 self._claimer.release(outcome.lease.job_id)
                 verdicts.append(verdict_of(outcome.lease, reply))
@@ -160,7 +163,7 @@ class OmniqQueue:
             0,
             self.worker_id,
             chance(),
-            options.journal_length,
+            options.journal_bytes,
             round(options.journal_days * 86_400_000),
             _WORKER_AGE_MS,
             options.keep_completed,

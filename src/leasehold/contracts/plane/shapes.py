@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from leasehold.core.job import JobRecord
+from leasehold.core.values import shown_json
 
 BATCH_MAX = 500
 TEXT_MAX = 512
@@ -359,4 +360,4 @@ def moment(ms: int) -> str:
 
 
 def _json(raw: bytes) -> Any:
-    return msgspec.json.decode(raw) if raw else None
+    return shown_json(raw) if raw else None

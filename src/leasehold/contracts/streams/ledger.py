@@ -15,6 +15,7 @@ from leasehold.core.errors import ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 from leasehold.store.wire import is_wrong_type
 
 _STATES = ("queued", "running", "done", "error", "canceled")
@@ -222,7 +223,8 @@ class StreamsLedger:
     async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
         answers: list[str] = []
         for start in range(0, len(job_ids), 500):  # one script stays short for the other clients
-            replies = await self._run("steer", verb, *job_ids[start : start + 500])
+            chunk = job_ids[start : start + 500]
+            replies = await part(start, self._run("steer", verb, *chunk))
             answers += [reply.decode() for reply in replies]
         return answers
 

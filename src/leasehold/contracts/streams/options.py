@@ -30,7 +30,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lost_max: int = 5
     idempotency_ttl_s: int = 86_400
     retry_delay_ms: int = 1_000
-    journal_length: int = 1_000_000
+    journal_bytes: int = 32_000_000
     journal_days: float = 7.0
     unread_days: float = 30.0
 

@@ -35,6 +35,7 @@ from leasehold.core.quarantine import Quarantined
 from leasehold.core.retry import exponential
 from leasehold.core.seam import Upkeep
 from leasehold.store.redis import Arg, Redis
+from leasehold.store.resending import part
 from leasehold.store.scripts import ScriptFolder
 from leasehold.store.wire import is_wrong_type
 
@@ -104,12 +105,13 @@ class StreamsQueue:
                 answers[position] = Submitted(job.job_id, "invalid", str(error))
         for start in range(0, len(accepted), _BATCH_MAX):
             chunk = accepted[start : start + _BATCH_MAX]
-            replies = await self._run(
+            submit = self._run(
                 "submit",
                 self._options.max_depth,
                 self._options.idempotency_ttl_s,
                 *args[start * ARGS : (start + len(chunk)) * ARGS],
             )
+            replies = await part(start, submit)
             for position, reply in zip(chunk, replies, strict=True):
                 answers[position] = answer(reply, self._options)
         return [each for each in answers if each is not None]
@@ -140,8 +142,8 @@ class StreamsQueue:
         answers: list[Lease | LeaseLost] = []
         for start in range(0, len(leases), _BATCH_MAX):
             chunk = leases[start : start + _BATCH_MAX]
-            args = [part for lease in chunk for part in (*_proof(lease), lease.task)]
-            replies = await self._run("extend", self._options.lease_ms, *args)
+            args = [arg for lease in chunk for arg in (*_proof(lease), lease.task)]
+            replies = await part(start, self._run("extend", self._options.lease_ms, *args))
             answers += [_extended(*pair) for pair in zip(chunk, replies, strict=True)]
         return answers
 
@@ -161,7 +163,7 @@ class StreamsQueue:
             for report in chunk:
                 args += (*_proof(report.lease), report.lease.task, report.type, report.step)
                 args += (report.data, report.progress)
-            replies = await self._run("report", *args)
+            replies = await part(start, self._run("report", *args))
             answers += [
                 None if reply[0] == b"ok" else _lost(report.lease, reply[1])
                 for report, reply in zip(chunk, replies, strict=True)
@@ -173,7 +175,7 @@ class StreamsQueue:
         verdicts: list[Verdict] = []
         for start in range(0, len(outcomes), _BATCH_MAX):
             chunk = outcomes[start : start + _BATCH_MAX]
-            reply = await self._run("settle", *settle_rows(chunk, self._backoff))
+            reply = await part(start, self._run("settle", *settle_rows(chunk, self._backoff)))
             verdicts += _verdicts(chunk, reply)
             for outcome in chunk:
                 self._held.pop(outcome.lease.handle, None)
@@ -186,7 +188,7 @@ class StreamsQueue:
             "upkeep",
             options.lease_ms,
             options.lost_max,
-            options.journal_length,
+            options.journal_bytes,
             round(options.journal_days * 86_400_000),
             _CONSUMER_AGE_MS,
             self.worker_id,

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from leasehold.core.job import JobRecord
+from leasehold.core.values import shown_json
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
 Status = Literal["queued", "running", "done", "error", "canceled"]
@@ -161,9 +162,4 @@ def line(record: JobRecord) -> JobLine:
 
 def value_of(raw: bytes) -> Any:
     """A JSON field of the hash as a value: None for empty, `_raw` for what does not parse."""
-    if not raw:
-        return None
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {"_raw": raw.decode(errors="replace")}
+    return shown_json(raw) if raw else None

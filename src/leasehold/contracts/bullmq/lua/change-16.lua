@@ -2,10 +2,10 @@
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
--- ARGV[1] prefix  ARGV[2] delay or priority  ARGV[3] the delay from now in ms, or the priority
+-- ARGV[1] prefix  ARGV[2] delay, priority or data  ARGV[3] the delay from now in ms, the priority, or the data JSON
 -- ARGV[4] 1 to stand before its equals  ARGV[5..] ids
 -- Returns per id 'ok', 'missing', or the state that forbids it
--- Clauses B-49 B-50
+-- Clauses B-49 B-50 B-56
 -- @include queue
 -- @include waiting
 -- @include place
@@ -38,7 +38,12 @@ local function change_priority(job)
   return 'ok'
 end
 
-local change = ARGV[2] == 'delay' and change_delay or change_priority
+local function change_data(job)
+  call('HSET', job.key, 'data', ARGV[3])
+  return 'ok'
+end
+
+local change = ({ delay = change_delay, priority = change_priority, data = change_data })[ARGV[2]]
 local answers = {}
 for i = 5, #ARGV do
   local job = read_job(ARGV[i])

@@ -5,7 +5,8 @@
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] worker id  ARGV[3] token  ARGV[4] hash of the token
--- ARGV[5..] per outcome: id, fence, result JSON, hash of the result, task, priority
+-- ARGV[5] jobs that the worker's own rate limiter allows ('' for none)
+-- ARGV[6..] per outcome: id, fence, result JSON, hash of the result, task, priority
 -- Returns per outcome 1 when it is done, 0 when it is not plain
 -- Clauses B-18 B-19 B-26
 local call, pcall, match, find, format = redis.call, redis.pcall, string.match, string.find, string.format
@@ -14,7 +15,7 @@ local clock = call('TIME')
 local NOW_S = format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))
 local TAIL = '\t' .. ARGV[2] .. '\t0\t0\t\t\t'
 local TOKEN, TOKEN_H = ARGV[3] .. ':', '\t' .. ARGV[4] .. '\t'
-local WIDTH, FIRST = 6, 5
+local WIDTH, FIRST = 6, 6
 
 -- Keys of another type raise here, before anything is written.
 local waiting = call('LLEN', KEYS[1])
@@ -78,8 +79,13 @@ end
 for from = 1, 2 * done, 200 do
   pcall('XADD', KEYS[16], '*', unpack(lines, from, math.min(from + 199, 2 * done)))
 end
-if waiting == 0 and call('LLEN', ACTIVE) == 0 then
-  pcall('XADD', EVENTS, '*', 'event', 'drained')
+-- As BullMQ's workers, which emit nothing while jobs wait for their time, a resume or the rate limiter.
+if waiting == 0 and call('LLEN', ACTIVE) == 0 and pcall('ZCARD', KEYS[4]) == 0 then
+  local v = pcall('HMGET', META, 'paused', 'max')
+  local limit_max = tonumber(v[2]) or tonumber(ARGV[5])
+  if not v[1] and not (limit_max and (tonumber(pcall('GET', KEYS[10])) or 0) >= limit_max) then
+    pcall('XADD', EVENTS, '*', 'event', 'drained')
+  end
 end
 -- The stream may grow by a batch or two before it is trimmed; a slot of a bounded queue is free again.
 if done > 8 or clock[2] % 16 == 0 or waiting > 0 then

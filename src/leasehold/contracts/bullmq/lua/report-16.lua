@@ -4,10 +4,10 @@
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] worker id
--- ARGV[3..] per report: id, fence, token, event, progress JSON ('' for none), step, data JSON (of
+-- ARGV[3..] per report: id, fence, token, event ('' for new data of the job), progress JSON ('' for none), step, data JSON (of
 --   the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
 -- Returns per report { 'ok' } or { 'lost', reason }
--- Clauses B-18 B-30 B-46
+-- Clauses B-18 B-30 B-46 B-56
 -- @include queue
 local WORKER = ARGV[2]
 local answers = {}
@@ -26,6 +26,10 @@ local function report(at)
   end
   if progress ~= '' then
     call('HSET', key, 'progress', progress)
+  end
+  if kind == '' then
+    call('HSET', key, 'data', data)
+    return { 'ok' }
   end
   if kind == 'log' then -- BullMQ's readers ask for the log; no event tells of it
     if type(redis.pcall('RPUSH', key .. ':logs', data)) == 'table' then -- another type: the log is begun anew

@@ -5,26 +5,27 @@
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] worker id  ARGV[3] minutes of metrics to keep (0: none)
--- ARGV[4] 1 for a worker with a rate limiter of its own
--- ARGV[5..] per outcome: id, fence, token, kind (complete, retry, bury, snooze, release, cancel, limit, park),
+-- ARGV[4] jobs that the worker's own rate limiter allows ('' for none)
+-- ARGV[5..7] keep count, age_s and limit of failed jobs that name none
+-- ARGV[8..] per outcome: id, fence, token, kind (complete, retry, bury, snooze, release, cancel, limit, park),
 --   value (result JSON or the reason), stacktrace (JSON array, '' to leave it), hash of the result,
 --   error code, delay_ms (of a completion or park: before it is tried again when a child forbids it),
---   keep count, keep age_s, attempts, most attempts for the journal, hash of the
+--   keep count, keep age_s, how many old ones to remove, attempts, most attempts for the journal, hash of the
 --   token, what to do when children are pending (retry, bury), 1 for a job that goes to the front
 -- Returns per outcome { verdict, due_ms } or { 'lost', reason }; verdict is the kind, 'retry' for a snooze
 -- Clauses B-15 B-18 B-19 B-20 B-21 B-22 B-23 B-25 B-26 B-29 B-51
 -- @include queue
 local WORKER, METRICS = ARGV[2], tonumber(ARGV[3])
-local WIDTH, FIRST = 16, 5
-local HAS_LIMITER = ARGV[4] == '1' or settings[3]
+local WIDTH, FIRST = 17, 8
+local HAS_LIMITER = ARGV[4] ~= '' or settings[3]
 local RESTING = '9007199254740991' -- what the limiter counts while the queue rests, as BullMQ writes it
 
 local verdicts, ids, freed, done = {}, {}, {}, {}
-local with_children = {}
+local with_children, promoted = {}, false
 
 -- @include waiting
 -- @include finish
-METRICS_MAX = METRICS
+METRICS_MAX, LIMIT_MAX = METRICS, tonumber(settings[3]) or tonumber(ARGV[4])
 -- The verdict on an outcome that was accepted before; nil if this lease was not ended by us.
 local function replayed(id, key, fence, kind)
   -- What an accepted outcome of each kind may have become, and the verdict that says so.
@@ -119,6 +120,10 @@ local function outcomes()
       back(job, o, kind, 'delayed', text[due], counts, false)
       return { 'retry', due }
     end
+    if counts and not promoted then -- as BullMQ does: what has become due stands before a retry
+      promoted = true
+      promote()
+    end
     local priority = tonumber(job.priority)
     local to
     if not counts or (o.lifo and priority == 0) then
@@ -172,6 +177,21 @@ local function decide(job, o)
   return rarer[o.kind](job, o)
 end
 
+local function decoded(json)
+  local ok, told = pcall(cjson.decode, json or '')
+  return ok and type(told) == 'table' and told or {}
+end
+
+-- The stacks of earlier attempts and one more entry, as JSON, cut to the job's limit.
+local function with_stack(earlier, entry, limit)
+  local stack = decoded(earlier)
+  stack[#stack + 1] = entry
+  while limit and #stack > limit do
+    table.remove(stack, 1)
+  end
+  return #stack > 0 and cjson.encode(stack) or '[]'
+end
+
 -- B-22: a parent can neither complete nor wait on when a child has failed it, nor complete while one is
 -- pending; that is a failure.
 local function refuse_children(key, o)
@@ -179,20 +199,30 @@ local function refuse_children(key, o)
     return
   end
   local id = key:sub(#PREFIX + 1)
+  local name = 'Error'
   if o.kind == 'complete' and size('SCARD', key .. ':dependencies') > 0 then
-    o.value = 'Job ' .. id .. ' has pending dependencies. moveToFinished'
+    o.value, o.kind = 'Job ' .. id .. ' has pending dependencies. moveToFinished', o.otherwise
   elseif size('ZCARD', key .. ':unsuccessful') > 0 then
     o.value = 'Cannot complete job ' .. id .. ' because it has at least one failed child. moveToFinished'
+    o.kind, name = 'bury', 'UnrecoverableError'
   else
     return
   end
-  o.kind, o.code, o.result_h, o.keep_count, o.keep_age = o.otherwise, 'children', '', '', ''
+  local v = call('HMGET', key, 'opts', 'stacktrace')
+  local opts = decoded(v[1])
+  o.stack = with_stack(v[2], name .. ': ' .. o.value, tonumber(opts.stackTraceLimit))
+  if opts.removeOnFail == nil then
+    o.keep_count, o.keep_age, o.keep_limit = ARGV[5], ARGV[6], ARGV[7]
+  else
+    o.keep_count, o.keep_age, o.keep_limit = more().keep_of(v[1], 'removeOnFail')
+  end
+  o.code, o.result_h = 'children', ''
 end
 
 local function settle(at, lock)
   local id, fence, token = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local key = PREFIX .. id
-  local kind, token_h = ARGV[at + 3], ARGV[at + 13]
+  local kind, token_h = ARGV[at + 3], ARGV[at + 14]
   if done[id] or lock ~= token .. ':' .. fence then
     local before = replayed(id, key, fence, kind)
     if before then
@@ -220,8 +250,8 @@ local function settle(at, lock)
   local o = {
     kind = kind, value = ARGV[at + 4], stack = ARGV[at + 5], result_h = ARGV[at + 6],
     code = ARGV[at + 7], delay_ms = tonumber(ARGV[at + 8]), keep_count = ARGV[at + 9],
-    keep_age = ARGV[at + 10], attempts = ARGV[at + 11], max_attempts = ARGV[at + 12],
-    token_h = token_h, otherwise = ARGV[at + 14], lifo = ARGV[at + 15] == '1',
+    keep_age = ARGV[at + 10], keep_limit = ARGV[at + 11], attempts = ARGV[at + 12],
+    max_attempts = ARGV[at + 13], token_h = token_h, otherwise = ARGV[at + 15], lifo = ARGV[at + 16] == '1',
   }
   refuse_children(key, o)
   return decide({

@@ -53,11 +53,11 @@ local function cancel(job)
   end
   OUT[job.state](job.id)
   local prev = job.state
-  local count, age = M.keep_of(job.opts, 'removeOnFail')
+  local count, age, limit = M.keep_of(job.opts, 'removeOnFail')
   job.state = job.journalled == 'delayed' and 'delayed' or job.state
   job.lease = '0'
   finish(job, { to = 'failed', kind = 'cancel', value = 'cancelled', code = 'cancelled',
-    keep_count = count, keep_age = age, attempts = '1000000', worker = '', prev = prev })
+    keep_count = count, keep_age = age, keep_limit = limit, attempts = '1000000', worker = '', prev = prev })
   return 'ok'
 end
 

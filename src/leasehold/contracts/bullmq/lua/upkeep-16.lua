@@ -4,7 +4,7 @@
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] leasehold:journal
 -- ARGV[1] prefix  ARGV[2] how often a lease may run out  ARGV[3] ms between two checks
--- ARGV[4] journal length  ARGV[5] journal age_ms
+-- ARGV[4] journal size in bytes  ARGV[5] journal age_ms
 -- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not told)
 -- ARGV[8] age_ms of journal that is captured later
 -- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined }

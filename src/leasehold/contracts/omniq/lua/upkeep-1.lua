@@ -2,7 +2,7 @@
 -- gone. Every worker may call it; each part is bounded.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id, seen to be alive by this  ARGV[3] chance for jitter
--- ARGV[4] journal length in entries  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
+-- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
 -- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] how many jobs the worker runs at once
 -- ARGV[10] age in ms of journal that is captured later
 -- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended, news }; news:

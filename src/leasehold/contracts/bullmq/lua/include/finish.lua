@@ -3,6 +3,8 @@
 local kept = { [COMPLETED] = {}, [FAILED] = {} }
 local counted = { completed = 0, failed = 0 }
 local METRICS_MAX = 0
+local LIMIT_MAX -- jobs that the rate limiter allows
+local ran = false -- a job that ran has ended
 -- Settles that removed their job are remembered for a while, so that one sent again is recognised.
 local ENDED = PREFIX .. 'leasehold:ended'
 local ended = {}
@@ -77,7 +79,10 @@ local function finish_up()
       end
     end
   end
-  if size('LLEN', WAIT) + size('LLEN', ACTIVE) + size('ZCARD', PRIORITIZED) == 0 then
+  -- As BullMQ's workers, which emit nothing while jobs wait for their time, a resume or the rate limiter.
+  if ran and not IS_PAUSED
+    and size('LLEN', WAIT) + size('LLEN', ACTIVE) + size('ZCARD', PRIORITIZED) + size('ZCARD', DELAYED) == 0
+    and not (LIMIT_MAX and (tonumber(redis.pcall('GET', LIMITER)) or 0) >= LIMIT_MAX) then
     emit('drained')
   end
 end
@@ -85,7 +90,7 @@ at_end[1] = finish_up
 
 -- `job` is what the caller read: id, key, name, atm, stc, fence, ver, state, lease, parent_key, parent,
 -- deid, defa, priority. `o` says how it ends: to, kind, value, result_h, code, stack, keep_count,
--- keep_age, attempts, max_attempts, worker, token_h, prev.
+-- keep_age, keep_limit, attempts, max_attempts, worker, token_h, prev.
 local function finish(job, o)
   local completed = o.to == 'completed'
   local set = completed and COMPLETED or FAILED
@@ -118,14 +123,14 @@ local function finish(job, o)
     else
       call('HSET', job.key, 'atm', atm, field, o.value, 'finishedOn', NOW_S, 'lh', lh)
     end
-    if job.defa or job.cancel then
-      call('HDEL', job.key, 'defa', 'cancel')
+    if job.cancel or (job.defa and not completed) then
+      call('HDEL', job.key, 'cancel', completed and 'cancel' or 'defa')
     end
     local flat = kept[set]
     flat[#flat + 1] = NOW_S
     flat[#flat + 1] = job.id
     if keep_age or keep_count then
-      more().retain(set, keep_count, keep_age)
+      more().retain(set, keep_count, keep_age, tonumber(o.keep_limit))
     end
   end
   local attempt = text[job.atm + job.stc + counts]
@@ -143,4 +148,5 @@ local function finish(job, o)
     note(job.id, 'remove', text[job.ver + 2], NOW_S, job.name, o.to, '', attempt, fence, fence, '0', '0', '')
   end
   counted[o.to] = counted[o.to] + 1
+  ran = ran or counts == 1
 end

@@ -68,13 +68,11 @@ local function note_parent(key, prefix, id, kind, to, due)
     .. fence .. '\t0\t0\t\t0\t' .. due .. '\t\t\t\t\t' .. (v[6] or '0') .. '\t')
 end
 
--- A parent that waits for its children becomes claimable: at once, or after its own delay.
-local function release_parent(prefix, id)
+-- A parent that waits becomes claimable: at once, or after its own delay. BullMQ's event names the same
+-- place it came from, whichever that was.
+local function release_from(set, prefix, id)
   local key = prefix .. id
-  if call('EXISTS', key) == 0 or not call('ZSCORE', prefix .. 'waiting-children', id) then
-    return
-  end
-  call('ZREM', prefix .. 'waiting-children', id)
+  call('ZREM', set, id)
   local v = call('HMGET', key, 'priority', 'delay')
   local priority, wait_ms = whole(v[1]) or 0, whole(v[2]) or 0
   if wait_ms > 0 then
@@ -97,6 +95,30 @@ local function release_parent(prefix, id)
   wake_queue(prefix)
   call('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
   note_parent(key, prefix, id, 'promote', to, '0')
+end
+
+local function release_parent(prefix, id)
+  local set = prefix .. 'waiting-children'
+  if call('EXISTS', prefix .. id) == 1 and call('ZSCORE', set, id) then
+    release_from(set, prefix, id)
+  end
+end
+
+-- A parent that a child fails does not run any more: one that waits for children or for its time is
+-- claimable at once, and the pickup fails it; one that runs fails when it waits again.
+local function fail_parent(prefix, id, why)
+  local key = prefix .. id
+  if call('EXISTS', key) == 0 or call('ZSCORE', prefix .. 'failed', id) then
+    return
+  end
+  call('HSET', key, 'defa', why)
+  local children, delayed = prefix .. 'waiting-children', prefix .. 'delayed'
+  if call('ZSCORE', children, id) then
+    release_from(children, prefix, id)
+  elseif call('ZSCORE', delayed, id) then
+    call('HSET', key, 'delay', '0')
+    release_from(delayed, prefix, id)
+  end
 end
 
 local function child_completed(child_key, parent_key, parent_json, result)
@@ -122,10 +144,7 @@ local function child_failed(child_key, parent_key, parent_json, reason)
   end
   if told.fpof then
     call('ZADD', parent_key .. ':unsuccessful', NOW_S, child_key)
-    if call('ZSCORE', prefix .. 'waiting-children', id) then
-      call('HSET', parent_key, 'defa', 'child ' .. child_key .. ' failed')
-    end
-    return release_parent(prefix, id)
+    return fail_parent(prefix, id, 'child ' .. child_key .. ' failed')
   end
   if told.cpof or told.idof then
     call('HSET', parent_key .. ':failed', child_key, reason)

@@ -50,11 +50,12 @@ local function drop_finished(ids, sweeping)
   end
 end
 
--- What the job's options keep of finished jobs: no older than an age, no more than a count.
-local function retain(set, count, age_s)
+-- What the job's options keep of finished jobs: no older than an age, no more than a count. `limit` bounds
+-- how many old ones go at once.
+local function retain(set, count, age_s, limit)
   flush_kept()
   if age_s then
-    local old = call('ZREVRANGEBYSCORE', set, text[NOW - age_s * 1000], '-inf', 'LIMIT', '0', '1000')
+    local old = call('ZREVRANGEBYSCORE', set, text[NOW - age_s * 1000], '-inf', 'LIMIT', '0', text[limit or 1000])
     if #old > 0 then
       drop_finished(old)
       each_many('ZREM', set, old)
@@ -78,7 +79,7 @@ local function keep_of(opts_json, name)
   elseif type(keep) == 'number' then
     return keep >= 0 and keep or nil, nil
   elseif type(keep) == 'table' then
-    return tonumber(keep.count), tonumber(keep.age)
+    return tonumber(keep.count), tonumber(keep.age), tonumber(keep.limit)
   end
   return nil, nil
 end

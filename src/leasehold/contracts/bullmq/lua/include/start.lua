@@ -1,8 +1,9 @@
 -- Starts a job that was just taken: its lock, its event, its hash, its line of the journal, its lease.
--- ARGV[2] token  ARGV[3] worker id  ARGV[4] limit  ARGV[5] lease_ms  ARGV[9] hash of the token
--- ARGV[10] 1 when the worker runs no suspect
+-- ARGV[2] token  ARGV[3] worker id, a blank and its name if it has one  ARGV[4] limit  ARGV[5] lease_ms
+-- ARGV[9] hash of the token  ARGV[10] 1 when the worker runs no suspect
 -- @include quarantine
-local TOKEN, WORKER = ARGV[2], ARGV[3]
+local TOKEN, WORKER, NAME = ARGV[2], match(ARGV[3], '^(%S+) ?(.*)$')
+NAME = NAME ~= '' and NAME or WORKER
 local LIMIT, LEASE_S = tonumber(ARGV[4]), ARGV[5]
 local TOKEN_H = ARGV[9]
 local LEASE_UNTIL = text[NOW + tonumber(LEASE_S)]
@@ -136,7 +137,7 @@ local function start(id, from_list)
   call('SET', key .. ':lock', TOKEN .. ':' .. ats, 'PX', LEASE_S)
   redis.pcall('XADD', EVENTS, '*', 'event', 'active', 'jobId', id, 'prev', 'waiting', 'timestamp', NOW_S,
     'workerId', WORKER)
-  call('HSET', key, 'processedOn', NOW_S, 'ats', ats, 'pb', WORKER, 'workerId', WORKER, 'lh',
+  call('HSET', key, 'processedOn', NOW_S, 'ats', ats, 'pb', NAME, 'workerId', WORKER, 'lh',
     ver .. (is_plain and PLAIN or OTHER) .. old_fence .. ' ' .. old_kind .. ' ' .. old_due)
   local attempt = (f.atm or f.stc) and text[(f.atm or 0) + (f.stc or 0) + 1] or '1'
   lines[lines_n + 1] = 'e'
