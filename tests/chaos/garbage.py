@@ -198,6 +198,7 @@ async def _states(stage: Stage) -> tuple[dict[str, str], str]:
 
 async def _residue(stage: Stage) -> dict[str, int]:
     try:
-        return await stage.subject.residue()
+        left = await stage.subject.residue()
+        return {name: count for name, count in left.items() if name != "locks"}  # of no job
     except LeaseholdError as error:
         return {str(error): 1}

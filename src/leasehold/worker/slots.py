@@ -15,7 +15,7 @@ class Share:
     """One queue's part of the slots; `in_use` counts running jobs and claims on their way.
 
     `claim_max` is the most that one claim of the queue brings, `most` the most slots that it may
-    have.
+    have (0: all).
     """
 
     __slots__ = ("claim_max", "hungry", "idle", "in_use", "most", "waiter")
@@ -43,7 +43,7 @@ class Slots:
 
     def share(self, claim_max: int | None = None, most: int = 0) -> Share:
         """A part for one more queue."""
-        made = Share(min(claim_max or self._batch_max, self._batch_max), most or self.total)
+        made = Share(min(claim_max or self._batch_max, self._batch_max), most)
         self._shares.append(made)
         return made
 
@@ -64,7 +64,7 @@ class Slots:
 
     def allowance(self, share: Share) -> int:
         """How many slots this queue may take now."""
-        free = min(self.total - self.used, share.most - share.in_use)
+        free = min(self.total - self.used, (share.most or self.total) - share.in_use)
         if free <= 0 or self.paused:
             return 0
         # Half at most, so that a claim is under way while the batch before it is being executed.
