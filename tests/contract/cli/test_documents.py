@@ -109,7 +109,7 @@ async def test_the_receiver_of_the_webhooks_page_takes_a_delivery_once(
 
 @pytest.mark.runs("docs/contracts/omniq.md:python")
 class TestOmniq:
-    """The three programs of the page of the contract, on a server of their own."""
+    """The four programs of the page of the contract, on a server of their own."""
 
     def programs(self, redis_url: str) -> list[str]:
         found = blocks_of("docs/contracts/omniq.md", "python")
@@ -155,11 +155,17 @@ class TestOmniq:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
 
+    def test_the_blocking_client_publishes_and_looks(self, redis_url: str) -> None:
+        words = [sys.executable, "-c", self.programs(redis_url)[1]]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert int(done.stdout) >= 1
+
     def test_the_helper_consumes_until_it_is_told_to_stop(self, redis_url: str) -> None:
-        text = textwrap.indent(self.programs(redis_url)[1], "        ")
+        text = textwrap.indent(self.programs(redis_url)[2], "        ")
         head = "import asyncio\nfrom leasehold.contracts.omniq import Client\nasync def main():\n"
         opened = f"    async with Client({redis_url!r}) as client:\n"
         self.works(f"{head}{opened}{text}\nasyncio.run(main())", redis_url)
 
     def test_the_worker_takes_a_job_that_names_no_task(self, redis_url: str) -> None:
-        self.works(self.programs(redis_url)[2], redis_url)
+        self.works(self.programs(redis_url)[3], redis_url)

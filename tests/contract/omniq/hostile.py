@@ -6,6 +6,7 @@ presence alone pauses, and members of `active`, which are the leases themselves.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -125,7 +126,5 @@ class Hostile:
         )
 
     def _write_anyhow(self, write: Callable[[], Any]) -> None:
-        try:
+        with contextlib.suppress(redis.ResponseError):  # of another type by now: as good
             write()
-        except redis.ResponseError:
-            pass  # it is of another type by now, which is as good

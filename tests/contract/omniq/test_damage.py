@@ -1,4 +1,4 @@
-"""What other programs write wrongly: it is set aside with its reason, and everything else goes on."""
+"""What others write wrongly is set aside with its reason, and everything else goes on."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Query
 from tests.contract.omniq.conftest import Bench
 from tests.contract.omniq.hostile import Hostile
+from tests.waiting import until
 
 LEASE_S = 12.0
-SEEDS = range(1, int(os.environ.get("LEASEHOLD_FUZZ_SEEDS", "2")) + 1)
-ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))  # more, by hand
 
 
 class Flow:
@@ -83,7 +83,7 @@ class Flow:
 
 
 @pytest.mark.clause("O-52", "O-53")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_good_jobs_run_once_and_in_time_whatever_others_write(
     bench: Bench, seed: int
 ) -> None:
@@ -98,11 +98,11 @@ async def test_good_jobs_run_once_and_in_time_whatever_others_write(
             hostile.act()
             ended = [task for task in tasks if task.done()]
             assert not ended, ended[0].exception()
-        async with asyncio.timeout(LEASE_S + 10):
-            while flow.published.keys() - flow.ended.keys():
-                ended = [task for task in tasks if task.done()]
-                assert not ended, ended[0].exception()
-                await asyncio.sleep(0.02)
+        await until(
+            lambda: flow.published.keys() <= flow.ended.keys() or any(t.done() for t in tasks),
+            "every good job has ended",
+            within_s=LEASE_S + 10,
+        )
     finally:
         for task in tasks:
             task.cancel()
@@ -112,7 +112,5 @@ async def test_good_jobs_run_once_and_in_time_whatever_others_write(
     delays = sorted(flow.ended[job_id] - began for job_id, began in flow.published.items())
     assert delays[-1] < LEASE_S
     assert bench.raw.hget(bench.key("counters"), "quarantined")
-    kept = bench.raw.hget(bench.key("counters"), "quarantined") or b""
-    print(seed, len(delays), f"{delays[len(delays) // 2]:.3f} {delays[-1]:.3f}", kept[:9])
     assert await bench.client.repair(bench.name) >= 0
     bench.raw.delete(*bench.raw.scan_iter(bench.key("*"), count=1000))

@@ -1,4 +1,4 @@
-"""What users of OmniQ's SDKs have beside the contract: a blocking client, `ctx.exec`, the monitor."""
+"""What SDK users have beside the contract: a blocking client, `ctx.exec`, the monitor."""
 
 from __future__ import annotations
 

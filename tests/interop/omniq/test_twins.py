@@ -17,7 +17,7 @@ import redis
 
 from leasehold.contracts.omniq import JobContext
 from tests.contract.omniq.tables import untrue
-from tests.interop.omniq.peer import HERE, Official, Ours, Party, interpreter
+from tests.interop.omniq.peer import HERE, Official, Ours, Party, PeerError, interpreter
 from tests.waiting import until
 
 OURS_ALONE = ("journal", "wake", "workers", "claims", "counters", "upkeep", "recent", "events")
@@ -168,6 +168,39 @@ async def test_many_jobs_at_once_leave_what_the_official_client_leaves_one_by_on
     assert keyspace(raw, f"{name}-ours") == keyspace(raw, f"{name}-theirs")
 
 
+@pytest.mark.clause("O-7", "O-17", "O-18", "O-27")
+@pytest.mark.parametrize("max_attempts", [0, -1])
+async def test_few_attempts_second_acks_and_last_children_are_as_in_the_official_client(
+    raw: redis.Redis,
+    name: str,
+    ours: Ours,
+    official: Callable[..., Official],
+    max_attempts: int,
+) -> None:
+    answers: dict[str, list[Any]] = {}
+    left: dict[str, Any] = {}
+    peers = (official("4.0.0"), official("4.0.0", on_our_scripts=True), ours)
+    for party, queue in zip(peers, (f"{name}-{n}" for n in range(3)), strict=True):
+        life, key = Life(party, queue), f"parent-{queue}"
+        await life.publish("a", 1_000, max_attempts=max_attempts)
+        assert await life.reserve(2_000) == "a"
+        told = [await life.end("ack_fail", "a", 3_000)]
+        for call in ("ack_fail", "ack_success", "heartbeat"):
+            with pytest.raises(PeerError, match="TOKEN_MISMATCH"):
+                await life.end(call, "a", 3_001)
+        await party.ask("childs_init", key=key, expected=2)
+        told += [await party.ask("child_ack", key=key, child_id=child) for child in "aabb"]
+        assert list(raw.scan_iter(f"*{key}*", count=1000)) == []
+        data = keyspace(raw, queue)
+        data.pop("stats")  # ours also says that no group waits
+        answers[party.name], left[party.name] = told, data
+    first, *others = answers.values()
+    assert all(other == first for other in others), answers
+    first, *others = left.values()
+    for other in others:
+        assert other == first
+
+
 def _known(data: dict[str, Any]) -> dict[str, Any]:
     """Without what we do otherwise: a group that is idle leaves no count behind."""
     return {
@@ -190,6 +223,16 @@ async def test_the_official_monitor_and_ours_tell_the_same(
         same = await ours.client.monitor.lane_page(name, lane)  # type: ignore[arg-type]
         assert [job["job_id"] for job in page] == [each.job.job_id for each in same]
         assert [job["idx_score_ms"] for job in page] == [each.entered_ms for each in same]
+    overview = await peer.ask("monitor.overview", queue=name, samples_per_lane=2)
+    seen = await ours.client.monitor.overview(name, samples_per_lane=2)
+    for lane in ("active", "delayed", "failed", "completed"):
+        assert [job["job_id"] for job in overview[lane]] == [
+            each.job.job_id for each in getattr(seen, lane)
+        ]
+    assert [group["gid"] for group in overview["ready_groups"]] == [
+        each.gid for each in seen.ready_groups
+    ]
+    assert name in await ours.client.monitor.scan_queues()
     (group,) = await peer.ask("monitor.group_status", queue=name, gids=["g"])
     (status,) = await ours.client.monitor.group_status(name, ["g"])
     assert group == {field: getattr(status, field) for field in group}

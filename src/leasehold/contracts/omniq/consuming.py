@@ -18,7 +18,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
@@ -32,9 +32,6 @@ from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome
 from leasehold.core.retry import judge
 
-if TYPE_CHECKING:
-    from leasehold.contracts.omniq.client import Client
-
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0
 _BEAT_S_MIN = 0.05
@@ -47,7 +44,7 @@ _LEAVE_S = 1.0
 async def consume(
     queue: OmniqQueue,
     handler: Handler,
-    client: Client,
+    client: Any,
     *,
     concurrency: int = 1,
     drain: bool = True,
@@ -83,7 +80,7 @@ class Consumer:
         self,
         queue: OmniqQueue,
         handler: Handler,
-        client: Client,
+        client: Any,
         *,
         concurrency: int,
         beat_s: float | None,

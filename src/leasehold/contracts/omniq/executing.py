@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from leasehold.contracts.omniq.client import Client
+from typing import Any
 
 
 class Exec:
-    """The calls of one attempt. `loop` is the client's, for handlers that run outside of it."""
+    """The calls of one attempt, made by the contract's `client`.
+
+    `loop` is the client's, for handlers that run outside of it.
+    """
 
     def __init__(
-        self, client: Client, job_id: str, loop: asyncio.AbstractEventLoop | None = None
+        self, client: Any, job_id: str, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self._client = client
         self._job_id = job_id
