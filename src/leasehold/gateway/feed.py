@@ -194,13 +194,15 @@ class Feed:
             if channel is not None and event.type not in _OF_HOLDERS:
                 channel.journaled = event.type == "claim"
 
-    def _unclaimed(self) -> dict[str, str]:
-        """The position in each followed job that no worker of ours holds."""
-        return {
-            job_id: channel.event_id
-            for job_id, channel in self._channels.items()
-            if channel.event_id is not None and not channel.journaled
-        }
+    def _unclaimed(self, most: float) -> dict[str, str]:
+        """The position in each followed job that no worker of ours holds; {} if there are more."""
+        found: dict[str, str] = {}
+        for job_id, channel in self._channels.items():
+            if channel.event_id is not None and not channel.journaled:
+                if len(found) >= most:
+                    return {}
+                found[job_id] = channel.event_id
+        return found
 
     async def _sweep(self) -> None:
         """Look after everyone: heartbeats, events that no journal named, jobs that are gone."""

@@ -9,6 +9,7 @@ in this way only while the queue has workers of another make.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +18,8 @@ from leasehold.gateway.reading import is_away
 
 _WAIT_MS = 2_000
 _AWAY_S = 0.5
+# Clients come in crowds: the first look at who is there takes in those of this time.
+_GATHER_S = 0.002
 # So few streams are read in any case; more of them only if there are workers of another make.
 _FEW = 200
 # A read costs the store and us some microseconds a stream: the pause after it keeps that a small
@@ -41,13 +44,16 @@ class WaitingLedger(Protocol):
 
 
 class UnjournaledTail:
-    """`cursors` gives the jobs to read; `hand_out` takes their news, `read` finds a bad stream."""
+    """`cursors` gives the jobs to read, {} if they are more than it is told.
+
+    `hand_out` takes their news; `read` finds a bad stream.
+    """
 
     def __init__(
         self,
         ledger: WaitingLedger,
         *,
-        cursors: Callable[[], dict[str, str]],
+        cursors: Callable[[float], dict[str, str]],
         hand_out: Callable[[str, list[JobEvent]], object],
         read: Callable[[list[str]], Awaitable[None]],
     ) -> None:
@@ -76,9 +82,10 @@ class UnjournaledTail:
         """Read for as long as the feed does."""
         while True:
             self._changed.clear()
-            cursors = self._cursors()
-            if not cursors or (len(cursors) > _FEW and not self.foreign):
+            cursors = self._cursors(math.inf if self.foreign else _FEW)
+            if not cursors:
                 await self._changed.wait()
+                await asyncio.sleep(_GATHER_S)
                 continue
             self._waiting = True
             try:
