@@ -62,6 +62,11 @@ class BoxQueue:
         return _SETTLES_AT_ONCE if self._engine.dialect == "postgres" else 1
 
     @property
+    def lease_ms(self) -> int:
+        """How long a lease lasts: a worker that knows it before its first claim waits longer."""
+        return self._settings.lease_ms
+
+    @property
     def slots(self) -> int:
         """How many jobs its worker runs at once; 0 while nobody said."""
         return self._upkeeping.slots

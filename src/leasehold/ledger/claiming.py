@@ -70,17 +70,22 @@ class Claiming:
             return []
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        while True:
-            if wait_ms > 0:
+        if wait_ms <= 0:
+            return (await self._once(limit))[0]
+        leases, woken = list[Lease](), False
+        try:
+            while True:
                 await self._bell.arm()
-            leases, due_in_ms = await self._once(limit)
-            if leases:
-                return leases
-            left_ms = round((deadline - loop.time()) * 1000)
-            if left_ms <= 0:
-                return []
-            poll_ms = random.randint(*POLL_MS)
-            await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
+                leases, due_in_ms = await self._once(limit)
+                left_ms = round((deadline - loop.time()) * 1000)
+                if leases or left_ms <= 0:
+                    return leases
+                poll_ms = random.randint(*POLL_MS)
+                await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
+                woken = True
+        finally:
+            # Who had to wait and got all that it asked for may have left something for the next.
+            await self._bell.rest(more=woken and len(leases) >= limit)
 
     def from_the_head(self) -> None:
         """Something went back to the line: the next claim begins at its head."""

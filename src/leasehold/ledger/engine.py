@@ -21,6 +21,11 @@ IN_BULK = 500
 
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
+_HELD_BACK = (
+    f"EXISTS (SELECT 1 FROM {OUTBOX} WHERE queue = :queue"  # noqa: S608
+    " AND status = 'queued' AND NOT ready AND due_ms = 0)"
+)
+
 Row = Any
 """A row, read by name or by position."""
 
@@ -33,6 +38,12 @@ class Bell(Protocol):
 
     async def wait(self, wait_ms: int) -> None:
         """Until it rings or the time is up."""
+
+    async def rest(self, *, more: bool) -> None:
+        """Miss rings until it is armed again. With `more` to do, another one is woken instead.
+
+        Where a ring wakes one of all who wait, one that came and was not waited for is passed on.
+        """
 
     async def close(self) -> None:
         """Let go."""
@@ -49,7 +60,10 @@ class Engine(Protocol):
         """Run one operation on a box as one transaction; `batch` is a list of rows."""
 
     def bell(self, queue: str) -> Bell:
-        """A bell for one queue."""
+        """A bell that rings when a queue has work; it may ring for one of all who wait."""
+
+    def journal_bell(self, queue: str) -> Bell:
+        """A bell that rings for everybody when a queue may have history to read."""
 
     @property
     def channel(self) -> str:
@@ -70,4 +84,5 @@ def part(dialect: Dialect, name: str) -> str:
 
 def words_of(table: str, now: str) -> dict[str, str]:
     """The fragments of the statements of one box that are the same on both engines."""
-    return {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}
+    words = {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}
+    return words | {"held_back": _HELD_BACK if table == OUTBOX else "false"}

@@ -126,6 +126,9 @@ class PostgresEngine:
     def bell(self, queue: str) -> Bell:
         return PostgresBell(self.database, self.channel, queue)
 
+    def journal_bell(self, queue: str) -> Bell:
+        return self.bell(queue)
+
     async def settled_position(self) -> int:
         """Behind the oldest open transaction: positions are given out before their commits.
 
@@ -202,6 +205,9 @@ class PostgresBell:
     async def wait(self, wait_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
+
+    async def rest(self, *, more: bool) -> None:
+        """Everybody hears a notice: there is none to pass on."""
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
