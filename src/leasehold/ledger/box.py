@@ -83,8 +83,10 @@ class BoxQueue:
         """Take up to `limit` leases, at most `claim_max`."""
         return await self._claiming.claim(min(limit, self.claim_max), wait_ms=wait_ms)
 
-    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases alive; writes only those of which less than two thirds are left."""
+    async def extend(
+        self, leases: Sequence[Lease], *, always: bool = False
+    ) -> list[Lease | LeaseLost]:
+        """Keep leases alive; without `always` those of which less than two thirds are left."""
         answers: list[Lease | LeaseLost | None] = [None] * len(leases)
         for start in range(0, len(leases), _BATCH_MAX):
             chunk = leases[start : start + _BATCH_MAX]
@@ -94,6 +96,7 @@ class BoxQueue:
                 [_proof(lease) for lease in chunk],
                 queue=self._settings.queue,
                 lease_ms=self._settings.lease_ms,
+                always=always,
             )
             for row in rows:
                 at = row["n"] - 1

@@ -21,6 +21,13 @@ IN_BULK = 500
 
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
+# The attempt that ends has a row since its claim where the contract wants one; and a row that another
+# program put in its place must not stop the neighbours.
+_KNOWN_ATTEMPT = """
+  WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
+    (attempt, worker_id, claimed_ms, ended_ms, verdict, outcome_h, error_code, error, due_ms)
+    = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
+      excluded.verdict, excluded.outcome_h, excluded.error_code, excluded.error, excluded.due_ms)"""
 _HELD_BACK = (
     f"EXISTS (SELECT 1 FROM {OUTBOX} WHERE queue = :queue"  # noqa: S608
     " AND status = 'queued' AND NOT ready AND due_ms = 0)"
@@ -85,4 +92,5 @@ def part(dialect: Dialect, name: str) -> str:
 def words_of(table: str, now: str) -> dict[str, str]:
     """The fragments of the statements of one box that are the same on both engines."""
     words = {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}
+    words["known_attempt"] = _KNOWN_ATTEMPT
     return words | {"held_back": _HELD_BACK if table == OUTBOX else "false"}

@@ -48,12 +48,14 @@ class Claims:
         transport: Transport,
         line: Line,
         settle: Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]],
+        *,
+        fair_every: int = 0,
     ) -> None:
         self._engine = engine
         self._transport = transport
         self._line = line
         self._settle = settle
-        self._turns = Turns()
+        self._turns = Turns(fair_every)
         self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
         self._giving: set[asyncio.Future[None]] = set()
 

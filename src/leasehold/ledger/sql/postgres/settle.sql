@@ -59,6 +59,6 @@ kept AS (
     verdict, outcome_h, error_code, error, due_ms)
   SELECT job_id, fence, :queue, attempt_count + CASE WHEN verdict IN ('snooze', 'release') THEN 1
     ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error, due_ms
-  FROM ended
+  FROM ended{known_attempt}
 ){after_settle}{tell_ended}
 SELECT n, verdict, due_ms{tells} FROM ended
