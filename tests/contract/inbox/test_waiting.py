@@ -39,7 +39,7 @@ def workers(url: str, folder: Path, count: int) -> Iterator[list[int]]:
     (folder / "app.py").write_text(APP)
     command = [sys.executable, "-m", "leasehold.cli", "worker", "app.py", "--log-level", "error"]
     command += ["--from", url, "--from", f"{url}?box=outbox"]
-    running = [subprocess.Popen(command, cwd=folder) for _ in range(count)]  # noqa: S603
+    running = [subprocess.Popen(command, cwd=folder) for _ in range(count)]
     try:
         yield [process.pid for process in running]
     finally:
