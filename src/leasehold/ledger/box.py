@@ -52,7 +52,12 @@ class BoxQueue:
         self._submitting = Submitting(engine, settings)
         self._upkeeping = Upkeeping(engine, settings, self.worker_id)
         self._claiming = Claiming(
-            engine, settings, self.worker_id, self._upkeeping.due, self._upkeeping.unblock
+            engine,
+            settings,
+            self.worker_id,
+            self._upkeeping.due,
+            self._upkeeping.unblock,
+            lambda outcomes: self._settling.settle(outcomes),
         )
         self._settling = Settling(engine, settings, delay, self._claiming.from_the_head)
 

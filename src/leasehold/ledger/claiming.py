@@ -23,6 +23,7 @@ from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
+from leasehold.ledger.unreadable import Settle, UnreadableRow, set_aside, why_unreadable
 
 CLAIM_MAX = 1_000
 _HEAD = (-(2**31), -1)
@@ -47,12 +48,14 @@ class Claiming:
         worker_id: str,
         chores: Callable[[], Awaitable[object]],
         unblock: Callable[[], Awaitable[int]],
+        settle: Settle,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._worker_id = worker_id
         self._chores = chores
         self._unblock = unblock
+        self._settle = settle
         self._bell = engine.bell(settings.queue)
         self._turn = asyncio.Lock()
         self._unanswered: dict[str, tuple[str, float]] = {}
@@ -109,7 +112,10 @@ class Claiming:
                 await self._chores()
                 self.from_the_head()
                 rows, token = await self._ask(limit, now, look=False)
-            leases = self._leases(rows, token, limit)
+            leases = await self._leases(rows, token, limit)
+            while not leases and rows[-1]["job_id"] is not None:  # none of them could be read
+                rows, token = await self._ask(limit, now, look=False)
+                leases = await self._leases(rows, token, limit)
             # Where writers run side by side, an event may have missed the end of the one before it.
             beside = self._engine.dialect == "postgres"
             if beside and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
@@ -160,12 +166,15 @@ class Claiming:
         busy = self._from != _HEAD
         return _NOT_NOW_MS if busy and now - self._leases_at < every_s else self._leases_ms
 
-    def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
+    async def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
         taken = [row for row in rows if row["job_id"] is not None]
         last = rows[-1]
         self._from = (last["priority"], last["seq"]) if len(taken) >= limit else _HEAD
         now_ms = rows[0]["now_ms"]
-        return [self._lease(row, token, now_ms) for row in taken]
+        leases = [self._lease(row, token, now_ms) for row in taken]
+        if leases and isinstance(taken[0], UnreadableRow):  # it is, or one of its neighbours
+            return await set_aside(leases, list(map(why_unreadable, taken)), self._settle)
+        return leases
 
     async def _recover(self, limit: int) -> list[Lease]:
         now = asyncio.get_running_loop().time()

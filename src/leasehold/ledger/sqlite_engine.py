@@ -14,6 +14,7 @@ import msgspec
 from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.sqlite_migrations import prepare, queues_with_work
 from leasehold.ledger.sqlite_words import sqlite_words
+from leasehold.ledger.unreadable import UnreadableRow
 from leasehold.store.libsql import in_hex
 from leasehold.store.notifying import Listener, notify
 from leasehold.store.sqlite import BELLS, SqliteFile, close_file, file_of, now_ms, open_file
@@ -81,7 +82,12 @@ class SqliteEngine:
             given["now_ms"] = now_ms(connection)
             rows: list[Row] = []
             for statement in operation.statements:
-                rows = connection.execute(statement, given).fetchall()
+                try:
+                    rows = connection.execute(statement, given).fetchall()
+                except sqlite3.OperationalError as error:
+                    if "Could not decode to UTF-8" not in str(error):
+                        raise
+                    rows = _tolerant(connection, statement, given)
             return rows
 
         file = self._opened()
@@ -189,6 +195,19 @@ class SqliteJournalBell:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
+
+
+def _tolerant(
+    connection: sqlite3.Connection, statement: str, given: dict[str, Any]
+) -> list[Row]:
+    """The rows of a SELECT of which some hold bytes that are no text."""
+    connection.text_factory = bytes
+    try:
+        cursor = connection.execute(statement, given)
+        names = [column[0] for column in cursor.description]
+        return [UnreadableRow(names, tuple(row)) for row in cursor.fetchall()]
+    finally:
+        connection.text_factory = str
 
 
 def _json(value: Any) -> str:

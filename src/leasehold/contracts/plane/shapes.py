@@ -18,6 +18,7 @@ from leasehold.core.job import JobRecord
 BATCH_MAX = 500
 TEXT_MAX = 512
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+_MOMENT_MAX = 253_402_300_799_999
 
 Id = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
 Name = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -384,9 +385,13 @@ def moment(ms: int) -> str:
     >>> moment(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    text = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    text = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def _json(raw: bytes) -> Any:
-    return msgspec.json.decode(raw) if raw else None
+    """A column that holds JSON; what another program wrote there instead as `_raw`."""
+    try:
+        return msgspec.json.decode(raw) if raw else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {"_raw": raw.decode(errors="replace")}
