@@ -25,15 +25,17 @@ class SqlAudit:
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
         last = int(before) if before.isdecimal() else _BEYOND
         rows = await self._engine.run(INBOX, "audit_list", before=last, count=limit)
-        return [
-            msgspec.structs.replace(
-                msgspec.json.decode(row["entry"], type=Entry), id=str(row["seq"])
-            )
-            for row in rows
-        ]
+        return [msgspec.structs.replace(_entry(row["entry"]), id=str(row["seq"])) for row in rows]
 
     async def close(self) -> None:
         await self._engine.close()
+
+
+def _entry(text: str) -> Entry:
+    try:
+        return msgspec.json.decode(text, type=Entry)
+    except msgspec.DecodeError:  # written by another program: the others are shown all the same
+        return Entry(ts_ms=0, who="", action="unreadable", outcome=text[:200])
 
 
 def open_audit(queue_url: str, side: tuple[Redis, str] | None) -> AuditLog:

@@ -17,6 +17,8 @@ from starlette.types import Receive
 from leasehold.gateway.problems import Problem
 
 JSON_DEPTH_MAX = 128
+# Numbers that may be beyond what a double holds, or longer than Python reads.
+_FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{300}")
 _UNKNOWN = re.compile(r"unknown field `(.+)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+)`")
@@ -137,9 +139,12 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
     try:
         value = _typed(decoder, raw)
-        if raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX or b"\\u0000" in raw:
-            _check_values(msgspec.json.decode(raw))
+        deep = raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX
+        if deep or b"\\u0000" in raw or _FAR.search(raw):
+            _check_values(msgspec.json.decode(raw))  # also what a shape takes as it stands
     except msgspec.ValidationError as error:
+        if "out of range" in str(error):
+            raise Problem("bad_json", f"a number in the body cannot be kept: {error}") from None
         raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None

@@ -57,7 +57,12 @@ class BoxQueue:
         self._submitting = Submitting(engine, settings)
         self._upkeeping = Upkeeping(engine, settings, self.worker_id)
         self._claiming = Claiming(
-            engine, settings, self.worker_id, self._upkeeping.due, self._upkeeping.unblock
+            engine,
+            settings,
+            self.worker_id,
+            self._upkeeping.due,
+            self._upkeeping.unblock,
+            lambda outcomes: self._settling.settle(outcomes),
         )
         self._settling = Settling(
             engine, settings, delay, self._claiming.from_the_head, least_ms=least_ms
@@ -67,6 +72,11 @@ class BoxQueue:
     def settles_at_once(self) -> int:
         """On PostgreSQL one batch is worked on while another waits for the disk."""
         return _SETTLES_AT_ONCE if self._engine.dialect == "postgres" else 1
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a lease lasts: a worker that knows it before its first claim waits longer."""
+        return self._settings.lease_ms
 
     @property
     def slots(self) -> int:
@@ -85,8 +95,10 @@ class BoxQueue:
         """Take up to `limit` leases, at most `claim_max`."""
         return await self._claiming.claim(min(limit, self.claim_max), wait_ms=wait_ms)
 
-    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases alive; writes only those of which less than two thirds are left."""
+    async def extend(
+        self, leases: Sequence[Lease], *, always: bool = False
+    ) -> list[Lease | LeaseLost]:
+        """Keep leases alive; without `always` those of which less than two thirds are left."""
         answers: list[Lease | LeaseLost | None] = [None] * len(leases)
         for start in range(0, len(leases), _BATCH_MAX):
             chunk = leases[start : start + _BATCH_MAX]
@@ -96,6 +108,7 @@ class BoxQueue:
                 [_proof(lease) for lease in chunk],
                 queue=self._settings.queue,
                 lease_ms=self._settings.lease_ms,
+                always=always,
             )
             for row in rows:
                 at = row["n"] - 1

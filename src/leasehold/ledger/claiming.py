@@ -23,6 +23,7 @@ from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
+from leasehold.ledger.unreadable import Settle, UnreadableRow, set_aside, why_unreadable
 
 CLAIM_MAX = 1_000
 _HEAD = (-(2**31), -1)
@@ -47,12 +48,14 @@ class Claiming:
         worker_id: str,
         chores: Callable[[], Awaitable[object]],
         unblock: Callable[[], Awaitable[int]],
+        settle: Settle,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._worker_id = worker_id
         self._chores = chores
         self._unblock = unblock
+        self._settle = settle
         self._bell = engine.bell(settings.queue)
         self._turn = asyncio.Lock()
         self._unanswered: dict[str, tuple[str, float]] = {}
@@ -70,17 +73,22 @@ class Claiming:
             return []
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        while True:
-            if wait_ms > 0:
+        if wait_ms <= 0:
+            return (await self._once(limit))[0]
+        leases, woken = list[Lease](), False
+        try:
+            while True:
                 await self._bell.arm()
-            leases, due_in_ms = await self._once(limit)
-            if leases:
-                return leases
-            left_ms = round((deadline - loop.time()) * 1000)
-            if left_ms <= 0:
-                return []
-            poll_ms = random.randint(*POLL_MS)
-            await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
+                leases, due_in_ms = await self._once(limit)
+                left_ms = round((deadline - loop.time()) * 1000)
+                if leases or left_ms <= 0:
+                    return leases
+                poll_ms = random.randint(*POLL_MS)
+                await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
+                woken = True
+        finally:
+            # Who had to wait and got all that it asked for may have left something for the next.
+            await self._bell.rest(more=woken and len(leases) >= limit)
 
     def from_the_head(self) -> None:
         """Something went back to the line: the next claim begins at its head."""
@@ -104,7 +112,10 @@ class Claiming:
                 await self._chores()
                 self.from_the_head()
                 rows, token = await self._ask(limit, now, look=False)
-            leases = self._leases(rows, token, limit)
+            leases = await self._leases(rows, token, limit)
+            while not leases and rows[-1]["job_id"] is not None:  # none of them could be read
+                rows, token = await self._ask(limit, now, look=False)
+                leases = await self._leases(rows, token, limit)
             # Where writers run side by side, an event may have missed the end of the one before it.
             beside = self._engine.dialect == "postgres"
             if beside and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
@@ -155,12 +166,15 @@ class Claiming:
         busy = self._from != _HEAD
         return _NOT_NOW_MS if busy and now - self._leases_at < every_s else self._leases_ms
 
-    def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
+    async def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
         taken = [row for row in rows if row["job_id"] is not None]
         last = rows[-1]
         self._from = (last["priority"], last["seq"]) if len(taken) >= limit else _HEAD
         now_ms = rows[0]["now_ms"]
-        return [self._lease(row, token, now_ms) for row in taken]
+        leases = [self._lease(row, token, now_ms) for row in taken]
+        if leases and isinstance(taken[0], UnreadableRow):  # it is, or one of its neighbours
+            return await set_aside(leases, list(map(why_unreadable, taken)), self._settle)
+        return leases
 
     async def _recover(self, limit: int) -> list[Lease]:
         now = asyncio.get_running_loop().time()

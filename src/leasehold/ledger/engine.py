@@ -24,6 +24,18 @@ RESPONSE = ('{"job_id":"', '","status":"queued"}')
 
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
+# The attempt that ends has a row since its claim where the contract wants one; and a row that another
+# program put in its place must not stop the neighbours.
+_KNOWN_ATTEMPT = """
+  WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
+    (attempt, worker_id, claimed_ms, ended_ms, verdict, outcome_h, error_code, error, due_ms)
+    = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
+      excluded.verdict, excluded.outcome_h, excluded.error_code, excluded.error, excluded.due_ms)"""
+_HELD_BACK = (
+    f"EXISTS (SELECT 1 FROM {OUTBOX} WHERE queue = :queue"  # noqa: S608
+    " AND status = 'queued' AND NOT ready AND due_ms = 0)"
+)
+
 Row = Any
 """A row, read by name or by position."""
 
@@ -36,6 +48,12 @@ class Bell(Protocol):
 
     async def wait(self, wait_ms: int) -> None:
         """Until it rings or the time is up."""
+
+    async def rest(self, *, more: bool) -> None:
+        """Miss rings until it is armed again. With `more` to do, another one is woken instead.
+
+        Where a ring wakes one of all who wait, one that came and was not waited for is passed on.
+        """
 
     async def close(self) -> None:
         """Let go."""
@@ -52,7 +70,10 @@ class Engine(Protocol):
         """Run one operation on a box as one transaction; `batch` is a list of rows."""
 
     def bell(self, queue: str) -> Bell:
-        """A bell for one queue."""
+        """A bell that rings when a queue has work; it may ring for one of all who wait."""
+
+    def journal_bell(self, queue: str) -> Bell:
+        """A bell that rings for everybody when a queue may have history to read."""
 
     @property
     def channel(self) -> str:
@@ -73,7 +94,7 @@ def part(dialect: Dialect, name: str) -> str:
 
 def words_of(table: str, now: str) -> dict[str, str]:
     """The fragments of the statements of one box that are the same on both engines."""
-    return {
-        **{"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""},
-        "response": f"'{RESPONSE[0]}' || job_id || '{RESPONSE[1]}'" if table == INBOX else "''",
-    }
+    words = {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}
+    words["known_attempt"] = _KNOWN_ATTEMPT
+    words["response"] = f"'{RESPONSE[0]}' || job_id || '{RESPONSE[1]}'" if table == INBOX else "''"
+    return words | {"held_back": _HELD_BACK if table == OUTBOX else "false"}

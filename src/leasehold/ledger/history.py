@@ -29,7 +29,7 @@ class BoxJournal:
     def __init__(self, engine: Engine, settings: BoxSettings) -> None:
         self._engine = engine
         self._settings = settings
-        self._bell = engine.bell(settings.queue)
+        self._bell = engine.journal_bell(settings.queue)
         self._empty: dict[int, int] = {}
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:

@@ -92,7 +92,6 @@ class PostgresMigrations:
                 f"CREATE SCHEMA IF NOT EXISTS {self._schema}; {begin} {note}; {text}; COMMIT"
             )
         except ServerError:
-            await self._database.script("ROLLBACK")
             if (await self.applied()).get(number) != checksum:  # else another program was faster
                 raise
 

@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import asyncpg
-
-from leasehold.core.errors import StoreError, UsageError
+from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import IN_BULK, INBOX, OUTBOX, PACKAGE, Bell, Row
 from leasehold.ledger.migrating import check_version
 from leasehold.ledger.postgres_copy import copied, parts_of, sample_of
 from leasehold.ledger.postgres_ringing import PostgresRinging
 from leasehold.ledger.postgres_words import postgres_words
-from leasehold.store.postgres import Copied, Postgres
+from leasehold.store.postgres import CONNECTIONS_MAX, Copied, Postgres
 from leasehold.store.statements import SEPARATOR, Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
@@ -41,10 +39,17 @@ class PostgresEngine:
         schema: str = "leasehold",
         synchronous: str = "full",
         pinned: bool = True,
+        connections: int = CONNECTIONS_MAX,
     ) -> None:
         if not schema.isidentifier() or schema != schema.lower():
             raise UsageError(f"schema {schema!r}: a plain lower-case name")
-        self.database = Postgres(url, schema=schema, durable=synchronous == "full", pinned=pinned)
+        self.database = Postgres(
+            url,
+            schema=schema,
+            durable=synchronous == "full",
+            pinned=pinned,
+            connections=connections,
+        )
         self._operations: dict[str, Operations] = {}
         self._checked = False
         self._begins = asyncio.Lock()
@@ -127,6 +132,9 @@ class PostgresEngine:
     def bell(self, queue: str) -> Bell:
         return PostgresBell(self.database, self.channel, queue)
 
+    def journal_bell(self, queue: str) -> Bell:
+        return self.bell(queue)
+
     async def settled_position(self) -> int:
         """Behind the oldest open transaction: positions are given out before their commits.
 
@@ -181,34 +189,29 @@ def _short(operation: Operation, columns: Sequence[list[Any]]) -> list[Any] | No
 
 
 class PostgresBell:
-    """Listens for the name of one queue on a connection of its own."""
+    """Listens for the name of one queue."""
 
     def __init__(self, database: Postgres, channel: str, queue: str) -> None:
         self._database = database
         self._channel = channel
         self._queue = queue
         self._rung = asyncio.Event()
-        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     async def arm(self) -> None:
         self._rung.clear()
-        if self._connection is not None and not self._connection.is_closed():
-            return
-        with contextlib.suppress(StoreError, OSError, asyncpg.PostgresError):
-            connection = await self._database.dedicated()
-            await connection.add_listener(self._channel, self._heard)
-            self._connection = connection
+        if await self._database.listen(self._channel, self._heard):
             self._rung.set()  # what was written before we listened
 
     async def wait(self, wait_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
 
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.terminate()
+    async def rest(self, *, more: bool) -> None:
+        """Everybody hears a notice: there is none to pass on."""
 
-    def _heard(self, _connection: object, _pid: int, _channel: str, queue: object) -> None:
+    async def close(self) -> None:
+        self._database.ignore(self._heard)
+
+    def _heard(self, queue: str) -> None:
         if queue == self._queue:
             self._rung.set()

@@ -33,7 +33,8 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
 class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the queue URL of every contract over the ledger may say; each adds its own.
 
-    `schema` names one of several ledgers of a PostgreSQL database. `keep_ms` is how long ended
+    `schema` names one of several ledgers of a PostgreSQL database, `connections` is how many
+    connections to it an event loop opens at most. `keep_ms` is how long ended
     jobs are kept (0: for ever), `journal_days` how long history is; what a capture has not yet read
     of it stays for up to `unread_days`. `lost_max` is the claim budget: how often the lease of one
     job may run out. `synchronous=full` survives a power cut; `normal` may lose the last commits
@@ -51,10 +52,13 @@ class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     journal_days: float = 30.0
     unread_days: float = 90.0
     synchronous: Literal["full", "normal"] = "full"
+    connections: int = 3
 
     def check(self, contract: str) -> None:
         """Refuse numbers with which no box could work."""
-        check_least(self, contract, lease_ms=50, max_attempts=1, lost_max=1, keep_ms=0)
+        check_least(
+            self, contract, lease_ms=50, max_attempts=1, lost_max=1, keep_ms=0, connections=1
+        )
 
     def of_box(self, *, contract: str, table: str, queue: str) -> BoxSettings:
         """How this queue of this table behaves."""
@@ -75,5 +79,10 @@ class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def engine(self, store: str, *, pinned: bool) -> dict[str, Any]:
         """What the database is told."""
         if store.startswith("postgres"):
-            return {"schema": self.schema, "pinned": pinned, "synchronous": self.synchronous}
+            return {
+                "schema": self.schema,
+                "pinned": pinned,
+                "synchronous": self.synchronous,
+                "connections": self.connections,
+            }
         return {"synchronous": self.synchronous}

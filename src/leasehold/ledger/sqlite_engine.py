@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row
-from leasehold.ledger.sqlite_migrations import prepare
+from leasehold.ledger.sqlite_migrations import prepare, queues_with_work
 from leasehold.ledger.sqlite_words import sqlite_words
+from leasehold.ledger.unreadable import UnreadableRow
 from leasehold.store.libsql import in_hex
-from leasehold.store.sqlite import SqliteFile, close_file, file_of, now_ms, open_file
+from leasehold.store.notifying import Listener, notify
+from leasehold.store.sqlite import BELLS, SqliteFile, close_file, file_of, now_ms, open_file
 from leasehold.store.statements import Operation, Operations
 from leasehold.store.turnstile import NEXT
 from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
@@ -22,7 +25,7 @@ from leasehold.store.watching import LOOK_EVERY_MS, FileWatch
 # Operations that change nothing.
 READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
-    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "resting"}
+    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "resting", "chores"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
     | {"plane_current", "audit_list", "reader_list"}
 )
@@ -79,7 +82,12 @@ class SqliteEngine:
             given["now_ms"] = now_ms(connection)
             rows: list[Row] = []
             for statement in operation.statements:
-                rows = connection.execute(statement, given).fetchall()
+                try:
+                    rows = connection.execute(statement, given).fetchall()
+                except sqlite3.OperationalError as error:
+                    if "Could not decode to UTF-8" not in str(error):
+                        raise
+                    rows = _tolerant(connection, statement, given)
             return rows
 
         file = self._opened()
@@ -102,11 +110,16 @@ class SqliteEngine:
 
     def _opened(self) -> SqliteFile:
         if self._file is None:
-            self._file = open_file(self.path, self._synchronous, prepare, self._client)
+            self._file = open_file(
+                self.path, self._synchronous, prepare, self._client, queues_with_work
+            )
         return self._file
 
     def bell(self, queue: str) -> Bell:
-        return SqliteBell(self)
+        return SqliteBell(self.path, queue)
+
+    def journal_bell(self, queue: str) -> Bell:
+        return SqliteJournalBell(self.path)
 
     async def settled_position(self) -> int:
         """There is one writer, so what is committed is complete."""
@@ -119,10 +132,47 @@ class SqliteEngine:
 
 
 class SqliteBell:
+    """Rings for one of all who wait for a queue, after a process of ours gave it work.
+
+    What others write is found by the look that follows a wait.
+    """
+
+    def __init__(self, path: Path, queue: str) -> None:
+        self._folder = path.with_name(path.name + BELLS)
+        self._queue = queue
+        self._rung = asyncio.Event()
+        self._listener: Listener | None = None
+        self._listens = False
+
+    async def arm(self) -> None:
+        if self._listener is None:
+            self._listener = Listener(self._folder, self._queue, self._rung.set)
+        self._listens = self._listener.open()
+
+    async def wait(self, wait_ms: int) -> None:
+        if not self._listens:
+            wait_ms = min(wait_ms, LOOK_EVERY_MS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
+        self._rung.clear()
+
+    async def rest(self, *, more: bool) -> None:
+        unheard = self._listener is not None and self._listener.close()
+        if more or unheard or self._rung.is_set():
+            self._rung.clear()
+            notify(self._folder, self._queue)
+
+    async def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.remove()
+
+
+class SqliteJournalBell:
     """Rings when any process has written to the file's log, and when one of ours committed."""
 
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._path = engine.path
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._rung = asyncio.Event()
         self._watch: FileWatch | None = None
 
@@ -138,10 +188,26 @@ class SqliteBell:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
 
+    async def rest(self, *, more: bool) -> None:
+        """Everybody hears a write: there is none to pass on."""
+
     async def close(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
+
+
+def _tolerant(
+    connection: sqlite3.Connection, statement: str, given: dict[str, Any]
+) -> list[Row]:
+    """The rows of a SELECT of which some hold bytes that are no text."""
+    connection.text_factory = bytes
+    try:
+        cursor = connection.execute(statement, given)
+        names = [column[0] for column in cursor.description]
+        return [UnreadableRow(names, tuple(row)) for row in cursor.fetchall()]
+    finally:
+        connection.text_factory = str
 
 
 def _json(value: Any) -> str:

@@ -10,7 +10,7 @@ from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import PACKAGE
 from leasehold.ledger.migrating import Applied, known, missing
 from leasehold.store.beside import folder_beside
-from leasehold.store.statements import split
+from leasehold.store.statements import split, unrolled
 from leasehold.store.turnstile import Turnstile
 
 
@@ -58,8 +58,16 @@ def prepare(connection: sqlite3.Connection) -> None:
             contract="inbox",
         )
     session = (folder_beside(PACKAGE, "sql", "sqlite", "session") / "tables.sql").read_text()
-    for statement in split(session):
+    for statement in split(unrolled(session)):
         connection.execute(statement)
+
+
+def queues_with_work(connection: sqlite3.Connection) -> list[str]:
+    """The queues into whose line this transaction put something; asked once."""
+    queues = [row[0] for row in connection.execute("SELECT queue FROM temp.fed")]
+    if queues:
+        connection.execute("DELETE FROM temp.fed")
+    return queues
 
 
 def applied(connection: sqlite3.Connection) -> Applied:

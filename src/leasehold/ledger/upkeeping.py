@@ -11,7 +11,11 @@ from leasehold.ledger.settings import BoxSettings
 
 _COUNT = 1_000
 _WINDOWS = 10
-_TRIM_EVERY_S = 10.0
+_TRIM_EVERY_S = (10.0, 60.0)
+"""How soon a sweep of old rows follows one that found some, and one that found none."""
+
+_BEAT_EVERY_S = 5.0
+_UNBLOCK_EVERY_S = 5.0
 TOMBSTONE_MS = 30 * 86_400_000
 
 
@@ -23,21 +27,43 @@ class Upkeeping:
         self._settings = settings
         self._worker_id = worker_id
         self.slots = 0
-        self._trimmed_at = float("-inf")
+        self._trim_at = float("-inf")
+        self._beaten = (float("-inf"), 0)
         self._pruned_to = 0
         self._trimmed_to = 0
         self._unblocked_to = 0
+        self._unblock_at = float("-inf")
 
     async def upkeep(self) -> Upkeep:
         """One round."""
         table, queue = self._settings.table, self._settings.queue
-        if self._worker_id:  # whoever keeps up for others is no worker
-            await self._engine.run(
-                table, "beat", queue=queue, worker_id=self._worker_id, slots=self.slots
-            )
-        promoted, reclaimed, buried, expired = await self.due()
+        await self._beat()
+        (found,) = await self._engine.run(table, "chores", queue=queue)
+        promoted = reclaimed = buried = expired = 0
+        if found["overdue"]:
+            promoted, reclaimed, buried, expired = await self.due()
+        elif found["held_back"]:
+            await self.unblock()
+        if found["resting"]:  # what a worker failed that died before it decided
+            buried += await self._decide()
         pruned = await self._prune()
         return Upkeep(promoted, reclaimed, buried, expired, pruned + await self._trim())
+
+    async def _beat(self) -> None:
+        """Say now and then that the worker lives, and at once when it has other slots."""
+        now, (beaten, slots) = asyncio.get_running_loop().time(), self._beaten
+        if not self._worker_id:  # who keeps up for others is no worker
+            return
+        if now - beaten < _BEAT_EVERY_S and slots == self.slots:
+            return
+        await self._engine.run(
+            self._settings.table,
+            "beat",
+            queue=self._settings.queue,
+            worker_id=self._worker_id,
+            slots=self.slots,
+        )
+        self._beaten = (now, self.slots)
 
     async def due(self) -> tuple[int, int, int, int]:
         """What a claim cannot do without: promoted, taken back, buried, expired."""
@@ -61,8 +87,11 @@ class Upkeeping:
         The end of an event lets the next one go, if it is there to be seen. One that is just being
         written is not, and would wait for ever.
         """
-        if self._settings.table != OUTBOX:
+        now = asyncio.get_running_loop().time()
+        if self._settings.table != OUTBOX or now < self._unblock_at:
             return 0
+        if self._engine.dialect == "sqlite":  # has one writer: only who removes an event leaves one
+            self._unblock_at = now + _UNBLOCK_EVERY_S
         freed, self._unblocked_to = await self._sweep("unblock", "freed", self._unblocked_to)
         return freed
 
@@ -77,9 +106,8 @@ class Upkeeping:
 
     async def _trim(self) -> int:
         now = asyncio.get_running_loop().time()
-        if now - self._trimmed_at < _TRIM_EVERY_S:
+        if now < self._trim_at:
             return 0
-        self._trimmed_at = now
         table, queue = self._settings.table, self._settings.queue
         await self._engine.run(table, "trim", queue=queue, tombstone_ms=TOMBSTONE_MS)
         trimmed, self._trimmed_to = await self._sweep(
@@ -89,6 +117,8 @@ class Upkeeping:
             journal_ms=self._settings.journal_ms,
             unread_ms=self._settings.unread_ms,
         )
+        soon_s, later_s = _TRIM_EVERY_S
+        self._trim_at = now + (soon_s if trimmed or self._trimmed_to else later_s)
         return trimmed
 
     async def _sweep(self, operation: str, count: str, after: int, **age: int) -> tuple[int, int]:

@@ -11,9 +11,9 @@ more than the statements.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -21,8 +21,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import asyncpg
 
 from leasehold.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
+from leasehold.store.postgres_pool import Connection, Heard, Pool, join, leave
 
-CONNECTIONS_MAX = 4
+CONNECTIONS_MAX = 3
 CALL_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 65_536
@@ -54,9 +55,17 @@ class Copied:
 
 
 class Postgres:
-    """Connections to one database and schema, for one event loop; opened when first needed."""
+    """A user of one database and schema, for one event loop; all users share the connections."""
 
-    def __init__(self, url: str, *, schema: str, durable: bool = True, pinned: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str,
+        durable: bool = True,
+        pinned: bool = True,
+        connections: int = CONNECTIONS_MAX,
+    ) -> None:
         self.url = url
         self.schema = schema
         self._settings = {
@@ -64,8 +73,8 @@ class Postgres:
             "synchronous_commit": "on" if durable else "off",
             **(_PINNED if pinned else {"jit": "off"}),
         }
-        self._idle: list[asyncpg.Connection[asyncpg.Record]] = []
-        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._connections_max = connections
+        self._pool: Pool | None = None
         self._closed = False
 
     async def fetch(self, statement: str, arguments: Sequence[Any]) -> list[asyncpg.Record]:
@@ -85,10 +94,12 @@ class Postgres:
             try:
                 await connection.execute(text)
             except _FAULTS as error:
+                with contextlib.suppress(*_FAULTS):  # others use the connection after this
+                    await connection.execute("ROLLBACK")
                 raise self._told(error, connection) from error
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    async def transaction(self) -> AsyncIterator[Connection]:
         """A transaction of several calls: committed at its end, and undone by any error."""
         async with self.connection() as connection:
             try:
@@ -97,7 +108,7 @@ class Postgres:
             except _FAULTS as error:
                 raise self._told(error, connection) from error
 
-    async def copy(self, connection: asyncpg.Connection[asyncpg.Record], rows: Copied) -> None:
+    async def copy(self, connection: Connection, rows: Copied) -> None:
         """Put rows into a table by COPY, within a transaction."""
         await connection.copy_to_table(
             rows.table,
@@ -107,44 +118,38 @@ class Postgres:
             timeout=CALL_TIMEOUT_S,
         )
 
-    @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
         """A connection of one's own for a moment; one that broke is not used again."""
-        async with self._slots:
-            connection = await self._take()
-            healthy = False
-            try:
-                yield connection
-                healthy = True
-            except (ServerError, UsageError):
-                healthy = True
-                raise
-            finally:
-                if healthy and not self._closed and not connection.is_closed():
-                    self._idle.append(connection)
-                else:
-                    connection.terminate()
+        return self._joined().connection()
 
-    async def dedicated(self) -> asyncpg.Connection[asyncpg.Record]:
-        """A connection that the caller keeps, to listen on it, and closes."""
-        return await self._connect()
+    async def listen(self, channel: str, heard: Heard) -> bool:
+        """Call `heard` for every notice; True when one may have been missed until now."""
+        try:
+            return await self._joined().listen(channel, heard)
+        except (StoreError, *_FAULTS):
+            return False  # whoever waits looks by itself now and then
+
+    def ignore(self, heard: Heard) -> None:
+        """No longer call `heard`."""
+        if self._pool is not None:
+            self._pool.ignore(heard)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Leave the connections to others who use them; the last one closes them."""
         self._closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            with contextlib.suppress(Exception):
-                await connection.close(timeout=1)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await leave(pool)
 
-    async def _take(self) -> asyncpg.Connection[asyncpg.Record]:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-        return await self._connect()
+    def _joined(self) -> Pool:
+        if self._closed:
+            raise StoreUnreachable(f"PostgreSQL at {_place(self.url)}: closed by this program")
+        if self._pool is None:
+            key = (self.url, *self._settings.items(), self._connections_max)
+            self._pool = join(key, lambda: Pool(self._connect, self._connections_max))
+        return self._pool
 
-    async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
+    async def _connect(self) -> Connection:
         try:
             return await asyncpg.connect(
                 **connect_arguments(self.url, self._settings),
@@ -156,9 +161,7 @@ class Postgres:
                 f"PostgreSQL at {_place(self.url)} cannot be reached: {error or type(error)}"
             ) from error
 
-    def _told(
-        self, error: BaseException, connection: asyncpg.Connection[asyncpg.Record]
-    ) -> StoreError | UsageError:
+    def _told(self, error: BaseException, connection: Connection) -> StoreError | UsageError:
         place = _place(self.url)
         if isinstance(error, _AWAY):
             return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")

@@ -24,10 +24,16 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from leasehold.core.errors import ServerError, StoreUnreachable, UsageError
+from leasehold.store.notifying import notify
 from leasehold.store.turnstile import Turnstile
 
 T = TypeVar("T")
 Step = Callable[[sqlite3.Connection], Any]
+Topics = Callable[[sqlite3.Connection], Sequence[str]]
+"""What a transaction that is about to be committed has work for, and forgets it."""
+
+BELLS = "-bells"
+"""What the name of the folder ends with in which those who wait have their pipes."""
 
 VERSION_MIN = (3, 37, 0)
 BUSY_MS = 30_000
@@ -80,13 +86,22 @@ class _Call:
 class SqliteFile:
     """The threads of one file in this process; see `open_file`."""
 
-    def __init__(self, path: Path, synchronous: str, prepare: Step, client: str = "sqlite") -> None:
+    def __init__(
+        self,
+        path: Path,
+        synchronous: str,
+        prepare: Step,
+        client: str = "sqlite",
+        topics: Topics = lambda _: (),
+    ) -> None:
         if sqlite3.sqlite_version_info < VERSION_MIN:
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         self.path = path
         self._wal = path.with_name(path.name + "-wal")
         self._synchronous = synchronous
         self._prepare = prepare
+        self._topics = topics
+        self._bells = path.with_name(path.name + BELLS)
         self.client = client
         self._writes: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -132,10 +147,12 @@ class SqliteFile:
                         connection = self._opened()
                 began_ns = time.time_ns()
                 with turnstile:
-                    answers = _commit(connection, group)
+                    answers, topics = _commit(connection, group, self._topics)
                 # Whoever saw the log grow may have looked before the commit counted.
                 if self._written_since(began_ns):
                     turnstile.tell()
+                for topic in topics:
+                    notify(self._bells, topic)
             except (sqlite3.Error, OSError) as error:
                 answers = [(call, None, error) for call in group]
                 if connection is not None:
@@ -211,8 +228,8 @@ def _group(calls: queue.SimpleQueue[_Call | None]) -> list[_Call] | None:
 
 
 def _commit(
-    connection: sqlite3.Connection, group: Sequence[_Call]
-) -> list[tuple[_Call, Any, BaseException | None]]:
+    connection: sqlite3.Connection, group: Sequence[_Call], find_topics: Topics
+) -> tuple[list[tuple[_Call, Any, BaseException | None]], Sequence[str]]:
     """Run the steps there is time for, keep those that went well, and commit once."""
     connection.execute("BEGIN IMMEDIATE")
     until = time.monotonic() + _HOLD_S
@@ -228,12 +245,13 @@ def _commit(
                 connection.execute("ROLLBACK TO step")
                 answers.append((call, None, error))
             connection.execute("RELEASE step")
+        topics = find_topics(connection)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return answers
+    return answers, topics
 
 
 def _connect(path: Path, synchronous: str, client: str) -> sqlite3.Connection:
@@ -279,13 +297,19 @@ _open_files: dict[tuple[int, Path], SqliteFile] = {}
 _opening = threading.Lock()
 
 
-def open_file(path: Path, synchronous: str, prepare: Step, client: str = "sqlite") -> SqliteFile:
+def open_file(
+    path: Path,
+    synchronous: str,
+    prepare: Step,
+    client: str = "sqlite",
+    topics: Topics = lambda _: (),
+) -> SqliteFile:
     """The file's threads in this process, started for its first user."""
     with _opening:
         key = (os.getpid(), path)
         file = _open_files.get(key)
         if file is None:
-            file = _open_files[key] = SqliteFile(path, synchronous, prepare, client)
+            file = _open_files[key] = SqliteFile(path, synchronous, prepare, client, topics)
         elif file.client != client:  # two libraries in one process undo each other's locks
             raise UsageError(
                 f"{path.name} is open by the {file.client} client in this process; use one for all"

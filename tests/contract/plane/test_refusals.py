@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.gateway.web import JSON
 from tests.contract.plane.conftest import Site, claim, enqueue, proof
 
 pytestmark = pytest.mark.clause("P-22")
@@ -97,3 +98,35 @@ async def test_jobs_that_cannot_be_are_refused_one_by_one(site: Site) -> None:
     assert (await web.get("/v1/plane/jobs/nobody")).status == 404
     assert (await web.get("/v1/plane/jobs/a%20b")).status == 404
     assert (await web.send("DELETE", "/v1/plane/jobs")).status == 405
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5_000], ids=["far", "below", "long"])
+async def test_a_number_that_cannot_be_kept_is_refused_and_nothing_is_stored(
+    site: Site, number: str
+) -> None:
+    web = await site.web()
+    body = f'{{"payload": {{"n": [{number}]}}}}'.encode()
+    for each in (
+        body,
+        b'{"jobs": [%b]}' % body,
+        b'{"payload": 1, "priority": %b}' % number.encode(),
+    ):
+        reply = await web.send("POST", "/v1/plane/jobs", each, JSON)
+        assert reply.status == 400, reply
+        assert reply.json["code"] == "bad_json"
+    assert sum((await site.ledger().counts()).states.values()) == 0
+    job_id = await enqueue(web)
+    lease = await claim(web)
+    named = json.dumps({"worker_id": "w1", **proof(lease)}).encode()
+    result = b'%b, "result": {"n": %b}}' % (named[:-1], number.encode())
+    reply = await web.send("POST", "/internal/worker/complete", result, JSON)
+    assert reply.status == 400, reply
+    assert (await web.get(f"/v1/plane/jobs/{job_id}")).json["status"] == "RUNNING"
+
+
+async def test_a_large_number_that_can_be_kept_is_shown_as_it_was_sent(site: Site) -> None:
+    web = await site.web()
+    number = 10**250
+    job_id = await enqueue(web, payload={"n": number})
+    assert (await web.get(f"/v1/plane/jobs/{job_id}")).json["payload"] == {"n": number}
+    assert (await claim(web))["payload"] == {"n": number}

@@ -25,8 +25,19 @@ async def test_the_first_stream_of_a_request_goes_first(site: Site) -> None:
 
 
 @pytest.mark.clause("P-9")
-async def test_a_stream_that_is_always_full_does_not_starve_another(site: Site) -> None:
+async def test_the_first_stream_goes_first_however_many_claims_there_are(site: Site) -> None:
     web = await site.web(streams="high,low")
+    jobs = [{"payload": 1, "stream": "high"}] * 30 + [{"payload": 1, "stream": "low"}] * 3
+    await web.post("/v1/plane/jobs", {"jobs": jobs})
+    order = [(await claim(web))["stream"]["name"] for _ in range(33)]
+    assert order == ["high"] * 30 + ["low"] * 3
+
+
+@pytest.mark.clause("P-9")
+async def test_with_fairness_a_stream_that_is_always_full_does_not_starve_another(
+    site: Site,
+) -> None:
+    web = await site.web(streams="high,low", fair_every=8)
     jobs = [{"payload": 1, "stream": "high"}] * 60 + [{"payload": 1, "stream": "low"}] * 3
     await web.post("/v1/plane/jobs", {"jobs": jobs})
     order = [(await claim(web))["stream"]["name"] for _ in range(24)]

@@ -261,3 +261,69 @@ async def test_a_plane_reaps_by_itself(site: Site) -> None:
     stored = (await web.get(f"/v1/plane/jobs/{job_id}")).json
     assert stored["error"]["code"] == "lease_lost"
     assert json.dumps(stored["attempts"]).count('"lost"') == 1
+
+
+@pytest.mark.clause("P-11")
+async def test_every_heartbeat_extends_the_lease_and_answers_its_new_end(site: Site) -> None:
+    web = await site.web(lease_ms=60_000)
+    await enqueue(web)
+    lease = await claim(web)
+    ends = [lease["lease_expires_at_ms"]]
+    for batch in (False, True, False):
+        await asyncio.sleep(0.005)  # the database's clock goes on by a millisecond or more
+        if batch:
+            held = {name: lease[name] for name in ("job_id", "lease_token")}
+            (kept,) = (await verb(web, "heartbeat", leases=[held]))["results"]
+        else:
+            kept = await verb(
+                web, "heartbeat", job_id=lease["job_id"], lease_token=lease["lease_token"]
+            )
+        assert kept["ok"]
+        assert kept["lease_expires_at"] > lease["lease_expires_at"]
+        ends.append(kept["lease_expires_at_ms"])
+        stored = (await web.get(f"/v1/plane/jobs/{lease['job_id']}")).json
+        assert stored["lease_until_ms"] == ends[-1]
+    assert ends == sorted(set(ends))
+
+
+@pytest.mark.clause("P-8", "P-21")
+async def test_an_attempt_has_its_row_from_the_claim_on(site: Site) -> None:
+    web = await site.web(retry_delay_ms=1)
+    job_id = await enqueue(web)
+    assert (await web.get(f"/v1/plane/jobs/{job_id}")).json["attempts"] == []
+    lease = await claim(web)
+    (running,) = (await web.get(f"/v1/plane/jobs/{job_id}")).json["attempts"]
+    assert running["attempt_id"] == lease["attempt_id"]
+    assert (running["verdict"], running["ended_ms"], running["worker_id"]) == ("running", 0, "w1")
+    assert running["claimed_ms"] > 0
+    failed = await verb(web, "fail", **proof(lease), error={"code": "e", "message": "no"})
+    assert failed["requeued"]
+    again = await claim(web)
+    first, second = (await web.get(f"/v1/plane/jobs/{job_id}")).json["attempts"]
+    assert (first["attempt_id"], first["verdict"]) == (lease["attempt_id"], "retry")
+    assert first["ended_ms"] >= first["claimed_ms"] == running["claimed_ms"]
+    assert first["error"]["message"] == "no"
+    assert (second["attempt_id"], second["verdict"]) == (again["attempt_id"], "running")
+    await verb(web, "complete", **proof(again), result=1)
+    *_, ended = (await web.get(f"/v1/plane/jobs/{job_id}")).json["attempts"]
+    assert (ended["verdict"], ended["ended_ms"] > 0) == ("complete", True)
+
+
+@pytest.mark.clause("P-26")
+async def test_a_job_of_the_plane_is_followed_to_its_end_and_resumed(site: Site) -> None:
+    web = await site.web()
+    job_id = await enqueue(web)
+    path = f"/v1/plane/jobs/{job_id}/events"
+    following = await web.stream(path)
+    heard = asyncio.create_task(following.all())
+    lease = await claim(web)
+    await verb(web, "complete", **proof(lease), result=1)
+    events = await heard
+    assert [event.name for event in events] == ["hello", "QUEUED", "RUNNING", "SUCCEEDED"]
+    _, queued, running, ended = events
+    assert ended.json["data"] == {"attempt": 1}
+    rest = await (await web.stream(path, last_event_id=queued.id)).all()
+    assert [event.id for event in rest[1:]] == [running.id, ended.id]
+    assert (await web.get(path, last_event_id=ended.id)).status == 204
+    assert (await web.get(path, last_event_id="1-0")).status == 400
+    assert (await web.get("/v1/plane/jobs/none/events")).status == 404

@@ -23,6 +23,7 @@ from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome, Verdict
 from leasehold.ledger.engine import PLANE, Engine
+from leasehold.ledger.unreadable import set_aside, why_no_json
 
 WAIT_MS_MAX = 60_000
 _RECOVER_MAX = 1_000
@@ -48,12 +49,14 @@ class Claims:
         transport: Transport,
         line: Line,
         settle: Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]],
+        *,
+        fair_every: int = 0,
     ) -> None:
         self._engine = engine
         self._transport = transport
         self._line = line
         self._settle = settle
-        self._turns = Turns()
+        self._turns = Turns(fair_every)
         self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
         self._giving: set[asyncio.Future[None]] = set()
 
@@ -139,9 +142,14 @@ class Claims:
         leases: list[Lease] = []
         for stream in self._turns.order(claim.streams):
             token = claim.tokens.token(stream, claim.nonce)
-            taken = await self._transport.take(stream, limit - len(leases), claim.worker_id, token)
-            self._line.due(stream, taken.due_in_ms)
-            leases += taken.leases
+            while len(leases) < limit:
+                left = limit - len(leases)
+                taken = await self._transport.take(stream, left, claim.worker_id, token)
+                self._line.due(stream, taken.due_in_ms)
+                readable = await self._readable(taken.leases)
+                leases += readable
+                if len(readable) == len(taken.leases):
+                    break
             if len(leases) >= limit:
                 break
         return leases
@@ -168,4 +176,9 @@ class Claims:
                 count=min(limit, _RECOVER_MAX),
             )
             leases += [lease_of(row, stream, token) for row in rows]
-        return leases[:limit]
+        return (await self._readable(leases))[:limit]
+
+    async def _readable(self, leases: list[Lease]) -> list[Lease]:
+        """What a worker can be given; the rest is set aside."""
+        reasons = [str(lease.extra or why_no_json(lease.payload)) for lease in leases]
+        return await set_aside(leases, reasons, self._settle) if any(reasons) else leases

@@ -10,19 +10,24 @@ from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.scoping import check_allowed
 from leasehold.contracts.plane.shapes import (
     CreatePlaneJobs,
+    EventId,
+    FollowPlaneJob,
     NewPlaneJob,
+    PlaneJobNews,
     PlaneJobView,
     Results,
     view,
 )
-from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
+from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Refused, Reply
 from leasehold.core.errors import Conflict, NotFound
 from leasehold.core.intake import Submits, check_stored, idempotency_key, trace_context
 from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.state import PLANE as MACHINE
 from leasehold.ledger.ids import uuid7
 from leasehold.store.resending import submit_surely
 
 BODY_BYTES_MAX = 8 << 20
+_EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
 
@@ -56,6 +61,17 @@ class Jobs:
         """The job with its JSON fields decoded, and its attempts."""
         record = await self._record(call)
         return Answer(200, view(record, await self._ledger.attempts(record.job_id)))
+
+    async def follow(self, call: Call) -> Answer | Follow:
+        """The job's events from a position on; nothing more to come is 204, which ends a client."""
+        after = call.headers.get("last-event-id", "") or call.query.last_event_id
+        if after and not _EVENT_ID.fullmatch(after):
+            raise Refused("bad_cursor", f"{after[:60]!r} is not an event id such as 3")
+        record = await self._record(call)
+        if after and record.state in MACHINE.final:
+            if not await self._ledger.events(record.job_id, after=after, limit=1):
+                return Answer(204)
+        return Follow(record.job_id, record.state, after)
 
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
@@ -139,8 +155,27 @@ class Jobs:
                 summary="Read a job of the plane",
                 scope="jobs:read",
                 handle=self.read,
-                replies={200: Reply("The job, with its ended attempts.", PlaneJobView)},
+                replies={200: Reply("The job, with its attempts.", PlaneJobView)},
                 problems=(404,),
+                tag="plane",
+            ),
+            Endpoint(
+                method="GET",
+                path=f"{path}/events",
+                operation="followPlaneJob",
+                summary="Follow a job of the plane by server-sent events",
+                description="Begins with `event: hello`, replays what has happened, goes on as it "
+                "happens and ends after `SUCCEEDED` or `DLQ`. `id:` is the position for "
+                "Last-Event-ID; comments keep the connection alive.",
+                scope="jobs:read",
+                handle=self.follow,
+                asks=FollowPlaneJob,
+                reads={"Last-Event-ID": EventId},
+                replies={
+                    200: Reply("A stream of events.", PlaneJobNews, media="text/event-stream"),
+                    204: Reply("The job has ended and there is nothing after that position."),
+                },
+                problems=(400, 404, 422),
                 tag="plane",
             ),
             Endpoint(

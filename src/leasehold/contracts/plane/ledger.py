@@ -38,10 +38,10 @@ class PlaneLedger:
         return record and _told(record)
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:
-        """The attempts at a job that have ended, oldest first, by their ids."""
-        ended = await self._first.attempts(job_id)
+        """The attempts at a job, oldest first, by their ids; the last may be running."""
+        found = await self._first.attempts(job_id)
         return [
-            {"attempt_id": attempt_id_of(job_id, each["claim_version"]), **each} for each in ended
+            {"attempt_id": attempt_id_of(job_id, each["claim_version"]), **each} for each in found
         ]
 
     async def find(self, query: Query) -> Page:

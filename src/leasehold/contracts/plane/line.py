@@ -36,6 +36,7 @@ class Line:
         self._bell = bell
         self._waiting: dict[Waiter, None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._joined: dict[str, asyncio.Event] = {}
         self._due_ms: dict[str, int] = {}
         self.closed = False
 
@@ -47,6 +48,7 @@ class Line:
         waiter = Waiter(streams)
         self._waiting[waiter] = None
         for stream in streams:
+            self._joined.setdefault(stream, asyncio.Event()).set()
             if stream not in self._watches and not self.closed:
                 self._watches[stream] = asyncio.create_task(self._watch(stream))
         return waiter
@@ -86,16 +88,20 @@ class Line:
 
     async def _watch(self, stream: str) -> None:
         """Listen for one stream while somebody waits for it, and for a while after that."""
-        bell, loop = self._bell(stream), asyncio.get_running_loop()
-        until = loop.time() + IDLE_S
+        bell, joined = self._bell(stream), self._joined[stream]
         try:
-            while loop.time() < until:
-                if any(stream in waiter.streams for waiter in self._waiting):
-                    until = loop.time() + IDLE_S
+            while True:
+                if not any(stream in waiter.streams for waiter in self._waiting):
+                    await bell.rest(more=False)  # a ring would be lost here: another plane has it
+                    joined.clear()
+                    async with asyncio.timeout(IDLE_S):
+                        await joined.wait()
                 await bell.arm()
                 self.wake(stream)
                 poll_ms = random.randint(*POLL_MS)
                 await bell.wait(max(1, min(poll_ms, self._due_ms.get(stream) or poll_ms)))
+        except TimeoutError:
+            pass  # nobody came back
         finally:
             if self._watches.get(stream) is asyncio.current_task():
                 del self._watches[stream]

@@ -328,6 +328,9 @@ class MessageBell:
         except StoreError:
             await asyncio.sleep(min(wait_ms, 200) / 1000)
 
+    async def rest(self, *, more: bool) -> None:
+        """Everybody hears a message: there is none to pass on."""
+
     async def close(self) -> None:
         """The connection belongs to the transport."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from leasehold.contracts.plane.words import CONTRACT, queue_of
 from leasehold.core.errors import UsageError
+from leasehold.core.opening import check_least
 from leasehold.ledger.engine import PLANE
 from leasehold.ledger.settings import BoxOptions, BoxSettings
 
@@ -22,7 +23,8 @@ class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     streams carry the messages; without it the job's own row is its message. `resend_ms` is how long
     a message may be under way before the sweeper looks whether Redis still has it. `upkeep_ms` is
     how often a served plane reaps, promotes and sweeps beside its requests (0: never; claims still
-    take back what stands in their way). `namespace` goes before the names of streams in Redis.
+    take back what stands in their way). `fair_every` makes every so many claims begin with another
+    stream than the first, so that a full one cannot starve those behind it (0: never). `namespace` goes before the names of streams in Redis.
     """
 
     streams: str = "jobs"
@@ -31,9 +33,11 @@ class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_ms: int = 60_000
     resend_ms: int = 10_000
     upkeep_ms: int = 1_000
+    fair_every: int = 0
 
     def __post_init__(self) -> None:
         self.check(CONTRACT)
+        check_least(self, CONTRACT, fair_every=0)
         if not stream_names(self.streams):
             raise UsageError("a plane serves at least one stream", contract=CONTRACT)
 

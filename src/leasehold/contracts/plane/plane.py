@@ -13,6 +13,7 @@ import random
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -88,14 +89,19 @@ class Plane:
             )
         self._has_priority = redis is None
         calls = calls_max(engine)
-        self._extends: Gathering[Lease, Lease | LeaseLost] = Gathering(
-            self._extend, items_max=_GATHERED_MAX, calls_max=calls
-        )
+        self._extends: dict[bool, Gathering[Lease, Lease | LeaseLost]] = {
+            always: Gathering(
+                partial(self._extend, always), items_max=_GATHERED_MAX, calls_max=calls
+            )
+            for always in (False, True)
+        }
         self._settles: Gathering[Outcome, Verdict] = Gathering(
             self._settle, items_max=_GATHERED_MAX, calls_max=calls
         )
         self._line = Line(self._transport.bell)
-        self._claims = Claims(engine, self._transport, self._line, self.settle)
+        self._claims = Claims(
+            engine, self._transport, self._line, self.settle, fair_every=options.fair_every
+        )
         self._tokens: Tokens | None = None
         self._reading_tokens = asyncio.Lock()
         self._beaten: dict[str, tuple[float, int]] = {}
@@ -114,15 +120,18 @@ class Plane:
 
     # --- leases --------------------------------------------------------------------------------
 
-    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases alive; each in the stream it was given for."""
+    async def extend(
+        self, leases: Sequence[Lease], *, always: bool = False
+    ) -> list[Lease | LeaseLost]:
+        """Keep leases alive; without `always` those of which less than two thirds are left."""
         self.served([lease.queue for lease in leases])
-        return await self._extends(leases)
+        return await self._extends[always](leases)
 
-    async def _extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+    async def _extend(self, always: bool, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         proven = self._proofs(await self._known_tokens())
         checked = [proven(lease) for lease in leases]
-        return await self._by_stream([(each, each) for each in checked], BoxQueue.extend)
+        extend = partial(BoxQueue.extend, always=always)
+        return await self._by_stream([(each, each) for each in checked], extend)
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Publish news of running attempts."""

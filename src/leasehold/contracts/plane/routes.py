@@ -147,7 +147,7 @@ class WorkerRoutes:
         """Keep one lease, or those of a list."""
         asked: HeartbeatRequest = call.body
         if asked.leases is not None:
-            return Answer(200, Results(await self._kept(asked.leases, call.caller)))
+            return Answer(200, Results(await self._kept(asked.leases, call.caller, asked)))
         require(asked, "job_id", "lease_token")
         one = HeldLease(
             job_id=asked.job_id,
@@ -155,13 +155,15 @@ class WorkerRoutes:
             attempt_id=asked.attempt_id,
             stream=asked.stream,
         )
-        return Answer(200, (await self._kept([one], call.caller))[0])
+        return Answer(200, (await self._kept([one], call.caller, asked))[0])
 
-    async def _kept(self, held: Sequence[HeldLease], caller: Caller) -> list[Kept]:
+    async def _kept(
+        self, held: Sequence[HeldLease], caller: Caller, asked: HeartbeatRequest
+    ) -> list[Kept]:
         leases = [await self._held(each) for each in held]
         known = [lease for lease in leases if lease is not None]
         check_allowed(caller, {lease.queue for lease in known})
-        answers = iter(await self._plane.extend(known))
+        answers = iter(await self._plane.extend(known, always=not asked.if_short))
         return [
             Kept(ok=False, reason="there is no such job") if lease is None else kept(next(answers))
             for lease in leases

@@ -13,6 +13,7 @@ from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
 from leasehold.ledger.engine import PLANE, Bell, Engine, Row
 from leasehold.ledger.settings import BoxSettings
+from leasehold.ledger.unreadable import why_unreadable
 from leasehold.ledger.upkeeping import Upkeeping
 from leasehold.store.gathering import Gathering
 
@@ -152,4 +153,5 @@ def lease_of(row: Row, stream: str, token: str, message_id: str = "") -> Lease:
         gid=row["gid"],
         priority=row["priority"],
         trace=row["trace"],
+        extra=why_unreadable(row) or None,
     )

@@ -19,6 +19,7 @@ from leasehold.core.values import shown_json
 BATCH_MAX = 500
 TEXT_MAX = 512
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+_MOMENT_MAX = 253_402_300_799_999
 
 Id = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
 Name = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -116,6 +117,9 @@ class HeartbeatRequest(Sends, frozen=True):
     attempt_id: Name = ""
     stream: StreamName | StreamRef = ""
     leases: Annotated[list[HeldLease], Meta(max_length=BATCH_MAX)] | None = None
+    if_short: Annotated[
+        bool, Meta(description="Extend only leases of which less than two thirds are left.")
+    ] = False
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,8 +280,35 @@ class CreatePlaneJobs(Sends, frozen=True):
     jobs: Annotated[list[NewPlaneJob], Meta(max_length=BATCH_MAX)] | None = None
 
 
+EventId = Annotated[
+    str,
+    Meta(
+        description="Go on after this event, without gap or repeat.",
+        extra_json_schema={"pattern": "^[0-9]{0,18}$"},
+    ),
+]
+
+
+class FollowPlaneJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to begin; the header Last-Event-ID wins over `last_event_id`."""
+
+    last_event_id: EventId = ""
+    ticket: Annotated[
+        str, Meta(description="From POST /v1/tickets; for clients that cannot set headers.")
+    ] = ""
+
+
+class PlaneJobNews(msgspec.Struct, frozen=True, kw_only=True):
+    """The `data` of one server-sent event: a state of the job, or news of its worker."""
+
+    type: str
+    ts: int
+    step: str
+    data: Any
+
+
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that has ended."""
+    """An attempt, from its claim on: while it runs `verdict` is `running` and `ended_ms` 0."""
 
     attempt_id: str
     attempt: int
@@ -289,7 +320,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaneJobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its JSON fields decoded and its ended attempts; times are Unix milliseconds."""
+    """A job with its JSON fields decoded and its attempts; times are Unix milliseconds."""
 
     job_id: str
     stream: str
@@ -355,7 +386,7 @@ def moment(ms: int) -> str:
     >>> moment(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    text = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    text = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 

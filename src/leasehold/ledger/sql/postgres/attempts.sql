@@ -1,4 +1,4 @@
--- The attempts at a job that have ended, oldest first.
+-- The attempts at a job, oldest first: those of the plane from their claims on, others when they ended.
 -- Takes: job_id text
 -- Returns: their rows
 -- Clauses: I-30

@@ -38,6 +38,6 @@ kept AS (
     verdict, outcome_h, ver)
   SELECT job_id, fence, :queue, attempt_count, worker_id, claimed_ms, updated_ms, 'complete',
     token_h || ':' || 'c:' || result_h, ver
-  FROM ended
+  FROM ended{known_attempt}, ver = excluded.ver
 ){after_settle}{tell_ended}
 SELECT count(*) AS ended{tells_any} FROM ended

@@ -22,7 +22,7 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
   UNION ALL
   SELECT 2, 'claim', first.claimed_ms, 'claimed', first.attempt, NULL, NULL, NULL, '' FROM (
     SELECT t.claimed_ms, t.attempt FROM job_attempts t
-    WHERE t.job_id = :job_id AND t.claim_version = 1 AND t.queue = :queue
+    WHERE t.job_id = :job_id AND t.claim_version = 1 AND t.queue = :queue AND t.ended_ms > 0
     UNION ALL
     SELECT j.claimed_ms, j.attempt_count FROM {jobs} j
     WHERE j.job_id = :job_id AND j.queue = :queue AND j.claim_version = 1 AND j.status IN {running}

@@ -1,8 +1,8 @@
--- Keeps leases: writes only those of which less than two thirds are left.
+-- Keeps leases: all of them with `always`, else those of which less than two thirds are left.
 -- Batch: job_id text, fence bigint, token_h text
--- Takes: queue text, lease_ms bigint
+-- Takes: queue text, lease_ms bigint, always boolean
 -- Returns: for each lease that is still held its number, its end, the time, and whether to cancel
--- Clauses: I-11 I-14
+-- Clauses: I-11 I-14 P-11
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT * FROM {batch}),
 short AS MATERIALIZED (
@@ -10,7 +10,7 @@ short AS MATERIALIZED (
   FROM asked a, {jobs} j, clock c
   WHERE j.job_id = a.job_id AND j.claim_version = a.fence AND j.lease_token_h = a.token_h
     AND (j.status IN {running}) IS TRUE
-    AND 3 * (j.lease_expires_at - c.now_ms) < 2 * :lease_ms
+    AND (:always OR 3 * (j.lease_expires_at - c.now_ms) < 2 * :lease_ms)
   ORDER BY j.job_id
   FOR UPDATE OF j
 ),

@@ -36,6 +36,12 @@ noted AS (
     claim_version, claim_version - 1, :token_h, :worker_id, lease_expires_at, gid, priority,
     max_attempts
   FROM taken
+),
+opened AS (
+  INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
+    verdict, outcome_h)
+  SELECT job_id, claim_version, :queue, attempt_count, :worker_id, updated_ms, 0, 'running', ''
+  FROM taken{known_attempt}
 )
 SELECT h.now_ms, h.paused, t.n, t.job_id, t.task, t.payload, t.attempt_count, t.max_attempts,
   t.claim_version, t.lease_expires_at, t.created_ms, t.gid, t.priority, t.trace, t.seq

@@ -43,6 +43,6 @@ kept AS (
     verdict, outcome_h, error_code)
   SELECT job_id, fence, :queue, attempt_count, holder, claimed_ms, updated_ms, 'lost', '',
     'lease_lost'
-  FROM reaped
+  FROM reaped{known_attempt}
 )
 SELECT job_id, ends FROM reaped

@@ -63,6 +63,6 @@ kept AS (
   SELECT job_id, fence, :queue, attempt_count + CASE WHEN verdict IN ('snooze', 'release') THEN 1
     ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error,
     greatest(0, due_ms)
-  FROM ended
+  FROM ended{known_attempt}
 ){after_settle}{tell_ended}
 SELECT n, job_id, verdict, greatest(0, due_ms) AS due_ms{tells} FROM ended

@@ -26,7 +26,7 @@ INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, clai
   verdict, outcome_h)
 SELECT j.job_id, h.fence, :queue, j.attempt_count, j.worker_id, j.claimed_ms, :now_ms, 'complete',
   h.token_h || ':' || 'c:' || h.result_h
-FROM temp.succeeding h JOIN {jobs} j ON j.seq = h.seq;
+FROM temp.succeeding h JOIN {jobs} j ON j.seq = h.seq{known_attempt};
 {after_complete}
 {tell_succeeded}
 SELECT count(*) AS ended FROM temp.succeeding;

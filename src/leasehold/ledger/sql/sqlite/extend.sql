@@ -1,14 +1,14 @@
--- Keeps leases: writes only those of which less than two thirds are left.
+-- Keeps leases: all of them with `always`, else those of which less than two thirds are left.
 -- Batch: job_id text, fence bigint, token_h text
--- Takes: queue text, lease_ms bigint
+-- Takes: queue text, lease_ms bigint, always boolean
 -- Returns: for each lease that is still held its number, its end, the time, and whether to cancel
--- Clauses: I-11 I-14
+-- Clauses: I-11 I-14 P-11
 DELETE FROM temp.chosen;
 INSERT OR IGNORE INTO temp.chosen (job_id, mark)
 SELECT j.job_id, j.lease_expires_at
 FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id
 WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND j.lease_expires_at > 0
-  AND 3 * (j.lease_expires_at - :now_ms) < 2 * :lease_ms;
+  AND (:always OR 3 * (j.lease_expires_at - :now_ms) < 2 * :lease_ms);
 UPDATE {jobs}
 SET lease_expires_at = max(:now_ms + :lease_ms, lease_expires_at), heartbeat_at = :now_ms,
   ver = ver + 1, updated_ms = :now_ms

@@ -40,6 +40,10 @@ SELECT :queue, j.job_id, j.ver, 'claim', :now_ms, j.task, 'queued', 'claimed', j
   j.claim_version, j.claim_version - 1, j.lease_token_h, j.worker_id, j.lease_expires_at, j.gid,
   j.priority, j.max_attempts
 FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id ORDER BY j.priority, j.seq;
+INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
+  verdict, outcome_h)
+SELECT j.job_id, j.claim_version, :queue, j.attempt_count, j.worker_id, :now_ms, 0, 'running', ''
+FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id{known_attempt};
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.n, t.job_id,
   t.task, t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at,
   t.created_ms, t.gid, t.priority, t.trace, t.seq

@@ -23,6 +23,10 @@ SELECT :queue, j.job_id, j.ver, 'claim', :now_ms, j.task, 'queued', 'claimed', j
   j.claim_version, j.claim_version - 1, :token_h, :worker_id, j.lease_expires_at, j.gid, j.priority,
   j.max_attempts
 FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id ORDER BY c.n;
+INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
+  verdict, outcome_h)
+SELECT j.job_id, j.claim_version, :queue, j.attempt_count, j.worker_id, :now_ms, 0, 'running', ''
+FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id{known_attempt};
 SELECT :now_ms AS now_ms, coalesce(p.paused, 0) AS paused, t.*
 FROM (SELECT (SELECT paused FROM job_queues WHERE queue = :queue) AS paused) p
 LEFT JOIN (SELECT c.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts,

@@ -33,5 +33,5 @@ INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, clai
   verdict, outcome_h, error_code)
 SELECT l.job_id, l.fence, :queue, j.attempt_count, l.holder, l.claimed_ms, :now_ms, 'lost', '',
   'lease_lost'
-FROM temp.lapsed l JOIN {jobs} j ON j.job_id = l.job_id;
+FROM temp.lapsed l JOIN {jobs} j ON j.job_id = l.job_id{known_attempt};
 SELECT job_id, ends FROM temp.lapsed;

@@ -48,7 +48,7 @@ INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, clai
   verdict, outcome_h, error_code, error, due_ms)
 SELECT h.job_id, h.fence, :queue, j.attempt_count + (h.verdict IN ('snooze', 'release')), h.holder,
   h.claimed_ms, :now_ms, h.verdict, h.outcome_h, h.error_code, h.attempt_error, max(0, j.due_ms)
-FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;
+FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id{known_attempt};
 {after_settle}
 {tell_ended}
 SELECT h.n, h.job_id, h.verdict, max(0, j.due_ms) AS due_ms FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;

@@ -11,4 +11,5 @@ told AS (
       m.updated_ms, m.result, m.error, m.progress)
   FROM {moved} m
   WHERE m.status_webhook_url IS NOT NULL AND m.status <> m.was
+  ON CONFLICT (job_id) DO NOTHING
 )

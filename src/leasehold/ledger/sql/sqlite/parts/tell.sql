@@ -17,4 +17,5 @@ SELECT j.job_id || '.' || j.event_count, :queue || '/outbox', 'webhook', j.job_i
       THEN ',"error":' || coalesce(nullif(j.error, ''), 'null')
     WHEN j.progress <> '' THEN ',"progress":' || j.progress ELSE '' END || '}'
 FROM {moved} h JOIN inbox_jobs j ON j.{key} = h.{key}
-WHERE j.status_webhook_url IS NOT NULL ORDER BY h.{order};
+WHERE j.status_webhook_url IS NOT NULL ORDER BY h.{order}
+ON CONFLICT (job_id) DO NOTHING;

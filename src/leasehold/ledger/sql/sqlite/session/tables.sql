@@ -19,3 +19,22 @@ CREATE TEMP TABLE old (job_id TEXT PRIMARY KEY, seq, created_ms, goes) WITHOUT R
 CREATE TEMP TABLE window_ (seq INTEGER PRIMARY KEY, ts_ms, goes);
 CREATE TEMP TABLE spent (caller);
 CREATE TEMP TABLE moved (rows);
+
+-- The queues for which this transaction has work, whichever statement or trigger made it: who waits
+-- for one of them is woken after the commit. A job that is not due counts: it changes until when.
+CREATE TEMP TABLE fed (queue TEXT PRIMARY KEY) WITHOUT ROWID;
+-- @for box in inbox_jobs job_outbox_events plane_jobs
+CREATE TEMP TRIGGER {box}_fed AFTER INSERT ON main.{box}
+BEGIN
+  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+END;
+CREATE TEMP TRIGGER {box}_fed_again AFTER UPDATE OF status, ready ON main.{box}
+WHEN NEW.status = 'queued' AND (NEW.ready > OLD.ready OR OLD.status <> 'queued')
+BEGIN
+  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+END;
+-- @end
+CREATE TEMP TRIGGER job_queues_resumed AFTER UPDATE OF paused ON main.job_queues WHEN NOT NEW.paused
+BEGIN
+  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+END;

@@ -1,0 +1,39 @@
+-- Numbers within bounds: what is counted on and added to cannot overflow, whoever writes to the table. A
+-- row at the end of its range would make every claim fail that meets it, and its neighbours wait. The number
+-- of events never falls: the next event would have the id of an earlier one.
+
+-- @for box in inbox_jobs job_outbox_events plane_jobs
+CREATE TRIGGER {box}_bounds_begin BEFORE INSERT ON {box}
+WHEN NOT (NEW.attempt_count BETWEEN 0 AND 1000000000
+  AND NEW.lost_count BETWEEN 0 AND 1000000000
+  AND NEW.event_count BETWEEN 0 AND 1000000000
+  AND NEW.ver BETWEEN 0 AND 1152921504606846976
+  AND NEW.claim_version BETWEEN 0 AND 1152921504606846976
+  AND NEW.due_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.claimed_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.heartbeat_at BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.lease_expires_at BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.created_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.updated_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.expires_ms BETWEEN -1152921504606846976 AND 1152921504606846976)
+BEGIN
+  SELECT RAISE(ABORT, 'constraint: numbers_within_bounds');
+END;
+CREATE TRIGGER {box}_bounds_step BEFORE UPDATE OF attempt_count, lost_count, event_count, ver, claim_version, due_ms, claimed_ms,
+  heartbeat_at, lease_expires_at, created_ms, updated_ms, expires_ms ON {box}
+WHEN NEW.event_count < OLD.event_count OR NOT (NEW.attempt_count BETWEEN 0 AND 1000000000
+  AND NEW.lost_count BETWEEN 0 AND 1000000000
+  AND NEW.event_count BETWEEN 0 AND 1000000000
+  AND NEW.ver BETWEEN 0 AND 1152921504606846976
+  AND NEW.claim_version BETWEEN 0 AND 1152921504606846976
+  AND NEW.due_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.claimed_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.heartbeat_at BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.lease_expires_at BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.created_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.updated_ms BETWEEN -1152921504606846976 AND 1152921504606846976
+  AND NEW.expires_ms BETWEEN -1152921504606846976 AND 1152921504606846976)
+BEGIN
+  SELECT RAISE(ABORT, 'constraint: numbers_within_bounds');
+END;
+-- @end

@@ -1,0 +1,205 @@
+"""Another program writes what it likes into the tables: every good job is done all the same.
+
+`LEASEHOLD_FUZZ_ROUNDS=2000 bin/test tests/contract/ledger/test_hostile_rows.py` for more rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import sqlite3
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from leasehold.cli.migrating import migrated
+from leasehold.core.job import NewJob
+from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
+from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.seam import Query
+from tests.contract.adapters import Servers
+
+ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))
+NUMBERS = ("9223372036854775807", "-9223372036854775808", "2147483647", "-1", "0", "7")
+TEXTS = ("''", "'{'", "'1e999'", "'\u2028\U0001f4a5'", "repeat('[', 5000)", "'null'")
+BROKEN = ("CAST(x'ff' AS TEXT)", "CAST(x'6100ff' AS TEXT)", "char(0)", "CAST(x'eda080' AS TEXT)")
+COLUMNS = {
+    "number": ("attempt_count", "max_attempts", "ver", "claim_version", "lost_count", "event_count")
+    + ("priority", "due_ms", "created_ms", "updated_ms", "expires_ms", "lease_expires_at")
+    + ("claimed_ms", "heartbeat_at", "credential_version"),
+    "text": ("payload", "task", "result", "error", "progress", "gid", "trace", "requester_id")
+    + ("worker_id", "status_webhook_url", "lease_token_h", "status", "passed", "payload_h"),
+}
+TABLES = {"inbox": "inbox_jobs", "plane": "plane_jobs"}
+
+
+@dataclass
+class Victim:
+    """A queue, and a way round it."""
+
+    url: str
+    table: str
+    texts: tuple[str, ...]
+    execute: Callable[[str], Awaitable[None]]
+
+    async def spoil(self, job_id: str, column: str, value: str) -> bool:
+        """Write a value into a job's row; False when the database refuses it."""
+        try:
+            await self.execute(
+                f"UPDATE {self.table} SET {column} = {value} WHERE job_id = '{job_id}'"
+            )
+        except (sqlite3.Error, asyncpg.PostgresError):
+            return False
+        return True
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def victim(
+    request: pytest.FixtureRequest, contract: str, tmp_path: Path, servers: Servers
+) -> AsyncGenerator[Victim]:
+    options = "lease_ms=300&retry_delay_ms=1&synchronous=normal"
+    table = TABLES[contract]
+    if request.param == "sqlite":
+        path = tmp_path / "jobs.db"
+        url = f"{contract}+sqlite:///{path}?{options}"
+        queue = open_queue(url)
+        await queue.upkeep()
+
+        async def write(statement: str) -> None:
+            file = sqlite3.connect(path, timeout=30)
+            file.create_function("repeat", 2, lambda text, count: text * count)
+            with file:
+                file.execute(statement)
+            file.close()
+
+        yield Victim(url, table, TEXTS + BROKEN, write)
+        await queue.close()
+        return
+    schema = f"hostile_{secrets.token_hex(4)}"
+    server = servers.postgres()
+    url = f"{contract}+{server}{'&' if '?' in server else '?'}schema={schema}&{options}"
+    await migrated(parse_url(url))
+    connection = await asyncpg.connect(server)
+
+    async def execute(statement: str) -> None:
+        await connection.execute(statement.replace(table, f"{schema}.{table}"))
+
+    yield Victim(url, table, TEXTS, execute)
+    await connection.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+async def test_good_jobs_are_done_whatever_another_program_writes_into_their_neighbours(
+    victim: Victim, contract: str
+) -> None:
+    chance = random.Random(17)
+    queue, ledger = open_queue(victim.url, worker_id="w"), open_ledger(victim.url)
+    journal = open_journal(victim.url)
+    told = {"status_webhook_url": "https://r.example/"} if contract == "inbox" else {}
+    good: set[str] = set()
+    done: set[str] = set()
+    spoilt = 0
+
+    async def work() -> None:
+        leases = await queue.claim(4, wait_ms=0)
+        if leases and chance.random() < 0.2:
+            await queue.extend(leases)
+        for lease in leases:
+            end = Outcome(lease, "complete", b"1")
+            if lease.job_id.startswith("bad") and chance.random() < 0.5:
+                end = Outcome(lease, "fail", failure=Failure(code="e", message="m"))
+            await queue.settle([end])
+            done.add(lease.job_id)
+
+    for number in range(ROUNDS):
+        ids = [f"good-{number}-a", f"bad-{number}", f"good-{number}-b"]
+        jobs = [NewJob(task="t", payload=b'{"n":1}', job_id=job_id, options=told) for job_id in ids]
+        await queue.submit(jobs)
+        good |= {ids[0], ids[2]}
+        if chance.random() < 0.5:
+            await work()
+        kind = chance.choice(["number", "text"])
+        column = chance.choice(COLUMNS[kind])
+        value = chance.choice(NUMBERS if kind == "number" else victim.texts)
+        spoilt += await victim.spoil(ids[1], column, value)
+        await work()
+        if number % 10 == 0:
+            await queue.upkeep()
+            await ledger.find(Query(limit=100))
+            await ledger.counts()
+            for job_id in ids:
+                await ledger.get(job_id)
+                await ledger.events(job_id)
+            await journal.read(limit=50)
+    for _ in range(200):
+        if good <= done:
+            break
+        await queue.upkeep()
+        await work()
+        await asyncio.sleep(0.01)
+    assert good <= done, f"{len(good - done)} of {len(good)} good jobs were not done"
+    assert spoilt > ROUNDS / 3
+    for each in (queue, ledger, journal):
+        await each.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+@pytest.mark.parametrize("column", ["payload", "task", "gid", "trace"])
+async def test_a_job_with_bytes_that_are_no_text_is_a_dead_letter_with_the_reason(
+    contract: str, column: str, tmp_path: Path
+) -> None:
+    queue_url = f"{contract}+sqlite:///{tmp_path}/jobs.db"
+    queue, ledger = open_queue(queue_url), open_ledger(queue_url)
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id=name) for name in ("bad", "good")])
+    with sqlite3.connect(tmp_path / "jobs.db") as file:
+        file.execute(
+            f"UPDATE {TABLES[contract]} SET {column} = CAST(x'61ff' AS TEXT) WHERE job_id = 'bad'"
+        )
+    assert [lease.job_id for lease in await queue.claim(1, wait_ms=0)] == ["good"]
+    bad = await _get(ledger, "bad")
+    assert bad.state in ("dead_letter", "DLQ")
+    assert b"unreadable" in bad.error
+    assert f"column {column} is not UTF-8".encode() in bad.error
+    await queue.close()
+    await ledger.close()
+
+
+@pytest.mark.parametrize("contract", ["plane"])
+async def test_a_payload_that_is_no_json_is_a_dead_letter_of_the_plane(
+    victim: Victim, contract: str
+) -> None:
+    queue, ledger = open_queue(victim.url), open_ledger(victim.url)
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id=name) for name in ("bad", "good")])
+    assert await victim.spoil("bad", "payload", "'{\"a\":'")
+    assert [lease.job_id for lease in await queue.claim(5, wait_ms=0)] == ["good"]
+    bad = await _get(ledger, "bad")
+    assert bad.state == "DLQ"
+    assert b"the payload is not JSON" in bad.error
+    await queue.close()
+    await ledger.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+@pytest.mark.parametrize("column", ["attempt_count", "ver", "claim_version", "lost_count"])
+async def test_a_number_at_the_end_of_its_range_is_refused_by_the_database(
+    victim: Victim, contract: str, column: str
+) -> None:
+    queue = open_queue(victim.url)
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id="bad")])
+    assert not await victim.spoil("bad", column, "2147483647000000000")
+    assert not await victim.spoil("bad", column, "-1")
+    assert len(await queue.claim(5, wait_ms=0)) == 1
+    await queue.close()
+
+
+async def _get(ledger: Any, job_id: str) -> Any:
+    """The job, once what its failure leads to has been decided."""
+    record = await ledger.get(job_id)
+    assert record is not None
+    return record
