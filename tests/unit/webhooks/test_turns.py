@@ -29,13 +29,40 @@ async def known_as_quick(turns: Turns, *urls: str) -> None:
 
 
 async def test_an_unknown_receiver_gets_two_of_five_requests() -> None:
-    turns = Turns(5, clock=Clock())
+    clock = Clock()
+    turns = Turns(5, clock=clock)
     async with AsyncExitStack() as stack:
         for _ in range(2):
             await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=1"))
+        clock.now_s += 1.0
         with pytest.raises(Snooze):
             await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=2"))
         await stack.enter_async_context(turns.turn("acme", "https://b/hook"))
+
+
+async def test_more_than_two_wait_for_the_first_answer_of_a_new_receiver() -> None:
+    turns = Turns(5)
+    begun = asyncio.Event()
+    answered = asyncio.Event()
+
+    async def deliver() -> None:
+        async with turns.turn("acme", "https://new"):
+            begun.set()
+            await answered.wait()
+
+    deliveries = [asyncio.create_task(deliver()) for _ in range(20)]
+    await begun.wait()
+    answered.set()
+    await asyncio.gather(*deliveries)
+
+
+async def test_more_than_two_are_put_off_when_a_new_receiver_takes_a_second() -> None:
+    turns = Turns(5)
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(turns.turn("acme", "https://new"))
+        with pytest.raises(Snooze):
+            await stack.enter_async_context(turns.turn("acme", "https://new"))
 
 
 async def test_one_requester_gets_three_and_all_slow_ones_four() -> None:
