@@ -10,7 +10,7 @@ class WorkerId(str):
     or host as it is, and fences its writes by other means.
     """
 
-    name: str
+    __slots__ = ("name",)
 
     def __new__(cls, unique: str, name: str = "") -> WorkerId:
         """Joined already; `name` alone beside it."""

@@ -74,6 +74,10 @@ def part(dialect: Dialect, name: str) -> str:
 def words_of(table: str, now: str) -> dict[str, str]:
     """The fragments of the statements of one box that are the same on both engines."""
     return {
-        **{"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""},
+        "jobs": table,
+        "now": now,
+        "running": RUNNING,
+        "in_turn": "true",
+        "after_settle": "",
         "response": f"'{RESPONSE[0]}' || job_id || '{RESPONSE[1]}'" if table == INBOX else "''",
     }

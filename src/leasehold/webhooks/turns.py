@@ -76,7 +76,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, requester: str, url: str) -> AsyncIterator[None]:
-        """A request to this endpoint may be made within; raises `Snooze` when it is not its turn."""
+        """A request to this endpoint may be made within; raises `Snooze` when it is put off."""
         receiver = self._receiver(requester, url)
         while (wait_s := self._wait_s(receiver)) != 0.0:
             free = asyncio.get_running_loop().create_future()

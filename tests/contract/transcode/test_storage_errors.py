@@ -1,4 +1,4 @@
-"""How a transcode is tried again when storage fails: by the contract's classes and the job's limit."""
+"""How a transcode is tried again when storage fails: by the contract, up to the job's limit."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Receiver(BaseHTTPRequestHandler):
         event_ids.add(given["event-id"])
         return "accepted"
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Only verdicts are written."""
 
 

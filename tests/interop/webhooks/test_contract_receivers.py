@@ -124,7 +124,9 @@ async def inbox(tmp_path: Path, secrets: Rotated) -> AsyncIterator[Inbox]:
 
 
 @pytest.mark.clause("I-36", "I-47")
-async def test_every_step_of_a_job_is_accepted_once_and_in_order(start: Start, inbox: Inbox) -> None:
+async def test_every_step_of_a_job_is_accepted_once_and_in_order(
+    start: Start, inbox: Inbox
+) -> None:
     async with start(OLD) as receiver:
         await inbox.run(receiver, "retried", "retry", "complete")
         steps = ["claimed", "failed", "queued", "claimed", "succeeded"]
