@@ -12,6 +12,8 @@ class WorkerId(str):
 
     __slots__ = ("name",)
 
+    name: str
+
     def __new__(cls, unique: str, name: str = "") -> WorkerId:
         """Joined already; `name` alone beside it."""
         made = super().__new__(cls, unique)

@@ -2,8 +2,9 @@
 
 While two secrets are live, the header holds the signature of one, as a receiver of the contract
 expects it, and a second header that of the other. Every attempt has a new timestamp and a new
-nonce; neither holds a dot, so the three parts cannot be read in two ways. The event id is not part of the signed text, which is the
-contract's; it therefore stands in the body too, and receivers hold one against the other.
+nonce; neither holds a dot, so the three parts cannot be read in two ways. The event id is not part
+of the signed text, which is the contract's; it therefore stands in the body too, and receivers hold
+one against the other.
 """
 
 from __future__ import annotations
