@@ -8,7 +8,7 @@ receiver gets two, one requester three, and all of them together four.
 A delivery beyond that does not wait here, where it would hold a lease and a slot. It is put off to
 the time at which its receiver should be free; each gets a time of its own, so that they come back
 one by one. Deliveries to quick receivers wait here for a free place, and those to a new receiver
-for its first answer, up to a second.
+for its first answer, up to half a second.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from leasehold.core.outcome import Snooze
 
 AT_ONCE = 5
 SLOW_S = 1.0
+_NEW_S = 0.5
 _PUT_OFF_S_MAX = 30.0
 _RECEIVERS_MAX = 10_000
 
@@ -105,8 +106,8 @@ class Turns:
             of_requester = sum(each.receiver.requester == receiver.requester for each in slow)
             if len(receiver.under_way) >= self._receiver_max:
                 new_for_s = now_s - receiver.under_way[0].since_s
-                if receiver.latency_s is None and new_for_s < SLOW_S:
-                    return SLOW_S - new_for_s  # its first answer will tell
+                if receiver.latency_s is None and new_for_s < _NEW_S:
+                    return _NEW_S - new_for_s  # its first answer will tell
                 raise self._put_off(receiver, now_s)
             if of_requester >= self._requester_max or len(slow) >= self._slow_max:
                 raise self._put_off(receiver, now_s)

@@ -56,7 +56,7 @@ async def test_more_than_two_wait_for_the_first_answer_of_a_new_receiver() -> No
     await asyncio.gather(*deliveries)
 
 
-async def test_more_than_two_are_put_off_when_a_new_receiver_takes_a_second() -> None:
+async def test_more_than_two_are_put_off_when_a_new_receiver_takes_long() -> None:
     turns = Turns(5)
     async with AsyncExitStack() as stack:
         for _ in range(2):
