@@ -127,10 +127,9 @@ def recovery_ms(
 
 
 def _hit(leases: Sequence[Held], fault: Injected) -> Iterator[Held]:
-    prefixes = tuple(f"{worker}-" for worker in fault.workers)
     for lease in leases:
         held = lease.from_ms <= fault.begin_ms and (not lease.to_ms or lease.to_ms > fault.begin_ms)
-        if held and lease.ended_by in ("", "reap") and lease.worker_id.startswith(prefixes):
+        if held and lease.ended_by in ("", "reap") and _is_of(lease, fault.workers):
             yield lease
 
 
@@ -149,7 +148,14 @@ def _explains(fault: Injected, lease: Held) -> bool:
         return while_held
     if fault.kind.startswith("lost reply"):
         return while_held and lease.worker_id.startswith(f"{fault.target}.")
-    return while_held and lease.worker_id.startswith(tuple(f"{w}-" for w in fault.workers))
+    return while_held and _is_of(lease, fault.workers)
+
+
+def _is_of(lease: Held, workers: Sequence[str]) -> bool:
+    """Contracts show a worker's name as it is, or joined with its boot."""
+    return lease.worker_id.startswith(tuple(f"{worker}-" for worker in workers)) or (
+        lease.worker_id in workers
+    )
 
 
 def outcomes_lost(

@@ -57,7 +57,8 @@ class StoreSide:
         while True:
             try:
                 # The order matters: a job that was final before its events were read has no more.
-                ended = is_final((await self.job(job_id))["state"])
+                job = await self.job(job_id)
+                ended = is_final(job["state"], job["contract"])
                 events = await self._ledger.events(job_id, after=after)
             except (StoreUnreachable, ReplyLost):
                 if time.monotonic() - self._answered_at > _AWAY_S_MAX:

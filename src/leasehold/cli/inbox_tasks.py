@@ -52,9 +52,7 @@ def inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> lis
 class _Parts:
     """Makes the handlers when they are first needed."""
 
-    def __init__(
-        self, config: Config, url: str, guard: Guard, vault: Vault, at_once: int
-    ) -> None:
+    def __init__(self, config: Config, url: str, guard: Guard, vault: Vault, at_once: int) -> None:
         self._config = config
         self._url = url
         self._guard = guard

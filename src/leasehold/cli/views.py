@@ -18,9 +18,14 @@ _FINAL = frozenset(state.lower() for machine in MACHINES.values() for state in m
 _JSON_FIELDS = ("payload", "result", "error", "progress")
 
 
-def is_final(state: str) -> bool:
-    """Whether a job in this state, of whichever contract, has ended."""
-    return state.lower() in _FINAL
+def is_final(state: str, contract: str = "") -> bool:
+    """Whether a job in this state has ended, by its contract or else by any.
+
+    >>> is_final("failed"), is_final("failed", "inbox"), is_final("dead_letter", "inbox")
+    (True, False, True)
+    """
+    machine = MACHINES.get(contract)
+    return state in machine.final if machine else state.lower() in _FINAL
 
 
 def is_success(state: str) -> bool:

@@ -10,6 +10,8 @@ class WorkerId(str):
     or host as it is, and fences its writes by other means.
     """
 
+    __slots__ = ("name",)
+
     name: str
 
     def __new__(cls, unique: str, name: str = "") -> WorkerId:

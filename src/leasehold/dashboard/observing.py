@@ -41,9 +41,7 @@ _SMALL_TALK = frozenset({"extend", "report", "reject", "pause", "resume"})
 
 _SUBMITTED = frozenset({"submit", "reopen"})
 _READY = frozenset({"submit", "reopen", "promote", "retry", "snooze", "release", "reap"})
-_STOPPED = frozenset(
-    {"complete", "fail", "retry", "bury", "cancel", "snooze", "release", "reap"}
-)
+_STOPPED = frozenset({"complete", "fail", "retry", "bury", "cancel", "snooze", "release", "reap"})
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ _SILENT = dict.fromkeys(
 
 def postgres_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
-    words = words_of(table, NOW) | {"told_by": "NULL", "span": str(2**62), "tells_freed": ""}
+    words = words_of(table, NOW) | {"told_by": "NULL", "span": str(2**62)}
     if table == OUTBOX:  # an event waits for the earlier events of its job, whatever its flag says
         release = _RELEASE_NEXT.format(table=table, in_turn=_in_turn("d.gid", "d.job_id"))
         words |= {"in_turn": _in_turn("j.gid", "j.job_id"), "after_settle": release}
@@ -33,7 +33,6 @@ def postgres_words(table: str) -> dict[str, str]:
     if table == INBOX:
         return words | _telling()
     tells = ", EXISTS (SELECT FROM released) AS told" if table == OUTBOX else ""
-    words |= {"tells_freed": tells}
     return words | {**_SILENT, "told": "0", "tells": tells, "tells_any": tells}
 
 

@@ -18,7 +18,9 @@ _IN_TURN = (
     " AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter')"
     " LIMIT 1) IS NULL"
 )
-_SILENT = dict.fromkeys(("count_event", "tell_taken", "tell_ended", "tell_succeeded"), "")
+_SILENT = dict.fromkeys(
+    ("count_event", "tell_taken", "tell_ended", "tell_decided", "tell_succeeded"), ""
+)
 
 
 def sqlite_words(table: str) -> dict[str, str]:
@@ -42,6 +44,7 @@ def _telling() -> dict[str, str]:
         "told": "CASE WHEN j.status_webhook_url IS NULL THEN 0 ELSE j.event_count END",
         "tell_taken": _tell("taking", "seq", "turn"),
         "tell_ended": _tell("ending", "job_id", "n"),
+        "tell_decided": _tell("chosen", "job_id", "n"),
         "tell_succeeded": _tell("succeeding", "seq", "n"),
     }
 

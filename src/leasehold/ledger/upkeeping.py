@@ -72,14 +72,19 @@ class Upkeeping:
             table, "reap", queue=queue, lost_max=self._settings.lost_max, count=_COUNT
         )
         expired = await run(table, "expire", queue=queue, count=_COUNT)
-        # What failed just now, and what a worker left there that died before it was decided.
-        resting = await run(table, "resting", queue=queue, count=_COUNT)
-        buried = await decide(self._engine, self._settings, [row["job_id"] for row in resting])
+        failed = expired[0]["expired"] or any(row["ends"] for row in reaped)
+        buried = await self._decide() if failed else 0
         promoted = await run(
             table, "promote", queue=queue, count=_COUNT, channel=self._engine.channel
         )
         await self.unblock()
         return promoted[0]["promoted"], len(reaped), buried, expired[0]["expired"]
+
+    async def _decide(self) -> int:
+        """Lead jobs on that rest in `failed`; how many were given up."""
+        settings = self._settings
+        rows = await self._engine.run(settings.table, "resting", queue=settings.queue, count=_COUNT)
+        return await decide(self._engine, settings, [row["job_id"] for row in rows])
 
     async def unblock(self) -> int:
         """Events that were written while the one before them ended; how many were let go.

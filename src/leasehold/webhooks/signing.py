@@ -1,9 +1,10 @@
 """The signature: HMAC-SHA256 over `timestamp.nonce.raw_body`, in lower-case hexadecimal.
 
 While two secrets are live, the header holds the signature of one, as a receiver of the contract
-expects it, and a second header that of the other. Every attempt has a new timestamp and a new nonce; neither holds a dot, so the three
-parts cannot be read in two ways. The event id is not part of the signed text, which is the
-contract's; it therefore stands in the body too, and receivers hold one against the other.
+expects it, and a second header that of the other. Every attempt has a new timestamp and a new
+nonce; neither holds a dot, so the three parts cannot be read in two ways. The event id is not part
+of the signed text, which is the contract's; it therefore stands in the body too, and receivers hold
+one against the other.
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ receiver gets two, one requester three, and all of them together four.
 
 A delivery beyond that does not wait here, where it would hold a lease and a slot. It is put off to
 the time at which its receiver should be free; each gets a time of its own, so that they come back
-one by one. Deliveries to quick receivers wait here for a free place.
+one by one. Deliveries to quick receivers wait here for a free place, and those to a new receiver
+for its first answer, up to half a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +25,7 @@ from leasehold.core.outcome import Snooze
 
 AT_ONCE = 5
 SLOW_S = 1.0
+_NEW_S = 0.5
 _PUT_OFF_S_MAX = 30.0
 _RECEIVERS_MAX = 10_000
 
@@ -74,12 +77,13 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, requester: str, url: str) -> AsyncIterator[None]:
-        """A request to this endpoint may be made within; raises `Snooze` when it is not its turn."""
+        """A request to this endpoint may be made within; raises `Snooze` when it is put off."""
         receiver = self._receiver(requester, url)
-        while not self._is_free(receiver):
+        while (wait_s := self._wait_s(receiver)) != 0.0:
             free = asyncio.get_running_loop().create_future()
             self._waiting.append(free)
-            await free
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(free, wait_s)
         request = _Request(receiver, self._clock())
         self._under_way.append(request)
         receiver.under_way.append(request)
@@ -89,32 +93,33 @@ class Turns:
             self._under_way.remove(request)
             receiver.under_way.remove(request)
             receiver.took(self._clock() - request.since_s)
-            for free in self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for free in waiting:
                 if not free.done():
                     free.set_result(None)
-            self._waiting.clear()
 
-    def _is_free(self, receiver: _Receiver) -> bool:
-        """Whether it may go now; False when it shall wait here."""
+    def _wait_s(self, receiver: _Receiver) -> float | None:
+        """0 when it may go now; else how long to wait here, None until another request ends."""
         now_s = self._clock()
         if receiver.is_slow(now_s):
             slow = [each for each in self._under_way if each.receiver.is_slow(now_s)]
             of_requester = sum(each.receiver.requester == receiver.requester for each in slow)
-            if (
-                len(receiver.under_way) >= self._receiver_max
-                or of_requester >= self._requester_max
-                or len(slow) >= self._slow_max
-            ):
-                raise Snooze(self._put_off_s(receiver, now_s), "its receiver is slow to answer")
+            if len(receiver.under_way) >= self._receiver_max:
+                new_for_s = now_s - receiver.under_way[0].since_s
+                if receiver.latency_s is None and new_for_s < _NEW_S:
+                    return _NEW_S - new_for_s  # its first answer will tell
+                raise self._put_off(receiver, now_s)
+            if of_requester >= self._requester_max or len(slow) >= self._slow_max:
+                raise self._put_off(receiver, now_s)
         elif len(receiver.under_way) >= self._slow_max:
-            return False  # were it to hang all at once, one place is left for the others
-        return len(self._under_way) < self._at_once
+            return None  # were it to hang all at once, one place is left for the others
+        return 0.0 if len(self._under_way) < self._at_once else None
 
-    def _put_off_s(self, receiver: _Receiver, now_s: float) -> float:
+    def _put_off(self, receiver: _Receiver, now_s: float) -> Snooze:
         step_s = receiver.expected_s(now_s) / self._receiver_max
         latest_s = now_s + _PUT_OFF_S_MAX
         receiver.next_s = min(max(receiver.next_s, now_s) + step_s, latest_s)
-        return receiver.next_s - now_s
+        return Snooze(receiver.next_s - now_s, "its receiver is slow to answer")
 
     def _receiver(self, requester: str, url: str) -> _Receiver:
         key = (requester, url.partition("?")[0])

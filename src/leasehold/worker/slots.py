@@ -72,7 +72,8 @@ class Slots:
         if len(self._shares) == 1:
             return min(free, most)
         fair = max(1, self.total // len(self._shares))
-        owed = sum(max(0, fair - s.in_use) for s in self._shares if s is not share and s.hungry)
+        others = [s for s in self._shares if s is not share and s.hungry]
+        owed = sum(max(0, min(fair, s.most or fair) - s.in_use) for s in others)
         limit = min(free, max(fair - share.in_use, free - owed), most)
         return min(limit, 1) if share.idle else max(limit, 0)
 

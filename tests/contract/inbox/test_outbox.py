@@ -1,19 +1,25 @@
 """The outbox: each transition tells, in its own transaction; events of a job keep their order."""
 
 import asyncio
+import itertools
 import secrets
 import sqlite3
+import time
+from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
 
+from leasehold.contracts.inbox import OutboxQueue, parts
+from leasehold.core.errors import UsageError
 from leasehold.core.job import NewJob
 from leasehold.core.lease import Report
-from leasehold.core.opening import open_queue
+from leasehold.core.opening import open_queue, parse_url
 from leasehold.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
 from leasehold.core.seam import Query
 from leasehold.ledger import claiming, history, reading
+from leasehold.ledger.engine import Engine
 from leasehold.webhooks.shapes import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.adapters import Servers
@@ -28,6 +34,7 @@ from tests.contract.suite.acting import (
     settle,
     submit,
 )
+from tests.waiting import until
 
 HOOK = "https://requester.example/hooks"
 
@@ -243,9 +250,55 @@ async def test_a_claim_of_events_is_small_whatever_is_asked(
     inbox: InboxStage, outbox: Outbox
 ) -> None:
     queue = inbox.queue("w1")
-    await submit(queue, *[told(f"many-{n}") for n in range(30)])
-    await claim(queue, 30)
-    assert len(await outbox.queue.claim(100, wait_ms=0)) == 25
+    await submit(queue, *[told(f"many-{n}") for n in range(50)])
+    await claim(queue, 50)
+    assert len(await outbox.queue.claim(100, wait_ms=0)) == 10
+    large = open_queue(f"{inbox.url}&box=outbox&batch=25", worker_id="w2")
+    assert len(await large.claim(100, wait_ms=0)) == 25
+    await large.close()
+    for batch in (0, 26):
+        with pytest.raises(UsageError, match="1 to 25"):
+            open_queue(f"{inbox.url}&box=outbox&batch={batch}")
+
+
+@pytest.mark.alone
+@pytest.mark.clause("I-12")
+@pytest.mark.options(lease_ms=30_000)
+async def test_an_idle_outbox_is_polled_with_jitter_and_woken_on_top(
+    inbox: InboxStage, outbox: Outbox
+) -> None:
+    engine, options = parts(parse_url(f"{inbox.url}&box=outbox"))
+    looks = Looks(engine)
+    idle = OutboxQueue(looks, options, worker_id="w2")
+    assert await idle.claim(1, wait_ms=5_000) == []
+    pauses = [after - before for before, after in itertools.pairwise(looks.at_s[1:-1])]
+    assert len(pauses) >= 2
+    assert all(0.45 < pause < 1.9 for pause in pauses), pauses
+    waiting = asyncio.create_task(idle.claim(1, wait_ms=10_000))
+    await until(lambda: len(looks.at_s) > 4, "it waits")
+    queue = inbox.queue("w1")
+    await submit(queue, told("rings"))
+    began_s = time.monotonic()
+    await claim_one(queue)
+    (event,) = await waiting
+    assert (event.job_id, time.monotonic() - began_s < 0.45) == ("rings.1", True)
+    await idle.close()
+
+
+class Looks:
+    """Notes when a claimer asks its database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.at_s: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def run(self, table: str, operation: str, *batch: Any, **takes: Any) -> Any:
+        if operation == "claim":
+            self.at_s.append(time.monotonic())
+        return await self._engine.run(table, operation, *batch, **takes)
 
 
 @pytest.mark.clause("I-22", "I-36")

@@ -53,6 +53,22 @@ async def test_the_store_retries_what_may_pass_and_gives_up_what_cannot(inbox: I
     assert {(await record(inbox, each)).state for each in (busy, throttled)} == {"queued"}
 
 
+@pytest.mark.clause("I-18")
+async def test_a_tasks_own_policy_does_not_bypass_the_larger_bucket(inbox: InboxStage) -> None:
+    queue = inbox.queue("w1")
+    await submit(queue, *[job(max_attempts=3) for _ in range(3)])
+    waits = []
+    for code, delay_ms in ((503, 10), (429, 10), (429, 60_000)):
+        lease = await claim_one(queue)
+        verdict = await settle(queue, lease, "retry", failure=failure(code), delay_ms=delay_ms)
+        assert isinstance(verdict, Retried)
+        ended_ms = (await record(inbox, lease.job_id)).updated_ms
+        waits.append(verdict.due_ms - ended_ms)
+    assert waits[0] <= 10
+    assert waits[1] > THROTTLED_FACTOR * 1_000 / 2 - 1_000
+    assert 59_000 < waits[2] <= 60_000
+
+
 @pytest.mark.clause("I-20")
 @pytest.mark.options(retry_delay_ms=0)
 async def test_at_the_limit_of_its_attempts_a_job_is_a_dead_letter(inbox: InboxStage) -> None:

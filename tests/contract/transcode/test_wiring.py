@@ -13,7 +13,7 @@ import pytest
 from leasehold import NewJob, Worker, open_ledger, open_queue
 from leasehold.cli.config import Config
 from leasehold.cli.inbox_tasks import transcode_settings
-from leasehold.cli.loading import load_tasks, usual
+from leasehold.cli.loading import load_tasks, usual, with_slots
 from leasehold.core import opening
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease
@@ -105,8 +105,12 @@ async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> 
 
 
 @pytest.mark.clause("I-58")
-def test_an_inbox_worker_holds_five_attempts_at_once_unless_told() -> None:
-    assert (usual("leasehold.transcode"), usual("app.py")) == (5, None)
+def test_an_inbox_worker_holds_five_transcodes_and_room_for_two_claims_of_events() -> None:
+    assert (usual("leasehold.transcode"), usual("app.py")) == (20, None)
+    urls = [with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")]
+    queues = [open_queue(url) for url in urls]
+    assert [queue.slots_max for queue in queues] == [5, 15]  # type: ignore[attr-defined]
+    assert with_slots("streams+redis://h/0") == "streams+redis://h/0"
 
 
 def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:

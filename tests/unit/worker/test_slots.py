@@ -129,3 +129,15 @@ async def test_one_slot_serves_two_queues_in_turn() -> None:
     async with serving(worker):
         await worker.watch.until("settled", 10)
     assert len(first.outcomes) == len(second.outcomes) == 5
+
+
+async def test_a_queue_with_a_limit_of_its_own_leaves_the_rest_to_others() -> None:
+    slots = Slots(20, batch_max=100)
+    hours, moments = slots.share(most=5), slots.share(claim_max=10, most=15)
+    hours.hungry = True
+    assert await slots.take(hours) == 5
+    assert slots.allowance(hours) == 0
+    assert await slots.take(moments) == 10
+    assert slots.allowance(moments) == 5
+    slots.give(hours, 2)
+    assert slots.allowance(hours) == 2

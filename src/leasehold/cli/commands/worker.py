@@ -76,9 +76,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
     concurrency = config.integer("worker.concurrency", flags["concurrency"])
-    tasks = load_all(
-        targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency
-    )
+    tasks = load_all(targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency)
     if targets[0] == INBOX and not concurrency:
         urls = [with_slots(url) for url in urls]
     socket, watchdog_ms = notify_address()

@@ -20,8 +20,8 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Options of the queue URL; the defaults are for work that must not be lost.
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
-    several inboxes of a database. `batch` is how many events one claim of an outbox takes, `at_once`
-    how many jobs of this queue one worker holds; 0 is as many as it has slots.
+    several inboxes of a database. `batch` is how many events one claim of an outbox takes,
+    `at_once` how many jobs of this queue one worker holds; 0 is as many as it has slots.
     """
 
     queue: str = "inbox"

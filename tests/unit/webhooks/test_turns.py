@@ -1,0 +1,154 @@
+"""How many deliveries go out at once, and how few of them to slow receivers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from leasehold.core.outcome import Snooze
+from leasehold.webhooks.turns import Turns
+from tests.waiting import until
+
+pytestmark = pytest.mark.clause("I-49")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def known_as_quick(turns: Turns, *urls: str) -> None:
+    for url in urls:
+        async with turns.turn("acme", url):
+            pass
+
+
+async def test_an_unknown_receiver_gets_two_of_five_requests() -> None:
+    clock = Clock()
+    turns = Turns(5, clock=clock)
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=1"))
+        clock.now_s += 1.0
+        with pytest.raises(Snooze):
+            await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=2"))
+        await stack.enter_async_context(turns.turn("acme", "https://b/hook"))
+
+
+async def test_more_than_two_wait_for_the_first_answer_of_a_new_receiver() -> None:
+    turns = Turns(5)
+    begun = asyncio.Event()
+    answered = asyncio.Event()
+
+    async def deliver() -> None:
+        async with turns.turn("acme", "https://new"):
+            begun.set()
+            await answered.wait()
+
+    deliveries = [asyncio.create_task(deliver()) for _ in range(20)]
+    await begun.wait()
+    answered.set()
+    await asyncio.gather(*deliveries)
+
+
+async def test_more_than_two_are_put_off_when_a_new_receiver_takes_long() -> None:
+    turns = Turns(5)
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(turns.turn("acme", "https://new"))
+        with pytest.raises(Snooze):
+            await stack.enter_async_context(turns.turn("acme", "https://new"))
+
+
+async def test_one_requester_gets_three_and_all_slow_ones_four() -> None:
+    turns = Turns(5, clock=Clock())
+    async with AsyncExitStack() as stack:
+        for n in range(3):
+            await stack.enter_async_context(turns.turn("acme", f"https://{n}"))
+        with pytest.raises(Snooze):
+            await stack.enter_async_context(turns.turn("acme", "https://4"))
+        await stack.enter_async_context(turns.turn("other", "https://5"))
+        with pytest.raises(Snooze):
+            await stack.enter_async_context(turns.turn("third", "https://6"))
+
+
+async def test_a_quick_receiver_has_a_place_beside_the_slow_ones() -> None:
+    turns = Turns(5, clock=Clock())
+    await known_as_quick(turns, "https://quick")
+    async with AsyncExitStack() as stack:
+        for n in range(4):
+            await stack.enter_async_context(turns.turn(f"r{n}", f"https://{n}"))
+        await stack.enter_async_context(turns.turn("acme", "https://quick"))
+
+
+async def test_a_quick_receiver_waits_for_its_turn_and_leaves_one_place() -> None:
+    turns = Turns(3, clock=Clock())
+    await known_as_quick(turns, "https://quick", "https://other")
+    order = []
+
+    async def deliver() -> None:
+        async with turns.turn("acme", "https://quick"):
+            order.append("third")
+
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(turns.turn("acme", "https://quick"))
+        third = asyncio.create_task(deliver())
+        async with turns.turn("acme", "https://other"):
+            order.append("other")
+        assert not third.done()
+    await third
+    assert order == ["other", "third"]
+
+
+async def test_deliveries_that_are_put_off_come_back_one_by_one() -> None:
+    clock = Clock()
+    turns = Turns(5, clock=clock)
+    async with turns.turn("acme", "https://slow"):
+        clock.now_s += 8.0
+    waits = []
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(turns.turn("acme", "https://slow"))
+        for _ in range(20):
+            with pytest.raises(Snooze) as caught:
+                await stack.enter_async_context(turns.turn("acme", "https://slow"))
+            waits.append(caught.value.after_ms)
+    assert waits[:7] == [4_000, 8_000, 12_000, 16_000, 20_000, 24_000, 28_000]
+    assert max(waits) == 30_000
+
+
+async def test_a_receiver_that_becomes_quick_is_held_back_no_more() -> None:
+    clock = Clock()
+    turns = Turns(5, clock=clock)
+    async with turns.turn("acme", "https://slow"):
+        clock.now_s += 3.0
+    for _ in range(3):
+        await known_as_quick(turns, "https://slow")
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(turns.turn("acme", "https://slow"))
+        clock.now_s += 2.0  # these take long again
+        with pytest.raises(Snooze):
+            await stack.enter_async_context(turns.turn("acme", "https://slow"))
+
+
+async def test_a_delivery_that_is_ended_while_it_waits_leaves_its_place_to_others() -> None:
+    turns = Turns(1, clock=Clock())
+    await known_as_quick(turns, "https://quick")
+
+    async def deliver() -> None:
+        async with turns.turn("acme", "https://quick"):
+            pass
+
+    async with turns.turn("acme", "https://quick"):
+        waiting = [asyncio.create_task(deliver()) for _ in range(2)]
+        await until(lambda: len(turns._waiting) == 2, "both wait")
+        waiting[0].cancel()
+    await waiting[1]
+    assert waiting[0].cancelled()
