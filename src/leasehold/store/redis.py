@@ -174,6 +174,9 @@ class Redis:
     async def _ready(self) -> Connection:
         self._check_usable()
         if self._main is None or self._main.lost:
+            if self._main is not None and self._main.left:
+                self._main.left = ""
+                self._dialer.hold_off()
             self._main = await self._dialer.shared()
         return self._main
 
@@ -185,6 +188,8 @@ class Redis:
             if not connection.lost:
                 return connection
             self._blocking.discard(connection)
+            if connection.left:
+                self._dialer.hold_off()
         connection = await self._dialer.dial()
         if self._closed:
             connection.drop("the client was closed")
