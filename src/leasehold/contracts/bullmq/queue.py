@@ -64,7 +64,7 @@ class BullmqQueue:
                 rows.append(submission.row(job, self._options))
                 accepted.append(position)
             except UsageError as error:
-                answers[position] = Submitted(job.job_id, "invalid", str(error))
+                answers[position] = Submitted("", "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
             args = [part for row in rows[start : start + BATCH_MAX] for part in row]
             replies = await self._scripts.run(
