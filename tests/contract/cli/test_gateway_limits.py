@@ -98,11 +98,12 @@ def test_a_limit_that_cannot_be_is_refused(
     assert "at least" in said.err
 
 
+@pytest.mark.parametrize("presses", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_gateway_with_clients_stops_without_a_traceback(
-    start: Start, free_port: int, number: signal.Signals
+    start: Start, free_port: int, number: signal.Signals, presses: int
 ) -> None:
-    """A page with its live stream, a follower of a job, and a kept connection are there."""
+    """There are pages with a live stream, a follower, a kept connection, and half a request."""
     program = await asyncio.to_thread(gateway, start, free_port, drain_timeout_s="1")
     client = web(free_port)
     streams: list[Following] = []
@@ -111,11 +112,19 @@ async def test_a_gateway_with_clients_stops_without_a_traceback(
     page, writer = await client.connect()
     writer.write(client.head("GET", "/"))
     await read_head(page)
-    program.signal(number)
+    _, half = await client.connect()
+    head = {"content-type": "application/json", "content-length": "100"}
+    half.write(client.head("POST", "/v1/jobs", None, head) + b"{")
+    await half.drain()
+    assert (await client.get("/livez")).status == 200, "half a request has arrived before this one"
+    for _ in range(presses):
+        program.signal(number)
+        await asyncio.to_thread(program.heard, "gateway_draining")
     code = await asyncio.to_thread(program.ended)
     for stream in streams:
         stream.close()
     writer.close()
+    half.close()
     assert "Traceback" not in program.words, program.words
     assert "Error" not in program.words, program.words
     assert code == 0
