@@ -84,3 +84,8 @@ def error_from_reply(text: str) -> StoreError:
 def is_no_script(error: ServerError) -> bool:
     """Whether the server says that it does not hold the script, so that nothing was executed."""
     return isinstance(error.reply, str) and error.reply.startswith("NOSCRIPT")
+
+
+def is_wrong_type(error: ServerError) -> bool:
+    """Whether a key holds a value of another type than the command or script works on."""
+    return isinstance(error.reply, str) and "WRONGTYPE" in error.reply
