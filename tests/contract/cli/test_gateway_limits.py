@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.contract.cli.conftest import Cli, Program, Start
-from tests.contract.gateway.web import Following, Web, read_head
+from tests.contract.gateway.web import Web, read_head
 
 
 def gateway(start: Start, port: int, **settings: str) -> Program:
@@ -106,9 +106,8 @@ async def test_a_gateway_with_clients_stops_without_a_traceback(
     """There are pages with a live stream, a follower, a kept connection, and half a request."""
     program = await asyncio.to_thread(gateway, start, free_port, drain_timeout_s="1")
     client = web(free_port)
-    streams: list[Following] = []
-    for path in (f"/v1/jobs/{await client.submit()}/events", "/live", "/live"):
-        streams.append(await client.stream(path))
+    paths = (f"/v1/jobs/{await client.submit()}/events", "/live", "/live")
+    streams = [await client.stream(path) for path in paths]
     page, writer = await client.connect()
     writer.write(client.head("GET", "/"))
     await read_head(page)

@@ -72,7 +72,8 @@ def _answers(port: int) -> bool:
 def test_a_burst_worker_without_a_key_ends_with_an_error(
     start: Start, free_port: int, tmp_path: Path
 ) -> None:
-    plane = start("gateway", "--port", str(free_port), "--from", "plane+sqlite:///plane.db", "--require-key")  # fmt: skip
+    serves = ["gateway", "--port", str(free_port), "--from", "plane+sqlite:///plane.db"]
+    plane = start(*serves, "--require-key")
     plane.heard("gateway_ready")
     (tmp_path / "app.py").write_text(
         'from leasehold import task\n\n\n@task("t")\ndef t(job): ...\n'

@@ -111,7 +111,7 @@ def test_two_files_with_a_task_of_the_same_name_are_an_error(
         (tmp_path / f"{name}.py").write_text(
             f'from leasehold import task\n\n\n@task("mail")\ndef {name}(job):\n    return 1\n'
         )
-    with pytest.raises(UsageError, match="'mail' is in first.py and in second.py; one must go"):
+    with pytest.raises(UsageError, match=r"'mail' is in first\.py and in second\.py; one must go"):
         load_all(["first.py", "second.py"], config)
     with pytest.raises(UsageError, match="one must go"):
         load_all(["leasehold.tasks", "first.py", "second.py"], config)
