@@ -69,6 +69,10 @@ class LossyProxy:
         """Connections open now."""
         return len(self._links)
 
+    def lead_to(self, upstream_url: str) -> None:
+        """New connections go to another server; open ones stay where they are."""
+        self._upstream = urlsplit(upstream_url)
+
     async def start(self) -> Self:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self._port = self._listener.sockets[0].getsockname()[1]

@@ -4,17 +4,19 @@ The clauses are those of the reference (contracts/memory/SPEC.md): what every co
 submit, claim, extend, settle. What only one contract has is proved by its own tests.
 
 The suite comes with the source, not with the installed package. It works in names of its own
-(`suite:…`), beside whatever lies in the store, and leaves those names behind empty or not; a store
-in production is not the place for it.
+(`suite:…`), which carry the number of its process, beside whatever lies in the store; at the end
+they are removed. It works hard: a store in production is not the place for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,6 +25,7 @@ import msgspec
 from leasehold.cli.config import child_environment
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl, open_ledger, open_part
+from leasehold.store.redis import Redis
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)
 RESULT = "LEASEHOLD_CHECK_RESULT"
@@ -65,12 +68,46 @@ def run_suite(url: QueueUrl, *, words: str = "") -> list[Ran]:
         command = [sys.executable, "-m", "pytest", "tests/contract/suite", "-q", "-p"]
         command += ["leasehold.cli.conformance_notes", "-p", "no:cacheprovider"]
         command += ["-k", words] if words else []
-        done = subprocess.run(  # noqa: S603
-            command, cwd=root, env={**os.environ, **environment}, stdout=sys.stderr, check=False
+        done = subprocess.Popen(  # noqa: S603
+            command, cwd=root, env={**os.environ, **environment}, stdout=sys.stderr
         )
+        try:
+            done.wait()
+        finally:
+            asyncio.run(_clean(environment, done.pid))
         if not result.exists():
             raise UsageError(f"the suite did not run (pytest ended with {done.returncode})")
         return msgspec.json.decode(result.read_bytes(), type=list[Ran])
+
+
+async def _clean(stores: Mapping[str, str], pid: int) -> None:
+    """Remove what the suite of this process made; its names carry the number of the process."""
+    if url := stores.get("LEASEHOLD_REDIS_URL"):
+        redis = Redis(url)
+        try:
+            for pattern in (f"*suite:{pid}:*", f"*suite-{pid}-*", f"*suite-pg-{pid}:*"):
+                await _unlink(redis, pattern)
+        finally:
+            await redis.close()
+    if url := stores.get("LEASEHOLD_POSTGRES_URL"):
+        from leasehold.store.postgres import Postgres
+
+        database = Postgres(url, schema="public", pinned=False)
+        try:
+            for name in ("suite", "plane_postgres", "plane_postgres_redis"):
+                await database.script(f"DROP SCHEMA IF EXISTS {name}_{pid} CASCADE")
+        finally:
+            await database.close()
+
+
+async def _unlink(redis: Redis, pattern: str) -> None:
+    cursor = b"0"
+    while True:
+        cursor, found = await redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        if found:
+            await redis.call("UNLINK", *found)
+        if cursor == b"0":
+            return
 
 
 def adapter_of(url: QueueUrl) -> str:

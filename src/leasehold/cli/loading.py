@@ -28,14 +28,16 @@ def load_all(
     urls: Sequence[str] = (),
     concurrency: int = 0,
 ) -> list[Task]:
-    """The tasks of several files or modules; a later one's handler takes the place of an earlier's.
+    """The tasks of several files or modules, of which no two may have a task of the same name.
 
-    So `leasehold up app.py` runs your `chat` instead of the sample of that name. `concurrency` is
-    what the operator chose, 0 for nothing.
+    Only a built-in task gives way to one that comes later, so that `leasehold up app.py` runs your
+    `chat` instead of the sample of that name. `concurrency` is what the operator chose, 0 for
+    nothing.
     """
     if samples and BUILT_IN not in targets:
         raise UsageError(f"--samples goes with {BUILT_IN} only")
     found: dict[str, list[Task]] = {}
+    origin: dict[str, str] = {}
     for target in targets:
         mine: dict[str, list[Task]] = {}
         with_samples = samples and target == BUILT_IN
@@ -43,6 +45,11 @@ def load_all(
             target, config, samples=with_samples, urls=urls, concurrency=concurrency
         ):
             mine.setdefault(task.name, []).append(task)
+        for name, tasks in mine.items():
+            before = origin.get(name, BUILT_IN)
+            if before != BUILT_IN and not _same(tasks, found[name]):
+                raise UsageError(f"task {name!r} is in {before} and in {target}; one must go")
+            origin[name] = target
         found |= mine
     return [task for tasks in found.values() for task in tasks]
 
@@ -81,6 +88,11 @@ def load_tasks(
             "(from leasehold import task)"
         )
     return found
+
+
+def _same(some: Sequence[Task], others: Sequence[Task]) -> bool:
+    """Whether they are the same functions, which a file may have imported from another."""
+    return {task.where[1:] for task in some} == {task.where[1:] for task in others}
 
 
 def usual(target: str) -> int | None:

@@ -105,9 +105,13 @@ class StoreError(LeaseholdError):
 
 
 class ServerError(StoreError):
-    """The store answered with an error; `reply` is its text."""
+    """The store answered with an error; `reply` is its text.
+
+    `named` says what of the queue's own data is at fault, where that is known.
+    """
 
     code = "store_answered_error"
+    named = ""
 
 
 class StoreUnreachable(StoreError):

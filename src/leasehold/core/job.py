@@ -38,9 +38,9 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 class Submitted(msgspec.Struct, frozen=True):
     """What became of one `NewJob`; any `status` but created or replayed wrote nothing.
 
-    `job_id` is the stored job, which for a replay is the earlier one. `reason` explains a refusal.
-    `created_ms` is set where the store tells its time of a job just created, `response` where it
-    keeps the answer that the first request with this idempotency key got.
+    `job_id` is the stored job, which for a replay is the earlier one; a refusal has none ("").
+    `reason` explains it. `created_ms` is set where the store tells its time of a job just created,
+    `response` where it keeps the answer that the first request with this idempotency key got.
     """
 
     job_id: str

@@ -144,6 +144,14 @@ class Staffing(Protocol):
 
 
 @runtime_checkable
+class Probed(Protocol):
+    """A ledger that can find out whether its store takes writes, as a replica does not."""
+
+    async def probe(self) -> None:
+        """Write something that changes nothing; raises `StoreError` where that is refused."""
+
+
+@runtime_checkable
 class Bounded(Protocol):
     """A queue that gives out no more leases in one claim than it tells here."""
 

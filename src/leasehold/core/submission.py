@@ -55,7 +55,7 @@ def submitted(status: str, job_id: str, created_ms: int = 0, *, depth_max: int) 
             return Submitted(job_id, "replayed")
         case "conflict":
             reason = f"another request was already made under this key or id: job {job_id}"
-            return Submitted(job_id, "conflict", reason)
+            return Submitted("", "conflict", reason)
         case _:
             reason = f"the queue holds {depth_max} unfinished jobs, which is its limit"
-            return Submitted(job_id, "full", reason, FULL_RETRY_MS)
+            return Submitted("", "full", reason, FULL_RETRY_MS)

@@ -16,7 +16,14 @@ from typing import Literal
 import msgspec
 import structlog
 
-from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, NotFound, UsageError
+from leasehold.core.errors import (
+    Conflict,
+    InvalidJob,
+    LeaseholdError,
+    NotFound,
+    QueueFull,
+    UsageError,
+)
 from leasehold.core.job import NewJob, Submitted
 from leasehold.dashboard.audit import AuditLog, write_down
 from leasehold.dashboard.delivering import outbox_of
@@ -96,6 +103,8 @@ class Actor:
         if not submitted.accepted:
             reason = submitted.reason or submitted.status
             await write_down(self.audit, who, why, queue=queue, outcome=reason)
+            if submitted.status == "full":
+                raise QueueFull(reason, retry_after_ms=submitted.retry_after_ms)
             kind = Conflict if submitted.status == "conflict" else InvalidJob
             raise kind(f"the queue did not take the job: {reason}")
         ids = [submitted.job_id]

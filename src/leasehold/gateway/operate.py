@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Literal, TypeAlias
 
@@ -10,14 +11,15 @@ import msgspec
 from msgspec import Meta
 
 from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
-from leasehold.core.errors import NotFound, StoreError
-from leasehold.core.seam import Counts
+from leasehold.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
+from leasehold.core.seam import Counts, Probed
 from leasehold.gateway.dispatch import Bytes
 from leasehold.gateway.keys import TICKET_S, KeyRing
 from leasehold.gateway.metrics import TEXT, Metrics
 from leasehold.gateway.served import Served
 
 _READY_S = 2.0
+_BELIEVE_S = 5.0
 Steer: TypeAlias = Callable[[str, Literal["pause", "resume"], str], Awaitable[None]]
 
 
@@ -79,6 +81,7 @@ class Operations:
         self._metrics = metrics
         self._draining = draining
         self._steer = steer
+        self._probed: dict[str, float] = {}
 
     async def queues(self, call: Call) -> Answer:
         """Depths of every queue."""
@@ -110,10 +113,10 @@ class Operations:
         return Answer(200, Bytes(b"ok\n", "text/plain; charset=utf-8"))
 
     async def readyz(self, call: Call) -> Answer:
-        """Ready means: every store answers and the gateway is not draining."""
+        """Ready means: every store takes writes and the gateway is not draining."""
         checks = {"draining": "draining" if self._draining() else "ok"}
         for served in self._served.values():
-            checks[f"store:{served.name}"] = await _store_check(served)
+            checks[f"store:{served.name}"] = await self._store_check(served)
         good = all(said == "ok" for said in checks.values())
         status = 200 if good else 503
         if call.query.verbose is not None:
@@ -124,6 +127,28 @@ class Operations:
             return Answer(status, Bytes(text.encode(), "text/plain; charset=utf-8"))
         headers = () if good else (("retry-after", "2"),)
         return Answer(status, Ready("ready" if good else "not ready", checks), headers)
+
+    async def _store_check(self, served: Served) -> str:
+        """Whether the store answers and takes writes; that it does is believed for a while."""
+        try:
+            async with asyncio.timeout(_READY_S):
+                await served.ledger.counts()
+                if self._probed.get(served.name, -_BELIEVE_S) + _BELIEVE_S > time.monotonic():
+                    return "ok"
+                if isinstance(served.ledger, Probed):
+                    await served.ledger.probe()
+        except TimeoutError:
+            said = "no answer in time"
+        except (StoreUnreachable, ReplyLost) as error:
+            reply = str(error.reply or "").partition(" ")[0]
+            said = f"unreachable ({reply})" if reply else "unreachable"
+        except StoreError:
+            said = "refuses writes"
+        else:
+            self._probed[served.name] = time.monotonic()
+            return "ok"
+        self._probed.pop(served.name, None)
+        return said
 
     async def metrics(self, call: Call) -> Answer:
         """For Prometheus. A store that is away is a metric, not an error."""
@@ -237,14 +262,3 @@ def view(served: Served, counts: Counts) -> QueueView:
         states=counts.states,
         totals=counts.totals,
     )
-
-
-async def _store_check(served: Served) -> str:
-    try:
-        async with asyncio.timeout(_READY_S):
-            await served.ledger.counts()
-    except TimeoutError:
-        return "no answer in time"
-    except StoreError:
-        return "unreachable"
-    return "ok"

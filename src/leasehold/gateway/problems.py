@@ -17,6 +17,7 @@ from leasehold.core.errors import (
     LeaseholdError,
     NotFound,
     QueueFull,
+    ServerError,
     StoreError,
     UsageError,
 )
@@ -49,6 +50,7 @@ CODES: dict[str, tuple[int, str]] = {
     "too_many_streams": (429, "This key has too many event streams open."),
     "internal": (500, "A fault of the gateway; the log has it under this request id."),
     "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
+    "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
     "draining": (503, "This gateway is shutting down: try again, another one will answer."),
 }
 
@@ -107,6 +109,9 @@ def problem_of(error: Exception) -> Problem | None:
         case UsageError():
             code = error.code if error.code in CODES else "invalid"
             return Problem(code, str(error), **_member("field", error.reply))
+        case ServerError():
+            # Its own words are for the log, but for those that name a key of the queue.
+            return Problem("store_refused", error.named, retry_after_s=STORE_RETRY_S)
         case StoreError():
             # The store's own words may name hosts: they are for the log, not for the client.
             return Problem("store_away", retry_after_s=STORE_RETRY_S)

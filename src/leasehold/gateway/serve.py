@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -148,9 +149,22 @@ class Running:
         self._server.should_exit = True
 
 
+def _without_cut_off(record: logging.LogRecord) -> bool:
+    """Whether uvicorn's line stays: a request cut off by the end of the process is no error."""
+    said = str(record.msg)
+    cut_off = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    if cut_off or said.rstrip().endswith("asyncio.exceptions.CancelledError"):
+        return False
+    if said.startswith("Cancel %s running task(s)") and isinstance(record.args, tuple):
+        _log.warning("gateway_cut_off", requests=record.args[0])
+        return False
+    return True
+
+
 async def serve(settings: GatewaySettings, notifier: Notifier | None = None) -> None:
     """Serve until a signal says stop."""
     notifier = notifier or Notifier()
+    logging.getLogger("uvicorn.error").addFilter(_without_cut_off)
     stop = asyncio.Event()
     async with serving(settings) as running:
         _on_signals(running, stop)

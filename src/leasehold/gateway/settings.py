@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from leasehold.core.errors import UsageError
+
 KIB = 1024
 
 
@@ -46,6 +48,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     trace_url: str = ""
     lake: str = ""
     lent: Mapping[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        least = {"streams_per_key": 1, "heartbeat_ms": 1, "body_bytes_max": 1, "body_timeout_ms": 1}
+        for name, limit in (least | {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0}).items():
+            if getattr(self, name) < limit:
+                raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
 
     @property
     def on_loopback(self) -> bool:

@@ -166,6 +166,10 @@ class BoxLedger:
             return "requested"
         return state if state in self._machine.final else "ok" if state else "missing"
 
+    async def probe(self) -> None:
+        """Raise `StoreError` where the database takes no writes."""
+        await self._engine.run(self._settings.table, "probe", queue=self._settings.queue)
+
     async def _pause(self, *, paused: bool) -> None:
         await self._engine.run(
             self._settings.table,

@@ -95,7 +95,7 @@ class Submitting:
             try:
                 row = self._row(job, job.job_id or made_id)
             except UsageError as error:
-                answers[position] = Submitted(job.job_id, "invalid", str(error))
+                answers[position] = Submitted("", "invalid", str(error))
                 continue
             if not repeated.has(position, row):
                 fresh.append((position, row))
@@ -132,7 +132,7 @@ class Submitting:
             row = found.get(number)
             if row is None:
                 why = f"the queue holds {settings.depth_max} unfinished jobs, its limit"
-                answers[position] = Submitted(new[0], "full", why, FULL_RETRY_MS)
+                answers[position] = Submitted("", "full", why, FULL_RETRY_MS)
             elif row["request_hash"] == new[10]:
                 answers[position] = Submitted(
                     row["job_id"], "replayed", response=row["response"] or ""
@@ -140,7 +140,7 @@ class Submitting:
             else:
                 named = "job id" if row["by_id"] else "idempotency key"
                 why = f"this {named} belongs to another request: job {row['job_id']}"
-                answers[position] = Submitted(new[0], "conflict", why)
+                answers[position] = Submitted("", "conflict", why)
 
     def _row(self, job: NewJob, job_id: str) -> tuple[Any, ...]:
         payload = check(job, job_id)

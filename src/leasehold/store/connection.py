@@ -6,6 +6,9 @@ a caller that has gone away leaves its place there, so that its reply is swallow
 A connection fails as a whole. Whatever was handed to the socket may have been executed and fails
 with ReplyLost; what still waited here was certainly not and fails with StoreUnreachable. Nothing is
 ever sent twice. One timer a connection watches the oldest unanswered write.
+
+A server that answers that it is not ready, or not the primary any more, is left (`left`): behind
+its name another one may stand by the time of the next connection.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class Connection(asyncio.Protocol):
         self.label = label
         self.patience_ms = patience_ms
         self.lost = False
+        self.left = ""
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
@@ -149,11 +153,15 @@ class Connection(asyncio.Protocol):
             while reply is not MORE:
                 place = waiting.popleft()
                 self._answered += 1
+                if type(reply) is StoreUnreachable:
+                    self.left = str(reply)
                 if type(place) is _Gather:
                     place.take(reply)
                 elif not place.done():  # type: ignore[union-attr]  # done: the caller went away
                     _settle(place, reply)  # type: ignore[arg-type]
                 reply = reader.gets()
+            if self.left:
+                self.drop(self.left)
         except hiredis.ProtocolError as error:
             self.drop(f"it does not speak the Redis protocol ({error})")
         except IndexError:

@@ -1,7 +1,8 @@
 """Opening connections: one attempt shared by all who wait, and patience with a server that is away.
 
 The first attempt after a loss is immediate. Each failure doubles a short pause, with jitter, before
-the next attempt, so that a dead server is not hammered and a herd does not arrive at once.
+the next attempt, so that a dead server is not hammered and a herd does not arrive at once. A server
+that was left because it is not ready or no primary counts as a failure too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from leasehold.store.wire import Arg, encode
 
 _PAUSE_MS_FIRST = 50
 _PAUSE_MS_MAX = 1_000
+# After so long without a failure the next one counts as the first.
+_CALM_S = 3.0
 
 
 class Dialer:
@@ -30,7 +33,7 @@ class Dialer:
         self._patience_ms = patience_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._failures = 0
-        self._not_before_s = 0.0
+        self._not_before_s = float("-inf")
         self._shared: asyncio.Task[Connection] | None = None
 
     async def shared(self) -> Connection:
@@ -55,12 +58,18 @@ class Dialer:
         try:
             connection = await self._attempt()
         except StoreError:
-            pause_ms = min(_PAUSE_MS_MAX, _PAUSE_MS_FIRST << min(self._failures, 10))
-            self._failures += 1
-            self._not_before_s = loop.time() + pause_ms * random.uniform(0.5, 1.0) / 1000
+            self.hold_off()
             raise
-        self._failures = 0
         return connection
+
+    def hold_off(self) -> None:
+        """The last connection was of no use: wait before the next one, and longer each time."""
+        now = asyncio.get_running_loop().time()
+        if now - self._not_before_s > _CALM_S:
+            self._failures = 0
+        pause_ms = min(_PAUSE_MS_MAX, _PAUSE_MS_FIRST << min(self._failures, 10))
+        self._failures += 1
+        self._not_before_s = now + pause_ms * random.uniform(0.5, 1.0) / 1000
 
     async def cancel(self) -> None:
         """Gives up an attempt that is under way; whoever waits for it gets StoreUnreachable."""

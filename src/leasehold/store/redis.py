@@ -20,7 +20,7 @@ from leasehold.store.address import parse_address
 from leasehold.store.connection import Connection
 from leasehold.store.dial import Dialer
 from leasehold.store.scripts import Script
-from leasehold.store.wire import Arg, command_name, encode, is_no_script
+from leasehold.store.wire import Arg, command_name, encode, is_no_script, is_wrong_type
 
 __all__ = ["Arg", "Redis"]
 
@@ -74,6 +74,8 @@ class Redis:
             return await connection.send(packed)
         except ServerError as error:
             error.operation = error.operation or command_name(args)
+            if is_wrong_type(error) and args[0] not in ("EVALSHA", "EVAL"):
+                await self._name_keys(error, args[1:2])
             raise
 
     async def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
@@ -99,7 +101,26 @@ class Redis:
             return await self.call("EVAL", script.source, script.keys, *keys, *args)
         except ServerError as error:
             error.operation = script.name
+            if is_wrong_type(error):
+                await self._name_keys(error, keys)
             raise
+
+    async def _name_keys(self, error: ServerError, keys: Sequence[Arg]) -> None:
+        """Add to a WRONGTYPE which keys it may mean and what is there, which Redis does not tell.
+
+        A script may have met one that it found by itself; then these have the types they should.
+        """
+        try:
+            types = await self.pipeline([("TYPE", key) for key in keys])
+        except StoreError:
+            return
+        there = [
+            f"{_shown(key)} is a {word.decode()}"
+            for key, word in zip(keys, types, strict=True)
+            if isinstance(word, bytes) and word != b"none"
+        ]
+        error.named = f"a key holds a value of the wrong type: {', '.join(there)}"
+        error.args = (f"{error.args[0]}: {', '.join(there)}",)
 
     async def load(self, scripts: Iterable[Script]) -> None:
         """Hands scripts to the server before they are needed.
@@ -174,6 +195,9 @@ class Redis:
     async def _ready(self) -> Connection:
         self._check_usable()
         if self._main is None or self._main.lost:
+            if self._main is not None and self._main.left:
+                self._main.left = ""
+                self._dialer.hold_off()
             self._main = await self._dialer.shared()
         return self._main
 
@@ -185,6 +209,8 @@ class Redis:
             if not connection.lost:
                 return connection
             self._blocking.discard(connection)
+            if connection.left:
+                self._dialer.hold_off()
         connection = await self._dialer.dial()
         if self._closed:
             connection.drop("the client was closed")
@@ -202,6 +228,10 @@ class Redis:
             raise UsageError(
                 f"{self!r} belongs to another event loop; each loop (or thread) opens its own"
             )
+
+
+def _shown(key: Arg) -> str:
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
 
 
 def _check_keys(script: Script, keys: Sequence[str | bytes]) -> None:

@@ -1,12 +1,13 @@
 """Redis' wire format: commands become bytes, replies become values or errors.
 
 hiredis does the bytes. What is ours is the judgement on error replies: a server that is not ready
-(`-LOADING`, `-MASTERDOWN`) has executed nothing and counts as unreachable; every other error is an
-answer, and the ones that an operator can cure say how.
+or not the primary (`-LOADING`, `-READONLY`) has executed nothing and counts as unreachable; every
+other error is an answer, and the ones that an operator can cure say how.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,9 +24,13 @@ _NOT_READY = {
     "LOADING": "it is still loading its data",
     "MASTERDOWN": "it is a replica that lost its primary",
     "CLUSTERDOWN": "its cluster is down",
+    "READONLY": "it is a read-only replica, and the URL must name the primary",
+    "UNBLOCKED": "it became a replica while a command waited",
 }
+# Servers before Redis 7 put the error of a script's command behind words of their own.
+_IN_SCRIPT = re.compile(r"^ERR Error .*-(READONLY|MASTERDOWN|CLUSTERDOWN) ")
 _REMEDIES = {
-    "READONLY": "this server is a read-only replica: the URL must name the primary",
+    "WRONGTYPE": "another program wrote a value of another type under a key of this queue",
     "MISCONF": "the server cannot save to its disk and refuses writes: see its log",
     "OOM": "the server is at its maxmemory: raise it or remove data; nothing was written",
     "NOAUTH": "the server wants a password: put it into the URL, redis://user:password@host",
@@ -66,6 +71,8 @@ def reply_reader() -> hiredis.Reader:
 def error_from_reply(text: str) -> StoreError:
     """The error that stands for this error reply."""
     word = text.partition(" ")[0]
+    if word == "ERR" and (inner := _IN_SCRIPT.match(text)):
+        word = inner[1]
     if word in _NOT_READY:
         return StoreUnreachable(f"Redis is not ready: {_NOT_READY[word]}", reply=text)
     if text.startswith("ERR max number of clients"):
@@ -80,5 +87,5 @@ def is_no_script(error: ServerError) -> bool:
 
 
 def is_wrong_type(error: ServerError) -> bool:
-    """Whether a key holds another type than the command needs."""
-    return str(error.reply).startswith("WRONGTYPE")
+    """Whether a key holds a value of another type than the command or script works on."""
+    return isinstance(error.reply, str) and "WRONGTYPE" in error.reply

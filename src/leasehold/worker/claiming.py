@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from leasehold.core.errors import ReplyLost, StoreUnreachable
 from leasehold.core.lease import Lease
 from leasehold.worker.backoff import Backoff
 from leasehold.worker.config import Settings
@@ -21,6 +22,8 @@ _WAIT_MS_CROWDED = 20
 _EMPTY_PAUSE_MS = 50
 # Handlers whose first steps together take longer than this are taken to block the loop.
 _CALM_S = 0.05
+# So many claims in a row that the store answered with an error end a burst.
+_REFUSALS_MAX = 3
 
 
 class Claimer:
@@ -52,6 +55,7 @@ class Claimer:
         self._lease_changed = lease_changed
         self._backlog_max = slots.total + 4 * settings.settle_batch_max
         self._calm = False
+        self._refusals = 0
         self.stopping = False
         self.in_claim = False
         self.dry_at = -1
@@ -90,12 +94,22 @@ class Claimer:
         except Exception as error:
             self._source.contact.failed("claim", error)
             self._watch.tell("claim_failed")
+            self._count_refusal(error)
             return None
+        self._refusals = 0
         self._backoff.reset()
         if self._source.contact.made("claim"):
             self._watch.tell("contact")
         self._source.note_quarantined()
         return leases
+
+    def _count_refusal(self, error: Exception) -> None:
+        """A burst ends when the queue is empty; one that refuses every claim never is."""
+        if isinstance(error, StoreUnreachable | ReplyLost):
+            return
+        self._refusals += 1
+        if self._settings.burst and self._refusals >= _REFUSALS_MAX:
+            raise error
 
     def _wait_ms(self) -> int:
         if self._settings.burst:

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from leasehold.core.errors import UsageError
+from leasehold.core.errors import LeaseholdError, UsageError
 from leasehold.worker.config import Settings, capacity
 from leasehold.worker.draining import Drain, Stopping, signals
 from leasehold.worker.execute import Executor
@@ -288,9 +288,15 @@ class Worker:
             self._break(error)
 
     def _break(self, error: BaseException) -> None:
-        """A part that dies of an error is a bug: better stop in order than limp on."""
+        """A part that dies of an error is a bug, unless the store refused what it asked for:
+
+        better stop in order than limp on.
+        """
         self._fault = error
-        log.error("a part of the worker died; stopping", error=repr(error), exc_info=error)
+        if isinstance(error, LeaseholdError):
+            log.error("the store refuses to serve this worker; stopping", error=str(error))
+        else:
+            log.error("a part of the worker died; stopping", error=repr(error), exc_info=error)
         self._stopping.ask()
 
     async def _tidy_first(self) -> None:

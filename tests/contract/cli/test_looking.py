@@ -21,6 +21,9 @@ from leasehold.core.job import JobRecord, NewJob
 from leasehold.core.opening import open_ledger, open_queue
 from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Query, Staffing
+from leasehold.store.embedded import EmbeddedPostgres
+from leasehold.store.postgres import Postgres
+from leasehold.store.redis import Redis
 from tests.contract.cli.conftest import Cli
 
 
@@ -241,6 +244,36 @@ def test_check_says_which_clauses_a_live_store_keeps(cli: Cli, redis_url: str) -
     verdicts = {line["clause"]: line["verdict"] for line in done.lines}
     assert verdicts["M-10"] == "held"
     assert set(verdicts.values()) <= {"held", "not asked"}
+
+
+@pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq"])
+async def test_check_leaves_nothing_behind_in_redis(
+    cli: Cli, redis_url: str, contract: str
+) -> None:
+    query = "" if contract == "streams" else "?queue=mine"
+    words = ("check", f"{contract}+{redis_url}{query}", "--only", "test_pause", "--json")
+    done = await asyncio.to_thread(cli, *words)
+    assert done.code == 0, done.err
+    redis = Redis(redis_url)
+    assert await redis.call("KEYS", "*suite*") == []
+    await redis.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+async def test_check_leaves_nothing_behind_in_postgresql(cli: Cli, contract: str) -> None:
+    server = EmbeddedPostgres()
+    url = await asyncio.to_thread(server.start)
+    try:
+        words = ("check", f"{contract}+{url}", "--only", "test_pause", "--json")
+        done = await asyncio.to_thread(cli, *words)
+        assert done.code == 0, done.err
+        database = Postgres(url, schema="public")
+        names = await database.fetch("SELECT nspname FROM pg_namespace", [])
+        await database.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+    strange = [row[0] for row in names if not row[0].startswith(("pg_", "information", "public"))]
+    assert strange == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from leasehold.core.errors import ServerError
 from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
@@ -158,3 +160,21 @@ async def test_a_store_that_was_restarted_still_has_the_jobs(own_server: Embedde
         await until(back)
         for job_id in jobs:
             assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "queued"
+
+
+async def test_a_key_of_the_wrong_type_is_named_and_is_no_store_that_is_away(
+    own_server: EmbeddedRedis,
+) -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(own_server.url, stack)
+        stack.push_async_callback(site.close)
+        web = Web((await site.gateway()).url)
+        client = Redis(own_server.url)
+        stream = f"{site.ns}jobs:stream"
+        await client.call("SET", stream, "not a stream")
+        reply = await web.post("/v1/jobs", BODY)
+        problem = is_problem(reply, 503, "store_refused")
+        assert f"{stream} is a string" in problem["detail"]
+        with pytest.raises(ServerError, match=f"{stream} is a string"):
+            await client.call("XADD", stream, "*", "a", "b")
+        await client.close()

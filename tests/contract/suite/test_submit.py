@@ -118,6 +118,25 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(stage: Stage) -> 
     assert again.status == "replayed"
 
 
+@pytest.mark.clause("M-2", "M-4", "M-5")
+@pytest.mark.options(depth_max=1)
+async def test_a_refused_submit_has_no_id_that_could_be_taken_for_a_job(stage: Stage) -> None:
+    queue = stage.queue("w1")
+    (kept,) = await queue.submit([job()])
+    assert kept.accepted
+    assert kept.job_id
+    refused = [
+        NewJob(task="work", payload=b"[2]"),
+        NewJob(task="work", payload=b"{", job_id="odd"),
+        NewJob(task="", payload=b"{}"),
+        job(kept.job_id, payload=b"[3]"),
+    ]
+    answers = [(await queue.submit([each]))[0] for each in refused]
+    assert [answer.status for answer in answers] == ["full", "invalid", "invalid", "conflict"]
+    assert [answer.job_id for answer in answers] == [""] * 4
+    assert all(answer.reason for answer in answers)
+
+
 @pytest.mark.clause("M-4")
 @pytest.mark.options(depth_max=2)
 async def test_running_jobs_count_and_finished_ones_do_not(stage: Stage) -> None:

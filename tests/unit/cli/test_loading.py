@@ -102,3 +102,27 @@ def test_a_missing_import_of_the_app_is_not_mistaken_for_a_missing_app(
     (tmp_path / "broken.py").write_text("import not_installed_anywhere\n")
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         load_tasks("broken", config)
+
+
+def test_two_files_with_a_task_of_the_same_name_are_an_error(
+    tmp_path: Path, config: Config
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(
+            f'from leasehold import task\n\n\n@task("mail")\ndef {name}(job):\n    return 1\n'
+        )
+    with pytest.raises(UsageError, match=r"'mail' is in first\.py and in second\.py; one must go"):
+        load_all(["first.py", "second.py"], config)
+    with pytest.raises(UsageError, match="one must go"):
+        load_all(["leasehold.tasks", "first.py", "second.py"], config)
+
+
+def test_a_task_that_one_file_imports_from_another_is_one_task(
+    tmp_path: Path, config: Config
+) -> None:
+    (tmp_path / "shared_tasks.py").write_text(
+        'from leasehold import task\n\n\n@task("mail")\ndef mail(job):\n    return 1\n'
+    )
+    (tmp_path / "shop_app.py").write_text("from shared_tasks import mail\n")
+    (found,) = load_all(["shop_app.py", "shared_tasks.py"], config)
+    assert found.name == "mail"

@@ -33,7 +33,17 @@ def test_messages_name_a_command_but_not_its_arguments() -> None:
     assert command_name([b"AUTH", "secret"]) == "AUTH"
 
 
-@pytest.mark.parametrize("text", ["LOADING Redis is loading", "MASTERDOWN Link down"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LOADING Redis is loading",
+        "MASTERDOWN Link down",
+        "CLUSTERDOWN The cluster is down",
+        "READONLY You can't write against a read only replica.",
+        "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write",
+        "UNBLOCKED force unblock from blocking operation, instance state changed",
+    ],
+)
 def test_a_server_that_is_not_ready_counts_as_unreachable(text: str) -> None:
     error = error_from_reply(text)
     assert isinstance(error, StoreUnreachable)
@@ -43,7 +53,6 @@ def test_a_server_that_is_not_ready_counts_as_unreachable(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("READONLY You can't write", "must name the primary"),
         ("MISCONF Redis is configured", "see its log"),
         ("OOM command not allowed", "maxmemory"),
         ("NOAUTH Authentication required.", "put it into the URL"),

@@ -2,9 +2,12 @@
 
 import asyncio
 
+from structlog.testing import capture_logs
+
+from leasehold.core.errors import ServerError, StoreUnreachable
 from leasehold.core.job import NewJob
 from leasehold.core.seam import Upkeep
-from leasehold.worker import Job, Worker, task
+from leasehold.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View
 from tests.waiting import until
 
@@ -71,3 +74,28 @@ async def test_upkeep_runs_beside_a_running_handler() -> None:
     worker = Worker([wait], queues=[store.open], settings=settings, burst=True)
     await asyncio.wait_for(worker.serve(), 10)
     assert store.kinds() == {"wait-1": "complete"}
+
+
+async def test_a_burst_ends_with_an_error_when_the_store_refuses_every_claim() -> None:
+    store = Store()
+    store.before["claim"] = lambda _: ServerError("answered /claim with 401: a key is needed")
+    settings = Settings(backoff_ms=1, backoff_ms_max=2)
+    with capture_logs() as lines:
+        worker = Worker([noop], queues=[store.open], burst=True, settings=settings)
+        assert await asyncio.wait_for(worker.serve(), 5) == 1
+    assert store.calls["claim"] == 3
+    (line,) = [line for line in lines if line["log_level"] == "error"]
+    assert "a key is needed" in line["error"]
+    assert "exc_info" not in line
+
+
+async def test_a_burst_waits_for_a_store_that_is_away() -> None:
+    store = Store()
+    left = iter(range(5))
+    gone = StoreUnreachable("away")
+    store.before["claim"] = lambda _: gone if next(left, None) is not None else None
+    store.add("noop")
+    settings = Settings(backoff_ms=1, backoff_ms_max=2)
+    worker = Worker([noop], queues=[store.open], burst=True, settings=settings)
+    assert await asyncio.wait_for(worker.serve(), 5) == 0
+    assert store.kinds() == {"noop-1": "complete"}

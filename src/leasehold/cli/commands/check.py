@@ -26,8 +26,9 @@ def command(url: str, words: str, as_json: bool) -> int:
 
     The clauses are what every contract means by submit, claim, extend and settle.
 
-    It works under names of its own, but it works hard: choose a store for tests. The suite comes
-    with the source, so this runs in a checkout. Exit code 8 when a clause is broken.
+    It works under names of its own, which it removes at the end, but it works hard: choose a store
+    for tests. The suite comes with the source, so this runs in a checkout. Exit code 8 when a
+    clause is broken.
 
     \b
     leasehold check streams+redis://127.0.0.1:6379/15

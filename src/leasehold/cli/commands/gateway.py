@@ -65,6 +65,7 @@ def command(
         redact=tuple(config.texts("gateway.redact")),
         trace_url=config.text("gateway.trace_url"),
         lake=config.text("gateway.lake"),
+        **_limits(config),
     )
     address, watchdog_ms = notify_address()
     run(settings, Notifier(address, watchdog_ms // 2))
@@ -76,6 +77,19 @@ def _ttl_s(config: Config) -> int:
     if ttl_s < 1:
         raise UsageError(f"gateway.ttl_s ({found.origin}) is at least 1 second, not {ttl_s}")
     return ttl_s
+
+
+def _limits(config: Config) -> dict[str, Any]:
+    """How much callers may ask for, in the gateway's own units."""
+    return {
+        "streams_per_key": config.integer("gateway.streams_per_key"),
+        "heartbeat_ms": round(config.number("gateway.heartbeat_s") * 1000),
+        "rate_per_s": config.number("gateway.rate_per_s"),
+        "rate_burst": config.integer("gateway.rate_burst"),
+        "body_bytes_max": config.integer("gateway.body_bytes_max"),
+        "body_timeout_ms": round(config.number("gateway.body_timeout_s") * 1000),
+        "drain_ms": round(config.number("gateway.drain_timeout_s") * 1000),
+    }
 
 
 def _first_line(path: str) -> str:

@@ -234,6 +234,10 @@ class BullmqLedger(Managing):
         replies = await self._redis.pipeline(commands)
         return min(replies[0], keep) if keep else int(replies[0])
 
+    async def probe(self) -> None:
+        """Raise `StoreError` where the server takes no writes."""
+        await self._redis.call("SET", f"{self._options.key_prefix}leasehold:probe", "", "PX", 1)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()

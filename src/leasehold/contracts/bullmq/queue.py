@@ -70,7 +70,7 @@ class BullmqQueue:
                 rows.append(submission.row(job, self._options))
                 accepted.append(position)
             except UsageError as error:
-                answers[position] = Submitted(job.job_id, "invalid", str(error))
+                answers[position] = Submitted("", "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
             args = [arg for row in rows[start : start + BATCH_MAX] for arg in row]
             head = ("", self._options.max_depth, self._options.idempotency_ttl_s * 1000)

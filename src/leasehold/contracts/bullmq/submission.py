@@ -116,7 +116,7 @@ def answer(status: str, job_id: str, options: Options) -> Submitted:
         case "deduplicated":
             return Submitted(job_id, "replayed")
         case "orphan":
-            return Submitted(job_id, "invalid", "the parent it names does not exist")
+            return Submitted("", "invalid", "the parent it names does not exist")
         case _:
             return submitted(status, job_id, depth_max=options.max_depth)
 

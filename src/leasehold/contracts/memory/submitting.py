@@ -17,7 +17,7 @@ def admit(contents: Contents, new: NewJob) -> StoredJob | Submitted:
     """The job to be stored, or the answer that nothing is to be written. Changes nothing."""
     problem = invalid(new)
     if problem:
-        return Submitted(new.job_id, "invalid", problem)
+        return Submitted("", "invalid", problem)
     key = scoped_key(new.requester, new.idempotency_key) if new.idempotency_key else ""
     request_h = _request_hash(new)
     known = contents.jobs.get(new.job_id) or contents.jobs.get(contents.keys.get(key, ""))
@@ -25,7 +25,7 @@ def admit(contents: Contents, new: NewJob) -> StoredJob | Submitted:
         return _repeated(known, new, request_h)
     if contents.options.depth_max and contents.depth >= contents.options.depth_max:
         why = f"the queue holds {contents.depth} unfinished jobs, its limit"
-        return Submitted(new.job_id, "full", why, FULL_RETRY_AFTER_MS)
+        return Submitted("", "full", why, FULL_RETRY_AFTER_MS)
     return _stored(contents, new, request_h, key)
 
 
@@ -67,7 +67,7 @@ def _repeated(known: StoredJob, new: NewJob, request_h: str) -> Submitted:
     if known.request_h == request_h:
         return Submitted(known.job_id, "replayed")
     named = "job id" if known.job_id == new.job_id else "idempotency key"
-    return Submitted(new.job_id, "conflict", f"this {named} belongs to another request")
+    return Submitted("", "conflict", f"this {named} belongs to another request")
 
 
 def _stored(contents: Contents, new: NewJob, request_h: str, key: str) -> StoredJob:

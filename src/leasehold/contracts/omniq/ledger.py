@@ -151,6 +151,10 @@ class OmniqLedger:
         """Per id "ok", "missing" or "active"."""
         return await self._steer("remove", job_ids)
 
+    async def probe(self) -> None:
+        """Raise `StoreError` where the server takes no writes."""
+        await self._redis.call("SET", f"{self._base}:probe", "", "PX", 1)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()

@@ -72,7 +72,7 @@ class OmniqQueue:
                 rows.append(from_new_job(job, shapes))
                 accepted.append(position)
             except UsageError as error:
-                told[position] = Submitted(job.job_id, "invalid", str(error))
+                told[position] = Submitted("", "invalid", str(error))
         for start in range(0, len(accepted), BATCH_MAX):
             chunk = rows[start : start + BATCH_MAX]
             publish = self._calls.remembered(

@@ -139,6 +139,10 @@ class PlaneLedger:
         """Per id "ok", "missing", or the state of a job that somebody runs."""
         return await self._steer("remove", job_ids)
 
+    async def probe(self) -> None:
+        """Raise `StoreError` where the database takes no writes."""
+        await next(iter(self._boxes.values())).probe()
+
     async def close(self) -> None:
         """Close the connections."""
         await self._engine.close()

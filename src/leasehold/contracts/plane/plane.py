@@ -195,10 +195,10 @@ class Plane:
             options = dict(job.options)
             stream = options.pop("stream", None) or self.streams[0]
             if stream not in self._boxes:
-                answers[at] = Submitted(job.job_id, "invalid", self._unknown(stream))
+                answers[at] = Submitted("", "invalid", self._unknown(stream))
                 continue
             if job.priority and not self._has_priority:
-                answers[at] = Submitted(job.job_id, "invalid", _NO_PRIORITY)
+                answers[at] = Submitted("", "invalid", _NO_PRIORITY)
                 continue
             new = msgspec.structs.replace(job, options=options)
             placed.setdefault(stream, []).append((at, new))

@@ -159,7 +159,7 @@ class RemotePlane:
             try:
                 sent.append((at, _new(job)))
             except UsageError as error:
-                answers[at] = Submitted(job.job_id, "invalid", str(error))
+                answers[at] = Submitted("", "invalid", str(error))
         if sent:
             body = {"jobs": [each for _, each in sent]}
             told = await self._post("/v1/plane/jobs", body, _Submitted)

@@ -194,6 +194,10 @@ class StreamsLedger:
         """Per id "ok", "missing", or "running"."""
         return await self._steer("remove", job_ids)
 
+    async def probe(self) -> None:
+        """Raise `StoreError` where the server takes no writes."""
+        await self._redis.call("SET", f"{self._options.namespace}jobs:probe", "", "PX", 1)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()

@@ -102,7 +102,7 @@ class StreamsQueue:
                 args += submit_args(job, self._options)
                 accepted.append(position)
             except UsageError as error:
-                answers[position] = Submitted(job.job_id, "invalid", str(error))
+                answers[position] = Submitted("", "invalid", str(error))
         for start in range(0, len(accepted), _BATCH_MAX):
             chunk = accepted[start : start + _BATCH_MAX]
             submit = self._run(

@@ -60,8 +60,7 @@ class Tally(msgspec.Struct, kw_only=True):
         for status, count in counts.items():
             setattr(self, status, getattr(self, status) + count)
         if counts.keys() - _ACCEPTED:
-            refused = [answer for answer in answers if not answer.accepted]
-            told = [f"{answer.job_id}: {answer.reason or answer.status}" for answer in refused]
+            told = [answer.reason for answer in answers if not answer.accepted]
             self.reasons = [*self.reasons, *told][:_REASONS_MAX]
 
     def add(self, other: Tally) -> None:
@@ -174,6 +173,7 @@ async def _submit(queue: Queue, jobs: list[NewJob]) -> list[Submitted]:
                 raise
             await asyncio.sleep(0.2 * 2**tries)
             continue
+        got = [_named(job, answer) for job, answer in zip(jobs, got, strict=True)]
         full = [answer for answer in got if answer.status == "full"]
         if not full:
             return answers + got
@@ -181,6 +181,14 @@ async def _submit(queue: Queue, jobs: list[NewJob]) -> list[Submitted]:
         jobs = [job for job, answer in zip(jobs, got, strict=True) if answer.status == "full"]
         await asyncio.sleep(max(100, full[0].retry_after_ms) / 1000)
     return answers
+
+
+def _named(job: NewJob, answer: Submitted) -> Submitted:
+    """The answer; the reason of a refusal names the job, which the answer itself does not."""
+    if answer.accepted:
+        return answer
+    reason = f"{job.job_id}: {answer.reason or answer.status}"
+    return msgspec.structs.replace(answer, reason=reason)
 
 
 def new_jobs(batch: pa.RecordBatch) -> list[NewJob]:
