@@ -16,7 +16,7 @@ from leasehold.dashboard.house import House, Street
 from leasehold.dashboard.kinds import kind_of
 from leasehold.dashboard.reading import fault_of
 from leasehold.dashboard.search import Search, Term
-from leasehold.dashboard.shapes import Backlog, DeadGroup, DeadList, JobLine, WorkerView, job_line
+from leasehold.dashboard.shapes import Backlog, DeadGroup, DeadList, JobRow, WorkerView, job_line
 from leasehold.dashboard.watching import Watch
 from leasehold.dashboard.wording import duration
 
@@ -46,7 +46,7 @@ async def workers(street: Street, finder: Finder, watch: Watch) -> list[WorkerVi
 
 
 async def _workers(house: House, finder: Finder, watch: Watch) -> list[WorkerView]:
-    running: dict[str, list[JobLine]] = {}
+    running: dict[str, list[JobRow]] = {}
     search = Search("", (Term("queue", ":", house.name), Term("is", ":", "running")))
     for found in (await finder.page(search, limit=_RUNNING_MAX)).jobs:
         running.setdefault(found.job.worker_id, []).append(job_line(found.queue, found.job))

@@ -71,12 +71,14 @@ def open_store(
     if parts.scheme == "file":
         return _local(parts.path, local_root)
     if parts.scheme not in makers or not parts.netloc or parts.query or parts.fragment:
-        raise Fatal("a place is s3://bucket/key, gs://bucket/key, az://container/key or https://")
+        words = "a place is s3://bucket/key, gs://bucket/key, az://container/key or https://"
+        raise Fatal(words, code="bad_request")
     try:
         return Opened(makers[parts.scheme](), key)
     except (BaseError, ValueError, TypeError) as error:
         raise Fatal(
-            f"{parts.scheme}://{parts.netloc} cannot be opened ({type(error).__name__})"
+            f"{parts.scheme}://{parts.netloc} cannot be opened ({type(error).__name__})",
+            code="bad_request",
         ) from None
 
 
@@ -131,7 +133,8 @@ def _gcs(bucket: str, place: Place, given: Mapping[str, Any], client: Any) -> An
 def _azure(container: str, place: Place, given: Mapping[str, Any], client: Any) -> Any:
     names = [name for name in ("sas_token", "access_key", "token") if name in given]
     if not place.account:
-        raise Fatal('an az:// place says its storage account in "account"')
+        words = 'an az:// place says its storage account in "account"'
+        raise Fatal(words, code="bad_request")
     config: Any = {
         "account_name": place.account,
         "endpoint": place.endpoint or f"https://{place.account}.blob.core.windows.net",
@@ -152,10 +155,11 @@ def _azure(container: str, place: Place, given: Mapping[str, Any], client: Any) 
 
 def _local(path: str, root: Path | None) -> Opened:
     if root is None:
-        raise Fatal("file:// places are not permitted by this worker")
+        raise Fatal("file:// places are not permitted by this worker", code="address_refused")
     asked, allowed = Path(unquote(path)).resolve(), root.resolve()
     if not asked.is_relative_to(allowed):
-        raise Fatal("this file:// place is outside the permitted folder")
+        words = "this file:// place is outside the permitted folder"
+        raise Fatal(words, code="address_refused")
     return Opened(LocalStore(allowed), str(asked.relative_to(allowed)))
 
 
@@ -164,7 +168,10 @@ STORAGE_ERRORS = (BaseError, FileNotFoundError)
 
 
 def failure_of(error: Exception, what: str, refusals: list[str]) -> Exception:
-    """What an error of the storage client asks for; none of its words are kept."""
+    """What an error of the storage client asks for; none of its words are kept.
+
+    The codes are those of a signed URL: `http_` and the status, or why there was none.
+    """
     text = str(error)
     code = _CODE.search(text)
     status = _STATUS.search(text)
@@ -177,9 +184,10 @@ def failure_of(error: Exception, what: str, refusals: list[str]) -> Exception:
     if code and code[1] in _EXPIRED:
         return AccessDenied(f"{what}: the credentials have expired ({shown})")
     if isinstance(error, NotFoundError | FileNotFoundError):
-        return Fatal(f"{what}: there is no such object or bucket")
+        return Fatal(f"{what}: there is no such object or bucket", code="http_404")
     if refusals:
-        return Fatal(f"{what}: {refusals[-1]}")
+        return Fatal(f"{what}: {refusals[-1]}", code="address_refused")
     if number == 0 or number in _PASSING or number >= 500:
-        return Retry(None, f"{what}: storage does not answer as it should ({shown or 'no answer'})")
-    return Fatal(f"{what}: storage answered {shown}")
+        words = f"{what}: storage does not answer as it should ({shown or 'no answer'})"
+        return Retry(None, words, code=f"http_{number}" if number else "unreachable")
+    return Fatal(f"{what}: storage answered {shown}", code=f"http_{number}")

@@ -8,11 +8,13 @@ says how large it is.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import obstore
 
@@ -112,8 +114,9 @@ class Mover:
 
     async def _fetch_url(self, url: str, file: Path, room: Room, told: Told) -> int:
         limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
+        address, headers = _signed_in(url)
         try:
-            async with self.client.open("GET", url, limits=limits) as answer:
+            async with self.client.open("GET", address, headers=headers, limits=limits) as answer:
                 _judge(answer.status, "source")
                 said = answer.headers.get("content-length", "")
                 size = int(said) if said.isdigit() else 0
@@ -127,10 +130,11 @@ class Mover:
     async def _put_url(self, url: str, file: Path, kind: str) -> None:
         body = Body(await asyncio.to_thread(_size, file), _pieces(file))
         limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
-        headers = [("Content-Type", kind)]
+        address, headers = _signed_in(url)
+        headers.append(("Content-Type", kind))
         try:
             async with self.client.open(
-                "PUT", url, headers=headers, body=body, limits=limits
+                "PUT", address, headers=headers, body=body, limits=limits
             ) as ok:
                 _judge(ok.status, "destination")
         except Refused as error:
@@ -166,6 +170,16 @@ class Mover:
             words = f"the source ended after {written} of {size} bytes"
             raise Retry(None, words, code="disconnected")
         return written
+
+
+def _signed_in(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """A URL without its user, and the header that tells the server of that user (Basic)."""
+    parts = urlsplit(url)
+    user, found, host = parts.netloc.rpartition("@")
+    if not found:
+        return url, []
+    code = base64.b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), [("Authorization", f"Basic {code}")]
 
 
 def _attributes(place: Place, kind: str) -> Any:

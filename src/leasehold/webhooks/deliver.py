@@ -87,6 +87,10 @@ def delivery_handler(
     return deliver
 
 
+class _Unsigned(Exception):
+    """There is nothing to sign with; a secret may be made before the last attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Courier:
     _client: Client
@@ -106,6 +110,10 @@ class _Courier:
             answer = await self._sent(delivery)
         except Refused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
+        except _Unsigned:
+            wait_ms = delay_ms(self._pace.ordinary, job.attempt, self._chance())
+            words = "not delivered: the requester has no webhook secret (yet)"
+            raise Retry(wait_ms / 1000, words, code="no_secret") from None
         except EgressError as error:
             self._breaker.failed(origin, self._clock())
             wait_ms = delay_ms(self._pace.ordinary, job.attempt, self._chance())
@@ -151,7 +159,7 @@ class _Courier:
     async def _attempt(self, delivery: Delivery) -> Response:
         live = await live_keys(self._secrets, delivery.requester_id)
         if not live:
-            raise Fatal("the requester has no webhook secret", code="no_secret")
+            raise _Unsigned
         body = delivery.body
         headers = signed_headers(
             live,

@@ -18,9 +18,10 @@ from tests.contract.inbox.conftest import Outbox
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, settle
 
-BODY = {
+BODY: dict[str, Any] = {
     "source": {"url": "s3://media/in/clip.mov"},
     "outputs": [{"name": "720p.mp4", "format": "mp4"}],
+    "destination": {"url": "s3://media/out"},
     "status_webhook_url": "https://requester.example/hook",
 }
 WRITE_AND_READ = ("jobs:write", "jobs:read")
@@ -54,7 +55,9 @@ async def site(inbox: InboxStage) -> AsyncGenerator[Site]:
     for who in ("anna", "bert"):
         _, keys[who] = await ring.create(WRITE_AND_READ, who)
     _, keys["reader"] = await ring.create(("jobs:read",), "reader")
-    async with serving(GatewaySettings(queues=(inbox.url,), port=0)) as running:
+    # Every requester has a secret in the operator's file: what happens without is `test_door.py`.
+    lent = {"has_secret": lambda requester: True}
+    async with serving(GatewaySettings(queues=(inbox.url,), port=0, lent=lent)) as running:
         yield Site(inbox, running.url, keys)
     for key in await ring.list():
         await ring.revoke(key.id)
@@ -70,7 +73,7 @@ async def test_a_transcode_is_accepted_and_only_stored(site: Site) -> None:
     stored = await site.stage.ledger.get(job_id)
     assert stored is not None
     assert (stored.state, stored.task, stored.attempt) == ("queued", "transcode", 0)
-    assert json.loads(stored.payload)["source"] == BODY["source"]
+    assert json.loads(stored.payload)["source"]["url"] == BODY["source"]["url"]
 
 
 @pytest.mark.clause("I-33", "I-3")
@@ -83,18 +86,6 @@ async def test_the_same_key_and_request_answer_with_the_same_job(site: Site) -> 
     assert (other.status, other.json["code"]) == (409, "conflict")
     foreign = await site.post(who="bert", idempotency_key="order-1")
     assert foreign.json["job_id"] != first.json["job_id"]
-
-
-@pytest.mark.clause("I-33")
-async def test_a_source_that_was_signed_anew_is_the_same_request(site: Site) -> None:
-    def signed(signature: str) -> dict[str, Any]:
-        url = f"https://bucket.example/in.mov?X-Amz-Signature={signature}"
-        return {**BODY, "source": {"url": url}}
-
-    first = await site.post(signed("one"), idempotency_key="signed")
-    again = await site.post(signed("two"), idempotency_key="signed")
-    assert again.status == 202
-    assert again.json == first.json
 
 
 @pytest.mark.clause("I-3", "I-33")

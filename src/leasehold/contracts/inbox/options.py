@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import INBOX, OUTBOX
 from leasehold.ledger.settings import BoxOptions, BoxSettings
@@ -19,11 +21,14 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Options of the queue URL; the defaults are for work that must not be lost.
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
-    several inboxes of a database.
+    several inboxes of a database. `keep_credentials` leaves sealed credentials with jobs that have
+    ended, so that dead letters can be sent back with them; without it they are removed by the step
+    that ends the job.
     """
 
     queue: str = "inbox"
     box: Literal["inbox", "outbox"] = "inbox"
+    keep_credentials: bool = False
 
     def __post_init__(self) -> None:
         self.check(CONTRACT)
@@ -34,4 +39,5 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """How the box behaves."""
         if self.box == "outbox":
             return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
-        return self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+        made = self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+        return msgspec.structs.replace(made, keep_credentials=self.keep_credentials)

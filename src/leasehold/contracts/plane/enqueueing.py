@@ -13,6 +13,7 @@ from leasehold.contracts.plane.shapes import (
     NewPlaneJob,
     PlaneJobView,
     Results,
+    StoredResults,
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
@@ -126,7 +127,7 @@ class Jobs:
                 example=_EXAMPLE,
                 replies={
                     202: Reply("The job is stored.", PlaneJobView),
-                    200: Reply("What became of each job of the list.", Results),
+                    200: Reply("What became of each job of the list.", StoredResults),
                 },
                 problems=(400, 408, 409, 413, 415, 422),
                 tag="plane",
