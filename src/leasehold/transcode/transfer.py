@@ -21,10 +21,10 @@ import obstore
 from leasehold.core.outcome import Fatal, Retry
 from leasehold.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge
 from leasehold.egress.client import Body
-from leasehold.transcode.access import AccessDenied, Credentials
+from leasehold.transcode.access import Credentials
 from leasehold.transcode.request import Place
 from leasehold.transcode.settings import TranscodeSettings
-from leasehold.transcode.storage import STORAGE_ERRORS, Opened, failure_of, open_store
+from leasehold.transcode.storage import STORAGE_ERRORS, Opened, by_status, failure_of, open_store
 
 _PIECE_BYTES = 4 * 1024 * 1024
 
@@ -58,7 +58,7 @@ class Mover:
             stream = answer.stream(min_chunk_size=_PIECE_BYTES)
             return await self._write(file, stream, size, room, told)
         except STORAGE_ERRORS as error:
-            raise failure_of(error, "source", self.proxy.refusals) from None
+            raise failure_of(error, "source", self.proxy.failure) from None
 
     async def put(self, place: Place, given: Credentials, key: str, file: Path, kind: str) -> str:
         """Copy a file to its destination; where it lies now, as far as that may be shown."""
@@ -74,7 +74,7 @@ class Mover:
                 opened.store, path, file, attributes=_attributes(place, kind), max_concurrency=2
             )
         except STORAGE_ERRORS as error:
-            raise failure_of(error, "destination", self.proxy.refusals) from None
+            raise failure_of(error, "destination", self.proxy.failure) from None
         return path
 
     async def remove_older(self, place: Place, given: Credentials, job_id: str, fence: int) -> None:
@@ -117,7 +117,8 @@ class Mover:
         address, headers = _signed_in(url)
         try:
             async with self.client.open("GET", address, headers=headers, limits=limits) as answer:
-                _judge(answer.status, "source")
+                if not 200 <= answer.status < 300:
+                    raise by_status(answer.status, "source")
                 said = answer.headers.get("content-length", "")
                 size = int(said) if said.isdigit() else 0
                 self._check(size, room)
@@ -136,7 +137,8 @@ class Mover:
             async with self.client.open(
                 "PUT", address, headers=headers, body=body, limits=limits
             ) as ok:
-                _judge(ok.status, "destination")
+                if not 200 <= ok.status < 300:
+                    raise by_status(ok.status, "destination")
         except Refused as error:
             raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
@@ -191,16 +193,6 @@ def _fence_of(path: object, prefix: str) -> int:
     word = str(path).removeprefix(prefix).partition("/")[0]
     number = word.removeprefix("v")
     return int(number) if word.startswith("v") and number.isdigit() else 2**63
-
-
-def _judge(status: int, what: str) -> None:
-    if 200 <= status < 300:
-        return
-    if status in (401, 403):
-        raise AccessDenied(f"{what}: the signed URL is refused ({status})")
-    if status in (408, 423, 425, 429) or status >= 500:
-        raise Retry(None, f"{what}: the server answered {status}", code=f"http_{status}")
-    raise Fatal(f"{what}: the server answered {status}", code=f"http_{status}")
 
 
 async def _write_piece(out: IO[bytes], piece: memoryview) -> None:

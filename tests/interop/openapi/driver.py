@@ -20,6 +20,7 @@ from leasehold_client.models import (
     ClaimRequest,
     CompleteRequest,
     CreateJob,
+    CreateJobPayload,
     CreateJobTask,
     CreatePlaneJobs,
     CreateTranscode,
@@ -50,7 +51,8 @@ def drive(client: AuthenticatedClient) -> None:
 
 
 def stream_job(client: AuthenticatedClient) -> None:
-    body = CreateJob(task=CreateJobTask.CHAT, payload={"prompt": "hello"})
+    payload = CreateJobPayload.from_dict({"prompt": "hello"})
+    body = CreateJob(task=CreateJobTask.CHAT, payload=payload)
     made = create_job.sync(client=client, body=body, idempotency_key="k1")
     assert isinstance(made, JobView), made
     seen = read_job.sync(made.job_id, client=client)
