@@ -38,7 +38,7 @@ def raised(path: Path) -> Iterator[str]:
 def problems() -> dict[str, str]:
     """The gateway's own table: code and status."""
     for node in ast.walk(tree(PACKAGE / "gateway" / "problems.py")):
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CODES":
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CODES" and node.value:
             return {code: str(status) for code, (status, _) in ast.literal_eval(node.value).items()}
     raise AssertionError("gateway/problems.py has no CODES")
 
