@@ -17,7 +17,7 @@ URL_CHARS_MAX = 4_096
 FormatName = Literal["mp4", "webm", "m4a", "mp3", "ogg", "wav", "jpg"]
 Url = Annotated[str, Meta(max_length=URL_CHARS_MAX)]
 _Word = Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,63}$")]
-_Secret = Annotated[str, Meta(max_length=16_384)]
+_Secret = Annotated[str, Meta(max_length=8_192)]
 FileName = Annotated[
     str,
     Meta(

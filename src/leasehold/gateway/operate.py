@@ -12,6 +12,7 @@ from msgspec import Meta
 from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
 from leasehold.core.errors import NotFound, StoreError
 from leasehold.core.seam import Counts
+from leasehold.dashboard.house import that_answer
 from leasehold.gateway.dispatch import Bytes
 from leasehold.gateway.keys import TICKET_S, Keys
 from leasehold.gateway.metrics import TEXT, Metrics
@@ -94,15 +95,9 @@ class Operations:
     async def views(self) -> list[QueueView]:
         """All queues as they are now; an error where no store answers."""
         served = list(self._served.values())
-        counts = await asyncio.gather(
-            *(each.ledger.counts() for each in served), return_exceptions=True
-        )
-        failed = [now for now in counts if isinstance(now, BaseException)]
-        for error in failed:
-            if not isinstance(error, StoreError) or len(failed) == len(served):
-                raise error
+        counts = await that_answer(each.ledger.counts() for each in served)
         return [
-            view(each, now) if isinstance(now, Counts) else view(each, Counts({}), away=True)
+            view(each, Counts({}) if now is None else now, away=now is None)
             for each, now in zip(served, counts, strict=True)
         ]
 

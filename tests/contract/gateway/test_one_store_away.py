@@ -74,6 +74,10 @@ async def test_an_absent_redis_does_not_take_the_plane_beside_it_down(half: Half
         "streams": True,
         "plane": False,
     }
+    for path in ("/", "/jobs", "/workers", "/dead", "/api/workers"):
+        assert (await web.get(path)).status == 200, path
+    found = (await web.get("/api/jobs")).json
+    assert ([job["queue"] for job in found["jobs"]], found["complete"]) == (["plane"], False)
     paused = await web.post(f"/api/queues/{queues[1]['name']}/pause")
     assert (paused.status, paused.json["paused"]) == (200, True)
 
