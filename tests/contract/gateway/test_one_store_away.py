@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from leasehold.gateway.auth import BELIEVE_S
 from leasehold.gateway.rings import open_keyring
+from leasehold.gateway.serve import serving
+from leasehold.gateway.settings import GatewaySettings
+from leasehold.store.embedded import EmbeddedRedis
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
 from tests.ports import free_port
@@ -99,3 +103,33 @@ async def test_a_key_is_checked_in_the_store_that_keeps_it(half: Half) -> None:
     # A key that the store beside may keep is neither good nor bad while that store is away.
     unknown = {"authorization": f"Bearer lh_{'0' * 12}_{'0' * 64}"}
     is_problem(await web.post("/internal/worker/claim", CLAIM, **unknown), 503, "store_away")
+
+
+async def test_keys_of_a_store_that_goes_away_do_not_leave_the_gateway_open(
+    tmp_path: Path,
+) -> None:
+    server = EmbeddedRedis(appendfsync="no")
+    await asyncio.to_thread(server.start)
+    streams, plane = f"streams+{server.url}", f"plane+sqlite:///{tmp_path}/plane.db"
+    try:
+        ring = open_keyring(streams)
+        _, text = await ring.create(("jobs:work",), "kept in Redis")
+        await ring.close()
+        async with serving(GatewaySettings(queues=(streams, plane), port=0)) as running:
+            web = Web(running.url)
+            keyed = {"authorization": f"Bearer {text}"}
+            assert (await web.post("/internal/worker/claim", CLAIM, **keyed)).status == 200
+            assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(BELIEVE_S + 0.1)  # what was asked before is believed that long
+            assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
+            away = await web.post("/internal/worker/claim", CLAIM, **keyed)
+            is_problem(away, 503, "store_away")
+            await asyncio.to_thread(server.start)
+
+            async def back() -> bool:
+                return (await web.post("/internal/worker/claim", CLAIM, **keyed)).status == 200
+
+            await until(back)
+    finally:
+        await asyncio.to_thread(server.stop)

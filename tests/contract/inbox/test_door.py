@@ -124,6 +124,7 @@ async def test_without_a_key_ring_no_secret_is_taken(inbox: InboxStage) -> None:
         ):
             reply = await post(web, body)
             assert (reply.status, "key ring" in reply.json["detail"]) == (422, True), reply.body
+            assert reply.json["field"] in ("source.url", "credentials")
         assert (await post(web, BODY)).status == 202
 
 

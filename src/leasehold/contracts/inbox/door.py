@@ -60,17 +60,8 @@ def check_credentials(given: StorageCredentials, check: CheckUrl) -> None:
 
 def check_called(field: str, url: str | None, check: CheckUrl) -> str | None:
     """An address that a worker calls, signed. It is stored as it is, so it holds no secret."""
-    if url is None:
-        return None
-    parts = _split(field, url)
-    if parts.scheme not in _WEB or not parts.hostname:
-        raise wrong(field, "an http or https URL with a host")
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise wrong(
-            field,
-            "a URL without user, query and fragment; calls are signed and their body names the job",
-        )
-    _permitted(field, url, check)
+    if url is not None:
+        _check_bare(field, url, "; calls are signed, and their body names the job", check)
     return url
 
 
@@ -140,7 +131,7 @@ def _in_bucket(
     if parts.scheme == "az" and not place.account:
         raise wrong(f"{side}.account", "the storage account of an az:// place")
     if place.endpoint:
-        check_called(f"{side}.endpoint", place.endpoint, check)
+        _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
     if "@" in parts.netloc:
         if parts.scheme != "s3" or not parts.username or not parts.password:
             raise wrong(field, "a URL without a user; credentials stand in `credentials`")
@@ -153,6 +144,15 @@ def _in_bucket(
         )
         place = msgspec.structs.replace(place, url=f"s3://{bucket}{parts.path}")
     return place, keys
+
+
+def _check_bare(field: str, url: str, why: str, check: CheckUrl) -> None:
+    parts = _split(field, url)
+    if parts.scheme not in _WEB or not parts.hostname:
+        raise wrong(field, "an http or https URL with a host")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise wrong(field, f"a URL without user, query and fragment{why}")
+    _permitted(field, url, check)
 
 
 def _check_web(field: str, parts: SplitResult, url: str, check: CheckUrl) -> None:

@@ -129,7 +129,7 @@ class InboxRoutes:
         asked: NewCredentials = call.body
         record = await self._record(call, asked.job_id)
         if self._seal is None or self._credentials is None:
-            raise _no_ring()
+            raise _no_ring("credentials")
         check_credentials(asked.credentials, self._check_url)
         version = asked.credential_version
         secret = msgspec.json.encode(asked.credentials)
@@ -176,7 +176,9 @@ class InboxRoutes:
         }
         job, secrets = checked(asked, self._check_url)
         if secrets != StorageCredentials():
-            options |= await self._sealed(secrets, job_id, requester)
+            if self._seal is None:
+                raise _no_ring("credentials" if asked.credentials else "source.url")
+            options |= await self._sealed(self._seal, secrets, job_id, requester)
         if hook or refresh:
             await self._check_secret("status_webhook_url" if hook else "refresh_url", requester)
         return NewJob(
@@ -191,14 +193,12 @@ class InboxRoutes:
         )
 
     async def _sealed(
-        self, secrets: StorageCredentials, job_id: str, requester: str
+        self, seal: Seal, secrets: StorageCredentials, job_id: str, requester: str
     ) -> dict[str, Any]:
-        if self._seal is None:
-            raise _no_ring()
         if self._credentials is not None and not self._told_to_keep:
             await self._credentials.keep(self._ledger.settings)
             self._told_to_keep = True
-        sealed = await self._seal(msgspec.json.encode(secrets), job_id, requester, 1)
+        sealed = await seal(msgspec.json.encode(secrets), job_id, requester, 1)
         return {**sealed, "credential_version": 1}
 
     async def _check_secret(self, field: str, requester: str) -> None:
@@ -307,10 +307,12 @@ def _unknown() -> NotFound:
     return NotFound("there is no such job, or it is not yours")
 
 
-def _no_ring() -> InvalidJob:
-    return InvalidJob(
+def _no_ring(field: str) -> Refused:
+    return Refused(
+        "invalid",
         "this gateway has no key ring, so it cannot keep credentials nor what a source URL holds "
-        "besides its address (user, password, query); leave them out, or give it a ring"
+        "besides its address (user, password, query); leave them out, or give it a ring",
+        field=field,
     )
 
 
