@@ -31,12 +31,8 @@ KEYS = {"access_key_id": "AKID", "secret_access_key": "secret"}
 
 def lent(tmp_path: Any, secrets: str = "") -> dict[str, Any]:
     config = Config({"LEASEHOLD_VAULT_KEYS": new_kek("door")}, tmp_path)
-    has_secret = read_secrets(secrets).has
-    return {
-        "seal": open_seal(config),
-        "check_url": Guard(Policy()).check_url,
-        "has_secret": has_secret,
-    }
+    given: dict[str, Any] = {"seal": open_seal(config), "check_url": Guard(Policy()).check_url}
+    return given | ({"has_secret": read_secrets(secrets).has} if secrets else {})
 
 
 @pytest.fixture
