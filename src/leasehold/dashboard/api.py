@@ -23,7 +23,7 @@ from leasehold.dashboard.house import Street
 from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import Search, parse
 from leasehold.dashboard.shapes import (
-    Answers,
+    ActionAnswers,
     Backlog,
     BulkBody,
     CountView,
@@ -285,7 +285,7 @@ class Api:
             ids: Ids = call.body
             who, queue = call.caller.requester, call.path["queue"]
             answers = await self._actor.act(who, verb, queue, ids.job_ids)
-            return Answer(200, Answers(dict(zip(ids.job_ids, answers, strict=True))))
+            return Answer(200, ActionAnswers(dict(zip(ids.job_ids, answers, strict=True))))
 
         return Endpoint(
             method="POST",
@@ -296,7 +296,7 @@ class Api:
             handle=handle,
             takes=Ids,
             example={"job_ids": ["1"]},
-            replies={200: Reply("What became of each.", Answers)},
+            replies={200: Reply("What became of each.", ActionAnswers)},
             problems=(400, 404, 413, 415, 422),
             tag="steering",
         )

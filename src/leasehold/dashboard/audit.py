@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from leasehold.core.errors import StoreError
 from leasehold.store.redis import Redis
 
 _log = structlog.get_logger("leasehold.audit")
@@ -101,7 +102,11 @@ async def write_down(
     search: str = "",
     outcome: str = "",
 ) -> None:
-    """Note an action, in the audit log and in the process's own log."""
+    """Note an action, in the audit log and in the process's own log.
+
+    The action has been done by then: where the audit log's store is away, the process's log has
+    the entry alone.
+    """
     entry = Entry(
         ts_ms=time.time_ns() // 1_000_000,
         who=who or "local",
@@ -113,4 +118,7 @@ async def write_down(
         outcome=outcome,
     )
     _log.info("action", **msgspec.to_builtins(entry))
-    await log.add(entry)
+    try:
+        await log.add(entry)
+    except StoreError as error:
+        _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))

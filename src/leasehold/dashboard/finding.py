@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from leasehold.core.errors import Conflict
+from leasehold.core.errors import Conflict, StoreError
 from leasehold.core.job import JobRecord
 from leasehold.core.seam import Query
-from leasehold.dashboard.house import House, Street
+from leasehold.dashboard.house import House, Street, that_answer
 from leasehold.dashboard.kinds import states_of
 from leasehold.dashboard.reading import decoded
 from leasehold.dashboard.redacting import Redaction
@@ -31,6 +31,10 @@ _TIE_CHARS = 10
 _EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
 
 
+class PartlyAway(StoreError):
+    """The store of a queue is away; what the others have was told."""
+
+
 class FoundJob(msgspec.Struct, frozen=True):
     """A job and the name of its queue in this gateway."""
 
@@ -39,7 +43,8 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Some jobs; `after` continues. `complete` is False when the bound was met before the page."""
+    """Some jobs; `after` continues. `complete` is False when the bound was met before the page, or
+    the store of a queue is away: the list is then that of the others."""
 
     jobs: list[FoundJob]
     after: str = ""
@@ -99,13 +104,15 @@ class Finder:
         found = await self._merge(sources, search, limit)
         more = any(not source.place.ended for source in sources)
         places |= {source.house.name: source.place for source in sources}
-        complete = len(found) >= limit or not more
+        away = any(source.away for source in sources)
+        complete = not away and (len(found) >= limit or not more)
         return Found(found, _cursor(places) if more else "", complete=complete)
 
     async def each(self, search: Search, *, step: int = _STEP) -> AsyncIterator[list[FoundJob]]:
         """All jobs that match, in steps; jobs that come meanwhile may or may not be among them.
 
-        The lists stay open between the steps, so that jobs may be removed on the way.
+        The lists stay open between the steps, so that jobs may be removed on the way. Where the
+        store of a queue is away, `PartlyAway` follows what the others have.
         """
         if search.job_id:
             yield await self._by_id(search)
@@ -113,19 +120,26 @@ class Finder:
         sources = await self._sources(search, {})
         while any(not source.place.ended for source in sources):
             yield await self._merge(sources, search, step)
+        _check_any(sources)
+        for source in sources:
+            if source.away is not None:
+                raise PartlyAway(str(source.away))
 
     async def count(self, search: Search, *, most: int = COUNT_MAX) -> Count:
         """How many match now, found by looking: a queue's own totals include jobs long gone."""
         seen = 0
-        async for jobs in self.each(search, step=500):
-            seen += len(jobs)
-            if seen >= most:
-                return Count(seen, exact=False)
+        try:
+            async for jobs in self.each(search, step=500):
+                seen += len(jobs)
+                if seen >= most:
+                    return Count(seen, exact=False)
+        except PartlyAway:
+            return Count(seen, exact=False)
         return Count(seen)
 
     async def _by_id(self, search: Search) -> list[FoundJob]:
         houses = [house for house in self._street if search.wants_queue(house.name)]
-        jobs = await asyncio.gather(*(house.ledger.get(search.job_id) for house in houses))
+        jobs = await that_answer(house.ledger.get(search.job_id) for house in houses)
         found = [FoundJob(h.name, job) for h, job in zip(houses, jobs, strict=True) if job]
         return [each for each in found if self._matches(search, each.job, each.queue)]
 
@@ -139,7 +153,10 @@ class Finder:
         place = places.get(house.name, _Place())
         if place.ended or not search.wants_queue(house.name):
             return None
-        states = search.states(await self._known(house))
+        try:
+            states = search.states(await self._known(house))
+        except StoreError as error:
+            return _Source(house, (), search.task, place).gone(error)
         if states is None:
             return None
         return _Source(house, states, search.task, place)
@@ -156,6 +173,7 @@ class Finder:
         found: list[FoundJob] = []
         scanned = 0
         await asyncio.gather(*(source.fill() for source in sources))
+        _check_any(sources)
         heap = [(-source.head.created_ms, at) for at, source in enumerate(sources) if source.jobs]
         heapq.heapify(heap)
         while heap and len(found) < limit and scanned < SCAN_MAX:
@@ -199,6 +217,12 @@ class _Source:
         self.jobs: list[JobRecord] = []
         self._query = Query(states=states, task=task, limit=_STEP)
         self._next: str | None = None
+        self.away: StoreError | None = None
+
+    def gone(self, error: StoreError) -> _Source:
+        """Its store is away: the list ends here, and those of the other queues go on."""
+        self.away, self.place.ended = error, True
+        return self
 
     @property
     def head(self) -> JobRecord:
@@ -217,7 +241,12 @@ class _Source:
             if self.jobs or self.place.ended:
                 return
             begun = self.place.begun if self._next is None else self._next
-            page = await self.house.ledger.find(msgspec.structs.replace(self._query, after=begun))
+            asked = msgspec.structs.replace(self._query, after=begun)
+            try:
+                page = await self.house.ledger.find(asked)
+            except StoreError as error:
+                self.gone(error)
+                return
             self.place.begun, self._next = begun, page.after
             self.jobs = _behind(page.jobs, self.place)
             if not self.jobs:
@@ -228,6 +257,13 @@ class _Source:
             self.place.ended = True
         else:
             self.place.turn_to(self._next)
+
+
+def _check_any(sources: Sequence[_Source]) -> None:
+    """Raise where every store that was asked is away."""
+    away = [source.away for source in sources if source.away is not None]
+    if away and len(away) == len(sources):
+        raise away[0]
 
 
 def _behind(jobs: list[JobRecord], place: _Place) -> list[JobRecord]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import Counter
@@ -11,12 +10,12 @@ import msgspec
 
 from leasehold.core.errors import StoreError
 from leasehold.core.seam import Counts, Staffed
-from leasehold.dashboard.finding import Finder
-from leasehold.dashboard.house import House, Street
+from leasehold.dashboard.finding import Finder, PartlyAway
+from leasehold.dashboard.house import House, Street, that_answer
 from leasehold.dashboard.kinds import kind_of
 from leasehold.dashboard.reading import fault_of
 from leasehold.dashboard.search import Search, Term
-from leasehold.dashboard.shapes import Backlog, DeadGroup, DeadList, JobLine, WorkerView, job_line
+from leasehold.dashboard.shapes import Backlog, DeadGroup, DeadList, JobRow, WorkerView, job_line
 from leasehold.dashboard.watching import Watch
 from leasehold.dashboard.wording import duration
 
@@ -40,13 +39,13 @@ class Warn(msgspec.Struct, frozen=True):
 
 async def workers(street: Street, finder: Finder, watch: Watch) -> list[WorkerView]:
     """Everyone who holds a job, beats, or was heard of within ten minutes."""
-    by_house = await asyncio.gather(*(_workers(house, finder, watch) for house in street))
-    found = [worker for workers in by_house for worker in workers]
+    by_house = await that_answer(_workers(house, finder, watch) for house in street)
+    found = [worker for workers in by_house for worker in workers or ()]
     return sorted(found, key=lambda w: (-len(w.jobs), -w.last_ms, w.worker_id))
 
 
 async def _workers(house: House, finder: Finder, watch: Watch) -> list[WorkerView]:
-    running: dict[str, list[JobLine]] = {}
+    running: dict[str, list[JobRow]] = {}
     search = Search("", (Term("queue", ":", house.name), Term("is", ":", "running")))
     for found in (await finder.page(search, limit=_RUNNING_MAX)).jobs:
         running.setdefault(found.job.worker_id, []).append(job_line(found.queue, found.job))
@@ -82,17 +81,21 @@ async def dead_letters(finder: Finder, *, most: int = DEAD_MAX) -> DeadList:
     """Failed jobs of all queues by queue and error class, the most first."""
     tallies: dict[tuple[str, str], _Group] = {}
     seen, complete = 0, True
-    async for jobs in finder.each(Search("is:failed", (Term("is", ":", "failed"),)), step=500):
-        for found in jobs:
-            fault = fault_of(found.job.error)
-            key = (found.queue, fault.name or "unknown")
-            tallies.setdefault(key, _Group()).add(
-                found.job.task, found.job.updated_ms, fault.message
-            )
-        seen += len(jobs)
-        if seen >= most:
-            complete = False
-            break
+    search = Search("is:failed", (Term("is", ":", "failed"),))
+    try:
+        async for jobs in finder.each(search, step=500):
+            for found in jobs:
+                fault = fault_of(found.job.error)
+                key = (found.queue, fault.name or "unknown")
+                tallies.setdefault(key, _Group()).add(
+                    found.job.task, found.job.updated_ms, fault.message
+                )
+            seen += len(jobs)
+            if seen >= most:
+                complete = False
+                break
+    except PartlyAway:
+        complete = False
     made = [
         DeadGroup(
             queue=queue,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import Protocol, TypeVar
 
-from leasehold.core.errors import NotFound
+from leasehold.core.errors import NotFound, StoreError
 from leasehold.core.seam import Journal, Ledger, Queue
+
+T = TypeVar("T")
 
 
 class House(Protocol):
@@ -50,3 +53,13 @@ class Street:
         if house is None:
             raise NotFound(f"there is no such queue; this gateway serves {', '.join(self.names)}")
         return house
+
+
+async def that_answer(asked: Iterable[Awaitable[T]]) -> list[T | None]:
+    """What each queue said, None of those whose store is away; an error where all of them are."""
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    failed = [each for each in said if isinstance(each, BaseException)]
+    for error in failed:
+        if not isinstance(error, StoreError) or len(failed) == len(said):
+            raise error
+    return [None if isinstance(each, BaseException) else each for each in said]

@@ -11,7 +11,7 @@ from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
 from leasehold.dashboard.acting import Actor
 from leasehold.dashboard.delivering import Deliveries, deliveries, outboxes
 from leasehold.dashboard.house import Street
-from leasehold.dashboard.shapes import Answers
+from leasehold.dashboard.shapes import ActionAnswers
 
 _EventId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 
@@ -29,7 +29,7 @@ class ReadOutbox(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 50
 
 
-class EventIds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RedeliverBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Events by id."""
 
     event_ids: Annotated[list[_EventId], Meta(min_length=1, max_length=500)]
@@ -68,11 +68,11 @@ class OutboxApi:
 
     async def redeliver(self, call: Call) -> Answer:
         """Send events again."""
-        ids: EventIds = call.body
+        ids: RedeliverBody = call.body
         who, queue = call.caller.requester, call.path["queue"]
         event_ids = list(dict.fromkeys(ids.event_ids))
         answers = await self._actor.redeliver(who, queue, event_ids)
-        return Answer(200, Answers(dict(zip(event_ids, answers, strict=True))))
+        return Answer(200, ActionAnswers(dict(zip(event_ids, answers, strict=True))))
 
     def endpoints(self) -> list[Endpoint]:
         """All of them."""
@@ -106,9 +106,9 @@ class OutboxApi:
                 summary="Send events again that were delivered or given up, under the same ids",
                 scope="admin",
                 handle=self.redeliver,
-                takes=EventIds,
+                takes=RedeliverBody,
                 example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]},
-                replies={200: Reply("What became of each.", Answers)},
+                replies={200: Reply("What became of each.", ActionAnswers)},
                 problems=(400, 404, 413, 415, 422),
                 tag="steering",
             ),

@@ -15,7 +15,7 @@ from leasehold.dashboard.redacting import Redaction
 _NO_NUL = r"^[^\x00]*$"
 
 
-class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job in a list. `kind` is its state in words that hold for every contract."""
 
     queue: str
@@ -66,7 +66,7 @@ class JobFull(msgspec.Struct, frozen=True, kw_only=True):
 class JobList(msgspec.Struct, frozen=True):
     """Jobs, newest first. Pass `after` on for more; with `complete` false the search goes on."""
 
-    jobs: list[JobLine]
+    jobs: list[JobRow]
     after: str
     complete: bool
 
@@ -116,7 +116,7 @@ class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
 
 
-class Answers(msgspec.Struct, frozen=True):
+class ActionAnswers(msgspec.Struct, frozen=True):
     """Per job "ok", "requested", or what forbids it."""
 
     answers: dict[str, str]
@@ -147,7 +147,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     finished: int
     failed: int
-    jobs: list[JobLine]
+    jobs: list[JobRow]
 
 
 class WorkerList(msgspec.Struct, frozen=True):
@@ -185,10 +185,10 @@ class Backlog(msgspec.Struct, frozen=True):
     oldest_waiting_ms: int
 
 
-def job_line(queue: str, job: JobRecord) -> JobLine:
+def job_line(queue: str, job: JobRecord) -> JobRow:
     """The line of a job."""
     fault = fault_of(job.error)
-    return JobLine(
+    return JobRow(
         queue=queue,
         job_id=job.job_id,
         contract=job.contract,

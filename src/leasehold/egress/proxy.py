@@ -16,7 +16,7 @@ import secrets
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from leasehold.egress.errors import EgressError, Refused
+from leasehold.egress.errors import EgressError, Refused, Unreachable
 from leasehold.egress.guard import Guard
 from leasehold.egress.target import Target, read_target
 
@@ -34,7 +34,8 @@ class GuardedProxy:
         self._password = secrets.token_urlsafe(24)
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
-        self.refusals: list[str] = []
+        self.failure: EgressError | None = None
+        """Why the last exchange could not begin; None where it could."""
 
     @property
     def url(self) -> str:
@@ -68,7 +69,7 @@ class GuardedProxy:
         try:
             await self._relay(reader, writer)
         except EgressError as error:
-            self.refusals = [*self.refusals[-19:], str(error)]
+            self.failure = error
             # Not 403: that would be taken for the storage's word on credentials.
             await _say(writer, 400 if isinstance(error, Refused) else 502)
         except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
@@ -90,6 +91,7 @@ class GuardedProxy:
         tunnel = method == "CONNECT"
         target = read_target(f"https://{where}/" if tunnel else where)
         upstream = await self._dial(target)
+        self.failure = None
         try:
             if tunnel:
                 writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -108,14 +110,13 @@ class GuardedProxy:
         return False
 
     async def _dial(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        problem: Exception = OSError("no address")
         for address in await self._guard.addresses(target):
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     return await asyncio.open_connection(address, target.port)
-            except (OSError, TimeoutError) as error:
-                problem = error
-        raise problem
+            except (OSError, TimeoutError):
+                continue
+        raise Unreachable(f"{target.origin}: no connection")
 
 
 def _plain_head(method: str, target: Target, where: str, lines: list[str]) -> bytes:

@@ -31,11 +31,12 @@ from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.events_document import events_document
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.keys import KeyRing
+from leasehold.gateway.joined_rings import open_keyrings
+from leasehold.gateway.keys import Keys
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
-from leasehold.gateway.rings import open_keyring, open_side_store
+from leasehold.gateway.rings import open_side_store
 from leasehold.gateway.served import Served, check_names, open_served
 from leasehold.gateway.session import Sessions
 from leasehold.gateway.settings import GatewaySettings
@@ -45,11 +46,11 @@ from leasehold.gateway.sse import Streamer
 class Gateway:
     """The ASGI application of one process. `ring` is only given to share one, or in tests."""
 
-    def __init__(self, settings: GatewaySettings, *, ring: KeyRing | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, *, ring: Keys | None = None) -> None:
         if not settings.queues:
             raise UsageError("a gateway needs the URL of a queue")
         self.settings = settings
-        self.ring = ring or open_keyring(settings.queues[0])
+        self.ring = ring or open_keyrings(settings.queues)
         self.metrics = Metrics()
         self.draining = False
         self.door = Door(self.ring, settings)

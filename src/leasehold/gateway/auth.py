@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from starlette.types import Scope
 
 from leasehold.core.endpoint import SCOPES, Caller
-from leasehold.gateway.keys import Key, KeyRing, is_secret_of, split_key, worker_key
+from leasehold.gateway.keys import Key, Keys, is_secret_of, split_key, worker_key
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings, is_loopback
 
@@ -35,7 +35,7 @@ ANONYMOUS = Caller("", frozenset(SCOPES))
 class Door:
     """Admits callers. One per gateway process."""
 
-    def __init__(self, ring: KeyRing, settings: GatewaySettings) -> None:
+    def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
         self._ring = ring
         self._open = settings.anonymous and settings.on_loopback
         self._unix = bool(settings.unix_socket)

@@ -19,9 +19,9 @@ from leasehold.gateway.problems import Problem
 JSON_DEPTH_MAX = 128
 # Numbers that may be beyond what a double holds, or longer than Python reads.
 _FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{300}")
-_UNKNOWN = re.compile(r"unknown field `(.+)`")
+_UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
-_MISSING = re.compile(r"missing required field `(.+)`")
+_MISSING = re.compile(r"missing required field `(.+?)`")
 
 
 class ClientGone(Exception):
@@ -178,9 +178,29 @@ def invalid(error: msgspec.ValidationError, shape: Any) -> Problem:
     parent = where.group(1) if where else "$"
     field = f"{parent}.{named.group(1)}" if named else parent
     field = field.removeprefix("$.").strip("$")
-    words = _words(get_type_hints(shape).get(field)) if "enum value" in text else []
+    words = _words(_kind_of(field, shape)) if "enum value" in text else []
     hint = f"; it is one of {', '.join(words)}" if words else ""
     return Problem("invalid", text.replace("$.", "") + hint, field=field)
+
+
+def _kind_of(field: str, shape: Any) -> Any:
+    """The type of a field by its path, such as `outputs[0].format`."""
+    for name in re.sub(r"\[[^]]*\]", "", field).split("."):
+        shape = next(
+            (get_type_hints(one)[name] for one in _structs(shape) if name in _names(one)), None
+        )
+    return shape
+
+
+def _structs(kind: Any) -> list[Any]:
+    """The structs within a type: itself, or what its list or union holds."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [struct for part in get_args(kind) for struct in _structs(part)]
+
+
+def _names(struct: Any) -> tuple[str, ...]:
+    return tuple(struct.__struct_fields__)
 
 
 def _words(kind: Any) -> list[str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import msgspec
 
 from leasehold import __version__
 from leasehold.core.endpoint import Endpoint, Reply
+from leasehold.core.errors import UsageError
 from leasehold.gateway.problems import CODES
 
 _REF = "#/components/schemas/{name}"
@@ -39,11 +42,11 @@ class ProblemDocument(msgspec.Struct, frozen=True):
 def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """An OpenAPI 3.1 document of these endpoints."""
     endpoints = list(endpoints)
-    types = [ProblemDocument]
+    types: list[Any] = [ProblemDocument]
     for endpoint in endpoints:
-        shapes = [endpoint.takes, *(reply.shape for reply in endpoint.replies.values())]
-        types += [shape for shape in shapes if shape not in (None, str) and shape not in types]
-    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+        for shape in (endpoint.takes, *(reply.shape for reply in endpoint.replies.values())):
+            types += [one for one in _structs(shape) if one not in types]
+    schemas = _components(types)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
@@ -128,7 +131,9 @@ def _responses(endpoint: Endpoint) -> dict[str, Any]:
 def _reply(reply: Reply) -> dict[str, Any]:
     made: dict[str, Any] = {"description": reply.description}
     if reply.shape is not None:
-        made["content"] = {reply.media: {"schema": _schema(reply.shape)}}
+        # An event stream is text as a whole; its frames are in the AsyncAPI document.
+        shape = str if reply.media == "text/event-stream" else reply.shape
+        made["content"] = {reply.media: {"schema": _schema(shape)}}
         made["content"] |= {media: {"schema": _schema(str)} for media in reply.also}
     if reply.headers:
         made["headers"] = {
@@ -152,4 +157,24 @@ def _problem(status: int) -> dict[str, Any]:
 def _schema(shape: Any) -> dict[str, Any]:
     if shape is str:
         return {"type": "string"}
-    return {"$ref": _REF.format(name=shape.__name__)}
+    refs = [{"$ref": _REF.format(name=one.__name__)} for one in _structs(shape)]
+    return refs[0] if len(refs) == 1 else {"anyOf": refs}
+
+
+def _structs(shape: Any) -> tuple[Any, ...]:
+    """The structs that a shape names: itself, or the parts of a union."""
+    if shape in (None, str):
+        return ()
+    return get_args(shape) if isinstance(shape, UnionType) else (shape,)
+
+
+def _components(types: list[Any]) -> dict[str, Any]:
+    """Their schemas by name. Two types of one name would be known by neither."""
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    doubled = [name for name in schemas if "." in name]
+    if doubled:
+        raise UsageError(f"two types of the API have one name, so rename one: {doubled}")
+    for schema in schemas.values():
+        if "description" in schema:
+            schema["description"] = inspect.cleandoc(schema["description"])
+    return schemas

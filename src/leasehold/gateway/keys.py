@@ -41,19 +41,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return not self.expires_ms or now_ms < self.expires_ms
 
 
-class KeyRing(Protocol):
-    """Where keys and tickets are kept."""
-
-    async def create(
-        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
-    ) -> tuple[Key, str]:
-        """A new key and its whole text, which cannot be had again."""
-
-    async def list(self) -> list[Key]:
-        """All keys, oldest first, with the minute of their last use."""
-
-    async def revoke(self, key_id: str) -> bool:
-        """Take a key away; False if there was none. Every gateway obeys within two seconds."""
+class Keys(Protocol):
+    """What a gateway needs of the place where keys and tickets are kept."""
 
     async def find(self, key_id: str) -> Key | None:
         """One key, expired or not; `last_used_ms` is not filled in."""
@@ -72,6 +61,21 @@ class KeyRing(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+
+
+class KeyRing(Keys, Protocol):
+    """Where keys and tickets are kept."""
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        """A new key and its whole text, which cannot be had again."""
+
+    async def list(self) -> list[Key]:
+        """All keys, oldest first, with the minute of their last use."""
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take a key away; False if there was none. Every gateway obeys within two seconds."""
 
 
 def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:

@@ -13,8 +13,9 @@ from msgspec import Meta
 from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
 from leasehold.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
 from leasehold.core.seam import Counts, Probed
+from leasehold.dashboard.house import that_answer
 from leasehold.gateway.dispatch import Bytes
-from leasehold.gateway.keys import TICKET_S, KeyRing
+from leasehold.gateway.keys import TICKET_S, Keys
 from leasehold.gateway.metrics import TEXT, Metrics
 from leasehold.gateway.served import Served
 
@@ -24,7 +25,10 @@ Steer: TypeAlias = Callable[[str, Literal["pause", "resume"], str], Awaitable[No
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and its depths. `states` counts jobs now, `totals` since the queue exists."""
+    """A queue and its depths. `states` counts jobs now, `totals` since the queue exists.
+
+    `away` tells that its store does not answer; the numbers are then all 0.
+    """
 
     name: str
     contract: str
@@ -33,6 +37,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     oldest_waiting_ms: int
     states: dict[str, int]
     totals: dict[str, int]
+    away: bool = False
 
 
 class QueueList(msgspec.Struct, frozen=True):
@@ -49,7 +54,10 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Whether this gateway can serve, and what each check said."""
+    """Whether this gateway can serve (`ready`, `degraded`, `not ready`), and what each check said.
+
+    `degraded` serves: the queues whose stores answer; the checks name the others.
+    """
 
     status: str
     checks: dict[str, str]
@@ -71,7 +79,7 @@ class Operations:
     def __init__(
         self,
         served: Sequence[Served],
-        ring: KeyRing,
+        ring: Keys,
         metrics: Metrics,
         draining: Callable[[], bool],
         steer: Steer,
@@ -88,9 +96,13 @@ class Operations:
         return Answer(200, QueueList(await self.views()))
 
     async def views(self) -> list[QueueView]:
-        """All queues as they are now."""
-        counts = await asyncio.gather(*(each.ledger.counts() for each in self._served.values()))
-        return [view(each, now) for each, now in zip(self._served.values(), counts, strict=True)]
+        """All queues as they are now; an error where no store answers."""
+        served = list(self._served.values())
+        counts = await that_answer(each.ledger.counts() for each in served)
+        return [
+            view(each, Counts({}) if now is None else now, away=now is None)
+            for each, now in zip(served, counts, strict=True)
+        ]
 
     async def pause(self, call: Call) -> Answer:
         """Stop handing out leases."""
@@ -113,20 +125,24 @@ class Operations:
         return Answer(200, Bytes(b"ok\n", "text/plain; charset=utf-8"))
 
     async def readyz(self, call: Call) -> Answer:
-        """Ready means: every store takes writes and the gateway is not draining."""
-        checks = {"draining": "draining" if self._draining() else "ok"}
-        for served in self._served.values():
-            checks[f"store:{served.name}"] = await self._store_check(served)
-        good = all(said == "ok" for said in checks.values())
+        """Ready means: not draining, and a store takes writes; the checks name those that do not."""
+        served = list(self._served.values())
+        said = await asyncio.gather(*map(self._store_check, served))
+        stores = {f"store:{each.name}": word for each, word in zip(served, said, strict=True)}
+        draining = self._draining()
+        checks = {"draining": "draining" if draining else "ok", **stores}
+        good = not draining and "ok" in said
+        all_good = good and set(said) == {"ok"}
+        word = "ready" if all_good else "degraded" if good else "not ready"
         status = 200 if good else 503
         if call.query.verbose is not None:
             lines = [
                 f"[{'+' if said == 'ok' else '-'}] {name} {said}" for name, said in checks.items()
             ]
-            text = "\n".join([*lines, "ready" if good else "not ready", ""])
+            text = "\n".join([*lines, word, ""])
             return Answer(status, Bytes(text.encode(), "text/plain; charset=utf-8"))
         headers = () if good else (("retry-after", "2"),)
-        return Answer(status, Ready("ready" if good else "not ready", checks), headers)
+        return Answer(status, Ready(word, checks), headers)
 
     async def _store_check(self, served: Served) -> str:
         """Whether the store answers and takes writes; that it does is believed for a while."""
@@ -229,7 +245,7 @@ class Operations:
                 method="GET",
                 path="/readyz",
                 operation="ready",
-                summary="Whether the gateway can serve: stores answer, not draining",
+                summary="Whether the gateway can serve: a store answers, not draining",
                 handle=self.readyz,
                 asks=ReadyAsks,
                 replies={
@@ -251,7 +267,7 @@ class Operations:
         ]
 
 
-def view(served: Served, counts: Counts) -> QueueView:
+def view(served: Served, counts: Counts, *, away: bool = False) -> QueueView:
     """A queue as the API shows it."""
     return QueueView(
         name=served.name,
@@ -261,4 +277,5 @@ def view(served: Served, counts: Counts) -> QueueView:
         oldest_waiting_ms=counts.oldest_waiting_ms,
         states=counts.states,
         totals=counts.totals,
+        away=away,
     )

@@ -43,6 +43,7 @@ CODES: dict[str, tuple[int, str]] = {
     "too_large": (413, "The body is larger than the limit."),
     "media_type": (415, "The body has to be application/json."),
     "invalid": (422, "The request is well formed but cannot be accepted; detail says why."),
+    "no_webhook_secret": (422, "The request names an address to call, and you have no secret yet."),
     "too_deep": (422, "JSON nested deeper than 128 levels is refused."),
     "nul": (422, "Strings with NUL characters are refused."),
     "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),

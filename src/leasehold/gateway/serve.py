@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from leasehold.core.errors import UsageError
 from leasehold.gateway.app import Gateway
-from leasehold.gateway.keys import KeyRing
+from leasehold.gateway.keys import Keys
 from leasehold.gateway.notify import Notifier
 from leasehold.gateway.problems import MEDIA, Problem
 from leasehold.gateway.settings import GatewaySettings
@@ -99,9 +99,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(
-    settings: GatewaySettings, *, ring: KeyRing | None = None
-) -> AsyncIterator[Running]:
+async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> AsyncIterator[Running]:
     """A gateway that serves within the block, in the running loop; port 0 finds a free one."""
     gateway = Gateway(settings, ring=ring)
     await gateway.check_safe()

@@ -15,7 +15,7 @@ KIB = 1024
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`queues` are the URLs served; the first one's store also holds the keys.
+    """`queues` are the URLs served; their stores also hold the keys, the first one's the audit log.
 
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
     `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers

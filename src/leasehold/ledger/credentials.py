@@ -58,6 +58,10 @@ class SealedColumns:
         )
         return bool(rows[0]["changed"])
 
+    async def keep(self, queue: str, kept: bool) -> None:
+        """Note whether a queue keeps the credentials of jobs that have ended."""
+        await self._engine.run(self._table, "creds_keep", queue=queue, kept=kept)
+
     async def count_refresh(self, lease: Lease) -> int:
         """Count a refresh of the job whose lease is held; the sum."""
         rows = await self._engine.run(self._table, "creds_count", **_proof(lease))

@@ -29,6 +29,11 @@ class BoxLedger:
         self._machine = machine
 
     @property
+    def settings(self) -> BoxSettings:
+        """How the box behaves."""
+        return self._settings
+
+    @property
     def is_outbox(self) -> bool:
         """Whether its jobs are events to be delivered."""
         return self._settings.table == OUTBOX
@@ -209,7 +214,8 @@ class BoxLedger:
             state=row["status"],
             payload=row["payload"].encode(),
             result=row["result"].encode(),
-            error=row["error"].encode(),
+            # The errors of earlier attempts stay with these; a job that succeeded has none.
+            error=b"" if row["status"] == "succeeded" else row["error"].encode(),
             attempt=row["attempt_count"],
             max_attempts=row["max_attempts"],
             fence=row["claim_version"],

@@ -15,6 +15,7 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One queue of one table. `lost_max` is how often a job's lease may run out (claim budget).
 
     `depth_max` 0 is no limit. `unread_ms` is how long history is kept that a reader has not read.
+    `keep_credentials` leaves sealed credentials with jobs that have ended.
     """
 
     contract: str
@@ -28,6 +29,7 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_ms: int
     journal_ms: int
     unread_ms: int
+    keep_credentials: bool = False
 
 
 class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

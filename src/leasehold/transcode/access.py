@@ -69,6 +69,7 @@ class Access:
         except msgspec.MsgspecError:
             # Not its words: they quote what does not fit.
             raise Fatal(
-                'the credentials are no object with "source" and "destination" objects'
+                'the credentials are no object with "source" and "destination" objects',
+                code="bad_credentials",
             ) from None
         return Credentials(stored.version, said.get("source", {}), said.get("destination", {}))

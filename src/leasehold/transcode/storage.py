@@ -24,6 +24,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from leasehold.core.outcome import Fatal, Retry
+from leasehold.egress import EgressError, Refused
 from leasehold.transcode.access import AccessDenied
 from leasehold.transcode.request import Place
 
@@ -71,12 +72,14 @@ def open_store(
     if parts.scheme == "file":
         return _local(parts.path, local_root)
     if parts.scheme not in makers or not parts.netloc or parts.query or parts.fragment:
-        raise Fatal("a place is s3://bucket/key, gs://bucket/key, az://container/key or https://")
+        words = "a place is s3://bucket/key, gs://bucket/key, az://container/key or https://"
+        raise Fatal(words, code="bad_request")
     try:
         return Opened(makers[parts.scheme](), key)
     except (BaseError, ValueError, TypeError) as error:
         raise Fatal(
-            f"{parts.scheme}://{parts.netloc} cannot be opened ({type(error).__name__})"
+            f"{parts.scheme}://{parts.netloc} cannot be opened ({type(error).__name__})",
+            code="bad_request",
         ) from None
 
 
@@ -131,7 +134,8 @@ def _gcs(bucket: str, place: Place, given: Mapping[str, Any], client: Any) -> An
 def _azure(container: str, place: Place, given: Mapping[str, Any], client: Any) -> Any:
     names = [name for name in ("sas_token", "access_key", "token") if name in given]
     if not place.account:
-        raise Fatal('an az:// place says its storage account in "account"')
+        words = 'an az:// place says its storage account in "account"'
+        raise Fatal(words, code="bad_request")
     config: Any = {
         "account_name": place.account,
         "endpoint": place.endpoint or f"https://{place.account}.blob.core.windows.net",
@@ -152,10 +156,11 @@ def _azure(container: str, place: Place, given: Mapping[str, Any], client: Any) 
 
 def _local(path: str, root: Path | None) -> Opened:
     if root is None:
-        raise Fatal("file:// places are not permitted by this worker")
+        raise Fatal("file:// places are not permitted by this worker", code="address_refused")
     asked, allowed = Path(unquote(path)).resolve(), root.resolve()
     if not asked.is_relative_to(allowed):
-        raise Fatal("this file:// place is outside the permitted folder")
+        words = "this file:// place is outside the permitted folder"
+        raise Fatal(words, code="address_refused")
     return Opened(LocalStore(allowed), str(asked.relative_to(allowed)))
 
 
@@ -163,27 +168,34 @@ STORAGE_ERRORS = (BaseError, FileNotFoundError)
 """What obstore raises; a missing object is a built-in error in its newer versions."""
 
 
-def failure_of(error: Exception, what: str, refusals: list[str]) -> Exception:
+def failure_of(error: Exception, what: str, proxy: EgressError | None) -> Exception:
     """What an error of the storage client asks for; none of its words are kept.
 
-    The codes are those of a signed URL: `http_` and the status, or why there was none.
+    `proxy` is why the way out was closed, if it was: the client then has a status of our proxy.
     """
     text = str(error)
-    code = _CODE.search(text)
-    status = _STATUS.search(text)
-    number = int(status[1]) if status else 0
-    shown = " ".join(
-        part for part in (status[1] if status else "", code[1] if code else "") if part
-    )
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or number in (401, 403):
-        return AccessDenied(f"{what}: storage refuses the credentials ({shown})")
-    if code and code[1] in _EXPIRED:
-        return AccessDenied(f"{what}: the credentials have expired ({shown})")
     if isinstance(error, NotFoundError | FileNotFoundError):
-        return Fatal(f"{what}: there is no such object or bucket", code="http_404")
-    if refusals:
-        return Fatal(f"{what}: {refusals[-1]}", code="address_refused")
-    if number == 0 or number in _PASSING or number >= 500:
-        words = f"{what}: storage does not answer as it should ({shown or 'no answer'})"
-        return Retry(None, words, code=f"http_{number}" if number else "unreachable")
-    return Fatal(f"{what}: storage answered {shown}", code=f"http_{number}")
+        return by_status(404, what)
+    code, found = _CODE.search(text), _STATUS.search(text)
+    word, status = code[1] if code else "", int(found[1]) if found else 0
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or word in _EXPIRED:
+        return by_status(status if status in (401, 403) else 403, what, word)
+    if isinstance(proxy, Refused):
+        return Fatal(f"{what}: {proxy}", code=proxy.code)
+    if proxy is not None:
+        return Retry(None, f"{what}: {proxy}", code=proxy.code)
+    if not status:
+        return Retry(None, f"{what}: storage does not answer", code="unreachable")
+    return by_status(status, what, word)
+
+
+def by_status(status: int, what: str, word: str = "") -> Exception:
+    """What an HTTP status asks for, from a storage client and of a signed URL alike."""
+    said, code = f"{status} {word}".strip(), f"http_{status}"
+    if status in (401, 403):
+        return AccessDenied(f"{what}: storage refuses the credentials ({said})")
+    if status == 404:
+        return Fatal(f"{what}: there is no such object or bucket", code=code)
+    if status in _PASSING or status >= 500:
+        return Retry(None, f"{what}: storage answered {said}", code=code)
+    return Fatal(f"{what}: storage answered {said}", code=code)

@@ -8,21 +8,23 @@ says how large it is.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import obstore
 
 from leasehold.core.outcome import Fatal, Retry
 from leasehold.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge
 from leasehold.egress.client import Body
-from leasehold.transcode.access import AccessDenied, Credentials
+from leasehold.transcode.access import Credentials
 from leasehold.transcode.request import Place
 from leasehold.transcode.settings import TranscodeSettings
-from leasehold.transcode.storage import STORAGE_ERRORS, Opened, failure_of, open_store
+from leasehold.transcode.storage import STORAGE_ERRORS, Opened, by_status, failure_of, open_store
 
 _PIECE_BYTES = 4 * 1024 * 1024
 
@@ -56,7 +58,7 @@ class Mover:
             stream = answer.stream(min_chunk_size=_PIECE_BYTES)
             return await self._write(file, stream, size, room, told)
         except STORAGE_ERRORS as error:
-            raise failure_of(error, "source", self.proxy.refusals) from None
+            raise failure_of(error, "source", self.proxy.failure) from None
 
     async def put(self, place: Place, given: Credentials, key: str, file: Path, kind: str) -> str:
         """Copy a file to its destination; where it lies now, as far as that may be shown."""
@@ -72,7 +74,7 @@ class Mover:
                 opened.store, path, file, attributes=_attributes(place, kind), max_concurrency=2
             )
         except STORAGE_ERRORS as error:
-            raise failure_of(error, "destination", self.proxy.refusals) from None
+            raise failure_of(error, "destination", self.proxy.failure) from None
         return path
 
     async def remove_older(self, place: Place, given: Credentials, job_id: str, fence: int) -> None:
@@ -112,9 +114,11 @@ class Mover:
 
     async def _fetch_url(self, url: str, file: Path, room: Room, told: Told) -> int:
         limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
+        address, headers = _signed_in(url)
         try:
-            async with self.client.open("GET", url, limits=limits) as answer:
-                _judge(answer.status, "source")
+            async with self.client.open("GET", address, headers=headers, limits=limits) as answer:
+                if not 200 <= answer.status < 300:
+                    raise by_status(answer.status, "source")
                 said = answer.headers.get("content-length", "")
                 size = int(said) if said.isdigit() else 0
                 self._check(size, room)
@@ -127,12 +131,14 @@ class Mover:
     async def _put_url(self, url: str, file: Path, kind: str) -> None:
         body = Body(await asyncio.to_thread(_size, file), _pieces(file))
         limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
-        headers = [("Content-Type", kind)]
+        address, headers = _signed_in(url)
+        headers.append(("Content-Type", kind))
         try:
             async with self.client.open(
-                "PUT", url, headers=headers, body=body, limits=limits
+                "PUT", address, headers=headers, body=body, limits=limits
             ) as ok:
-                _judge(ok.status, "destination")
+                if not 200 <= ok.status < 300:
+                    raise by_status(ok.status, "destination")
         except Refused as error:
             raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
@@ -168,6 +174,16 @@ class Mover:
         return written
 
 
+def _signed_in(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """A URL without its user, and the header that tells the server of that user (Basic)."""
+    parts = urlsplit(url)
+    user, found, host = parts.netloc.rpartition("@")
+    if not found:
+        return url, []
+    code = base64.b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), [("Authorization", f"Basic {code}")]
+
+
 def _attributes(place: Place, kind: str) -> Any:
     # A local folder keeps no attributes and says so by an error.
     return None if place.url.startswith("file:") else {"Content-Type": kind}
@@ -177,16 +193,6 @@ def _fence_of(path: object, prefix: str) -> int:
     word = str(path).removeprefix(prefix).partition("/")[0]
     number = word.removeprefix("v")
     return int(number) if word.startswith("v") and number.isdigit() else 2**63
-
-
-def _judge(status: int, what: str) -> None:
-    if 200 <= status < 300:
-        return
-    if status in (401, 403):
-        raise AccessDenied(f"{what}: the signed URL is refused ({status})")
-    if status in (408, 423, 425, 429) or status >= 500:
-        raise Retry(None, f"{what}: the server answered {status}", code=f"http_{status}")
-    raise Fatal(f"{what}: the server answered {status}", code=f"http_{status}")
 
 
 async def _write_piece(out: IO[bytes], piece: memoryview) -> None:

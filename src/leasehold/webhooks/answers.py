@@ -1,10 +1,9 @@
 """What a receiver's answer asks for (section 5 and 8 of the contract), as a pure function.
 
-2xx is delivered. 423, 429, 5xx, 408 and 425 pass by themselves and are tried again; so are 401
-and 403, by which a receiver with a wrong clock, or in the middle of a secret rotation, refuses a
-signature that the next attempt makes anew. 429 waits in a larger bucket, and a Retry-After is
-respected within reason. Everything else, redirects included, will not change by repetition: dead
-letter, from where it can be delivered again by hand.
+2xx is delivered. Every other answer is tried again, a 404 or a redirect like a 500: a receiver that
+is being moved or deployed gives such answers for a while. 429 waits in a larger bucket, and a
+Retry-After is respected within reason. 410 alone says that nothing more is wanted: dead letter,
+from where it can be delivered again by hand, as what was tried too often is.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ class Pace:
 
 PACE = Pace()
 
-_PASSING = frozenset({401, 403, 408, 423, 425})
 _RETRY_AFTER_MS_MAX = 3_600_000
-_GONE, _CROWDED, _OK, _REDIRECT, _SERVER = 410, 429, 200, 300, 500
+_GONE, _CROWDED, _OK, _REDIRECT = 410, 429, 200, 300
 
 
 def signal_of(
@@ -51,15 +49,9 @@ def signal_of(
         return None
     if status == _CROWDED:
         return _again(pace.crowded, "429", headers, attempt, chance, now_s)
-    if status in _PASSING or status >= _SERVER:
-        return _again(pace.ordinary, str(status), headers, attempt, chance, now_s)
     if status == _GONE:
         return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
-    if _REDIRECT <= status < 400:
-        words = "redirects are not followed, fix the URL"
-    else:
-        words = "which will not pass by itself"
-    return Fatal(f"the receiver answered {status}: {words}", code=f"http_{status}")
+    return _again(pace.ordinary, str(status), headers, attempt, chance, now_s)
 
 
 def retry_after_ms(value: str, now_s: float) -> int:

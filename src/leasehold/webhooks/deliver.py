@@ -99,6 +99,10 @@ def delivery_handler(
     return deliver
 
 
+class _Unsigned(Exception):
+    """There is nothing to sign with; a secret may be made before the last attempt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Courier:
     client: Client
@@ -121,6 +125,10 @@ class _Courier:
                 answer = await self._sent(delivery)
         except Refused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
+        except _Unsigned:
+            wait_ms = delay_ms(self.pace.ordinary, job.attempt, self.chance())
+            words = "not delivered: the requester has no webhook secret (yet)"
+            raise Retry(wait_ms / 1000, words, code="no_secret") from None
         except EgressError as error:
             self.breaker.failed(origin, self.clock())
             wait_ms = delay_ms(self.pace.ordinary, job.attempt, self.chance())
@@ -158,7 +166,7 @@ class _Courier:
     async def _sent(self, delivery: Delivery) -> Response:
         live = await live_keys(self.secrets, delivery.requester_id)
         if not live:
-            raise Fatal("the requester has no webhook secret", code="no_secret")
+            raise _Unsigned
 
         async def send(keys: Sequence[bytes]) -> Response:
             try:

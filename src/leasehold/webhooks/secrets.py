@@ -108,6 +108,10 @@ class StaticSecrets:
         everybody = self._by_requester.get(_EVERYBODY, [])
         return self._by_requester.get(requester_id, everybody)
 
+    def has(self, requester_id: str) -> bool:
+        """Whether the requester has one, of its own or everybody's."""
+        return not self._by_requester.keys().isdisjoint((requester_id, _EVERYBODY))
+
 
 def read_secrets(text: str) -> StaticSecrets:
     """Read the lines; what is wrong is told by its line and never by its words."""

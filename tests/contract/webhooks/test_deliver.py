@@ -91,6 +91,36 @@ async def test_events_arrive_verified_once_each_and_in_order_per_job(client: Cli
 
 
 @pytest.mark.clause("I-49")
+@pytest.mark.parametrize("status", [404, 400, 302])
+async def test_a_receiver_that_is_not_there_for_a_while_gets_the_event_later(
+    client: Client, status: int
+) -> None:
+    shelf = Shelf()
+    async with receiver([SECRET], lambda event, seen: status if seen < 4 else 204) as there:
+        fill(shelf, there, jobs=2, events=2)
+        await run(shelf, client, Kept(SECRET))
+    assert (shelf.dead, len(there.effects)) == ([], 4)
+    assert set(there.seen.values()) == {4}
+    assert in_order(there)
+
+
+@pytest.mark.clause("I-73")
+async def test_an_event_without_a_secret_waits_for_one_and_is_no_dead_letter(
+    client: Client,
+) -> None:
+    shelf, kept = Shelf(), Kept()
+    async with receiver([SECRET]) as there:
+        fill(shelf, there, jobs=1, events=1)
+
+        async def late() -> None:
+            await until(lambda: shelf.attempts.get("e-0-1", 0) > 2, "it was tried without one")
+            kept.secrets.append(SECRET)
+
+        await asyncio.gather(late(), run(shelf, client, kept))
+    assert (shelf.dead, there.effects) == ([], {"e-0-1": 1})
+
+
+@pytest.mark.clause("I-49")
 async def test_a_receiver_that_fails_hangs_and_leaves_gets_each_effect_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,7 +174,7 @@ async def test_a_claim_lost_while_asking_writes_nothing(
 
 @pytest.mark.clause("I-46")
 @pytest.mark.parametrize(
-    ("status", "signal"), [(500, Retry), (429, Retry), (404, Fatal), (302, Fatal)]
+    ("status", "signal"), [(500, Retry), (429, Retry), (404, Retry), (410, Fatal)]
 )
 async def test_a_refusal_of_the_requester_ends_the_attempt_by_its_class(
     client: Client, store: Credentials, vault: Vault, status: int, signal: type[Exception]

@@ -103,6 +103,8 @@ def _lent(config: Config) -> dict[str, Any]:
     """What an inbox seals credentials with, and who may be named in a job."""
     from leasehold.cli.key_ring import open_seal
     from leasehold.egress import Guard, Policy
+    from leasehold.webhooks.secrets import read_secrets
 
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
-    return {"seal": open_seal(config), "check_url": guard.check_url}
+    signed = read_secrets(config.text("webhooks.secrets"))
+    return {"seal": open_seal(config), "check_url": guard.check_url, "has_secret": signed.has}

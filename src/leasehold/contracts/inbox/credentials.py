@@ -12,6 +12,7 @@ from typing import Any
 from leasehold.core.lease import Lease
 from leasehold.ledger.credentials import SealedColumns
 from leasehold.ledger.engine import INBOX, Engine, Row
+from leasehold.ledger.settings import BoxSettings
 
 
 class InboxCredentials:
@@ -40,6 +41,10 @@ class InboxCredentials:
     async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
         """The same for the requester, who holds no lease."""
         return await self._columns.put(job_id, requester, seen_version, columns_of(sealed))
+
+    async def keep(self, settings: BoxSettings) -> None:
+        """Note whether the queue keeps credentials of jobs that have ended."""
+        await self._columns.keep(settings.queue, settings.keep_credentials)
 
     async def count_refresh(self, lease: Lease) -> int:
         """Add one to the job's refresh attempts and return the sum."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import check_least
 from leasehold.ledger.engine import INBOX, OUTBOX
@@ -22,12 +24,15 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
     several inboxes of a database. `batch` is how many events one claim of an outbox takes,
     `at_once` how many jobs of this queue one worker holds; 0 is as many as it has slots.
+    `keep_credentials` leaves sealed credentials with jobs that have ended, so that dead letters can
+    be sent back with them; without it they are removed by the step that ends the job.
     """
 
     queue: str = "inbox"
     box: Literal["inbox", "outbox"] = "inbox"
     batch: int = OUTBOX_BATCH
     at_once: int = 0
+    keep_credentials: bool = False
 
     def __post_init__(self) -> None:
         self.check(CONTRACT)
@@ -43,4 +48,5 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """How the box behaves."""
         if self.box == "outbox":
             return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
-        return self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+        made = self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+        return msgspec.structs.replace(made, keep_credentials=self.keep_credentials)

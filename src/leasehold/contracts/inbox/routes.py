@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from leasehold.contracts.inbox.credentials import InboxCredentials
+from leasehold.contracts.inbox.door import check_called, check_credentials, checked
 from leasehold.contracts.inbox.secrets import Seal, WebhookSecrets
 from leasehold.contracts.inbox.shapes import (
     Accepted,
@@ -22,19 +23,21 @@ from leasehold.contracts.inbox.shapes import (
     NewCredentials,
     SecretView,
     TranscodeView,
-    check_url,
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply
-from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, NotFound
+from leasehold.core.errors import Conflict, InvalidJob, NotFound
 from leasehold.core.idempotency import request_hash
 from leasehold.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
 from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.transcoding import StorageCredentials
 from leasehold.ledger.ids import uuid7
+from leasehold.ledger.settings import BoxSettings
 from leasehold.store.resending import submit_surely
 
 TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_REQUESTERS_MAX = 10_000
 _EXAMPLE = {
     "source": {"url": "s3://media/in/clip.mov"},
     "outputs": [{"name": "720p.mp4", "format": "mp4", "height": 720}],
@@ -46,6 +49,10 @@ _EXAMPLE = {
 class Reads(Protocol):
     """What the routes need of the ledger."""
 
+    @property
+    def settings(self) -> BoxSettings:
+        """How the queue behaves."""
+
     async def get(self, job_id: str) -> JobRecord | None:
         """The job."""
 
@@ -56,12 +63,18 @@ class Reads(Protocol):
 class Replaces(Protocol):
     """Where a requester's newer credentials go."""
 
+    async def keep(self, settings: BoxSettings) -> None:
+        """Note whether the queue keeps credentials of jobs that have ended."""
+
     async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
         """Put them in place; False when the version is not the one seen."""
 
 
 class Renews(Protocol):
     """Where webhook secrets come from."""
+
+    async def has(self, requester_id: str) -> bool:
+        """Whether the requester has a live one."""
 
     async def renew(self, requester_id: str, seal: Seal) -> str:
         """A new secret, kept sealed."""
@@ -71,7 +84,8 @@ class InboxRoutes:
     """The endpoints of one inbox. Without `seal` it takes no credentials.
 
     `check_url` raises for an address that no worker would be let to call, so that the requester
-    hears of it now; it is checked again, with its name resolved, when it is called.
+    hears of it now; it is checked again, with its name resolved, when it is called. `has_secret`
+    tells whether the operator's own file has a webhook secret for a requester.
     """
 
     def __init__(
@@ -82,7 +96,8 @@ class InboxRoutes:
         seal: Seal | None = None,
         credentials: Replaces | None = None,
         secrets: Renews | None = None,
-        check_url: Callable[[str], object] | None = None,
+        check_url: Callable[[str], object] = lambda url: None,
+        has_secret: Callable[[str], bool] = lambda requester: False,
     ) -> None:
         self._queue = queue
         self._ledger = ledger
@@ -90,6 +105,9 @@ class InboxRoutes:
         self._credentials = credentials
         self._secrets = secrets
         self._check_url = check_url
+        self._has_secret = has_secret
+        self._with_secret: set[str] = set()
+        self._told_to_keep = False
 
     async def create(self, call: Call) -> Answer:
         """Store a job and nothing more; the id is chosen here, so that a lost answer can be asked
@@ -111,7 +129,8 @@ class InboxRoutes:
         asked: NewCredentials = call.body
         record = await self._record(call, asked.job_id)
         if self._seal is None or self._credentials is None:
-            raise _no_ring()
+            raise _no_ring("credentials")
+        check_credentials(asked.credentials, self._check_url)
         version = asked.credential_version
         secret = msgspec.json.encode(asked.credentials)
         sealed = await self._seal(secret, record.job_id, record.requester, version + 1)
@@ -149,25 +168,22 @@ class InboxRoutes:
     async def _new_job(self, call: Call) -> NewJob:
         asked: CreateTranscode = call.body
         job_id, requester = uuid7(), call.caller.requester
+        hook, refresh = asked.status_webhook_url, asked.refresh_url
         options: dict[str, Any] = {
-            "status_webhook_url": self._checked("status_webhook_url", asked.status_webhook_url),
-            "refresh_url": self._checked("refresh_url", asked.refresh_url),
+            "status_webhook_url": check_called("status_webhook_url", hook, self._check_url),
+            "refresh_url": check_called("refresh_url", refresh, self._check_url),
             "request_hash": request_hash(requester, asked),
         }
-        if asked.credentials is not None:
+        job, secrets = checked(asked, self._check_url)
+        if secrets != StorageCredentials():
             if self._seal is None:
-                raise _no_ring()
-            secret = msgspec.json.encode(asked.credentials)
-            options |= await self._seal(secret, job_id, requester, 1)
-            options["credential_version"] = 1
-        payload = {
-            "source": asked.source,
-            "outputs": asked.outputs,
-            "destination": asked.destination,
-        }
+                raise _no_ring("credentials" if asked.credentials else "source.url")
+            options |= await self._sealed(self._seal, secrets, job_id, requester)
+        if hook or refresh:
+            await self._check_secret("status_webhook_url" if hook else "refresh_url", requester)
         return NewJob(
             task=TASK,
-            payload=msgspec.json.encode(payload),
+            payload=msgspec.json.encode(job),
             job_id=job_id,
             idempotency_key=idempotency_key(call.headers),
             requester=requester,
@@ -176,14 +192,29 @@ class InboxRoutes:
             options=options,
         )
 
-    def _checked(self, name: str, url: str | None) -> str | None:
-        check_url(name, url)
-        if url is not None and self._check_url is not None:
-            try:
-                self._check_url(url)
-            except LeaseholdError as refused:
-                raise InvalidJob(f"{name}: {refused}") from None
-        return url
+    async def _sealed(
+        self, seal: Seal, secrets: StorageCredentials, job_id: str, requester: str
+    ) -> dict[str, Any]:
+        if self._credentials is not None and not self._told_to_keep:
+            await self._credentials.keep(self._ledger.settings)
+            self._told_to_keep = True
+        sealed = await seal(msgspec.json.encode(secrets), job_id, requester, 1)
+        return {**sealed, "credential_version": 1}
+
+    async def _check_secret(self, field: str, requester: str) -> None:
+        """Refuse what could never be called: without a secret there is no signature."""
+        if requester in self._with_secret or self._has_secret(requester):
+            return
+        if self._secrets is None or not await self._secrets.has(requester):
+            raise Refused(
+                "no_webhook_secret",
+                f"{field}: calls to it are signed, and you have no webhook secret yet; make one "
+                "with POST /transcode/webhook-secret, then send this again",
+                field=field,
+            )
+        if len(self._with_secret) >= _REQUESTERS_MAX:
+            self._with_secret.clear()
+        self._with_secret.add(requester)
 
     def endpoints(self) -> list[Endpoint]:
         """What the gateway shall serve."""
@@ -283,18 +314,20 @@ def _unknown() -> NotFound:
     return NotFound("there is no such job, or it is not yours")
 
 
-def _no_ring() -> InvalidJob:
-    return InvalidJob(
-        "this gateway has no key ring, so it cannot keep credentials; leave them out and use "
-        "sources that need none, or give it a ring"
+def _no_ring(field: str) -> Refused:
+    return Refused(
+        "invalid",
+        "this gateway has no key ring, so it cannot keep credentials nor what a source URL holds "
+        "besides its address (user, password, query); leave them out, or give it a ring",
+        field=field,
     )
 
 
 def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:
     """The endpoints of a queue of this contract; an outbox has none.
 
-    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` may bring `seal` and
-    `check_url`.
+    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` may bring `seal`,
+    `check_url` and `has_secret`.
     """
     if ledger.is_outbox:
         return []

@@ -43,6 +43,10 @@ class WebhookSecrets:
         rows = await self._engine.run(INBOX, "secrets_live", requester_id=requester_id)
         return [await self._open(row) for row in rows]
 
+    async def has(self, requester_id: str) -> bool:
+        """Whether the requester has a live one; nothing is opened."""
+        return bool(await self._engine.run(INBOX, "secrets_live", requester_id=requester_id))
+
     async def renew(self, requester_id: str, seal: Seal) -> str:
         """A new secret, shown this once; the one before stays live for a day."""
         # Plain base64, as the libraries for Standard Webhooks read it.

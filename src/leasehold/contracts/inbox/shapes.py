@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from leasehold.core.errors import InvalidJob
 from leasehold.core.job import JobRecord
+from leasehold.core.transcoding import OUTPUTS_MAX, Output, Place, StorageCredentials
 
 URL_CHARS_MAX = 2_048
 ATTEMPTS_MAX = 100
-OUTPUTS_MAX = 16
 
 Status = Literal[
     "queued",
@@ -35,15 +33,17 @@ Attempts = Annotated[
 class CreateTranscode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A transcode to be done.
 
-    `source` and `destination` say where (routing, no secrets), `outputs` what to make of it.
-    `credentials` are short-lived and scoped, or signed URLs; they are stored encrypted.
-    `refresh_url` is asked for newer ones, `status_webhook_url` is told of every change.
+    `source` and `destination` say where, `outputs` what to make of it. `credentials` are
+    short-lived and scoped, or signed URLs; they are stored encrypted, and so is what a source URL
+    holds besides its address (user, password, query). `refresh_url` is asked for newer ones,
+    `status_webhook_url` is told of every change. Both calls are signed: neither address has a user
+    or a query, and the requester needs a webhook secret.
     """
 
-    source: dict[str, Any]
-    outputs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=OUTPUTS_MAX)]
-    destination: dict[str, Any] = {}
-    credentials: dict[str, Any] | None = None
+    source: Place
+    outputs: Annotated[list[Output], Meta(min_length=1, max_length=OUTPUTS_MAX)]
+    destination: Place = Place()
+    credentials: StorageCredentials | None = None
     status_webhook_url: Url | None = None
     refresh_url: Url | None = None
     max_attempts: Attempts | None = None
@@ -67,7 +67,7 @@ class TranscodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as its requester sees it; times are Unix milliseconds, 0 where there is none yet."""
 
     job_id: str
-    status: str
+    status: Status
     attempt_count: int
     max_attempts: int
     created_ms: int
@@ -80,10 +80,13 @@ class TranscodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewCredentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Newer credentials of an unfinished job; `credential_version` is the one they replace."""
+    """Newer credentials of an unfinished job; `credential_version` is the one they replace.
+
+    They replace all that is sealed, a signed source URL included: bring that too.
+    """
 
     job_id: JobId
-    credentials: dict[str, Any]
+    credentials: StorageCredentials
     credential_version: Annotated[int, Meta(ge=0)]
 
 
@@ -104,7 +107,7 @@ def view(record: JobRecord) -> TranscodeView:
     """A stored job as its requester sees it."""
     return TranscodeView(
         job_id=record.job_id,
-        status=record.state,
+        status=cast("Status", record.state),
         attempt_count=record.attempt,
         max_attempts=record.max_attempts,
         created_ms=record.created_ms,
@@ -115,21 +118,6 @@ def view(record: JobRecord) -> TranscodeView:
         outputs=_raw(record.result),
         error=_raw(record.error),
     )
-
-
-def check_url(name: str, url: str | None) -> str | None:
-    """Refuse what no worker would call; who may be reached is decided when it is."""
-    if url is None:
-        return None
-    try:
-        parts = urlsplit(url)
-        named = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        named = False
-    plain = named and url.isprintable() and not parts.username
-    if not plain or parts.scheme not in ("https", "http"):
-        raise InvalidJob(f"{name}: an http or https URL with a host and without a user in it")
-    return url
 
 
 def _raw(text: bytes) -> Any:

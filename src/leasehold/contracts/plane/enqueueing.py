@@ -16,6 +16,7 @@ from leasehold.contracts.plane.shapes import (
     PlaneJobNews,
     PlaneJobView,
     Results,
+    StoredResults,
     view,
 )
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Refused, Reply
@@ -142,7 +143,7 @@ class Jobs:
                 example=_EXAMPLE,
                 replies={
                     202: Reply("The job is stored.", PlaneJobView),
-                    200: Reply("What became of each job of the list.", Results),
+                    200: Reply("What became of each job of the list.", StoredResults),
                 },
                 problems=(400, 408, 409, 413, 415, 422),
                 tag="plane",

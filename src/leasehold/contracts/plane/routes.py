@@ -36,13 +36,16 @@ from leasehold.contracts.plane.shapes import (
     CompletedJob,
     CompleteRequest,
     Ended,
+    EndedResults,
     FailedJob,
     FailRequest,
     HeartbeatRequest,
     HeldLease,
     Kept,
+    KeptResults,
     ReportRequest,
     Results,
+    ToldResults,
     Unclaimed,
     UpkeepRequest,
 )
@@ -248,12 +251,21 @@ class WorkerRoutes:
         """What the gateway shall serve."""
         return [
             _verb(
-                "claim", "Take a job, or several", self.claim, ClaimRequest, ClaimedJobs | Claimed
+                "claim",
+                "Take a job, or several",
+                self.claim,
+                ClaimRequest,
+                Claimed | ClaimedJobs | Unclaimed,
             ),
-            _verb("heartbeat", "Keep a lease", self.heartbeat, HeartbeatRequest, Kept | Results),
-            _verb("complete", "End with a result", self.complete, CompleteRequest, Ended | Results),
-            _verb("fail", "End without", self.fail, FailRequest, Ended | Results),
-            _verb("report", "Publish news of an attempt", self.report, ReportRequest, Results),
+            _verb(
+                "heartbeat", "Keep a lease", self.heartbeat, HeartbeatRequest, Kept | KeptResults
+            ),
+            _verb(
+                *("complete", "End with a result", self.complete),
+                *(CompleteRequest, Ended | EndedResults),
+            ),
+            _verb("fail", "End without", self.fail, FailRequest, Ended | EndedResults),
+            _verb("report", "Publish news of an attempt", self.report, ReportRequest, ToldResults),
             _verb("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]
 
@@ -267,7 +279,7 @@ def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpo
         scope="jobs:work",
         handle=handle,
         takes=takes,
-        replies={200: Reply("The answer; in its batch form per item and in order.", Any)},
+        replies={200: Reply("The answer; in its batch form per item and in order.", gives)},
         problems=_PROBLEMS,
         tag="worker",
         bytes_max=BODY_BYTES_MAX,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from leasehold.core.job import JobRecord
+from leasehold.core.job import JobRecord, Submitted
 from leasehold.core.values import shown_json
 
 BATCH_MAX = 500
@@ -215,9 +215,40 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """The answers to a batch, in its order."""
+    """The answers to a batch, in its order; the shapes below say which for the API document."""
 
     results: list[Any]
+
+
+class KeptResults(msgspec.Struct, frozen=True):
+    """The answers to the heartbeats of a batch, in its order."""
+
+    results: list[Kept]
+
+
+class EndedResults(msgspec.Struct, frozen=True):
+    """What became of the attempts of a batch, in its order."""
+
+    results: list[Ended]
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether news was stored; `reason` says why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+class ToldResults(msgspec.Struct, frozen=True):
+    """Whether each of the news was stored, in their order."""
+
+    results: list[Told]
+
+
+class StoredResults(msgspec.Struct, frozen=True):
+    """What became of each job of a list, in its order."""
+
+    results: list[Submitted]
 
 
 class ReportedNews(Sends, frozen=True):

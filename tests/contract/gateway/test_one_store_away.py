@@ -1,0 +1,135 @@
+"""A gateway before several stores, one of which is absent: each contract fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from leasehold.gateway.auth import BELIEVE_S
+from leasehold.gateway.rings import open_keyring
+from leasehold.gateway.serve import serving
+from leasehold.gateway.settings import GatewaySettings
+from leasehold.store.embedded import EmbeddedRedis
+from tests.contract.gateway.test_refusals import is_problem
+from tests.contract.gateway.web import Web
+from tests.ports import free_port
+from tests.waiting import until
+
+CLAIM = {"worker_id": "w1"}
+JOB = {"task": "resize", "payload": {"n": 1}}
+
+
+class Half:
+    """`leasehold gateway` with streams on a closed port first, and the plane on a file second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plane = f"plane+sqlite:///{folder}/plane.db"
+        self.streams = f"streams+redis://127.0.0.1:{free_port()}/0"
+        self.web = Web(f"http://127.0.0.1:{free_port()}")
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, *more: str) -> Web:
+        port = self.web.url.rpartition(":")[2]
+        urls = ("--from", self.streams, "--from", self.plane)
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "leasehold.cli", "gateway", "--port", port, *urls, *more),
+            env=os.environ | {"LEASEHOLD_LOG_LEVEL": "error"},
+        )
+        await until(self._answers)
+        return self.web
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            await self._process.wait()
+
+    async def _answers(self) -> bool:
+        try:
+            return (await self.web.get("/livez")).status == 200
+        except OSError:
+            return False
+
+
+@pytest.fixture
+async def half(tmp_path: Path) -> AsyncGenerator[Half]:
+    made = Half(tmp_path)
+    yield made
+    await made.stop()
+
+
+async def test_an_absent_redis_does_not_take_the_plane_beside_it_down(half: Half) -> None:
+    web = await half.start()
+    made = await web.post("/v1/plane/jobs", JOB)
+    assert made.status in (200, 201, 202), made
+    claimed = await web.post("/internal/worker/claim", CLAIM)
+    assert claimed.json["claimed"], claimed
+    is_problem(await web.post("/v1/jobs", {"task": "chat", "payload": {}}), 503, "store_away")
+    ready = await web.get("/readyz")
+    assert (ready.status, ready.json["status"]) == (200, "degraded")
+    away = [name for name, said in ready.json["checks"].items() if said != "ok"]
+    assert away == ["store:streams"]
+    queues = (await web.get("/api/queues")).json["queues"]
+    assert {queue["contract"]: queue["away"] for queue in queues} == {
+        "streams": True,
+        "plane": False,
+    }
+    for path in ("/", "/jobs", "/workers", "/dead", "/api/workers"):
+        assert (await web.get(path)).status == 200, path
+    found = (await web.get("/api/jobs")).json
+    assert ([job["queue"] for job in found["jobs"]], found["complete"]) == (["plane"], False)
+    paused = await web.post(f"/api/queues/{queues[1]['name']}/pause")
+    assert (paused.status, paused.json["paused"]) == (200, True)
+
+
+async def test_a_key_is_checked_in_the_store_that_keeps_it(half: Half) -> None:
+    ring = open_keyring(half.plane)
+    _, text = await ring.create(("jobs:write", "jobs:work", "jobs:read"), "plane")
+    await ring.close()
+    web = await half.start("--require-key")
+    keyed = {"authorization": f"Bearer {text}"}
+    made = await web.post("/v1/plane/jobs", JOB, **keyed)
+    assert made.status in (200, 201, 202), made
+    assert (await web.post("/internal/worker/claim", CLAIM, **keyed)).status == 200
+    ticket = await web.post("/v1/tickets", **keyed)
+    assert ticket.status == 201
+    status = f"/v1/plane/jobs/{made.json['job_id']}?ticket={ticket.json['ticket']}"
+    assert (await web.get(status)).status == 200
+    assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
+    # A key that the store beside may keep is neither good nor bad while that store is away.
+    unknown = {"authorization": f"Bearer lh_{'0' * 12}_{'0' * 64}"}
+    is_problem(await web.post("/internal/worker/claim", CLAIM, **unknown), 503, "store_away")
+
+
+async def test_keys_of_a_store_that_goes_away_do_not_leave_the_gateway_open(
+    tmp_path: Path,
+) -> None:
+    server = EmbeddedRedis(appendfsync="no")
+    await asyncio.to_thread(server.start)
+    streams, plane = f"streams+{server.url}", f"plane+sqlite:///{tmp_path}/plane.db"
+    try:
+        ring = open_keyring(streams)
+        _, text = await ring.create(("jobs:work",), "kept in Redis")
+        await ring.close()
+        async with serving(GatewaySettings(queues=(streams, plane), port=0)) as running:
+            web = Web(running.url)
+            keyed = {"authorization": f"Bearer {text}"}
+            assert (await web.post("/internal/worker/claim", CLAIM, **keyed)).status == 200
+            assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(BELIEVE_S + 0.1)  # what was asked before is believed that long
+            assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
+            away = await web.post("/internal/worker/claim", CLAIM, **keyed)
+            is_problem(away, 503, "store_away")
+            await asyncio.to_thread(server.start)
+
+            async def back() -> bool:
+                return (await web.post("/internal/worker/claim", CLAIM, **keyed)).status == 200
+
+            await until(back)
+    finally:
+        await asyncio.to_thread(server.stop)
