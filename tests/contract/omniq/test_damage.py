@@ -248,6 +248,18 @@ async def test_a_count_that_no_lease_explains_does_not_keep_a_group_waiting(benc
     assert [lease.job_id for lease in await queue.claim(1, wait_ms=0)] == ["second"]
 
 
+@pytest.mark.clause("O-30", "O-34")
+async def test_a_job_in_another_groups_lane_runs_from_its_own(bench: Bench) -> None:
+    ids = await bench.publish({}, {}, gid="g")
+    ids += await bench.publish({})
+    bench.raw.lpush(bench.key("g:g:wait"), ids[2])
+    bench.raw.lpush(bench.key("wait"), ids[0])
+    await bench.client.repair(bench.name)
+    assert sorted(await bench.run_all(3)) == sorted(ids)
+    assert not bench.raw.exists(bench.key("g:g:inflight"))
+    await bench.client.repair(bench.name)
+
+
 @pytest.mark.clause("O-52")
 async def test_one_claim_passes_over_a_bounded_number_of_entries_that_are_no_jobs(
     bench: Bench,

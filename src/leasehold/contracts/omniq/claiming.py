@@ -19,6 +19,7 @@ from leasehold.store.redis import Redis
 BATCH_MAX = 500
 _TEND_MAX = 100
 _HELD_MAX = 100_000
+_TOLD_MAX = 1_000
 _BLOCK_MS = 5_000
 _PAUSED_POLL_MS = 200
 
@@ -65,7 +66,7 @@ class Claimer:
                 *(self.held if recover else ()),
             )
             self._answer_lost = False
-            self.quarantined += quarantined(reply[5])
+            self.told(reply[5])
             for row in reply[4]:
                 self._hold(row[0].decode())
             return reply
@@ -83,6 +84,11 @@ class Claimer:
             if due and state == b"ok":
                 poll_ms = min(poll_ms, max(1, due - now))
             await self._bell.wait(min(left_ms, poll_ms), woken)
+
+    def told(self, rows: list[bytes]) -> None:
+        """A script set something aside."""
+        self.quarantined += quarantined(rows)
+        del self.quarantined[:-_TOLD_MAX]  # without a reader the latest are kept
 
     def take_quarantined(self) -> list[Quarantined]:
         """What was set aside since the last call."""

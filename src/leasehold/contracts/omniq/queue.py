@@ -21,7 +21,6 @@ from leasehold.contracts.omniq.errors import lost
 from leasehold.contracts.omniq.options import Options
 from leasehold.contracts.omniq.outcomes import settle_args, verdict_of
 from leasehold.contracts.omniq.repairing import repair
-from leasehold.contracts.omniq.replies import quarantined
 from leasehold.contracts.omniq.submission import (
     Publication,
     Shapes,
@@ -171,7 +170,7 @@ class OmniqQueue:
             self.slots,
             round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
-        self._claimer.quarantined += quarantined(reply[6])
+        self._claimer.told(reply[6])
         if reply[5]:
             await repair(self._calls, options.queue)
         return Upkeep(*reply[:5])

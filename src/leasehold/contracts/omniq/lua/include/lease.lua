@@ -44,8 +44,9 @@ local function drop(id, state, flaw)
   return false
 end
 
--- Leases one job that has left its lane. False when there is nothing to lease.
-local function grant(id, wanted)
+-- Leases one job that has left the lane of a group ('': none). False when there is nothing to lease: a job of
+-- another group would take a slot that it never gives back.
+local function grant(id, wanted, lane_gid)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'lh', 'payload', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'task',
     'created_ms', 'first_started_ms', 'trace')
@@ -64,6 +65,8 @@ local function grant(id, wanted)
     return drop(id, v[1], 'it has no payload')
   elseif (#id == 0 or #id > 64 or find(id, '[\128-\255]')) and not is_usable(id) then
     return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
+  elseif (v[7] or '') ~= lane_gid then
+    return drop(id, v[1])
   end
   attempt = attempt + 1
   local lock = text[NOW + (lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS)]
@@ -109,7 +112,7 @@ local function take_ungrouped(wanted)
       break
     end
     for _, id in ipairs(ids) do
-      if grant(id, wanted) then
+      if grant(id, wanted, '') then
         taken = taken + 1
       end
     end
@@ -118,11 +121,11 @@ local function take_ungrouped(wanted)
 end
 
 -- One job of a group's list that can be leased; false when there is none.
-local function take_first(list, wanted)
+local function take_first(list, wanted, gid)
   local id = call('LPOP', list)
   while id do
     group_waiting = group_waiting - 1
-    if grant(id, wanted) then
+    if grant(id, wanted, gid) then
       return true
     end
     id = dropped < DROPS_MAX and call('LPOP', list)
@@ -143,7 +146,7 @@ local function take_round(popped, wanted)
     limit = limit > 0 and limit or 1
     local list = GROUP .. popped[i] .. ':wait'
     if inflight < limit then
-      if take_first(list, wanted) then
+      if take_first(list, wanted, popped[i]) then
         taken, inflight = taken + 1, inflight + 1
         set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight]
       end
