@@ -64,7 +64,7 @@ end
 -- The job that is there gets the delay of the one that is turned away, while it is still delayed.
 local function reschedule(existing, from_ms, wait_ms)
   local key = PREFIX .. existing
-  if not call('ZSCORE', DELAYED, existing) or call('TYPE', key).ok ~= 'hash' then
+  if type(redis.pcall('ZSCORE', DELAYED, existing)) ~= 'string' or call('TYPE', key).ok ~= 'hash' then
     return
   end
   local due = from_ms + tonumber(wait_ms)
@@ -98,7 +98,7 @@ local function dedup(at, id)
   if not existing then
     return hold(de, id, ttl)
   end
-  if find(mode, 'r') and call('ZREM', DELAYED, existing) == 1 then
+  if find(mode, 'r') and redis.pcall('ZREM', DELAYED, existing) == 1 then
     local v = redis.pcall('HMGET', PREFIX .. existing, 'parentKey', 'parent', 'lh', 'name', 'ats')
     if v[1] then
       M.child_removed(PREFIX .. existing, v[1], v[2])
@@ -119,7 +119,7 @@ local function dedup(at, id)
     end
     return nil
   end
-  if find(mode, 'k') and call('LPOS', ACTIVE, existing) then
+  if find(mode, 'k') and type(redis.pcall('LPOS', ACTIVE, existing)) == 'number' then
     keep_last(at, id, deid, de)
   elseif find(mode, 'r') then
     return { 'deduplicated', existing } -- BullMQ tells nobody of a job that came too late to replace

@@ -45,7 +45,7 @@ local function replayed(id, key, fence, kind)
   end
   if not lh then
     for became, verdict in pairs(BECAME[kind]) do
-      if call('ZSCORE', ENDED, id .. ' ' .. fence .. ' ' .. became) then
+      if type(redis.pcall('ZSCORE', ENDED, id .. ' ' .. fence .. ' ' .. became)) == 'string' then
         return { verdict, 0 }
       end
     end
