@@ -33,7 +33,7 @@ from leasehold.core.state import Machine
 BY_HOLDER = frozenset({"extend", "report", "complete", "retry", "snooze", "release"})
 ENDS = frozenset({"complete", "fail", "retry", "bury", "snooze", "release", "cancel"})
 # After these a job may start again: its lease was lost, it failed, was put back or sent back.
-AGAIN = frozenset({"submit", "retry", "snooze", "release", "reap", "reopen"})
+AGAIN = frozenset({"submit", "fail", "retry", "snooze", "release", "reap", "reopen"})
 # What an outcome that was asked for may have become in the journal.
 BECOMES = {
     "complete": {"complete"},

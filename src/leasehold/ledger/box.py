@@ -24,6 +24,7 @@ from leasehold.ledger.settings import BoxSettings
 from leasehold.ledger.settling import Delay, Settling, refuse, token_hash
 from leasehold.ledger.submitting import Submitting
 from leasehold.ledger.upkeeping import Upkeeping
+from leasehold.store.resending import part
 
 STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
@@ -102,7 +103,7 @@ class BoxQueue:
         answers: list[Lease | LeaseLost | None] = [None] * len(leases)
         for start in range(0, len(leases), _BATCH_MAX):
             chunk = leases[start : start + _BATCH_MAX]
-            rows = await self._engine.run(
+            extend = self._engine.run(
                 self._settings.table,
                 "extend",
                 [_proof(lease) for lease in chunk],
@@ -110,6 +111,7 @@ class BoxQueue:
                 lease_ms=self._settings.lease_ms,
                 always=always,
             )
+            rows = await part(start, extend)
             for row in rows:
                 at = row["n"] - 1
                 answers[start + at] = msgspec.structs.replace(
@@ -131,15 +133,15 @@ class BoxQueue:
         answers: list[LeaseLost | None] = [None] * len(reports)
         backwards: list[str] = []
         lost: list[int] = []
-        for part in _rounds(reports):
-            rows = await self._engine.run(
+        for turn, chunk in enumerate(_rounds(reports)):
+            news = self._engine.run(
                 self._settings.table,
                 "report",
-                [_news(reports[at]) for at in part],
+                [_news(reports[at]) for at in chunk],
                 queue=self._settings.queue,
             )
-            held = {row["n"]: row for row in rows}
-            for number, at in enumerate(part, 1):
+            held = {row["n"]: row for row in await part(turn, news)}
+            for number, at in enumerate(chunk, 1):
                 if number not in held:
                     lost.append(at)
                 elif not held[number]["becomes"]:

@@ -24,6 +24,7 @@ from leasehold.core.outcome import (
 from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
+from leasehold.store.resending import part
 
 _BATCH_MAX = 1_000
 _TRIES = 3
@@ -69,7 +70,7 @@ class Settling:
             for position in left:
                 first.setdefault(outcomes[position].lease.job_id, position)
             chosen = sorted(first.values(), key=lambda at: outcomes[at].lease.job_id)[:_BATCH_MAX]
-            await self._settle(outcomes, chosen, verdicts)
+            await part(len(left) < len(outcomes), self._settle(outcomes, chosen, verdicts))
             left = [position for position in left if verdicts[position] is None]
         return [verdict for verdict in verdicts if verdict is not None]
 
@@ -80,13 +81,13 @@ class Settling:
         left = list(range(len(chosen)))
         # A row that changed between reading and writing is left out, not lost: it is asked for
         # again, until what is left is answered from the past or really belongs to somebody else.
-        for _ in range(_TRIES):
-            for at, verdict in await self._ended([batch[at] for at in left]):
+        for turn in range(_TRIES):
+            for at, verdict in await part(turn, self._ended([batch[at] for at in left])):
                 verdicts[chosen[left[at]]] = verdict
             left = [at for at in left if verdicts[chosen[at]] is None]
             if not left:
                 return
-            for at, verdict in await self._again([batch[at] for at in left]):
+            for at, verdict in await part(1, self._again([batch[at] for at in left])):
                 verdicts[chosen[left[at]]] = verdict
             left = [at for at in left if verdicts[chosen[at]] is None]
             if not left:
@@ -174,9 +175,8 @@ async def refuse(
     if not leases:
         return []
     batch = [(lease.job_id, lease.fence, token_hash(lease.token), "") for lease in leases]
-    rows = await engine.run(
-        settings.table, "refuse", batch, queue=settings.queue, operation=operation
-    )
+    asked = engine.run(settings.table, "refuse", batch, queue=settings.queue, operation=operation)
+    rows = await part(1, asked)  # after the step that refused them
     why = {row["n"]: _reason(row) for row in rows}
     return [
         LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))

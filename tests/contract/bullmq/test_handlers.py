@@ -16,6 +16,7 @@ from leasehold.core.lease import Report
 from leasehold.core.outcome import COMPLETED, RELEASED, Outcome, Retried
 from leasehold.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
+from tests.contract.bullmq.process_tasks import in_a_process
 from tests.waiting import until
 
 
@@ -310,3 +311,13 @@ async def test_a_worker_keeps_finished_jobs_for_so_long_where_they_say_nothing(
     assert bench.ids("completed") == [ids[0]]
     assert bench.ids("failed") == [ids[1]]
     assert bench.hash("old-good") == {}
+
+
+@pytest.mark.clause("B-56", "B-58")
+async def test_a_handler_in_a_process_sees_options_replaces_data_and_backs_off(
+    bench: Bench,
+) -> None:
+    options = {"attempts": 3, "backoff": {"type": "gently"}}
+    job_id = await bench.producer().add("process", {"n": 1}, **options)
+    await worked(bench, in_a_process, ended(bench, job_id))
+    assert json.loads(bench.hash(job_id)["returnvalue"]) == [{"from": "a process"}, 3]

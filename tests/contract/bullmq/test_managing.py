@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from leasehold.contracts.bullmq import SchedulerRecord
+from leasehold.contracts.bullmq import Flow, SchedulerRecord
 from leasehold.core.errors import Conflict, NotFound, UsageError
+from leasehold.core.event import JournalEvent
+from leasehold.core.fold import Checker
 from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.state import MACHINES
 from tests.contract.bullmq.conftest import Bench
 
 pytestmark = pytest.mark.clause("B-57")
@@ -110,15 +114,42 @@ async def test_obliterate_leaves_nothing_but_the_history(bench: Bench) -> None:
     await ledger.obliterate(force=True)
     left = {each.decode() for each in bench.raw.scan_iter(f"bull:{bench.name}:*")}
     assert left == {bench.key("leasehold:journal")}
-    events = [event async for event in _history(bench)]
+    events = await sound_history(bench)
     assert sum(event.type == "remove" for event in events) == 704
     await producer.add("work")
     assert len(await ledger.jobs("waiting")) == 1
 
 
-async def _history(bench: Bench):
-    journal, after = bench.journal(), ""
+@pytest.mark.clause("B-17", "B-22", "B-47")
+@pytest.mark.parametrize("options", [{}, {"priority": 3}, {"delay": 60_000}])
+async def test_the_history_of_a_parent_that_its_child_failed_is_sound(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    queue, producer = bench.queue(), bench.producer()
+    mother = await producer.add("mother", attempts=2, **options)
+    await producer.add_children(
+        mother, [Flow(name="child", options={"jobId": "child", "failParentOnFailure": True})]
+    )
+    leases = {lease.job_id: lease for lease in await queue.claim(5, wait_ms=1_000)}
+    if mother in leases:  # it runs: its completion is forbidden, and an attempt is left
+        await queue.settle([Outcome(leases[mother], "complete")])
+    failure = Failure(code="x", message="y")
+    await queue.settle([Outcome(leases["child"], "bury", failure=failure)])
+    assert await queue.claim(5, wait_ms=0) == []
+    assert bench.hash(mother)["failedReason"] == f"child {bench.key('child')} failed"
+    assert sorted(bench.ids("failed")) == sorted([mother, "child"])
+    await sound_history(bench)
+
+
+async def sound_history(bench: Bench) -> list[JournalEvent]:
+    """The whole journal, in which no step is missing or against the rules."""
+    journal, after, events = bench.journal(), "", list[JournalEvent]()
     while entries := await journal.read(after=after, limit=1_000):
-        for event in entries:
-            yield event
+        events += entries
         after = entries[-1].seq
+    checker = Checker(MACHINES["bullmq"], whole=True)
+    for index, event in enumerate(events):
+        checker.fold(index, event)
+    checker.finish(quiesced=True)
+    assert checker.violations == []
+    return events

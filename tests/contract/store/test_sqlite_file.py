@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import signal
 import sqlite3
 import sys
@@ -48,6 +49,24 @@ async def test_what_waits_is_one_transaction_and_a_part_that_fails_harms_no_othe
         assert isinstance(answers[2], ServerError)
         assert await file.read(numbers) == [1, 2, 3]
     finally:
+        await asyncio.to_thread(close_file, file)
+
+
+async def test_a_commit_that_nobody_can_be_told_of_is_not_told_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk refuses the byte that wakes others; what was committed before it counts."""
+    file = open_file(tmp_path / "full.db", "normal", prepare)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    try:
+        monkeypatch.setattr("leasehold.store.turnstile.os.pwrite", full)
+        assert await file.write(adds(1)) == 1
+        assert await file.read(numbers) == [1]
+    finally:
+        monkeypatch.undo()
         await asyncio.to_thread(close_file, file)
 
 

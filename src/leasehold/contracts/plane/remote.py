@@ -37,6 +37,7 @@ from leasehold.core.outcome import (
     Verdict,
 )
 from leasehold.core.seam import Upkeep
+from leasehold.store import resending
 
 # Under what the plane takes: 500 items and 8 MiB.
 _ITEMS_MAX = 500
@@ -107,7 +108,7 @@ class RemotePlane:
         for part in _parts(leases, lambda lease: 0):
             held = [_named(lease) for lease in part]
             body = {"worker_id": self._worker_id, "leases": held, "if_short": True}
-            told = await self._post("heartbeat", body, _Kept)
+            told = await resending.part(answers, self._post("heartbeat", body, _Kept))
             answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
         return answers
 
@@ -116,7 +117,7 @@ class RemotePlane:
         answers: list[LeaseLost | None] = []
         for part in _parts(reports, lambda report: len(report.data) + len(report.progress)):
             body = {"worker_id": self._worker_id, "reports": [_news(report) for report in part]}
-            told = await self._post("report", body, _Reported)
+            told = await resending.part(answers, self._post("report", body, _Reported))
             answers += [
                 None if each.ok else LeaseLost(report.lease.job_id, each.reason)
                 for report, each in zip(part, told.results, strict=True)
@@ -140,7 +141,7 @@ class RemotePlane:
     ) -> None:
         for part in _parts(numbered, lambda each: len(each[1].result)):
             body = {"worker_id": self._worker_id, "jobs": [_ended(each) for _, each in part]}
-            told = await self._post(verb, body, _Ended)
+            told = await resending.part(verdicts, self._post(verb, body, _Ended))
             for (at, outcome), answer in zip(part, told.results, strict=True):
                 verdicts[at] = _verdict(outcome, answer)
 
@@ -148,7 +149,7 @@ class RemotePlane:
         """Store jobs."""
         answers: list[Submitted] = []
         for part in _parts(jobs, lambda job: len(job.payload)):
-            answers += await self._store(part)
+            answers += await resending.part(answers, self._store(part))
         return answers
 
     async def _store(self, jobs: Sequence[NewJob]) -> list[Submitted]:

@@ -9,6 +9,7 @@
 -- @include queue
 -- @include waiting
 -- @include finish
+-- @include place
 local M = more()
 local left = tonumber(ARGV[2])
 if not IS_PAUSED then
@@ -30,14 +31,24 @@ local function take_set(key)
   return ids
 end
 
-local places = { { ACTIVE, take_list }, { DELAYED, take_set }, { COMPLETED, take_set }, { WAIT, take_list },
-  { PRIORITIZED, take_set }, { FAILED, take_set }, { CHILDREN, take_set } }
+-- Jobs that run are cancelled first, so that the history says how their leases ended.
+for _, id in ipairs(call('LRANGE', ACTIVE, '0', text[left - 1])) do
+  local job = read_job(id)
+  call('LREM', ACTIVE, '1', id)
+  call('DEL', PREFIX .. id .. ':lock')
+  if job then
+    job.parent_key, job.deid = nil, nil -- what hangs on the job goes with it below
+    finish(job, { to = 'failed', kind = 'cancel', value = 'obliterated', code = 'cancelled', attempts = '1000000',
+      worker = '', prev = 'active' })
+  end
+end
+flush_kept()
+
+local places = { { WAIT, take_list }, { DELAYED, take_set }, { COMPLETED, take_set }, { PRIORITIZED, take_set },
+  { FAILED, take_set }, { CHILDREN, take_set } }
 for _, place in ipairs(places) do
   if left > 0 then
     local ids = place[2](place[1])
-    for _, id in ipairs(ids) do
-      call('DEL', PREFIX .. id .. ':lock')
-    end
     M.drop_finished(ids, true)
     left = left - #ids
   end
