@@ -63,7 +63,7 @@ class BoxQueue:
             self.worker_id,
             self._upkeeping.due,
             self._upkeeping.unblock,
-            lambda outcomes: self._settling.settle(outcomes),
+            self.settle,
         )
         self._settling = Settling(
             engine, settings, delay, self._claiming.from_the_head, least_ms=least_ms

@@ -24,8 +24,8 @@ RESPONSE = ('{"job_id":"', '","status":"queued"}')
 
 RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
 
-# The attempt that ends has a row since its claim where the contract wants one; and a row that another
-# program put in its place must not stop the neighbours.
+# The attempt that ends has a row since its claim where the contract wants one; and a row that
+# another program put in its place must not stop the neighbours.
 _KNOWN_ATTEMPT = """
   WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
     (attempt, worker_id, claimed_ms, ended_ms, verdict, outcome_h, error_code, error, due_ms)

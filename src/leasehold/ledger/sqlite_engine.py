@@ -197,9 +197,7 @@ class SqliteJournalBell:
             watch.close()
 
 
-def _tolerant(
-    connection: sqlite3.Connection, statement: str, given: dict[str, Any]
-) -> list[Row]:
+def _tolerant(connection: sqlite3.Connection, statement: str, given: dict[str, Any]) -> list[Row]:
     """The rows of a SELECT of which some hold bytes that are no text."""
     connection.text_factory = bytes
     try:

@@ -49,9 +49,7 @@ def why_no_json(payload: bytes) -> str:
     return ""
 
 
-async def set_aside(
-    leases: Sequence[Lease], reasons: Sequence[str], settle: Settle
-) -> list[Lease]:
+async def set_aside(leases: Sequence[Lease], reasons: Sequence[str], settle: Settle) -> list[Lease]:
     """Bury the jobs that have a reason not to be handed out; the others."""
     import structlog  # whoever only looks at a queue does not load what writes a log
 

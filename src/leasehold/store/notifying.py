@@ -93,7 +93,7 @@ def notify(folder: Path, topic: str) -> bool:
     prefix = _prefix(topic)
     own = f"{prefix}{os.getpid()}."
     try:
-        names = [name for name in os.listdir(folder) if name.startswith(prefix)]
+        names = [path.name for path in folder.iterdir() if path.name.startswith(prefix)]
     except OSError:  # the folder is made by the first who waits
         return False
     names.sort()

@@ -148,11 +148,7 @@ class SqliteFile:
                 began_ns = time.time_ns()
                 with turnstile:
                     answers, topics = _commit(connection, group, self._topics)
-                # Whoever saw the log grow may have looked before the commit counted.
-                if self._written_since(began_ns):
-                    turnstile.tell()
-                for topic in topics:
-                    notify(self._bells, topic)
+                self._announce(turnstile, began_ns, topics)
             except (sqlite3.Error, OSError) as error:
                 answers = [(call, None, error) for call in group]
                 if connection is not None:
@@ -167,6 +163,14 @@ class SqliteFile:
             connection.close()
         if turnstile is not None:
             turnstile.close()
+
+    def _announce(self, turnstile: Turnstile, began_ns: int, topics: Sequence[str]) -> None:
+        """Tell those who watch the file, and one who waits for each topic."""
+        # Whoever saw the log grow may have looked before the commit counted.
+        if self._written_since(began_ns):
+            turnstile.tell()
+        for topic in topics:
+            notify(self._bells, topic)
 
     def _written_since(self, began_ns: int) -> bool:
         """Whether a transaction left something; one that did not must wake nobody."""

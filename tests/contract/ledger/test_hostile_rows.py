@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import secrets
@@ -24,18 +23,21 @@ from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_
 from leasehold.core.outcome import Failure, Outcome
 from leasehold.core.seam import Query
 from tests.contract.adapters import Servers
+from tests.waiting import until
 
 ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))
 NUMBERS = ("9223372036854775807", "-9223372036854775808", "2147483647", "-1", "0", "7")
 TEXTS = ("''", "'{'", "'1e999'", "'\u2028\U0001f4a5'", "repeat('[', 5000)", "'null'")
 BROKEN = ("CAST(x'ff' AS TEXT)", "CAST(x'6100ff' AS TEXT)", "char(0)", "CAST(x'eda080' AS TEXT)")
-COLUMNS = {
-    "number": ("attempt_count", "max_attempts", "ver", "claim_version", "lost_count", "event_count")
-    + ("priority", "due_ms", "created_ms", "updated_ms", "expires_ms", "lease_expires_at")
-    + ("claimed_ms", "heartbeat_at", "credential_version"),
-    "text": ("payload", "task", "result", "error", "progress", "gid", "trace", "requester_id")
-    + ("worker_id", "status_webhook_url", "lease_token_h", "status", "passed", "payload_h"),
-}
+NUMERIC = (
+    *("attempt_count", "max_attempts", "ver", "claim_version", "lost_count", "event_count"),
+    *("priority", "due_ms", "created_ms", "updated_ms", "expires_ms", "lease_expires_at"),
+    *("claimed_ms", "heartbeat_at", "credential_version"),
+)
+TEXTUAL = (
+    *("payload", "task", "result", "error", "progress", "gid", "trace", "requester_id"),
+    *("worker_id", "status_webhook_url", "lease_token_h", "status", "passed", "payload_h"),
+)
 TABLES = {"inbox": "inbox_jobs", "plane": "plane_jobs"}
 
 
@@ -94,59 +96,76 @@ async def victim(
     await connection.close()
 
 
+class Flow:
+    """Good jobs that are worked on, beside bad ones that end in some way."""
+
+    def __init__(self, url: str, contract: str) -> None:
+        self.chance = random.Random(17)
+        self.queue, self.ledger = open_queue(url, worker_id="w"), open_ledger(url)
+        self.journal = open_journal(url)
+        self.told = {"status_webhook_url": "https://r.example/"} if contract == "inbox" else {}
+        self.good: set[str] = set()
+        self.done: set[str] = set()
+
+    async def submit(self, number: int) -> str:
+        """Two good jobs and a bad one between them, whose id is returned."""
+        ids = [f"good-{number}-a", f"bad-{number}", f"good-{number}-b"]
+        await self.queue.submit(
+            [NewJob(task="t", payload=b'{"n":1}', job_id=each, options=self.told) for each in ids]
+        )
+        self.good |= {ids[0], ids[2]}
+        return ids[1]
+
+    async def work(self) -> None:
+        leases = await self.queue.claim(4, wait_ms=0)
+        if leases and self.chance.random() < 0.2:
+            await self.queue.extend(leases)
+        for lease in leases:
+            end = Outcome(lease, "complete", b"1")
+            if lease.job_id.startswith("bad") and self.chance.random() < 0.5:
+                end = Outcome(lease, "fail", failure=Failure(code="e", message="m"))
+            await self.queue.settle([end])
+            self.done.add(lease.job_id)
+
+    async def look(self, job_id: str) -> None:
+        """All that reads."""
+        await self.queue.upkeep()
+        await self.ledger.find(Query(limit=100))
+        await self.ledger.counts()
+        await self.ledger.get(job_id)
+        await self.ledger.events(job_id)
+        await self.journal.read(limit=50)
+
+    async def all_done(self) -> bool:
+        await self.queue.upkeep()
+        await self.work()
+        return self.good <= self.done
+
+    async def close(self) -> None:
+        for each in (self.queue, self.ledger, self.journal):
+            await each.close()
+
+
 @pytest.mark.parametrize("contract", ["inbox", "plane"])
 async def test_good_jobs_are_done_whatever_another_program_writes_into_their_neighbours(
     victim: Victim, contract: str
 ) -> None:
-    chance = random.Random(17)
-    queue, ledger = open_queue(victim.url, worker_id="w"), open_ledger(victim.url)
-    journal = open_journal(victim.url)
-    told = {"status_webhook_url": "https://r.example/"} if contract == "inbox" else {}
-    good: set[str] = set()
-    done: set[str] = set()
-    spoilt = 0
-
-    async def work() -> None:
-        leases = await queue.claim(4, wait_ms=0)
-        if leases and chance.random() < 0.2:
-            await queue.extend(leases)
-        for lease in leases:
-            end = Outcome(lease, "complete", b"1")
-            if lease.job_id.startswith("bad") and chance.random() < 0.5:
-                end = Outcome(lease, "fail", failure=Failure(code="e", message="m"))
-            await queue.settle([end])
-            done.add(lease.job_id)
-
+    flow, spoilt = Flow(victim.url, contract), 0
     for number in range(ROUNDS):
-        ids = [f"good-{number}-a", f"bad-{number}", f"good-{number}-b"]
-        jobs = [NewJob(task="t", payload=b'{"n":1}', job_id=job_id, options=told) for job_id in ids]
-        await queue.submit(jobs)
-        good |= {ids[0], ids[2]}
-        if chance.random() < 0.5:
-            await work()
-        kind = chance.choice(["number", "text"])
-        column = chance.choice(COLUMNS[kind])
-        value = chance.choice(NUMBERS if kind == "number" else victim.texts)
-        spoilt += await victim.spoil(ids[1], column, value)
-        await work()
+        bad = await flow.submit(number)
+        if flow.chance.random() < 0.5:
+            await flow.work()
+        if flow.chance.random() < 0.5:
+            column, value = flow.chance.choice(NUMERIC), flow.chance.choice(NUMBERS)
+        else:
+            column, value = flow.chance.choice(TEXTUAL), flow.chance.choice(victim.texts)
+        spoilt += await victim.spoil(bad, column, value)
+        await flow.work()
         if number % 10 == 0:
-            await queue.upkeep()
-            await ledger.find(Query(limit=100))
-            await ledger.counts()
-            for job_id in ids:
-                await ledger.get(job_id)
-                await ledger.events(job_id)
-            await journal.read(limit=50)
-    for _ in range(200):
-        if good <= done:
-            break
-        await queue.upkeep()
-        await work()
-        await asyncio.sleep(0.01)
-    assert good <= done, f"{len(good - done)} of {len(good)} good jobs were not done"
+            await flow.look(bad)
+    await until(flow.all_done)
     assert spoilt > ROUNDS / 3
-    for each in (queue, ledger, journal):
-        await each.close()
+    await flow.close()
 
 
 @pytest.mark.parametrize("contract", ["inbox", "plane"])

@@ -1,4 +1,4 @@
-"""Workers that know the text of the contract and nothing else: claim, heartbeat, complete, fail, ack."""
+"""Workers that know the contract's text and nothing else: claim, heartbeat, complete, fail, ack."""
 
 from __future__ import annotations
 

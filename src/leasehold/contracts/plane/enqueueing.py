@@ -69,9 +69,9 @@ class Jobs:
         if after and not _EVENT_ID.fullmatch(after):
             raise Refused("bad_cursor", f"{after[:60]!r} is not an event id such as 3")
         record = await self._record(call)
-        if after and record.state in MACHINE.final:
-            if not await self._ledger.events(record.job_id, after=after, limit=1):
-                return Answer(204)
+        ended = after and record.state in MACHINE.final
+        if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
+            return Answer(204)
         return Follow(record.job_id, record.state, after)
 
     async def cancel(self, call: Call) -> Answer:

@@ -24,7 +24,8 @@ class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     a message may be under way before the sweeper looks whether Redis still has it. `upkeep_ms` is
     how often a served plane reaps, promotes and sweeps beside its requests (0: never; claims still
     take back what stands in their way). `fair_every` makes every so many claims begin with another
-    stream than the first, so that a full one cannot starve those behind it (0: never). `namespace` goes before the names of streams in Redis.
+    stream than the first, so that a full one cannot starve those behind it (0: never). `namespace`
+    goes before the names of streams in Redis.
     """
 
     streams: str = "jobs"

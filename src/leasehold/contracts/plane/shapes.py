@@ -417,7 +417,8 @@ def moment(ms: int) -> str:
     >>> moment(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    text = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC).isoformat(timespec="milliseconds")
+    at = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC)
+    text = at.isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""Which stream is asked first: the most urgent. With fairness, every so many claims begin elsewhere.
+"""Which stream is asked first: the most urgent; with fairness every so many claims begin elsewhere.
 
 So a stream that is always full cannot starve those behind it, and what is urgent waits for at most
 one claim in so many.
