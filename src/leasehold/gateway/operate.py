@@ -125,7 +125,7 @@ class Operations:
         return Answer(200, Bytes(b"ok\n", "text/plain; charset=utf-8"))
 
     async def readyz(self, call: Call) -> Answer:
-        """Ready means: not draining, and a store takes writes; the checks name those that do not."""
+        """Ready means: not draining, and a store takes writes; `checks` names those that do not."""
         served = list(self._served.values())
         said = await asyncio.gather(*map(self._store_check, served))
         stores = {f"store:{each.name}": word for each, word in zip(served, said, strict=True)}
