@@ -11,6 +11,7 @@ The position of an event, `seq`, is the entry's id and the number of its line:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,8 @@ HEAD = (
 """The parts with which the lines of every contract begin."""
 
 _LINES_MAX = 100
+_TABS_MIN = 3  # a line tells at least job, type, version and time
 _DIGITS_MAX = 19  # what fits into 64 bits
-_PARTS_LEAST = 3  # tabs up to the time of an event
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -74,7 +75,7 @@ class Lines:
         return [
             self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
             for number, line in enumerate(lines_of(entry[1]))
-            if line.count(b"\t") >= _PARTS_LEAST  # else another program's
+            if line.count(b"\t") >= _TABS_MIN
         ]
 
     def after(self, entries: list[Any], after: str) -> list[JournalEvent]:
@@ -115,22 +116,32 @@ class StreamJournal:
         entry_id, _, line = after.partition(".")
         start = entry_id if line else f"({entry_id}" if entry_id else "-"
         count = max(1, limit // _LINES_MAX) + (1 if line else 0)
-        entries = await self._redis.call("XRANGE", self._key, start, "+", "COUNT", count)
-        return self._lines.after(entries, after)
+        while True:
+            entries = await self._redis.call("XRANGE", self._key, start, "+", "COUNT", count)
+            events = self._lines.after(entries, after)
+            if events or len(entries) < count:
+                return events
+            start = f"({entries[-1][0].decode()}"  # all of it was another program's
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Like `read`, but blocks until there is an event; `after` "$" means from now on."""
         entry_id, _, line = after.partition(".")
         if line and after != self._entry_ended and (rest := await self.read(after=after)):
             return rest
-        reply = await self._redis.block(
-            "XREAD", "COUNT", 100, "BLOCK", max(1, wait_ms), "STREAMS", self._key,
-            entry_id or "0-0", wait_ms=wait_ms,
-        )  # fmt: skip
-        events = self._lines.after(reply[0][1], "") if reply else []
-        if events:  # entries come whole: after the last line of one there is no more of it to read
-            self._entry_ended = events[-1].seq
-        return events
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            left_ms = max(1, round((deadline - loop.time()) * 1000))
+            reply = await self._redis.block(
+                "XREAD", "COUNT", 100, "BLOCK", left_ms, "STREAMS", self._key,
+                entry_id or "0-0", wait_ms=left_ms,
+            )  # fmt: skip
+            events = self._lines.after(reply[0][1], "") if reply else []
+            if events:  # entries come whole: after the last line there is no more of it to read
+                self._entry_ended = events[-1].seq
+            if events or not reply or loop.time() >= deadline:
+                return events
+            entry_id = reply[0][1][-1][0].decode()  # all of it was another program's
 
     def since(self, ts_ms: int) -> str:
         """The position after which everything that happened since then lies."""

@@ -11,6 +11,7 @@ import redis
 import structlog
 
 from leasehold.contracts.omniq import JobContext, OmniqQueue
+from leasehold.core.opening import open_journal
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Query
 from tests.contract.omniq.conftest import Bench
@@ -304,6 +305,26 @@ async def test_a_consumer_logs_what_was_set_aside_once(bench: Bench) -> None:
     (line,) = lines()
     assert (line["queue"], line["job_id"], line["log_level"]) == (bench.name, "bad", "warning")
     assert "string" in line["reason"]
+
+
+@pytest.mark.clause("O-39", "O-52")
+async def test_readers_of_the_journal_pass_over_what_is_no_line(bench: Bench) -> None:
+    await bench.publish({}, job_id="a")
+    for foreign in ({"x": "y"}, {"e": ""}, {"s": "z"}, {"s": "z", "y": "w"}, {b"\xff": b"\xff\t"}):
+        bench.raw.xadd(bench.key("journal"), foreign)
+    bench.raw.xadd(bench.key("journal"), {"e": "b\tsubmit\t" + "9" * 5_000 + "\t1\t"})
+    await bench.publish({}, job_id="c")
+    events = await bench.history()
+    assert [event.job_id for event in events if event.type == "submit"] == ["a", "b", "c"]
+    assert {event.ver for event in events if event.job_id == "b"} == {0}
+    for _ in range(300):  # more than one page of them
+        bench.raw.xadd(bench.key("journal"), {"x": "y"})
+    await bench.publish({}, job_id="d")
+    journal = open_journal(bench.url())
+    last = events[-1].seq
+    assert [event.job_id for event in await journal.read(after=last)] == ["d"]
+    assert [event.job_id for event in await journal.wait(after=last, wait_ms=5_000)] == ["d"]
+    await journal.close()
 
 
 @pytest.mark.clause("O-52")
