@@ -44,6 +44,7 @@ TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _HOLDERS = ("claim", "settle", "extend")
 _HELD_MAX = 100_000
+_QUARANTINED_MAX = 1_000  # for callers that never ask
 _CONSUMER_AGE_MS = 3_600_000
 _BATCH_MAX = 500
 _NEVER_MS = 10**9
@@ -163,7 +164,8 @@ class StreamsQueue:
             for report in chunk:
                 args += (*_proof(report.lease), report.lease.task, report.type, report.step)
                 args += (report.data, report.progress)
-            replies = await part(start, self._run("report", *args))
+            told = await part(start, self._run("report", *args))
+            replies = self._without_aside(told, len(chunk))
             answers += [
                 None if reply[0] == b"ok" else _lost(report.lease, reply[1])
                 for report, reply in zip(chunk, replies, strict=True)
@@ -176,6 +178,8 @@ class StreamsQueue:
         for start in range(0, len(outcomes), _BATCH_MAX):
             chunk = outcomes[start : start + _BATCH_MAX]
             reply = await part(start, self._run("settle", *settle_rows(chunk, self._backoff)))
+            if reply != len(chunk):
+                reply = self._without_aside(reply, len(chunk))
             verdicts += _verdicts(chunk, reply)
             for outcome in chunk:
                 self._held.pop(outcome.lease.handle, None)
@@ -201,7 +205,7 @@ class StreamsQueue:
         return Upkeep(*counts)
 
     def take_quarantined(self) -> list[Quarantined]:
-        """What claims and upkeep have set aside since the last call."""
+        """What was set aside since the last call."""
         taken, self._quarantined = self._quarantined, []
         return taken
 
@@ -287,6 +291,13 @@ class StreamsQueue:
     def _set_aside(self, pairs: list[bytes]) -> None:
         for job_id, reason in zip(pairs[::2], pairs[1::2], strict=True):
             self._quarantined.append(Quarantined(job_id.decode(errors="replace"), reason.decode()))
+        del self._quarantined[:-_QUARANTINED_MAX]
+
+    def _without_aside(self, replies: list[Any], count: int) -> list[Any]:
+        """The answers to so many items; what was set aside meanwhile stands behind them."""
+        if len(replies) > count:
+            self._set_aside(replies.pop())
+        return replies
 
     def _leases(self, groups: list[Any], now: int) -> list[Lease]:
         held = self._held

@@ -4,7 +4,8 @@
 -- KEYS[9] jobs:workers
 -- ARGV[1] namespace
 -- ARGV[2..] per report: job_id, msg_id, fence, token, task, type, step, data, progress ('' for none)
--- Returns per report { 'ok' } or { 'lost', reason }
+-- Returns per report { 'ok' } or { 'lost', reason }, and behind them what was set aside, if anything was, as
+--   { job_id, reason, ... }
 -- Clauses S-5 S-7 S-22
 -- @include job
 -- @include guard
@@ -36,4 +37,5 @@ for at = 2, #ARGV, 9 do
   end
 end
 flush()
+answers[#answers + 1] = #aside > 0 and aside or nil
 return answers

@@ -11,7 +11,8 @@
 --     the same result by a holder that gives the lease words back as it got them; they stand in:
 --   'like', lease words, task, ttl_s, when they were claimed: of all the 'done' rows up to the next 'like'
 -- Returns how many outcomes there were if each is a completion that was accepted at first sight; else per
---   outcome 'complete', { 'complete' | 'retry' | 'bury' | 'release' | 'cancel', due_ms } or { 'lost', reason }
+--   outcome 'complete', { 'complete' | 'retry' | 'bury' | 'release' | 'cancel', due_ms } or { 'lost', reason },
+--   and behind them what was set aside, if anything was, as { job_id, reason, ... }
 -- Clauses S-14 S-15 S-16 S-17 S-20 S-21 S-22
 -- @include step
 local byte, sub = string.byte, string.sub
@@ -323,10 +324,11 @@ if acked_n < CUT_OFF_FROM or not cut_off(acknowledged) then
   end
 end
 flush()
-if as_given == outcomes_n then
+if as_given == outcomes_n and #aside == 0 then
   return outcomes_n
 end
 for i = 1, outcomes_n do
   verdicts[i] = verdicts[i] or 'complete'
 end
+verdicts[outcomes_n + 1] = #aside > 0 and aside or nil
 return verdicts

@@ -59,28 +59,38 @@ local function put_back(job)
   call('HSET', job.key, 'entry', entry_words(job))
 end
 
--- Goes through the jobs' hashes, a quarter of all keys but no more than 4,000 a round: one round a second over
--- all workers, and with every upkeep after a key of the queue was lost. Only the hashes know all jobs.
+-- Looks at one hash: a job that is over needs no more than its place in the index.
+local function mend(key, index_lost)
+  local status = call('HGET', key, 'status')
+  if not index_lost and not WAITS_OR_RUNS[status] then
+    return
+  end
+  local job = read_job(string.sub(key, #JOB + 1))
+  if job and job.ver > 0 then
+    if index_lost then
+      own('ZADD', INDEX, 'NX', job.created_ts, job.id)
+    end
+    if not FINAL[job.status] then
+      put_back(job)
+    end
+  end
+end
+
+-- Goes through the jobs' hashes, a bounded number of keys a round: one round a second over all workers, and a
+-- larger one with every upkeep after a key of the queue was lost. Only the hashes know all jobs.
 local function repair()
   local v = own('HMGET', UPKEEP, 'repair', 'repair_all', 'repair_at')
   local repair_at = whole(v[3]) or 0
   if not v[2] and NOW < repair_at and repair_at <= NOW + 1000 then
     return
   end
-  local scan = pcall('SCAN', match(v[1] or '', '^%d+$') and #v[1] < 20 and v[1] or '0', 'MATCH', JOB_PATTERN,
-    'COUNT', v[2] and '4000' or text[math.max(1000, math.min(4000, math.ceil(call('DBSIZE') / 4)))])
+  local cursor = match(v[1] or '', '^%d+$') and #v[1] < 20 and v[1] or '0'
+  local count = v[2] == 'index' and '500' or v[2] and '2000' or '1000'
+  local scan = pcall('SCAN', cursor, 'MATCH', JOB_PATTERN, 'COUNT', count, 'TYPE', 'hash')
   for _, key in ipairs(scan[2] or {}) do
-    local job = read_job(string.sub(key, #JOB + 1))
-    if job and job.ver > 0 then
-      if v[2] then
-        own('ZADD', INDEX, 'NX', job.created_ts, job.id)
-      end
-      if not FINAL[job.status] then
-        put_back(job)
-      end
-    end
+    mend(key, v[2] == 'index')
   end
-  local cursor = scan[1] or '0'
+  cursor = scan[1] or '0'
   call('HSET', UPKEEP, 'repair', cursor, 'repair_at', text[NOW + 1000])
   if cursor == '0' then
     call('HDEL', UPKEEP, 'repair_all')

@@ -45,10 +45,10 @@ local function quarantine()
   end
 
   -- Entries, due times or the index are gone: upkeep puts them back from the jobs' hashes as fast as it may.
-  function made.begin_repair()
-    if type(pcall('HSET', UPKEEP, 'repair', '0', 'repair_all', '1')) == 'table' then
+  function made.begin_repair(what)
+    if type(pcall('HSET', UPKEEP, 'repair', '0', 'repair_all', what)) == 'table' then
       made.replace(UPKEEP, 'not a hash')
-      call('HSET', UPKEEP, 'repair', '0', 'repair_all', '1')
+      call('HSET', UPKEEP, 'repair', '0', 'repair_all', what)
     end
   end
 
@@ -56,7 +56,7 @@ local function quarantine()
     local kept = made.rename(key)
     made.add('', 'key ' .. string.sub(key, #NS + 1) .. ': ' .. why, 'kept as ' .. kept)
     if key == STREAM or key == DELAYED or key == INDEX then
-      made.begin_repair()
+      made.begin_repair(key == INDEX and 'index' or 'entries')
     end
   end
 

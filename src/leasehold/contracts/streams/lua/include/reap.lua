@@ -90,7 +90,7 @@ end
 local function ensure_group()
   own('XLEN', STREAM)
   if not pcall('XGROUP', 'CREATE', STREAM, GROUP, '0', 'MKSTREAM').err then
-    quarantine().begin_repair()
+    quarantine().begin_repair('entries')
   end
 end
 
