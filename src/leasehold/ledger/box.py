@@ -33,7 +33,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
 class BoxQueue:
-    """The queue of one box, for one event loop. `worker_id` names whoever claims through it.
+    """The queue of one box, for one event loop. `worker_id` names its claimer.
 
     `delay` says when a failure is tried again, `least_ms` how long at least where a task said when.
     """

@@ -1,6 +1,6 @@
 """What becomes of jobs that failed: `failed` leads back to the line or to the dead letters.
 
-The step to `failed` and the decision are two transactions, so that whoever reads the job can see
+The step to `failed` and the decision are two transactions, so that a reader of the job can see
 both states. A worker that dies between them leaves the job in `failed`, where upkeep finds it.
 """
 

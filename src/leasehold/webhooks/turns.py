@@ -1,8 +1,8 @@
 """How many deliveries go out at once, and how few of them to slow receivers.
 
 A worker makes a few requests at once (contract section 12). One receiver that takes long to answer
-would soon hold all of them, and everybody else's events would wait for it. Therefore a receiver is
-slow until it has answered within a second, and slow ones share a part of the requests: of five, one
+would soon hold all of them, and all other events would wait for it. Therefore a receiver is slow
+until it has answered within a second, and slow ones share a part of the requests: of five, one
 receiver gets two, one requester three, and all of them together four.
 
 A delivery beyond that does not wait here, where it would hold a lease and a slot. It is put off to

@@ -24,9 +24,9 @@ SLOW_S = 10.0
 _numbers = itertools.count(1)
 
 
-class Everybodys:
+class OneSecret:
     async def live(self, requester_id: str) -> Sequence[Secret]:
-        return [Secret(b"a secret of everybody's, long enough")]
+        return [Secret(b"one secret for all requesters")]
 
 
 class Receiver:
@@ -75,7 +75,7 @@ async def receiving() -> AsyncIterator[Receiver]:
 @asynccontextmanager
 async def delivering(url: str) -> AsyncIterator[None]:
     client = Client(Guard(Policy(allow=("127.0.0.1/32",))))
-    handler = task("webhook", retry=RETRY)(delivery_handler(client, Everybodys()))
+    handler = task("webhook", retry=RETRY)(delivery_handler(client, OneSecret()))
     worker = Worker([handler], queues=[url], concurrency=5)
     serving = asyncio.create_task(worker.serve())
     try:

@@ -1,5 +1,5 @@
--- Leads jobs on that rest in `failed`: back to the line while attempts are left and nobody gave them
--- up, else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
+-- Moves jobs out of `failed`: back to the line while attempts are left and they were not given up,
+-- else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each whether it was given up

@@ -1,5 +1,5 @@
 -- A dead letter is reached from `failed` alone, by a write of its own: a job that failed rests there
--- until it is decided, and whoever follows it is told of both steps. One write may no more go through
+-- until it is decided, and each of the two steps has its event. One write may no more go through
 -- `failed`. What is cancelled or expires while it waits goes to `failed` through `claimed`.
 
 -- @for box in inbox_jobs job_outbox_events plane_jobs
