@@ -45,8 +45,8 @@ async def run(stage: Stage, act: Callable[[Job], Any]) -> tuple[JobRecord, int]:
         found = await record(stage, job_id)
         return found if found.state in stage.words.of("done", "failed") else None
 
+    (job_id,) = await submit(stage.queue("producer"), job(max_attempts=3))
     async with serving(stage, work):
-        (job_id,) = await submit(stage.queue("producer"), job(max_attempts=3))
         return await until(stage, ended), runs
 
 

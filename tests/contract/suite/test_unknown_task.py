@@ -41,9 +41,9 @@ async def test_a_rolling_deploy_that_adds_a_task_loses_nothing(stage: Stage) -> 
         return second.watch.counts["settled"] > 0
 
     async with AsyncExitStack() as fleet:
-        first = await fleet.enter_async_context(serving(stage, old))
         jobs = [job(task="transcribe", max_attempts=1) for _ in range(JOBS)]
         ids = await submit(stage.queue("producer"), *jobs)
+        first = await fleet.enter_async_context(serving(stage, old))
         await first.watch.until("settled", JOBS, timeout_s=10)
         assert all(each.attempt == 0 for each in [await record(stage, each) for each in ids])
         second = await fleet.enter_async_context(serving(stage, old, new))
@@ -61,8 +61,8 @@ async def test_a_job_that_nobody_can_run_fails_at_the_limit_and_names_the_neares
         found = await record(stage, job_id)
         return found if found.state == stage.words.failed else None
 
+    (job_id,) = await submit(stage.queue("producer"), job(task="transcrive", max_attempts=1))
     async with serving(stage, new, unknown_task_ms=LIMIT_MS) as worker:
-        (job_id,) = await submit(stage.queue("producer"), job(task="transcrive", max_attempts=1))
         ended = await until(stage, failed)
         told = worker.watch.counts["settled"]
     assert b"'transcribe'" in ended.error, ended.error
@@ -72,8 +72,8 @@ async def test_a_job_that_nobody_can_run_fails_at_the_limit_and_names_the_neares
 
 
 async def test_a_job_handed_back_has_spent_no_attempt(stage: Stage) -> None:
+    (job_id,) = await submit(stage.queue("producer"), job(task="strange", max_attempts=1))
     async with serving(stage, new) as worker:
-        (job_id,) = await submit(stage.queue("producer"), job(task="strange", max_attempts=1))
         await worker.watch.until("settled", timeout_s=10)
     await stage.advance(1_300)
     queue = stage.queue("able")
