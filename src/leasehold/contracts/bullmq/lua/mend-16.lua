@@ -16,6 +16,7 @@ local NAMES = { list = { WAIT, ACTIVE, PAUSED }, hash = { META, PREFIX .. 'lease
   set = { STALLED }, stream = { EVENTS, JOURNAL, PREFIX .. 'leasehold:quarantine' },
   string = { LIMITER, PC, ID, PREFIX .. 'stalled-check' } }
 
+local id_lost = false
 for wanted, keys in pairs(NAMES) do
   for _, key in ipairs(keys) do
     local kind = call('TYPE', key).ok
@@ -24,14 +25,16 @@ for wanted, keys in pairs(NAMES) do
       local aside = PREFIX .. 'leasehold:quarantine:' .. name
       quarantine(name, 'the key is a ' .. kind .. ', not a ' .. wanted)
       call('RENAME', key, aside)
+      id_lost = id_lost or key == ID
       call('PEXPIRE', aside, KEPT_MS)
     end
   end
 end
 -- Ids go on from the clock: it is beyond every number that was counted.
-if call('EXISTS', ID) == 1 and not whole(call('GET', ID)) or call('EXISTS', PREFIX .. 'leasehold:quarantine:id') == 1
-  and call('EXISTS', ID) == 0 then
-  quarantine('id', 'the counter of ids is not a whole number')
+if id_lost then
+  call('SET', ID, NOW_S)
+elseif call('EXISTS', ID) == 1 and not whole(call('GET', ID)) then
+  quarantine('id', 'the counter is not a whole number')
   call('SET', ID, NOW_S)
 end
 for _, counter in ipairs({ PC, LIMITER }) do

@@ -167,8 +167,12 @@ local function take_from_wait(wanted)
     end
     empty = #ids < asked
   end
-  for i = #passed, 1, -1 do
-    call(#passed < PASSED_MAX and 'RPUSH' or 'LPUSH', WAIT, passed[i])
+  if #passed >= PASSED_MAX then
+    call('LPUSH', WAIT, unpack(passed))
+  else
+    for i = #passed, 1, -1 do
+      call('RPUSH', WAIT, passed[i])
+    end
   end
   passed_n = passed_n + #passed
   return empty
