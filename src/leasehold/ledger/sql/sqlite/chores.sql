@@ -4,7 +4,7 @@
 --   whether an event is held back
 -- Clauses: I-10 I-12
 SELECT EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
-    AND lease_expires_at < :now_ms)
+    AND lease_expires_at < :now_ms AND status IN {running})
   OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
     AND status = 'queued' AND NOT ready)
   OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0

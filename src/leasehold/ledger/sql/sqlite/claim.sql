@@ -9,7 +9,7 @@ INSERT INTO temp.head
 SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0),
   :look AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
-      AND lease_expires_at >= :leases_ms AND lease_expires_at < :now_ms)
+      AND lease_expires_at >= :leases_ms AND lease_expires_at < :now_ms AND status IN {running})
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
       AND status = 'queued' AND NOT ready)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
@@ -19,7 +19,7 @@ SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0
 DELETE FROM temp.taking;
 INSERT INTO temp.taking (seq, was)
 SELECT j.seq, j.status FROM {jobs} j
-WHERE j.queue = :queue AND j.ready AND {in_turn}
+WHERE j.queue = :queue AND j.ready AND j.status = 'queued' AND {in_turn}
   AND NOT EXISTS (SELECT 1 FROM temp.head WHERE paused OR overdue)
 ORDER BY j.priority, j.seq LIMIT :count;
 UPDATE {jobs} AS j

@@ -11,7 +11,7 @@ INSERT INTO temp.head
 SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0),
   :look AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
-      AND lease_expires_at < :now_ms)
+      AND lease_expires_at < :now_ms AND status IN {running})
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
       AND status = 'queued' AND NOT ready)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
@@ -22,7 +22,8 @@ DELETE FROM temp.chosen;
 INSERT INTO temp.chosen (job_id, mark)
 SELECT job_id, row_number() OVER (ORDER BY priority, seq) FROM (
   SELECT j.job_id, j.priority, j.seq FROM {jobs} j
-  WHERE j.queue = :queue AND j.ready AND NOT EXISTS (SELECT 1 FROM temp.head WHERE paused OR overdue)
+  WHERE j.queue = :queue AND j.ready AND j.status = 'queued'
+    AND NOT EXISTS (SELECT 1 FROM temp.head WHERE paused OR overdue)
   ORDER BY j.priority, j.seq LIMIT (SELECT sum(a.count) FROM {batch} a));
 UPDATE temp.chosen SET n = (
   SELECT s.n FROM (SELECT a.n, sum(a.count) OVER (ORDER BY a.n) AS upto FROM {batch} a) s

@@ -7,7 +7,7 @@
 DELETE FROM temp.chosen;
 INSERT OR IGNORE INTO temp.chosen (job_id, n)
 SELECT j.job_id, a.n FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id
-WHERE j.queue = :queue AND j.ready AND j.claim_version = a.enqueue_id
+WHERE j.queue = :queue AND j.ready AND j.status = 'queued' AND j.claim_version = a.enqueue_id
   AND NOT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0)
 ORDER BY a.n;
 UPDATE {jobs}

@@ -8,6 +8,7 @@ SELECT job_id, status, lease_expires_at, worker_id, claimed_ms, claim_version, c
   cancel_requested OR lost_count + 1 >= :lost_max OR attempt_count >= max_attempts
 FROM {jobs}
 WHERE queue = :queue AND lease_expires_at > 0 AND lease_expires_at < :now_ms
+  AND status IN {running}
 ORDER BY lease_expires_at LIMIT :count;
 UPDATE {jobs} AS j
 SET status = CASE WHEN l.ends THEN 'failed' ELSE 'queued' END, passed = '', ready = NOT l.ends,
