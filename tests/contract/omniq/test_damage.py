@@ -11,6 +11,7 @@ import redis
 import structlog
 
 from leasehold.contracts.omniq import JobContext, OmniqQueue
+from leasehold.core.lease import Lease
 from leasehold.core.opening import open_journal
 from leasehold.core.outcome import COMPLETED, Outcome
 from leasehold.core.seam import Query
@@ -205,6 +206,21 @@ async def test_upkeep_puts_back_what_an_interrupted_claim_left_in_no_lane(bench:
     queue = bench.queue()
     await queue.upkeep()
     assert [lease.job_id for lease in await queue.claim(50, wait_ms=0)] == ids
+
+
+@pytest.mark.clause("O-52", "O-32")
+async def test_a_lease_holds_though_its_table_and_the_mirror_were_overwritten(
+    bench: Bench,
+) -> None:
+    await bench.publish({}, {}, gid="g", group_limit=2)
+    queue = bench.queue()
+    held, other = await queue.claim(2, wait_ms=0)
+    for name in ("active", "idx:active"):
+        _replace(bench, name, TYPES["text"])
+    assert isinstance((await queue.extend([held]))[0], Lease)
+    verdicts = await queue.settle([Outcome(held, "complete"), Outcome(other, "complete")])
+    assert verdicts == [COMPLETED, COMPLETED]
+    await bench.client.repair(bench.name)
 
 
 @pytest.mark.clause("O-53")
