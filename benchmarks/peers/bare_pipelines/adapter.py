@@ -72,7 +72,7 @@ class Tape:
 
     async def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         self.sent[script.name] = (script, [len(keys), *keys, *args])
-        return [b"ok", 0, b"", b"", b"0", []] if script.name == "claim" else []
+        return [b"ok", 0, b"", b"", b"0", [], []] if script.name == "claim" else []
 
 
 async def learn() -> tuple[StreamsQueue, Tape]:
