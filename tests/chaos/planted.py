@@ -30,7 +30,13 @@ SCRIPTS: dict[str, ScriptFolder] = {
 # Fault: script, what stands there, what shall stand there instead.
 _STREAMS: dict[str, Edits] = {
     # A late outcome is taken as if its sender still held the lease.
-    "no-fence": (("settle", "local why = why_lost(job, msg_id, fence, token)", "local why = nil"),),
+    "no-fence": (
+        (
+            "settle",
+            "local why = why_lost(job, unreadable, msg_id, fence, token)",
+            "local why = nil",
+        ),
+    ),
     # What a dead worker held is never taken back.
     "no-reclaim": (
         ("claim", "\n    uncommon().take_back()\n", "\n"),

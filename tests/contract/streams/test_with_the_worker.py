@@ -116,6 +116,6 @@ async def test_a_claim_that_arrives_after_a_later_one_takes_nothing(bench, monke
         await queue.claim(2, wait_ms=0)
     monkeypatch.undo()
     assert len(await queue.claim(2, wait_ms=0)) == 2
-    state, *_, leases = await real(*held_back[0])
+    state, *_, leases, _ = await real(*held_back[0])
     assert (state, leases) == (b"late", [])
     assert await bench.pending() == 2

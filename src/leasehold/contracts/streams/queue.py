@@ -239,9 +239,9 @@ class StreamsQueue:
             self._options.lease_ms,
             self._options.lost_max,
             1 if recover else 0,
+            self._options.foreign_lease_ms,
             self._instance,
             self._claims,
-            self._options.foreign_lease_ms,
             *(self._held if recover else ()),
         )
         # Set before asking: whatever ends this call early, the next one looks for what it took.

@@ -5,8 +5,8 @@
 -- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] worker id (the consumer)  ARGV[3] limit  ARGV[4] lease_ms
 -- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
--- ARGV[7] which instance of the worker asks  ARGV[8] the number of this claim, rising within it
--- ARGV[9] for how long a holder of another make may be silent, in ms
+-- ARGV[7] for how long a holder of another make may be silent, in ms
+-- ARGV[8] which instance of the worker asks  ARGV[9] the number of this claim, rising within it
 -- ARGV[10..] after a lost answer: the entries this worker knows it holds
 -- Returns { state, now_ms, where to listen on the stream ('': claim again at once), where to listen for
 --   calls ('' with leases: as before), next due_ms (0: none), leases, what was set aside as job_id, reason,
@@ -52,7 +52,7 @@ local function uncommon()
   local LOST_MAX = tonumber(ARGV[5])
   -- How often, over all workers together, the pending list is searched for leases that ran out.
   local SEARCH_EVERY_MS = math.min(1000, math.floor(LEASE_MS / 4))
-  local FOREIGN_MS = tonumber(ARGV[9])
+  local FOREIGN_MS = tonumber(ARGV[7])
   -- A job that lost its worker this often is a suspect. A worker runs one suspect at a time, in one of its
   -- slots: if several of them died together, the next death shows which one it was.
   local SUSPECT_FROM = 2
@@ -272,7 +272,7 @@ end
 -- claim came first, what this one takes would be known to no one (S-28).
 local instance, number, last_suspect, slots = match(own('HGET', WORKERS, WORKER) or '',
   '^%d+ (%S+) (%d+) (%S+)( ?%d*)$')
-if instance == ARGV[7] and tonumber(number) >= tonumber(ARGV[8]) then
+if instance == ARGV[8] and tonumber(number) >= tonumber(ARGV[9]) then
   return { 'late', NOW, '', '', '0', {}, {} }
 end
 if last_suspect and last_suspect ~= '-' and uncommon().still_runs(last_suspect) then
@@ -317,7 +317,7 @@ while state == 'ok' and dry == '' and leases_n < LIMIT do
   end
 end
 
-call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. suspect .. (slots or ''))
+call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[8] .. ' ' .. ARGV[9] .. ' ' .. suspect .. (slots or ''))
 -- Where a waiting worker listens from, so that nothing that is added after this moment is missed. Not
 -- told while there may be more to take at once. What was called out before is not told with leases:
 -- a worker that hears it twice only looks twice.
