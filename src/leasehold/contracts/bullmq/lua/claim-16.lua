@@ -23,7 +23,7 @@ local function rare()
   return { promote = promote, reap_lockless = reap_lockless }
 end
 
-prove()
+-- @include prove
 -- B-12: what is due stands in line before anything is taken.
 local due_now = text[(NOW + 1) * SLOTS - 1]
 if #call('ZRANGEBYSCORE', DELAYED, '-inf', due_now, 'LIMIT', '0', '1') > 0 then

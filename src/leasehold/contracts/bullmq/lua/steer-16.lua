@@ -9,7 +9,7 @@
 -- @include waiting
 -- @include finish
 -- @include place
-prove()
+-- @include prove
 local M = more()
 local VERB = ARGV[2]
 

@@ -21,18 +21,6 @@ local function each_many(name, key, members)
   end
 end
 
--- Raises, before a script writes anything, when a key that every job passes through has another type; the caller
--- then runs mend-16.lua and repeats the script. What is written to the other keys may fail: no job depends on it.
-local function prove()
-  call('LLEN', WAIT)
-  call('LLEN', ACTIVE)
-  call('ZCARD', PRIORITIZED)
-  call('ZCARD', DELAYED)
-  call('ZCARD', COMPLETED)
-  call('ZCARD', FAILED)
-  call('ZCARD', CHILDREN)
-end
-
 -- A 5.x client pauses by renaming `wait` to `paused` and resumes by renaming it back, over whatever is
 -- in `wait`; a 6.x client leaves everything in `wait`. One list is safe with both: `wait`. (B-34)
 local function one_line()

@@ -41,49 +41,53 @@ local function lend(id, f, ats)
   leases[leases_n] = row
 end
 
--- Why a record that cannot start cannot; nil when there is none (it was removed while it waited).
-local function unreadable(id, f, reason)
-  if not f then
-    return reason
-  elseif next(f) and not f.name then
-    return 'its hash has no name'
-  elseif next(f) then
-    return 'its id is not UTF-8'
-  end
-end
-
--- Ids are text to every client of BullMQ.
-local function is_text(id)
-  local at, size = 1, #id
-  while at <= size do
-    local rest = match(id, '^[%z\1-\127]+()', at)
-      or match(id, '^[\194-\223][\128-\191]()', at)
-      or match(id, '^\224[\160-\191][\128-\191]()', at)
-      or match(id, '^\237[\128-\159][\128-\191]()', at)
-      or match(id, '^[\225-\236\238\239][\128-\191][\128-\191]()', at)
-      or match(id, '^\240[\144-\191][\128-\191][\128-\191]()', at)
-      or match(id, '^[\241-\243][\128-\191][\128-\191][\128-\191]()', at)
-      or match(id, '^\244[\128-\143][\128-\191][\128-\191]()', at)
-    if not rest then
-      return false
-    end
-    at = rest
-  end
-  return true
-end
-
--- Counters that are no whole numbers: they are removed, and the job carries their values as its failure, which
--- ends it at this pickup as any other decided failure.
-local function condemn(key, f)
-  for _, field in ipairs({ 'ats', 'atm', 'stc' }) do
-    if f[field] and not whole(f[field]) then
-      local value = string.gsub(f[field]:sub(1, 64), '[%c\128-\255]', '?')
-      f.defa = 'The record cannot be read: the field ' .. field .. " holds '" .. value .. "', not a whole number"
-      call('HDEL', key, field)
-      f[field] = nil
+-- What few records need is made only when one does.
+local function rarely()
+  -- Why a record that cannot start cannot; nil when there is none (it was removed while it waited).
+  local function unreadable(id, f, reason)
+    if not f then
+      return reason
+    elseif next(f) and not f.name then
+      return 'its hash has no name'
+    elseif next(f) then
+      return 'its id is not UTF-8'
     end
   end
-  call('HSET', key, 'defa', f.defa)
+
+  -- Ids are text to every client of BullMQ.
+  local function is_text(id)
+    local at, size = 1, #id
+    while at <= size do
+      local rest = match(id, '^[%z\1-\127]+()', at)
+        or match(id, '^[\194-\223][\128-\191]()', at)
+        or match(id, '^\224[\160-\191][\128-\191]()', at)
+        or match(id, '^\237[\128-\159][\128-\191]()', at)
+        or match(id, '^[\225-\236\238\239][\128-\191][\128-\191]()', at)
+        or match(id, '^\240[\144-\191][\128-\191][\128-\191]()', at)
+        or match(id, '^[\241-\243][\128-\191][\128-\191][\128-\191]()', at)
+        or match(id, '^\244[\128-\143][\128-\191][\128-\191]()', at)
+      if not rest then
+        return false
+      end
+      at = rest
+    end
+    return true
+  end
+
+  -- Counters that are no whole numbers: they are removed, and the job carries their values as its failure, which
+  -- ends it at this pickup as any other decided failure.
+  local function condemn(key, f)
+    for _, field in ipairs({ 'ats', 'atm', 'stc' }) do
+      if f[field] and not whole(f[field]) then
+        local value = string.gsub(f[field]:sub(1, 64), '[%c\128-\255]', '?')
+        f.defa = 'The record cannot be read: the field ' .. field .. " holds '" .. value .. "', not a whole number"
+        call('HDEL', key, field)
+        f[field] = nil
+      end
+    end
+    call('HSET', key, 'defa', f.defa)
+  end
+  return unreadable, is_text, condemn
 end
 
 -- False, and nothing done, for a suspect that has to wait because this worker runs one already.
@@ -93,6 +97,7 @@ local function start(id, from_list)
   local name = f and f.name
   local shown = id
   if not name or find(id, '[%c\128-\255]') then
+    local unreadable, is_text = rarely()
     if not name or not is_text(id) then
       reason = unreadable(id, f, reason)
       if reason then
@@ -104,6 +109,7 @@ local function start(id, from_list)
   end
   if f.ats or f.atm or f.stc then
     if not (whole(f.ats or '0') and whole(f.atm or '0') and whole(f.stc or '0')) then
+      local _, _, condemn = rarely()
       condemn(key, f)
     elseif f.stc and not f.defa and tonumber(f.stc) >= SUSPECT_FROM then
       if not may_suspect then
@@ -115,7 +121,7 @@ local function start(id, from_list)
   local was_fence = f.ats or '0'
   local ats = was_fence == '0' and '1' or text[was_fence + 1]
   local ver, from, was_lease, old_fence, old_kind, old_due = read_lh(f.lh)
-  if f.priority and not whole(f.priority) then
+  if f.priority ~= '0' and f.priority and not whole(f.priority) then
     f.priority = '0'
   end
   local priority = f.priority or '0'
