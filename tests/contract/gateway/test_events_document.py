@@ -66,7 +66,8 @@ async def test_a_gateway_serves_the_document_of_what_it_has(site: Site, web: Web
     reply = await web.get("/asyncapi.json")
     assert reply.status == 200
     assert set(reply.json["channels"]) == {"followJob", "live", "webhook"}
-    assert reply.json["channels"] == DOCUMENT["channels"]
+    for name, channel in reply.json["channels"].items():
+        assert channel == DOCUMENT["channels"][name]
 
 
 async def test_the_frames_of_a_job_are_as_described(site: Site, web: Web) -> None:
