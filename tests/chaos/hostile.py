@@ -194,15 +194,16 @@ class RedisWriter:
         """A record of a wrong type or without sense, and its id in a lane."""
         bad, layout = self._id(), self._layout
         lane = self._rng.choice(layout.lanes)
-        if self._rng.random() < 0.5:
+        unreadable = self._rng.random() < 0.5
+        if unreadable:
             await self._write(layout.record.replace("{id}", bad), hashes=False)
-            if lane.key in layout.claimed_from and any(part == "{id}" for part in lane.enter):
-                self._unreadable.add(bad)
         else:
             await self._fields(bad, layout.fields)
         if self._rng.random() < 0.3:
             await self._write(self._rng.choice(layout.beside).replace("{id}", bad))
-        await self._enter(lane, bad)
+        entered = await self._enter(lane, bad)
+        if unreadable and entered and lane.key in layout.claimed_from and "{id}" in lane.enter:
+            self._unreadable.add(bad)
 
     async def _corrupt(self) -> None:
         """A good record at first, then some of its fields are garbage, whatever state it is in."""
@@ -254,13 +255,17 @@ class RedisWriter:
         await self._call("DEL", key)
         await self._call(*rng.choice(kinds))
 
-    async def _enter(self, lane: Lane, bad: str) -> None:
+    async def _enter(self, lane: Lane, bad: str) -> bool:
         values = {"{id}": bad.encode(), "{junk}": self._junk()}
-        await self._call(*(values.get(part, part.encode()) for part in lane.enter))
+        return await self._call(*(values.get(part, part.encode()) for part in lane.enter))
 
-    async def _call(self, *command: Any) -> None:
-        with suppress(LeaseholdError):  # the server refuses some of it, which is as good
+    async def _call(self, *command: Any) -> bool:
+        """Whether the server took it."""
+        try:
             await self._redis.call(*command)
+        except LeaseholdError:
+            return False
+        return True
 
     def _id(self) -> str:
         self._n += 1
