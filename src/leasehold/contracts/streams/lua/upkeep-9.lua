@@ -76,7 +76,7 @@ local function mend(key, index_lost)
   end
 end
 
--- Goes through the jobs' hashes, an eighth of all keys but at most 3,000 a round: one round a second over all
+-- Goes through the jobs' hashes, a fifth of all keys but at most 3,000 a round: one round a second over all
 -- workers, and a larger one with every upkeep after a key of the queue was lost. Only the hashes know all jobs.
 local function repair()
   local v = own('HMGET', UPKEEP, 'repair', 'repair_all', 'repair_at')
@@ -86,7 +86,7 @@ local function repair()
   end
   local cursor = match(v[1] or '', '^%d+$') and #v[1] < 20 and v[1] or '0'
   local count = v[2] == 'index' and '500' or v[2] and '4000'
-    or text[math.max(500, math.min(3000, math.ceil(call('DBSIZE') / 8)))]
+    or text[math.max(500, math.min(3000, math.ceil(call('DBSIZE') / 5)))]
   local scan = pcall('SCAN', cursor, 'MATCH', JOB_PATTERN, 'COUNT', count, 'TYPE', 'hash')
   for _, key in ipairs(scan[2] or {}) do
     mend(key, v[2] == 'index')
