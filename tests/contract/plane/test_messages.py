@@ -1,15 +1,22 @@
 """Redis Streams as the transport: what is stale is dropped, what was lost is sent again."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from leasehold.contracts.plane.messages import GROUP
+from leasehold.contracts.plane.words import queue_of
 from leasehold.core.errors import StoreError
+from leasehold.core.lease import Lease
+from leasehold.core.opening import parse_url
 from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.postgres import Postgres
 from leasehold.store.redis import Redis
+from tests.contract.adapters import Servers
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
+from tests.contract.plane_stage import PostgresRedisPlaneAdapter
 from tests.waiting import until
 
 
@@ -179,3 +186,34 @@ async def test_a_plane_that_died_before_it_sent_leaves_the_message_to_another(
     await verb(web, "upkeep")
     entries = await redis.call("XRANGE", f"{redis_options['namespace']}jobs", "-", "+")
     assert stranded.encode() in [fields[1] for _, fields in entries]
+
+
+@pytest.mark.clause("P-3")
+async def test_a_job_submitted_while_its_stream_is_registered_gets_its_message(
+    servers: Servers,
+) -> None:
+    """The submit sees no registration yet, and the registration does not see its job."""
+    stage = await PostgresRedisPlaneAdapter(servers.postgres, servers.redis).open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(stage.close)
+        url = parse_url(stage.served_url)
+        database = Postgres(servers.postgres(), schema=url.options["schema"])
+        stack.push_async_callback(database.close)
+        async with database.connection() as connection:
+            submit = connection.transaction()
+            await submit.start()
+            await connection.execute(
+                "INSERT INTO plane_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+                " payload) VALUES ('late', $1, 'chat', 1, 1, 1, '{}')",
+                queue_of(url.options["streams"]),
+            )
+            queue = stage.queue("w1")
+            assert await queue.claim(1, wait_ms=0) == []  # the stream is registered
+            await submit.commit()
+
+        async def claimed() -> list[Lease]:
+            await queue.upkeep()
+            return await queue.claim(1, wait_ms=0)
+
+        (lease,) = await until(claimed, "the late job is claimed")
+        assert lease.job_id == "late"

@@ -35,6 +35,9 @@ _SEND_MAX = 500
 _SWEEP_MAX = 500
 _LOOK_EVERY_S = 0.05
 _AWAY_S = 1.0
+# A submit under way while the stream is registered sees no registration, and the registration does
+# not see its job, which then has no message. Looking again finds it: no submit takes half a minute.
+_RECHECK_S = (0.2, 2.0, 40.0)
 
 
 class Message(NamedTuple):
@@ -70,6 +73,7 @@ class MessageTransport:
         # Read but not decided about: the stream is paused, or the database did not answer.
         self._kept: defaultdict[str, list[Message]] = defaultdict(list)
         self._ready: set[str] = set()
+        self._rechecks: dict[str, list[float]] = {}
         self._looked_s: dict[str, float] = {}
         self._relaying = {stream: asyncio.Lock() for stream in boxes}
         self._away_until_s = 0.0
@@ -171,6 +175,7 @@ class MessageTransport:
         async with self._relaying[stream]:
             try:
                 await self._groups(stream)
+                await self._recheck(stream)
                 while await self._relay_some(stream) == _SEND_MAX:
                     pass
             except StoreError as error:
@@ -288,6 +293,16 @@ class MessageTransport:
                 if "BUSYGROUP" not in str(error):
                     raise
         self._ready.add(stream)
+
+        now = asyncio.get_running_loop().time()
+        self._rechecks[stream] = [now + wait_s for wait_s in _RECHECK_S]
+
+    async def _recheck(self, stream: str) -> None:
+        """Make messages for jobs that were submitted while the stream was being registered."""
+        due = self._rechecks.get(stream)
+        if due and asyncio.get_running_loop().time() >= due[0]:
+            del due[0]
+            await self._engine.run(PLANE, "plane_relay", queue=queue_of(stream))
 
     def _is_away(self, error: StoreError) -> None:
         """Ask again in a moment, and let claims go by the rows until then."""
