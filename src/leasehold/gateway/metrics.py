@@ -48,6 +48,10 @@ class Metrics:
             "leasehold_sse_slow_clients", "Clients dropped for reading too slowly.",
             registry=self.registry,
         )  # fmt: skip
+        self.quarantined = Counter(
+            "leasehold_quarantined", "Records that could not be read and were set aside.",
+            ("queue",), registry=self.registry,
+        )  # fmt: skip
         self._depth = Gauge(
             "leasehold_queue_depth",
             "Jobs in a state now.",

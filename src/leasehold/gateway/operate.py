@@ -8,16 +8,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+import structlog
 from msgspec import Meta
 
 from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
 from leasehold.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
+from leasehold.core.quarantine import Quarantining
 from leasehold.core.seam import Counts, Probed
 from leasehold.dashboard.house import that_answer
 from leasehold.gateway.dispatch import Bytes
 from leasehold.gateway.keys import TICKET_S, Keys
 from leasehold.gateway.metrics import TEXT, Metrics
 from leasehold.gateway.served import Served
+
+log = structlog.get_logger("leasehold.gateway")
 
 _READY_S = 2.0
 _BELIEVE_S = 5.0
@@ -127,6 +131,8 @@ class Operations:
     async def readyz(self, call: Call) -> Answer:
         """Ready means: not draining, and a store takes writes; `checks` names those that do not."""
         served = list(self._served.values())
+        for each in served:
+            self._note_quarantined(each)
         said = await asyncio.gather(*map(self._store_check, served))
         stores = {f"store:{each.name}": word for each, word in zip(served, said, strict=True)}
         draining = self._draining()
@@ -169,6 +175,7 @@ class Operations:
     async def metrics(self, call: Call) -> Answer:
         """For Prometheus. A store that is away is a metric, not an error."""
         for served in self._served.values():
+            self._note_quarantined(served)
             try:
                 async with asyncio.timeout(_READY_S):
                     self._metrics.observe(served.name, await served.ledger.counts())
@@ -176,6 +183,16 @@ class Operations:
                 self._metrics.observe(served.name, None)
         page, media = self._metrics.page(call.headers.get("accept", ""))
         return Answer(200, Bytes(page, media))
+
+    def _note_quarantined(self, served: Served) -> None:
+        """Log and count the records that a queue set aside in this process since the last look."""
+        if not isinstance(served.queue, Quarantining):
+            return
+        for record in served.queue.take_quarantined():
+            self._metrics.quarantined.labels(served.name).inc()
+            log.warning(
+                "record_quarantined", queue=served.name, job_id=record.job_id, reason=record.reason
+            )
 
     def _named(self, call: Call) -> Served:
         served = self._served.get(call.path["queue"])

@@ -17,6 +17,7 @@ from leasehold.core.errors import InvalidTransition, LeaseLost, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Verdict
+from leasehold.core.quarantine import Quarantined
 from leasehold.core.seam import Upkeep
 from leasehold.ledger.claiming import CLAIM_MAX, Claiming
 from leasehold.ledger.engine import Engine
@@ -95,6 +96,11 @@ class BoxQueue:
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases, at most `claim_max`."""
         return await self._claiming.claim(min(limit, self.claim_max), wait_ms=wait_ms)
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What was set aside since the last call."""
+        noted, self._claiming.quarantined[:] = list(self._claiming.quarantined), []
+        return noted
 
     async def extend(
         self, leases: Sequence[Lease], *, always: bool = False

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 
 from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
+from leasehold.core.quarantine import Quarantined
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
 from leasehold.ledger.unreadable import Settle, UnreadableRow, set_aside, why_unreadable
@@ -66,6 +67,7 @@ class Claiming:
         self._leases_at = self._leases_whole_at = 0.0
         self._leases_ms = 0
         self._unblocked_at = 0.0
+        self.quarantined: list[Quarantined] = []
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Up to `limit` leases, waiting for the first."""
@@ -173,7 +175,8 @@ class Claiming:
         now_ms = rows[0]["now_ms"]
         leases = [self._lease(row, token, now_ms) for row in taken]
         if leases and isinstance(taken[0], UnreadableRow):  # it is, or one of its neighbours
-            return await set_aside(leases, list(map(why_unreadable, taken)), self._settle)
+            reasons = list(map(why_unreadable, taken))
+            return await set_aside(leases, reasons, self._settle, self.quarantined)
         return leases
 
     async def _recover(self, limit: int) -> list[Lease]:

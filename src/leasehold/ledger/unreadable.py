@@ -13,9 +13,11 @@ import msgspec
 
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Failure, Outcome, Verdict
+from leasehold.core.quarantine import Quarantined
 
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _SHOWN_CHARS = 200
+_NOTED_MAX = 1_000
 
 Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
 
@@ -49,16 +51,16 @@ def why_no_json(payload: bytes) -> str:
     return ""
 
 
-async def set_aside(leases: Sequence[Lease], reasons: Sequence[str], settle: Settle) -> list[Lease]:
-    """Bury the jobs that have a reason not to be handed out; the others."""
-    import structlog  # whoever only looks at a queue does not load what writes a log
-
-    log = structlog.get_logger("leasehold.ledger")
+async def set_aside(
+    leases: Sequence[Lease], reasons: Sequence[str], settle: Settle, noted: list[Quarantined]
+) -> list[Lease]:
+    """Bury the jobs that have a reason not to be handed out, and note them; returns the others."""
     ends: list[Outcome] = []
     for lease, why in zip(leases, reasons, strict=True):
         if why:
-            log.warning("a job cannot be read and is set aside", job_id=lease.job_id, reason=why)
+            noted.append(Quarantined(lease.job_id, why))
             failure = Failure(code="unreadable", message=why, retryable=False)
             ends.append(Outcome(lease, "bury", failure=failure))
+    del noted[:-_NOTED_MAX]
     await settle(ends)
     return [lease for lease, why in zip(leases, reasons, strict=True) if not why]

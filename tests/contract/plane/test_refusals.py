@@ -1,6 +1,8 @@
 """What cannot be served is refused with a reason: never a fault of the plane's."""
 
 import json
+import re
+import sqlite3
 from typing import Any
 
 import pytest
@@ -130,3 +132,17 @@ async def test_a_large_number_that_can_be_kept_is_shown_as_it_was_sent(site: Sit
     job_id = await enqueue(web, payload={"n": number})
     assert (await web.get(f"/v1/plane/jobs/{job_id}")).json["payload"] == {"n": number}
     assert (await claim(web))["payload"] == {"n": number}
+
+
+async def test_a_row_that_cannot_be_read_is_set_aside_logged_and_counted(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    web = await site.web()
+    bad, good = await enqueue(web), await enqueue(web)
+    with sqlite3.connect(site.store.removeprefix("sqlite:///")) as file:
+        file.execute("UPDATE plane_jobs SET payload = '{' WHERE job_id = ?", (bad,))
+    assert (await claim(web))["job_id"] == good
+    page = (await web.get("/metrics")).body.decode()
+    assert re.search(r'leasehold_quarantined_total\{queue="[^"]*"\} 1\.0', page)
+    said = capsys.readouterr()
+    assert bad in said.out + said.err

@@ -22,6 +22,7 @@ from leasehold.core.errors import StoreError
 from leasehold.core.idempotency import short_hash
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import Outcome, Verdict
+from leasehold.core.quarantine import Quarantined
 from leasehold.ledger.engine import PLANE, Engine
 from leasehold.ledger.unreadable import set_aside, why_no_json
 
@@ -59,6 +60,7 @@ class Claims:
         self._turns = Turns(fair_every)
         self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
         self._giving: set[asyncio.Future[None]] = set()
+        self.quarantined: list[Quarantined] = []
 
     async def take(
         self, ask: Ask, streams: tuple[str, ...], worker_id: str, tokens: Tokens
@@ -181,4 +183,6 @@ class Claims:
     async def _readable(self, leases: list[Lease]) -> list[Lease]:
         """What a worker can be given; the rest is set aside."""
         reasons = [str(lease.extra or why_no_json(lease.payload)) for lease in leases]
-        return await set_aside(leases, reasons, self._settle) if any(reasons) else leases
+        if not any(reasons):
+            return leases
+        return await set_aside(leases, reasons, self._settle, self.quarantined)

@@ -21,6 +21,7 @@ class LocalQueue(PlaneQueue):
         self.plane = plane
         self.start = plane.start
         self.drain = plane.drain
+        self.take_quarantined = plane.take_quarantined
 
 
 def open_plane(url: QueueUrl) -> Plane:

@@ -32,6 +32,7 @@ from leasehold.core.errors import LeaseLost, StoreError, UsageError
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.outcome import Outcome, Released, Retried, Verdict
+from leasehold.core.quarantine import Quarantined
 from leasehold.core.retry import delay_ms, exponential
 from leasehold.core.seam import Upkeep
 from leasehold.core.state import PLANE as MACHINE
@@ -106,6 +107,11 @@ class Plane:
         self._reading_tokens = asyncio.Lock()
         self._beaten: dict[str, tuple[float, int]] = {}
         self._rounds: asyncio.Task[None] | None = None
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What was set aside since the last call."""
+        noted, self._claims.quarantined = self._claims.quarantined, []
+        return noted
 
     # --- claims --------------------------------------------------------------------------------
 
