@@ -10,7 +10,6 @@ import pytest
 
 from leasehold.core.errors import ServerError
 from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
@@ -162,19 +161,38 @@ async def test_a_store_that_was_restarted_still_has_the_jobs(own_server: Embedde
             assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "queued"
 
 
-async def test_a_key_of_the_wrong_type_is_named_and_is_no_store_that_is_away(
+async def test_a_key_of_the_wrong_type_is_set_aside_and_the_submit_is_taken(
     own_server: EmbeddedRedis,
 ) -> None:
     async with AsyncExitStack() as stack:
         site = Site(own_server.url, stack)
         stack.push_async_callback(site.close)
         web = Web((await site.gateway()).url)
-        client = Redis(own_server.url)
         stream = f"{site.ns}jobs:stream"
-        await client.call("SET", stream, "not a stream")
+        await site.redis.call("SET", stream, "not a stream")
+        with pytest.raises(ServerError, match=f"{stream} is a string"):
+            await site.redis.call("XADD", stream, "*", "a", "b")
+        reply = await web.post("/v1/jobs", BODY)
+        assert reply.status == 202
+        kept = await site.redis.call("GET", f"{site.ns}jobs:quarantine:jobs:stream")
+        assert kept == b"not a stream"
+        assert (await site.claim()).job_id == reply.json["job_id"]
+
+
+async def test_a_store_that_refuses_to_write_is_no_store_that_is_away(
+    own_server: EmbeddedRedis,
+) -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(own_server.url, stack)
+        stack.push_async_callback(site.close)
+        web = Web((await site.gateway()).url)
+        job_id = await web.submit()
+        await site.redis.call("CONFIG", "SET", "maxmemory", 1)
         reply = await web.post("/v1/jobs", BODY)
         problem = is_problem(reply, 503, "store_refused")
-        assert f"{stream} is a string" in problem["detail"]
-        with pytest.raises(ServerError, match=f"{stream} is a string"):
-            await client.call("XADD", stream, "*", "a", "b")
-        await client.close()
+        assert problem["retry_after"] == int(reply.headers["retry-after"]) >= 1
+        assert "reached" not in reply.body.decode()
+        assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "queued", "it can be read"
+        await site.redis.call("CONFIG", "SET", "maxmemory", 0)
+        assert (await web.post("/v1/jobs", BODY)).status == 202
+        assert len((await web.get("/v1/jobs")).json["jobs"]) == 2, "the refused one is not stored"

@@ -356,3 +356,52 @@ async def test_an_idempotency_key_that_was_overwritten_is_a_new_one(bench: Bench
         (again,) = await queue.submit([job])
         assert again.status == "created"
     assert first.status == "created"
+
+
+@pytest.mark.clause("O-53")
+async def test_no_script_reads_a_whole_lane_to_put_a_job_back(bench: Bench) -> None:
+    """A script that reads a long lane stops the server for all; there is one for every 500 jobs."""
+    ids = await bench.publish(*[{}] * 600)
+    bench.raw.ltrim(bench.key("wait"), 20, -1)
+    with bench.raw.monitor() as monitor:
+        assert await bench.client.repair(bench.name) > 0
+        bench.raw.echo("repaired")
+        read: list[str] = []
+        for seen in monitor.listen():
+            words = seen["command"].split()
+            if words[0] == "ECHO":
+                break
+            if words[0] == "LRANGE" and seen["client_type"] == "lua":
+                read.append(seen["command"])
+    assert read == []
+    assert sorted(bench.ids("wait")) == sorted(ids)
+
+
+@pytest.mark.clause("O-53")
+async def test_a_repair_while_jobs_move_leaves_each_in_its_lane_once(bench: Bench) -> None:
+    queue = bench.queue()
+    for _ in range(6):
+        await bench.publish(*[{}] * 500)
+    stop = asyncio.Event()
+
+    async def work() -> None:
+        while not stop.is_set():
+            leases = await queue.claim(100, wait_ms=0)
+            await queue.settle([Outcome(lease, "release") for lease in leases[:50]])
+            await queue.settle([Outcome(lease, "complete") for lease in leases[50:]])
+
+    working = asyncio.create_task(work())
+    for _ in range(3):
+        await bench.client.repair(bench.name)
+    stop.set()
+    await working
+    standing = [job_id for lane in ("wait", "completed", "failed") for job_id in bench.ids(lane)]
+    assert len(standing) == len(set(standing))
+
+
+@pytest.mark.clause("O-53")
+async def test_a_repair_that_is_sent_twice_puts_a_job_back_once(bench: Bench) -> None:
+    ids = await bench.publish(*[{}] * 3)
+    bench.raw.delete(bench.key("wait"))
+    await asyncio.gather(*[bench.another().repair(bench.name) for _ in range(4)])
+    assert sorted(bench.ids("wait")) == sorted(ids)

@@ -19,8 +19,8 @@ FIELDS = (
 )  # fmt: skip
 VALUES: tuple[bytes, ...] = (
     b"", b"x", b"-1", b"0.5", b"1e999", b"nan", b"inf", b"9" * 400, b"\x00", b"\xff\xfe", b"{}",
-    b"[" * 2000, b"running", b"done", b"1 2 3", b"0 1 0 0 0 0 -", b"a\tb\nc", b"\xed\xa0\x80",
-    b"v" * 70_000,
+    b"[" * 2000, b"running", b"done", b"1 2 3", b"0 1 0 0 0 0 -", b"abc 1 -", b"a\tb\nc",
+    b"\xed\xa0\x80", b"v" * 70_000,
 )  # fmt: skip
 
 

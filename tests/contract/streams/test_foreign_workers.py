@@ -197,3 +197,41 @@ async def test_an_idempotency_key_of_another_type_is_moved_away(bench):
     (answer,) = await bench.queue().submit([new("first", idempotency_key="k")])
     assert answer.status == "created"
     assert await bench.outside.get(bench.key("idempotency:k")) == "first"
+
+
+@pytest.mark.clause("S-12", "S-38")
+@pytest.mark.parametrize("by", ["claim", "upkeep"])
+async def test_a_lost_job_is_found_behind_more_held_entries_than_one_search_reads(bench, by):
+    held, redis, stream = 1_200, bench.outside, bench.key("jobs:stream")
+    queue = bench.queue(lease_ms=LEASE_MS)
+    await queue.upkeep()
+    for _ in range(0, held, 300):
+        await queue.submit([NewJob(task="chat", payload=b"{}") for _ in range(300)])
+    await redis.xreadgroup("workers", "foreign", {stream: ">"}, count=held)
+    await queue.submit([new("lost")])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    other = bench.queue("w2", lease_ms=LEASE_MS)
+    async with asyncio.timeout(10):
+        while (await bench.job("lost"))["lease"].split()[6] == lease.token:
+            if by == "upkeep":
+                await other.upkeep()
+            else:
+                assert len(await other.claim(10, wait_ms=20)) <= 1
+    left = await redis.xpending_range(stream, "workers", "-", "+", 2_000, consumername="foreign")
+    assert len(left) == held
+
+
+@pytest.mark.clause("S-36")
+@pytest.mark.parametrize("value", ["junk", "+", f"{'9' * 30}-1", "1-" + "9" * 19])
+async def test_a_place_in_the_search_that_is_none_does_not_stop_it(bench, value):
+    queue = bench.queue(lease_ms=LEASE_MS)
+    await queue.submit([new("lost")])
+    await queue.claim(1, wait_ms=0)
+    other = bench.queue("w2", lease_ms=LEASE_MS)
+    fields = {"claim_from": value, "upkeep_from": value}
+    await bench.outside.hset(bench.key("jobs:upkeep"), mapping=fields)
+    async with asyncio.timeout(10):
+        await other.upkeep()
+        while not (leases := await other.claim(1, wait_ms=20)):
+            pass
+    assert leases[0].job_id == "lost"

@@ -10,7 +10,7 @@ import pytest
 
 from leasehold.core.job import NewJob
 from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import Completed, Outcome
+from leasehold.core.outcome import Completed, Failure, Outcome
 from leasehold.core.seam import Query
 
 ENTRY = {"task": "chat", "payload": "{}"}
@@ -291,3 +291,78 @@ async def test_the_ledger_shows_a_job_that_is_no_hash_as_an_error(bench, kind):
     assert await ledger.cancel(["bad", "good"]) == ["unreadable", "ok"]
     assert await ledger.remove(["bad"]) == ["ok"]
     assert await ledger.get("bad") is None
+
+
+async def repaired(bench, queue) -> None:
+    """An upkeep that goes through hashes now, and not when the last round is a second old."""
+    await bench.outside.hdel(bench.key("jobs:upkeep"), "repair_at")
+    await queue.upkeep()
+
+
+@pytest.mark.clause("S-36")
+@pytest.mark.parametrize("msg_id", ["abc", "+", "1", "(1-1", f"{'9' * 30}-1", "1--1", "-1-1"])
+async def test_an_entry_id_that_is_none_does_not_stop_upkeep(bench, msg_id):
+    queue = bench.queue(lease_ms=300)
+    await queue.submit([new("hurt"), new("lost"), new("later", delay_ms=200)])
+    await bench.outside.hset(bench.key("job:hurt"), "entry", f"{msg_id} 1 -")
+    await queue.claim(2, wait_ms=0)
+    await bench.outside.hset(bench.key("job:hurt"), "entry", f"{msg_id} 1 -")
+    other = bench.queue("w2", lease_ms=300)
+    done: list[str] = []
+    async with asyncio.timeout(10):
+        while not {"lost", "later"} <= set(done):
+            await repaired(bench, other)
+            done += await finish(other, await other.claim(10, wait_ms=50))
+    assert len(done) == len(set(done))
+
+
+@pytest.mark.clause("S-36")
+@pytest.mark.parametrize("score", ["inf", "1e300", "9e14"])
+async def test_a_due_time_that_is_not_the_jobs_own_is_written_anew(bench, score):
+    queue = bench.queue()
+    await queue.submit([new("soon", delay_ms=200), new("later", delay_ms=900_000)])
+    later_ms = float((await bench.job("later"))["due_ms"])
+    delayed = bench.key("jobs:delayed")
+    await bench.outside.zadd(delayed, {"soon": score, "later": score})
+    taken: list[Lease] = []
+    async with asyncio.timeout(10):
+        while not taken or await bench.outside.zscore(delayed, "later") != later_ms:
+            await repaired(bench, queue)
+            taken += await queue.claim(10, wait_ms=20)
+    assert await finish(queue, taken) == ["soon"]
+    assert await bench.outside.zrange(delayed, 0, -1) == ["later"]
+
+
+@pytest.mark.clause("S-36")
+@pytest.mark.parametrize(
+    "counted",
+    [
+        {"fail": "retry"},
+        {"snooze": "snooze", "release": "release"},
+        {"fail": "retry", "bury": "error", "snooze": "snooze", "release": "release"},
+    ],
+)
+async def test_counters_that_were_overwritten_start_anew_with_all_that_a_step_counted(
+    bench, counted
+):
+    queue = bench.queue()
+    await queue.submit([new(kind, max_attempts=2) for kind in counted])
+    leases = await queue.claim(len(counted), wait_ms=0)
+    await put(bench, "jobs:stats", "string")
+    failure = Failure(code="E", message="m")
+    await queue.settle(
+        [Outcome(lease, lease.job_id, delay_ms=10, failure=failure) for lease in leases]
+    )
+    expected = dict.fromkeys([*counted.values(), "quarantined"], "1")
+    assert await bench.outside.hgetall(bench.key("jobs:stats")) == expected
+
+
+@pytest.mark.clause("S-33")
+async def test_removing_an_id_that_names_an_event_stream_leaves_the_stream(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    await queue.submit([new("live")])
+    assert await ledger.remove(["live:events"]) == ["missing"]
+    assert await bench.event_types("live") == ["queued"]
+    assert await finish(queue, await queue.claim(1, wait_ms=0)) == ["live"]
+    assert await ledger.remove(["live"]) == ["ok"]
+    assert not await bench.outside.exists(bench.key("job:live:events"))

@@ -7,6 +7,7 @@ calls this; no step keeps the server for long.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from leasehold.contracts.omniq.calls import Calls
@@ -15,7 +16,9 @@ from leasehold.contracts.omniq.records import readable
 from leasehold.store.redis import Arg
 
 _STEP = 500
+_OVERLAP = 100
 _STATES = ("wait", "active", "delayed", "failed", "completed")
+_CHANGED = ("state", "attempt", "updated_ms", "lease_token", "lh")  # at least one with every step
 
 
 async def repair(calls: Calls, queue: str) -> int:
@@ -24,10 +27,8 @@ async def repair(calls: Calls, queue: str) -> int:
     noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
     jobs, gids = await _jobs_and_gids(calls, base)
     wrong: int = await calls.run("mend", 0, "groups", "", *gids)  # also sets wrong types aside
-    for state in _STATES:
-        for lane in _lanes(base, state, gids):
-            jobs.difference_update(await _ids(calls, state, lane))
-    wrong += await _mend(calls, "stray", "", sorted(jobs))
+    await _strike_out(calls, base, gids, jobs)
+    wrong += await _put_back(calls, base, gids, jobs)
     for state in _STATES:
         for lane in _lanes(base, state, gids):
             wrong += await _mend(calls, "lane", state, await _ids(calls, state, lane))
@@ -41,6 +42,35 @@ def _lanes(base: bytes, state: str, gids: list[bytes]) -> list[bytes]:
     return [base + b":" + state.encode(), *grouped]
 
 
+async def _strike_out(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> None:
+    for state in _STATES:
+        for lane in _lanes(base, state, gids):
+            jobs.difference_update(await _ids(calls, state, lane))
+
+
+async def _put_back(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> int:
+    """Put jobs that are in no lane where their hashes say; how many there were.
+
+    Jobs move meanwhile. One that is as it was before all lanes were read again, and that none of
+    them had, has not moved: so the server need not read a lane for it.
+    """
+    seen: dict[bytes, list[bytes]] = {}
+    found = sorted(jobs)
+    for start in range(0, len(found), _STEP):
+        ids = found[start : start + _STEP]
+        reads = [("HMGET", base + b":job:" + job_id, *_CHANGED) for job_id in ids]
+        for job_id, values in zip(ids, readable(await calls.redis.pipeline(reads)), strict=True):
+            seen[job_id] = [value or b"" for value in values or [b""] * len(_CHANGED)]
+    if seen:
+        await _strike_out(calls, base, gids, jobs)
+    wrong = 0
+    strays = [job_id for job_id in seen if job_id in jobs]
+    for start in range(0, len(strays), _STEP):
+        rows = [(job_id, *seen[job_id]) for job_id in strays[start : start + _STEP]]
+        wrong += await calls.run("mend", 0, "stray", "", *chain.from_iterable(rows))
+    return wrong
+
+
 async def _mend(calls: Calls, part: str, state: str, ids: list[bytes]) -> int:
     wrong = 0
     for start in range(0, len(ids), _STEP):
@@ -49,14 +79,23 @@ async def _mend(calls: Calls, part: str, state: str, ids: list[bytes]) -> int:
 
 
 async def _ids(calls: Calls, state: str, lane: bytes) -> list[bytes]:
+    """What stands in a lane.
+
+    Claims take from its front meanwhile and move the rest forward: pages overlap, and one that
+    begins with an id that was not read yet is read again from further in front.
+    """
     read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
-    found: list[bytes] = []
+    found: dict[bytes, None] = {}
+    at = 0
     while True:
-        end = len(found) + 2 * _STEP - 1
-        step: list[bytes] = await _read(calls, read, lane, len(found), end) or []
-        found += step
-        if len(step) < 2 * _STEP:
-            return found
+        page: list[bytes] = await _read(calls, read, lane, at, at + 2 * _STEP - 1) or []
+        if at and (not page or page[0] not in found):
+            at = max(0, at - _STEP)
+            continue
+        found.update(dict.fromkeys(page))
+        if len(page) < 2 * _STEP:
+            return list(found)
+        at += len(page) - _OVERLAP
 
 
 async def _drop_left_over(calls: Calls, base: bytes, state: str) -> int:

@@ -1,10 +1,12 @@
 -- Puts right what clients without counters (OmniQ 1.x), a deleted job or a damaged lane have left wrong: jobs
--- that no lane has, the tables that monitors read, the counts of groups; a bounded piece at a time.
+-- that no lane has, the tables that monitors read, the counts of groups. A call looks at the given ids and reads no
+-- lane; `groups` reads the table of leases.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] stray | idx | lane | groups  ARGV[3] the state, for idx and lane;
 --   for groups the field `recount` of `upkeep` as it was when mending began, or ''
--- ARGV[4..] stray: ids of jobs that were seen in no lane; idx: ids that the mirror table of the state has;
---   lane: ids that stand in its lane; groups: all gids
+-- ARGV[4..] stray: per job its id, and state, attempt, updated_ms, lease_token and lh of its hash ('' for none) as
+--   they were before its lane was read and did not have it; idx: ids that the mirror table of the state has; lane:
+--   ids that stand in its lane; groups: all gids
 -- Returns how many entries were wrong
 -- Clauses O-34 O-38 O-51
 local GIVEN_NOW = ARGV[1]
@@ -21,21 +23,22 @@ local ENTERED = { wait = 'queued_ms', active = 'last_started_ms', delayed = 'upd
   completed = 'completed_ms' }
 local DUE = { active = 'lock_until_ms', delayed = 'due_ms' }
 
--- Takes out of `ids` those that stand in the list.
-local function strike_out(list, ids)
-  for from = 0, call('LLEN', list) - 1, 1000 do
-    for _, id in ipairs(call('LRANGE', list, text[from], text[from + 999])) do
-      ids[id] = nil
+-- Whether the job has made no step since the caller read these fields: then its lane has not got it since either.
+local function is_as_before(at)
+  local v = call('HMGET', JOB .. ARGV[at], 'state', 'attempt', 'updated_ms', 'lease_token', 'lh')
+  for i = 1, 5 do
+    if (v[i] or '') ~= ARGV[at + i] then
+      return false
     end
   end
+  return true
 end
 
 -- The hash says where a job stands. One that no lane has goes there, at the end that is reached last; a lease
--- goes back into its table and ends when it would have ended.
+-- goes back into its table and ends when it would have ended. The new updated_ms makes a list take it only once.
 function mend.stray()
-  local lost, order = {}, {}
-  for at = 4, #ARGV do
-    local job = read_job(ARGV[at])
+  for at = 4, #ARGV, 6 do
+    local job = is_as_before(at) and read_job(ARGV[at])
     local state = job and job.state
     if job then
       call('ZADD', IDX .. state, 'NX', text[figure(call('HGET', job.key, ENTERED[state])) or NOW], job.id)
@@ -46,23 +49,11 @@ function mend.stray()
       local due = figure(call('HGET', job.key, 'due_ms'), NOW) or NOW
       wrong = wrong + call('ZADD', DELAYED, 'NX', text[due], job.id)
     elseif state then
-      local list = state == 'wait' and lane_of(job.gid) or BASE .. ':' .. state
-      lost[list] = lost[list] or {}
-      lost[list][job.id] = true
-      order[#order + 1] = { list, job }
-    end
-  end
-  for list, ids in pairs(lost) do
-    strike_out(list, ids)
-  end
-  for _, each in ipairs(order) do
-    local list, job = each[1], each[2]
-    if lost[list][job.id] then
-      lost[list][job.id] = nil
-      call('RPUSH', list, job.id)
+      call('RPUSH', state == 'wait' and lane_of(job.gid) or BASE .. ':' .. state, job.id)
+      call('HSET', job.key, 'updated_ms', ARGV[at + 3] == NOW_S and text[NOW + 1] or NOW_S)
       wrong = wrong + 1
-      wake_wanted = wake_wanted or job.state == 'wait'
-      if job.state == 'wait' and job.gid ~= '' then
+      wake_wanted = wake_wanted or state == 'wait'
+      if state == 'wait' and job.gid ~= '' then
         looked_at[job.gid] = true
       end
     end
@@ -85,7 +76,7 @@ local function lane_entry(id)
   local v = call('HMGET', JOB .. id, 'state', ENTERED[STATE], 'updated_ms', DUE[STATE] or 'id')
   if v[1] ~= STATE then
     if STATE ~= 'wait' then -- a claim drops it there
-      wrong = wrong + (DUE[STATE] and call('ZREM', lane, id) or call('LREM', lane, '1', id))
+      wrong = wrong + (DUE[STATE] and call('ZREM', lane, id) or call('LREM', lane, '0', id))
     end
     return
   end

@@ -84,11 +84,6 @@ local function uncommon()
       '0', was, WORKER, job.max_attempts)
   end
 
-  local function exists(msg_id)
-    local found = pcall('XRANGE', STREAM, msg_id, msg_id)
-    return not found.err and found[1] ~= nil
-  end
-
   -- An entry of ours or of another worker, in whatever state its job is by now.
   local function take(msg_id, flat, ours_unknown)
     local id, task, payload = fields_of(flat)
@@ -117,7 +112,7 @@ local function uncommon()
       if not reap(job, task, LOST_MAX) then
         return drop_entry(msg_id)
       end
-    elseif job.msg_id ~= '-' and job.msg_id ~= msg_id and exists(job.msg_id) then -- superseded
+    elseif job.msg_id ~= '-' and job.msg_id ~= msg_id and has_entry(job.msg_id) then -- superseded
       return drop_entry(msg_id)
     end
     start(job, msg_id, task, payload)
@@ -154,7 +149,7 @@ local function uncommon()
   -- What ran out, whoever held it.
   local function take_back()
     ensure_group()
-    each_idle(ARGV[4], function(msg_id, consumer, idle_ms)
+    each_idle('claim_from', ARGV[4], function(msg_id, consumer, idle_ms)
       more_idle = leases_n >= LIMIT
       if not more_idle then
         take_idle(msg_id, consumer, idle_ms)

@@ -65,11 +65,19 @@ function steps.remove(job)
   return 'ok'
 end
 
+-- The event stream of a job is no job, though its key looks like that of one.
+local function is_events(id)
+  local owner = match(id, '^(.+):events$')
+  return owner and call('EXISTS', job_key(owner)) == 1
+end
+
 for at = 3, #ARGV do
   local job, unreadable = read_job(ARGV[at])
   local answer = unreadable and 'unreadable' or 'missing'
   if job then
     answer = steps[ARGV[2]](job)
+  elseif unreadable and is_events(ARGV[at]) then
+    answer = 'missing'
   elseif unreadable and ARGV[2] == 'remove' then
     forget(ARGV[at])
     answer = 'ok'

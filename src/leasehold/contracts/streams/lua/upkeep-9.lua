@@ -48,14 +48,21 @@ end
 
 -- Puts a job back whose entry or due time has gone with its key. What runs gets an entry too, by which it is
 -- found if its worker dies. Only of jobs that have been in our hands is it known where they should be.
+-- A due time that is not the one in the hash is another program's.
 local function put_back(job)
-  if job.msg_id == '-' and (job.status == 'running' or own('ZSCORE', DELAYED, job.id)) then
+  local due = 0
+  if job.msg_id ~= '-' and has_entry(job.msg_id) or job.msg_id == '-' and job.status == 'running' then
     return
-  elseif job.msg_id ~= '-' and #call('XRANGE', STREAM, job.msg_id, job.msg_id) > 0 then
-    return
+  elseif job.msg_id == '-' then
+    local score = own('ZSCORE', DELAYED, job.id)
+    due = whole(call('HGET', job.key, 'due_ms')) or whole(score) or 0
+    if score and tonumber(score) == due then
+      return
+    end
+    call('ZREM', DELAYED, job.id)
   end
-  local v = call('HMGET', job.key, 'task', 'payload', 'due_ms')
-  job.msg_id = enqueue(job.id, v[1] or '', v[2] or '', whole(v[3]) or 0)
+  local v = call('HMGET', job.key, 'task', 'payload')
+  job.msg_id = enqueue(job.id, v[1] or '', v[2] or '', due)
   call('HSET', job.key, 'entry', entry_words(job))
 end
 
@@ -132,7 +139,7 @@ local claimed = match(own('HGET', WORKERS, ARGV[7]) or '', '^%d+ (%S+ %d+ %S+)')
 call('HSET', WORKERS, ARGV[7], NOW_S .. ' ' .. (claimed or '- 0 -') .. ' ' .. ARGV[8])
 ensure_group()
 local promoted = promote('1000')
-each_idle(ARGV[2], take_back)
+each_idle('upkeep_from', ARGV[2], take_back)
 repair()
 if reclaimed > ended then
   own('HSET', UPKEEP, 'search_at', '0')

@@ -51,7 +51,8 @@ local function refresh(key, ttl_s, lease_until)
 end
 
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([!-~]+)$'
-local ENTRY = '^([!-~]+) (%d+) ([!-~]+)$'
+local ENTRY = '^([%d%-]+) (%d+) ([!-~]+)$'
+local MSG_ID = '^%d+%-%d+$'
 local NUMBER_MOST = 1e15 -- a Lua number holds integers up to here, and Redis takes them as scores
 
 -- A field that another program may have written: a whole number, or nil.
@@ -71,7 +72,7 @@ local function job_of(id, key, v)
   if fence and fence + ver + attempt + max_attempts + lost + lease_until >= NUMBER_MOST then
     fence = nil
   end
-  if msg_id and not whole(created_ts) then
+  if msg_id and not (whole(created_ts) and (msg_id == '-' or match(msg_id, MSG_ID))) then
     msg_id = nil
   end
   if (v[2] and not fence) or (v[3] and not msg_id) then
@@ -109,6 +110,12 @@ local function read_job(id)
     return nil, 'job:' .. id .. ' has no status'
   end
   return nil
+end
+
+-- Whether the stream has the entry; false also for an id that Redis does not take, such as one of 30 digits.
+local function has_entry(msg_id)
+  local found = pcall('XRANGE', STREAM, msg_id, msg_id)
+  return not found.err and found[1] ~= nil
 end
 
 local function lease_words(job)

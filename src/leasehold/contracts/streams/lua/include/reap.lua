@@ -67,21 +67,30 @@ local function is_held(job, consumer, idle_ms, foreign_ms)
   return silent_ms(job, idle_ms) < foreign_ms
 end
 
--- Group entries that have been idle for a lease, oldest first, in pages; visit(msg_id, consumer, idle_ms)
--- returns false to stop.
-local function each_idle(idle_ms, visit)
-  local from = '-'
+-- Group entries that have been idle for a lease, oldest first, at most 1,000 in pages; visit(msg_id, consumer,
+-- idle_ms) returns false to stop. The next search goes on behind the last of 1,000, as `field` of jobs:upkeep
+-- tells: entries that others hold for long do not hide those behind them.
+local function each_idle(field, idle_ms, visit)
+  local kept = own('HGET', UPKEEP, field)
+  local from = kept and match(kept, MSG_ID) and '(' .. kept or '-'
+  local last
   for _ = 1, 10 do
-    local page = call('XPENDING', STREAM, GROUP, 'IDLE', idle_ms, from, '+', '100')
+    local page = pcall('XPENDING', STREAM, GROUP, 'IDLE', idle_ms, from, '+', '100')
     for _, entry in ipairs(page) do
       if visit(entry[1], entry[2], entry[3]) == false then
         return
       end
     end
-    if #page < 100 then
-      return
+    last = #page == 100 and page[100][1]
+    if not last then
+      break
     end
-    from = '(' .. page[#page][1]
+    from = '(' .. last
+  end
+  if last then
+    own('HSET', UPKEEP, field, last)
+  elseif kept then
+    own('HDEL', UPKEEP, field)
   end
 end
 

@@ -108,7 +108,11 @@ local function flush()
     end_run()
   end
   flush_lines()
-  for name, n in pairs(counted) do
-    own('HINCRBY', STATS, name, format('%d', n))
+  while next(counted) do -- a key that is set aside here is counted too
+    local totals = counted
+    counted = {}
+    for name, n in pairs(totals) do
+      own('HINCRBY', STATS, name, format('%d', n))
+    end
   end
 end
