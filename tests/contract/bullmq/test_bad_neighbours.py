@@ -24,11 +24,11 @@ async def child_of(bench: Bench, parent: str, told: Any = None, **fields: str) -
     (child,) = await healthy(bench, 1)
     base = bench.key("")[:-1]
     told = {"id": parent, "queueKey": base} if told is None else told
-    hash_of_parent = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1", **fields}
+    hash_of_parent: Any = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1", **fields}
     bench.raw.hset(bench.key(parent), mapping=hash_of_parent)
     bench.raw.zadd(bench.key("waiting-children"), {parent: 1})
     bench.raw.sadd(bench.key(f"{parent}:dependencies"), bench.key(child))
-    link = {"parentKey": bench.key(parent), "parent": json.dumps(told)}
+    link: Any = {"parentKey": bench.key(parent), "parent": json.dumps(told)}
     bench.raw.hset(bench.key(child), mapping=link)
     return child
 
@@ -90,7 +90,7 @@ async def test_a_failed_child_ends_where_the_keys_of_its_parents_queue_were_over
     told = {"id": "p", "queueKey": elsewhere, "fpof": True}
     child = await child_of(bench, "q", told)
     bench.raw.hset(bench.key(child), "parentKey", f"{elsewhere}:p")
-    fields = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1", "lh": "1 x 0 0 - 0"}
+    fields: Any = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1", "lh": "1 x 0 0 - 0"}
     bench.raw.hset(f"{elsewhere}:p", mapping=fields)
     bench.raw.zadd(f"{elsewhere}:waiting-children", {"p": 1})
     bench.raw.sadd(f"{elsewhere}:p:dependencies", bench.key(child))
@@ -181,6 +181,39 @@ async def test_a_holder_settles_its_lease_where_the_active_list_was_overwritten(
     assert again[0] == (await queue.settle([Outcome(leases[3], "release")]))[0]
 
 
+@pytest.mark.parametrize("name", ["wait", "prioritized", "delayed", "active", "waiting-children"])
+@pytest.mark.parametrize("is_submitted", [True, False])
+async def test_jobs_that_stood_in_an_overwritten_line_are_put_back(
+    bench: Bench, name: str, is_submitted: bool
+) -> None:
+    producer = bench.producer()
+    done, held, lost = await healthy(bench, 3)
+    queue = bench.queue("w", lease_ms=1_000, stalled_ms=200)
+    leases = await queue.claim(3, wait_ms=0)
+    await queue.settle([Outcome(leases[0], "complete", result=b"1")])
+    ids = await healthy(bench, 3)
+    ids += [await producer.add("work", {}, priority=2), await producer.add("work", {}, delay=50)]
+    later = await producer.add("work", {}, delay=60_000)
+    child = await child_of(bench, "p", lh="1 waiting-children 0 0 - 0")
+    bench.raw.hdel(bench.key(ids[0]), "lh")  # as Node stores it
+    bench.raw.delete(bench.key(f"{lost}:lock"))
+    overwrite(bench, name, "string")
+    if is_submitted:  # the add meets the key first
+        ids += await healthy(bench, 1)
+        ids.append(await producer.add("work", {}, priority=2))
+    await queue.upkeep()
+    if name == "waiting-children":
+        assert bench.ids(name) == ["p"]
+    if name == "delayed":
+        assert later in bench.ids(name)
+    await queue.settle([Outcome(leases[1], "complete", result=b"1")])
+    await run(bench, [done, held, lost, *ids, child, "p"])
+    assert bench.ids("delayed") == [later]
+    for each in ("wait", "active", "prioritized", "failed"):
+        assert bench.ids(each) == []
+    assert not bench.raw.exists(bench.key("leasehold:restore"))
+
+
 async def test_a_rate_limit_without_an_end_does_not_stop_the_queue(bench: Bench) -> None:
     (job,) = await healthy(bench, 1)
     bench.raw.set(bench.key("limiter"), "999")
@@ -263,7 +296,7 @@ async def test_listings_pass_over_what_cannot_be_read(bench: Bench, kind: str) -
     ids = await healthy(bench, 2)
     await bench.producer().upsert_scheduler("s", every=60_000, name="tick")
     bench.raw.rpush(bench.key("wait"), b"\xff")
-    bench.raw.zadd(bench.key("repeat"), {b"\xff": 1, "bad": 2})
+    bench.raw.zadd(bench.key("repeat"), {b"\xff": 1, b"bad": 2})
     bench.raw.set(bench.key("repeat:bad"), "x")
     for name in ("completed", "prioritized", "metrics:completed:data"):
         overwrite(bench, name, kind)
@@ -290,6 +323,7 @@ async def test_listings_pass_over_what_cannot_be_read(bench: Bench, kind: str) -
         {"delay": float("nan")},
         {"delay": float("inf")},
         {"attempts": "abc"},
+        {"timestamp": "abc", "delay": 5},
         {"attempts": float("inf")},
         {"deduplication": {"id": "d", "ttl": "abc"}},
     ],

@@ -11,6 +11,7 @@ from leasehold.contracts.bullmq import job_options
 from leasehold.contracts.bullmq.finding import STATES, Finder, text_of
 from leasehold.contracts.bullmq.options import CONTRACT
 from leasehold.contracts.bullmq.records import number
+from leasehold.contracts.bullmq.restoring import literal
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.errors import Conflict, ServerError, UsageError
 from leasehold.core.job import JobRecord
@@ -135,7 +136,7 @@ class Managing:
         for pattern in patterns:
             cursor: Arg = 0
             while True:
-                match = _literal(self._prefix) + pattern
+                match = literal(self._prefix) + pattern
                 scan = self._redis.call("SCAN", cursor, "MATCH", match, "COUNT", 1_000)
                 cursor, found = await part(1, scan)
                 if found:
@@ -179,8 +180,3 @@ def _json(raw: bytes | None) -> Any:
         return None if raw is None else from_json(raw)
     except msgspec.DecodeError:
         return None
-
-
-def _literal(text: str) -> str:
-    """What SCAN matches as it is."""
-    return "".join(f"\\{c}" if c in "*?[]\\" else c for c in text)

@@ -145,6 +145,9 @@ def check_options(given: Mapping[str, Any]) -> None:
     attempts = given.get("attempts") or 0
     if not _is_number(attempts) or not abs(attempts) < _EXACT_MAX:
         raise InvalidJob(f"attempts {attempts!r}: a whole number")
+    stamp = given.get("timestamp") or 0
+    if not _is_number(stamp) or not 0 <= stamp < _EXACT_MAX:
+        raise InvalidJob(f"timestamp {stamp!r}: milliseconds since 1970")
     ttl = told.get("ttl") if isinstance(told := given.get("deduplication"), Mapping) else None
     if ttl is not None and not (_is_number(ttl) and 0 <= ttl < _EXACT_MAX):
         raise InvalidJob(f"deduplication ttl {ttl!r}: milliseconds, not negative")

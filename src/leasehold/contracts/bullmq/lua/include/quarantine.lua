@@ -41,6 +41,7 @@ local function put(command, key, ...)
     local aside = PREFIX .. 'leasehold:quarantine:' .. name
     call('RENAME', key, aside)
     call('PEXPIRE', aside, '604800000') -- a week
+    call('SET', PREFIX .. 'leasehold:restore', '') -- upkeep looks for jobs that stood there
     reply = call(command, key, ...)
   end
   return reply
