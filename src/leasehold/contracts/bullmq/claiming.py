@@ -230,7 +230,7 @@ class Claims:
                     error=str(error),
                 )
                 return
-            except (LeaseholdError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            except Exception as error:  # options of another program; whatever they break
                 _warn(
                     "the next run of a scheduler cannot be computed here; the job itself runs",
                     queue=self._options.queue,
@@ -293,4 +293,4 @@ def _failure(reason: str) -> Failure:
 
 def _history(row: list[Any]) -> tuple[int, int, bytes]:
     """Ended attempts, stalled starts and earlier stacks, which only a job with a history has."""
-    return (int(row[7]), int(row[8]), row[9]) if len(row) > _PLAIN_LENGTH else (0, 0, b"")
+    return (number(row[7]), number(row[8]), row[9]) if len(row) > _PLAIN_LENGTH else (0, 0, b"")

@@ -7,6 +7,7 @@ from typing import Any
 
 from leasehold.contracts.bullmq.options import Options, keys
 from leasehold.contracts.bullmq.records import number, record_of
+from leasehold.core.errors import ServerError
 from leasehold.core.job import JobRecord
 from leasehold.store.redis import Arg, Redis
 
@@ -75,7 +76,7 @@ class Finder:
             for state, reply in zip(states, replies, strict=True)
             if isinstance(reply, list)
             for each in reply
-            if (job_id := _text(each))
+            if (job_id := text_of(each))
         }
 
     async def between(
@@ -100,8 +101,10 @@ class Finder:
                 commands.append(("LRANGE", lists[state], start, end))
         listed: dict[str, str] = {}
         for state, reply in zip(states, await self._redis.pipeline(commands), strict=True):
+            if isinstance(reply, ServerError):  # of another type: upkeep puts it aside
+                continue
             ids = reversed(reply) if ascending and state in lists else reply
-            listed |= {each.decode(): state for each in ids}
+            listed |= {job_id: state for each in ids if (job_id := text_of(each))}
         return listed
 
     async def records(
@@ -162,8 +165,8 @@ def natural(job_id: str) -> tuple[int, str]:
     return (int(job_id), "") if job_id.isdecimal() and len(job_id) < 20 else (-1, job_id)
 
 
-def _text(job_id: bytes) -> str:
-    """An id; "" for one that is no text, which no client of BullMQ makes."""
+def text_of(job_id: bytes) -> str:
+    """An id as text; "" for one that is no text, which no client of BullMQ makes."""
     try:
         return job_id.decode()
     except UnicodeDecodeError:

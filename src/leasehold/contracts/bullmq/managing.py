@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from leasehold.contracts.bullmq import job_options
-from leasehold.contracts.bullmq.finding import STATES, Finder
+from leasehold.contracts.bullmq.finding import STATES, Finder, text_of
 from leasehold.contracts.bullmq.options import CONTRACT
 from leasehold.contracts.bullmq.records import number
+from leasehold.contracts.bullmq.restoring import literal
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from leasehold.core.errors import Conflict, UsageError
+from leasehold.core.errors import Conflict, ServerError, UsageError
 from leasehold.core.job import JobRecord
 from leasehold.core.values import from_json
 from leasehold.store.redis import Arg, Redis
@@ -76,13 +77,16 @@ class Managing:
     async def schedulers(self, *, start: int = 0, end: int = -1) -> list[SchedulerRecord]:
         """The schedulers, the next one due first."""
         repeat = self._prefix + "repeat"
-        flat = await self._redis.call("ZRANGE", repeat, start, end, "WITHSCORES")
-        hashes = await self._redis.pipeline(
-            [("HGETALL", f"{repeat}:{each.decode()}") for each in flat[::2]]
-        )
+        (flat,) = await self._redis.pipeline([("ZRANGE", repeat, start, end, "WITHSCORES")])
+        if isinstance(flat, ServerError):  # of another type: upkeep puts it aside
+            return []
+        named = {text_of(each): due for each, due in zip(flat[::2], flat[1::2], strict=True)}
+        named.pop("", None)
+        hashes = await self._redis.pipeline([("HGETALL", f"{repeat}:{each}") for each in named])
         return [
-            _scheduler(each.decode(), number(due), told)
-            for each, due, told in zip(flat[::2], flat[1::2], hashes, strict=True)
+            _scheduler(each, number(due), told)
+            for (each, due), told in zip(named.items(), hashes, strict=True)
+            if not isinstance(told, ServerError)
         ]
 
     async def metrics(self, kind: str = "completed", *, start: int = 0, end: int = -1) -> Metrics:
@@ -97,11 +101,14 @@ class Managing:
                 ("LLEN", f"{key}:data"),
             ]
         )
+        # A key of another type, which upkeep puts aside, counts as none.
+        fields = (b"", b"", b"") if isinstance(fields, ServerError) else fields
         count, previous_ms, previous_count = (number(each or b"") for each in fields)
+        has_points = not isinstance(points, ServerError)
         return Metrics(
             count=count,
-            points=[number(each) for each in points],
-            length=length,
+            points=[number(each) for each in points] if has_points else [],
+            length=length if has_points else 0,
             previous_ms=previous_ms,
             previous_count=previous_count,
         )
@@ -123,13 +130,13 @@ class Managing:
         if more < 0:
             what = "it was resumed meanwhile" if more == -1 else "jobs run in it; force ends them"
             raise Conflict(f"the queue cannot be obliterated: {what}", contract=CONTRACT)
-        await self._forget("leasehold:add:*", "leasehold:idem:*")
+        await self._forget("leasehold:add:*", "leasehold:idem:*", "leasehold:quarantine*")
 
     async def _forget(self, *patterns: str) -> None:
         for pattern in patterns:
             cursor: Arg = 0
             while True:
-                match = _literal(self._prefix) + pattern
+                match = literal(self._prefix) + pattern
                 scan = self._redis.call("SCAN", cursor, "MATCH", match, "COUNT", 1_000)
                 cursor, found = await part(1, scan)
                 if found:
@@ -173,8 +180,3 @@ def _json(raw: bytes | None) -> Any:
         return None if raw is None else from_json(raw)
     except msgspec.DecodeError:
         return None
-
-
-def _literal(text: str) -> str:
-    """What SCAN matches as it is."""
-    return "".join(f"\\{c}" if c in "*?[]\\" else c for c in text)

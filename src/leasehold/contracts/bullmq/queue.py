@@ -21,6 +21,7 @@ from leasehold.contracts.bullmq.claiming import Claims
 from leasehold.contracts.bullmq.family import Children, read_children
 from leasehold.contracts.bullmq.options import Options
 from leasehold.contracts.bullmq.outcomes import custom_backoff
+from leasehold.contracts.bullmq.restoring import restore
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.contracts.bullmq.settling import Settles
 from leasehold.core.errors import LeaseLost, UsageError
@@ -144,6 +145,8 @@ class BullmqQueue:
             round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
         self._scripts.note(reply[5])
+        if reply[6]:
+            await restore(self._redis, self._scripts, options.key_prefix)
         return Upkeep(*reply[:5])
 
     def take_quarantined(self) -> list[Quarantined]:

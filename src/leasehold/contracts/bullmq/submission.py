@@ -15,6 +15,7 @@ from leasehold.core.job import NewJob, Submitted
 from leasehold.core.submission import check_job, submitted
 from leasehold.store.redis import Arg
 
+_EXACT_MAX = 2**53
 _plain_opts: dict[tuple[int, int, int], bytes] = {}
 
 
@@ -84,6 +85,8 @@ def full_row(
     """The arguments of a job with any options, under their long names."""
     check_options(given)
     size_limit = given.get("sizeLimit")
+    if size_limit is not None and not _is_number(size_limit):
+        raise InvalidJob(f"sizeLimit {size_limit!r}: a number of bytes")
     if size_limit and len(data) > size_limit:
         raise InvalidJob(f"The size of job {name} exceeds the limit {size_limit} bytes")
     parent_key, parent = _parent(given)
@@ -137,8 +140,17 @@ def check_options(given: Mapping[str, Any]) -> None:
             f"priority {priority!r}: a whole number from 0 to {job_options.PRIORITY_MAX}"
         )
     delay = given.get("delay") or 0
-    if not isinstance(delay, int | float) or delay < 0:
+    if not _is_number(delay) or not 0 <= delay < _EXACT_MAX:
         raise InvalidJob(f"delay {delay!r}: milliseconds, not negative")
+    attempts = given.get("attempts") or 0
+    if not _is_number(attempts) or not abs(attempts) < _EXACT_MAX:
+        raise InvalidJob(f"attempts {attempts!r}: a whole number")
+    stamp = given.get("timestamp") or 0
+    if not _is_number(stamp) or not 0 <= stamp < _EXACT_MAX:
+        raise InvalidJob(f"timestamp {stamp!r}: milliseconds since 1970")
+    ttl = told.get("ttl") if isinstance(told := given.get("deduplication"), Mapping) else None
+    if ttl is not None and not (_is_number(ttl) and 0 <= ttl < _EXACT_MAX):
+        raise InvalidJob(f"deduplication ttl {ttl!r}: milliseconds, not negative")
     if given.get("deduplication") is not None and not _dedup(given)[0]:
         raise InvalidJob("deduplication needs an id, as in {'id': 'order-17', 'ttl': 5000}")
     given_of = (word for word in job_options.EXCLUSIVE if given.get(word))
@@ -147,8 +159,12 @@ def check_options(given: Mapping[str, Any]) -> None:
         together = ", ".join(exclusive)
         raise InvalidJob(f"The following options cannot be used together: {together}")
     jitter = given["backoff"].get("jitter") if isinstance(given.get("backoff"), Mapping) else None
-    if jitter is not None and not 0 <= jitter <= 1:
+    if jitter is not None and not (_is_number(jitter) and 0 <= jitter <= 1):
         raise InvalidJob(f"backoff jitter {jitter!r}: a number from 0 to 1")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check(job: NewJob) -> None:

@@ -42,7 +42,9 @@ if ARGV[12] == '1' then
     local lock = leases_n < LIMIT and not held[id] and redis.pcall('GET', key .. ':lock')
     if type(lock) == 'string' and lock:sub(1, #TOKEN + 1) == TOKEN .. ':' then
       local f = read(key)
-      if f and f.name and lock == TOKEN .. ':' .. (f.ats or '0') then
+      if f and f.name and whole(f.ats) and lock == TOKEN .. ':' .. f.ats then
+        f.atm, f.stc = whole(f.atm) and f.atm, whole(f.stc) and f.stc
+        f.priority = whole(f.priority) and f.priority
         local ver, _, was_lease, old_fence, old_kind, old_due = read_lh(f.lh)
         ver = text[ver + 1]
         call('SET', key .. ':lock', lock, 'PX', LEASE_S)
@@ -72,8 +74,13 @@ if limit_max and allowed > 0 then
     call('DEL', LIMITER)
     used = 0
   end
+  local left_ms = used >= limit_max and call('PTTL', LIMITER) or 0
+  if left_ms < 0 then -- a count that never ends would stop the queue
+    call('DEL', LIMITER)
+    used = 0
+  end
   if used >= limit_max then
-    allowed, limited_ms = 0, math.max(1, call('PTTL', LIMITER))
+    allowed, limited_ms = 0, math.max(1, left_ms)
   else
     allowed = math.min(allowed, limit_max - used)
   end

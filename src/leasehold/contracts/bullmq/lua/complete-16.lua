@@ -73,7 +73,9 @@ call('DEL', unpack(freed))
 pcall('SREM', KEYS[9], unpack(ids))
 local kept = pcall('ZADD', KEYS[12], unpack(scored))
 if type(kept) == 'table' and find(kept.err, 'WRONGTYPE', 1, true) then -- put aside, as mend-16.lua does it
-  call('RENAME', KEYS[12], PREFIX .. 'leasehold:quarantine:completed')
+  local aside = PREFIX .. 'leasehold:quarantine:completed'
+  call('RENAME', KEYS[12], aside)
+  call('PEXPIRE', aside, '604800000') -- a week
   call('ZADD', KEYS[12], unpack(scored))
 end
 for from = 1, 2 * done, 200 do

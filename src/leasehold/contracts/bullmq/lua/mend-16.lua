@@ -16,6 +16,9 @@ local NAMES = { list = { WAIT, ACTIVE, PAUSED }, hash = { META, PREFIX .. 'lease
   set = { STALLED }, stream = { EVENTS, JOURNAL, PREFIX .. 'leasehold:quarantine' },
   string = { LIMITER, PC, ID, PREFIX .. 'stalled-check' } }
 
+local IS_LINE = { [WAIT] = true, [ACTIVE] = true, [PAUSED] = true, [PRIORITIZED] = true, [DELAYED] = true,
+  [CHILDREN] = true }
+
 local id_lost = false
 for wanted, keys in pairs(NAMES) do
   for _, key in ipairs(keys) do
@@ -27,6 +30,9 @@ for wanted, keys in pairs(NAMES) do
       call('RENAME', key, aside)
       id_lost = id_lost or key == ID
       call('PEXPIRE', aside, KEPT_MS)
+      if IS_LINE[key] then
+        call('SET', PREFIX .. 'leasehold:restore', '') -- upkeep looks for jobs that stood there
+      end
     end
   end
 end

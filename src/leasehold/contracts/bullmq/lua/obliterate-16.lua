@@ -67,7 +67,8 @@ end
 local captured = call('HGET', META, 'leasehold.captured')
 call('DEL', EVENTS, MARKER, STALLED, LIMITER, PC, ID, META, PREFIX .. 'stalled-check', PREFIX .. 'delay',
   PREFIX .. 'metrics:completed', PREFIX .. 'metrics:completed:data', PREFIX .. 'metrics:failed',
-  PREFIX .. 'metrics:failed:data', PREFIX .. 'leasehold:ended', PREFIX .. 'leasehold:workers')
+  PREFIX .. 'metrics:failed:data', PREFIX .. 'leasehold:ended', PREFIX .. 'leasehold:workers',
+  PREFIX .. 'leasehold:restore')
 if captured then
   call('HSET', META, 'leasehold.captured', captured)
 end

@@ -31,12 +31,17 @@ local function children_of(key)
   return found
 end
 
-local function is_locked(key)
+-- What another program wrote may name a job as its own child: each is looked at once.
+local function is_locked(key, seen)
+  if seen[key] then
+    return false
+  end
+  seen[key] = true
   if call('EXISTS', key .. ':lock') == 1 then
     return true
   end
   for _, child in ipairs(WITH_CHILDREN and children_of(key) or {}) do
-    if is_locked(child) then
+    if is_locked(child, seen) then
       return true
     end
   end
@@ -76,8 +81,13 @@ local function forget(prefix, id, key)
 end
 
 -- The parent learns of it first, then the children go, then the job itself.
+local gone = {}
 local function remove(prefix, id)
   local key = prefix .. id
+  if gone[key] then
+    return 'missing'
+  end
+  gone[key] = true
   local v = redis.pcall('HMGET', key, 'name', 'parentKey', 'parent')
   if not v[1] then
     return 'missing'
@@ -86,7 +96,10 @@ local function remove(prefix, id)
     M.child_removed(key, v[2], v[3])
   end
   for _, child in ipairs(WITH_CHILDREN and children_of(key) or {}) do
-    remove(split(child))
+    local child_prefix, child_id = split(child)
+    if child_id then -- any other word names no job
+      remove(child_prefix, child_id)
+    end
   end
   forget(prefix, id, key)
   return 'ok'
@@ -95,7 +108,7 @@ end
 local answers = {}
 for i = 3, #ARGV do
   local id = ARGV[i]
-  if is_locked(PREFIX .. id) or call('LPOS', ACTIVE, id) then
+  if is_locked(PREFIX .. id, {}) or call('LPOS', ACTIVE, id) then
     answers[#answers + 1] = call('EXISTS', PREFIX .. id) == 1 and 'active' or 'missing'
   else
     answers[#answers + 1] = remove(PREFIX, id)

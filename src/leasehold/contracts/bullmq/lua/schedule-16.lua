@@ -42,8 +42,6 @@ local function make(next_ms, name, data, opts_json, repeat_json, stem)
   if call('EXISTS', PREFIX .. id) == 1 then
     return ''
   end
-  call('INCR', ID)
-  call('ZADD', REPEAT, text[next_ms], NAME)
   local ok, opts = pcall(cjson.decode, opts_json or '')
   opts = ok and type(opts) == 'table' and opts or {}
   local wait_ms = math.max(0, next_ms - NOW)
@@ -51,8 +49,14 @@ local function make(next_ms, name, data, opts_json, repeat_json, stem)
   opts.timestamp, opts.delay = NOW, wait_ms
   opts.attempts = opts.attempts or 0
   opts.prevMillis = opts['repeat'].pattern and next_ms or nil
+  local sound, opts_text = pcall(cjson.encode, opts)
+  if not sound then -- NaN, which JSON has no word for, can be read
+    return make(next_ms, name, data, '{}', repeat_json, stem)
+  end
+  redis.pcall('INCR', ID)
+  call('ZADD', REPEAT, text[next_ms], NAME)
   M.store_job({
-    id = id, name = name, data = data, opts = cjson.encode(opts), delay = wait_ms, rjk = NAME,
+    id = id, name = name, data = data, opts = opts_text, delay = wait_ms, rjk = NAME,
     priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
     max_attempts = text[tonumber(opts.attempts) or 0],
   })
@@ -87,7 +91,7 @@ local function follow()
   local data = v[2] or ARGV[7]
   local id = make(next_ms, v[1] or ARGV[9], data, ARGV[8], ARGV[5], stem)
   if id ~= '' and v[1] then
-    call('HINCRBY', SCHEDULER, 'ic', '1')
+    redis.pcall('HINCRBY', SCHEDULER, 'ic', '1')
     if data ~= '{}' and not v[2] then
       call('HSET', SCHEDULER, 'data', data)
     end
@@ -97,7 +101,8 @@ end
 
 local function upsert()
   local before = call('ZSCORE', REPEAT, NAME)
-  local ic = tonumber(call('HGET', SCHEDULER, 'ic')) or 0
+  local ic = redis.pcall('HGET', SCHEDULER, 'ic') -- of another type: it is begun anew
+  ic = whole(type(ic) == 'string' and ic) or 0
   if before then
     drop_pending('repeat:' .. NAME .. ':' .. text[tonumber(before)])
   end

@@ -186,10 +186,11 @@ end
 local function with_stack(earlier, entry, limit)
   local stack = decoded(earlier)
   stack[#stack + 1] = entry
-  while limit and #stack > limit do
+  while limit and #stack > math.max(0, limit) do
     table.remove(stack, 1)
   end
-  return #stack > 0 and cjson.encode(stack) or '[]'
+  local ok, json = pcall(cjson.encode, stack)
+  return #stack > 0 and (ok and json or cjson.encode({ entry })) or '[]' -- NaN, which JSON has no word for, can be read
 end
 
 -- B-22: a parent can neither complete nor wait on when a child has failed it, nor complete while one is
@@ -219,6 +220,14 @@ local function refuse_children(key, o)
   o.code, o.result_h = 'children', ''
 end
 
+-- The lock, the start and our own state of the job prove the lease where `active` was overwritten: the job stands
+-- nowhere then.
+local function is_held(id, fence, ats, state)
+  return state == 'active' and ats == fence and not (call('LPOS', WAIT, id) or call('ZSCORE', PRIORITIZED, id)
+    or call('ZSCORE', DELAYED, id) or call('ZSCORE', CHILDREN, id) or call('ZSCORE', COMPLETED, id)
+    or call('ZSCORE', FAILED, id))
+end
+
 local function settle(at, lock)
   local id, fence, token = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local key = PREFIX .. id
@@ -231,7 +240,7 @@ local function settle(at, lock)
     return reject(id, fence, lock and 'another worker holds the job' or 'the lock has run out', token_h)
   end
   local v = redis.pcall('HMGET', key, 'name', 'atm', 'lh', 'parentKey', 'deid', 'stc', 'priority', 'cancel',
-    'defa', 'parent')
+    'defa', 'parent', 'ats')
   if v.err then -- upkeep finds it without a lock and sets it aside
     freed[#freed + 1] = key .. ':lock'
     return reject(id, fence, 'the record of the job was overwritten: ' .. v.err, token_h)
@@ -240,13 +249,13 @@ local function settle(at, lock)
     freed[#freed + 1] = key .. ':lock'
     return reject(id, fence, 'the job was removed', token_h)
   end
-  if call('LREM', ACTIVE, '-1', id) == 0 then
+  local ver, state, lease = read_lh(v[3])
+  if call('LREM', ACTIVE, '-1', id) == 0 and not is_held(id, fence, v[11], state) then
     return reject(id, fence, 'the job is not active', token_h)
   end
   done[id] = true
   freed[#freed + 1] = key .. ':lock'
   ids[#ids + 1] = id
-  local ver, _, lease = read_lh(v[3])
   local o = {
     kind = kind, value = ARGV[at + 4], stack = ARGV[at + 5], result_h = ARGV[at + 6],
     code = ARGV[at + 7], delay_ms = tonumber(ARGV[at + 8]), keep_count = ARGV[at + 9],
@@ -280,6 +289,7 @@ if #probes > 0 and call('EXISTS', unpack(probes)) > 0 then
   end
 end
 
+-- @include prove
 for at = FIRST, #ARGV, WIDTH do
   local n = #verdicts + 1
   verdicts[n] = settle(at, locks[n])

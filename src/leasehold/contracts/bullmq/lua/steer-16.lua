@@ -30,10 +30,11 @@ local function retry(job)
   end
   local to = wait_at_end(job.id, tonumber(job.priority) or 0)
   if job.parent_key and call('EXISTS', job.parent_key) == 1 then
-    if call('ZREM', job.parent_key .. ':unsuccessful', job.key) == 1
-      or call('HDEL', job.parent_key .. ':failed', job.key) == 1
-      or call('HDEL', job.parent_key .. ':processed', job.key) == 1 then
-      call('SADD', job.parent_key .. ':dependencies', job.key)
+    -- A key of another type names no child.
+    if redis.pcall('ZREM', job.parent_key .. ':unsuccessful', job.key) == 1
+      or redis.pcall('HDEL', job.parent_key .. ':failed', job.key) == 1
+      or redis.pcall('HDEL', job.parent_key .. ':processed', job.key) == 1 then
+      redis.pcall('SADD', job.parent_key .. ':dependencies', job.key)
     end
   end
   emit('waiting', 'jobId', job.id, 'prev', job.state)

@@ -7,7 +7,7 @@
 -- ARGV[4] journal size in bytes  ARGV[5] journal age_ms
 -- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not told)
 -- ARGV[8] age_ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined }
+-- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined, 1 when jobs may stand nowhere }
 -- Clauses B-12 B-27 B-28
 -- @include queue
 -- @include waiting
@@ -73,4 +73,4 @@ flush()
 if call('EXISTS', JOURNAL) == 1 then
   trim_journal(ARGV[4], ARGV[5], ARGV[8], call('HGET', META, 'leasehold.captured'))
 end
-return { promoted, reclaimed, 0, 0, 0, quarantined }
+return { promoted, reclaimed, 0, 0, 0, quarantined, call('EXISTS', PREFIX .. 'leasehold:restore') }

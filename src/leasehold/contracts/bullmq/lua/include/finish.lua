@@ -36,6 +36,15 @@ local function more()
   return known
 end
 
+-- What the end of a job does to others, by the functions of `family`: where it fails, the record it failed on is
+-- noted and the job ends all the same.
+local function affect(name, record, ...)
+  local ok, why = pcall(more()[name], ...)
+  if not ok then
+    quarantine(record, type(why) == 'table' and why.err or tostring(why))
+  end
+end
+
 -- Per minute counts of finished jobs, as many minutes as the worker asked to keep.
 local function measure(to, n)
   local key = PREFIX .. 'metrics:' .. to
@@ -96,14 +105,11 @@ local function finish(job, o)
   local set = completed and COMPLETED or FAILED
   local keep_count, keep_age = tonumber(o.keep_count), tonumber(o.keep_age)
   if job.parent_key then
-    if completed then
-      more().child_completed(job.key, job.parent_key, job.parent, o.value)
-    else
-      more().child_failed(job.key, job.parent_key, job.parent, o.value)
-    end
+    affect(completed and 'child_completed' or 'child_failed', job.parent_key, job.key, job.parent_key, job.parent,
+      o.value)
   end
   if job.deid then
-    more().end_dedup(job.id, job.deid)
+    affect('end_dedup', 'dn:' .. job.deid, job.id, job.deid)
   end
   local counts = o.prev == 'active' and 1 or 0 -- what never ran has made no attempt
   local atm = text[job.atm + counts]
@@ -111,7 +117,7 @@ local function finish(job, o)
   local fence = job.fence
   if keep_count == 0 then
     if job.parent_key then -- a failure that its parent was to wait on for: nothing is left to wait for
-      more().child_removed(job.key, job.parent_key, job.parent)
+      affect('child_removed', job.parent_key, job.key, job.parent_key, job.parent)
     end
     more().delete_job(job.key)
     ended[#ended + 1], ended[#ended + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
@@ -130,7 +136,7 @@ local function finish(job, o)
     flat[#flat + 1] = NOW_S
     flat[#flat + 1] = job.id
     if keep_age or keep_count then
-      more().retain(set, keep_count, keep_age, tonumber(o.keep_limit))
+      affect('retain', o.to, set, keep_count, keep_age, tonumber(o.keep_limit))
     end
   end
   local attempt = text[job.atm + job.stc + counts]

@@ -22,8 +22,12 @@ local SLOTS = 4096 -- a due time's score is ms * 4096 + its place within the mil
 local NEVER = 9007199254740992 -- the greatest score that is a due time
 local MANY = 1000 -- unpack has a limit
 
+-- Options of other programs may hold NaN and Infinity, which are no count and no time.
 local text = setmetatable({}, {
   __index = function(cache, number)
+    if number ~= number or number == math.huge or number == -math.huge then
+      return '0'
+    end
     local made = string.format('%.0f', number)
     cache[number] = made
     return made

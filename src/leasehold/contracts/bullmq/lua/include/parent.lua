@@ -4,7 +4,8 @@
 -- say where its queue ends.
 local function parent_of(parent_key, parent_json)
   local ok, told = pcall(cjson.decode, parent_json or '')
-  if ok and type(told) == 'table' and told.queueKey then
+  if ok and type(told) == 'table' and type(told.queueKey) == 'string'
+    and (type(told.id) == 'string' or type(told.id) == 'number') then
     return told.queueKey .. ':', tostring(told.id), told
   end
   local prefix, id = match(parent_key, '^(.*:)([^:]+)$')
@@ -30,7 +31,7 @@ local function is_sound_parent(parent_key, prefix)
     judged[parent_key] = is_sound(parent_key, { [''] = 'hash', [':dependencies'] = 'set', [':processed'] = 'hash',
         [':failed'] = 'hash', [':unsuccessful'] = 'zset' })
       and is_sound(prefix, { wait = 'list', active = 'list', prioritized = 'zset', delayed = 'zset', marker = 'zset',
-        ['waiting-children'] = 'zset', meta = 'hash', events = 'stream', pc = 'string',
+        ['waiting-children'] = 'zset', failed = 'zset', meta = 'hash', events = 'stream', pc = 'string',
         ['leasehold:journal'] = 'stream' })
   end
   return judged[parent_key]
@@ -63,7 +64,7 @@ local function note_parent(key, prefix, id, kind, to, due)
   local fence = whole(v[5]) and v[5] or '0'
   ver = text[ver + 1]
   call('HSET', key, 'lh', ver .. ' ' .. to .. ' 0 0 - 0')
-  call('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S
+  redis.pcall('XADD', prefix .. 'leasehold:journal', '*', 'e', id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S
     .. '\t' .. plain(v[2]) .. '\t' .. state .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t'
     .. fence .. '\t0\t0\t\t0\t' .. due .. '\t\t\t\t\t' .. (v[6] or '0') .. '\t')
 end
@@ -79,21 +80,20 @@ local function release_from(set, prefix, id)
     local due = NOW + wait_ms
     local delayed = prefix .. 'delayed'
     call('ZADD', delayed, due_score(delayed, due), id)
-    call('XADD', prefix .. 'events', '*', 'event', 'delayed', 'jobId', id, 'delay', text[due])
+    redis.pcall('XADD', prefix .. 'events', '*', 'event', 'delayed', 'jobId', id, 'delay', text[due])
     local first = call('ZRANGE', delayed, '0', '0', 'WITHSCORES')
     call('ZADD', prefix .. 'marker', text[math.floor(first[2] / SLOTS)], '1')
     return note_parent(key, prefix, id, 'promote', 'delayed', text[due])
   end
   local to = 'waiting'
   if priority > 0 then
-    local place = call('INCR', prefix .. 'pc') % 4294967296
-    call('ZADD', prefix .. 'prioritized', text[priority * 4294967296 + place], id)
+    call('ZADD', prefix .. 'prioritized', priority_score(priority, prefix .. 'pc'), id)
     to = 'prioritized'
   else
     call('RPUSH', prefix .. 'wait', id)
   end
   wake_queue(prefix)
-  call('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
+  redis.pcall('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
   note_parent(key, prefix, id, 'promote', to, '0')
 end
 
@@ -178,7 +178,7 @@ local function child_removed(child_key, parent_key, parent_json, sweeping)
   call('RPUSH', prefix .. 'wait', id)
   wake_queue(prefix)
   if not sweeping then -- a sweep tells nobody in other queues
-    call('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
+    redis.pcall('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
   end
   note_parent(parent_key, prefix, id, 'promote', 'waiting', '0')
 end

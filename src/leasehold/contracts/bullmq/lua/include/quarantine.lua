@@ -38,7 +38,10 @@ local function put(command, key, ...)
     end
     local name = key:sub(#PREFIX + 1)
     quarantine(name, 'the key is a ' .. call('TYPE', key).ok)
-    call('RENAME', key, PREFIX .. 'leasehold:quarantine:' .. name)
+    local aside = PREFIX .. 'leasehold:quarantine:' .. name
+    call('RENAME', key, aside)
+    call('PEXPIRE', aside, '604800000') -- a week
+    call('SET', PREFIX .. 'leasehold:restore', '') -- upkeep looks for jobs that stood there
     reply = call(command, key, ...)
   end
   return reply

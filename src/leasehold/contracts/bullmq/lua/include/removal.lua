@@ -72,14 +72,18 @@ end
 
 -- What the options say of finished jobs, for scripts that end a job without its worker's help.
 local function keep_of(opts_json, name)
+  local function bound(value)
+    value = tonumber(value)
+    return value and value >= 0 and value < NEVER and value or nil -- not NaN either
+  end
   local ok, opts = pcall(cjson.decode, opts_json or '')
   local keep = ok and type(opts) == 'table' and opts[name]
   if keep == true then
     return 0, nil
   elseif type(keep) == 'number' then
-    return keep >= 0 and keep or nil, nil
+    return bound(keep), nil
   elseif type(keep) == 'table' then
-    return tonumber(keep.count), tonumber(keep.age), tonumber(keep.limit)
+    return bound(keep.count), bound(keep.age), bound(keep.limit)
   end
   return nil, nil
 end

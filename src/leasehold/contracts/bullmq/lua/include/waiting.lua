@@ -2,14 +2,17 @@
 -- it is due. Each returns the state the job is in then.
 
 -- Equal priorities keep their order by a counter in the lower half of the score.
-local function prioritize(id, priority)
-  local place = redis.pcall('INCR', PC)
+local function priority_score(priority, counter)
+  local place = redis.pcall('INCR', counter)
   if type(place) == 'table' then -- no count: it is begun anew
-    call('DEL', PC)
-    place = call('INCR', PC)
+    call('DEL', counter)
+    place = call('INCR', counter)
   end
-  place = place % 4294967296
-  put('ZADD', PRIORITIZED, text[priority * 4294967296 + place], id)
+  return text[priority * 4294967296 + place % 4294967296]
+end
+
+local function prioritize(id, priority)
+  put('ZADD', PRIORITIZED, priority_score(priority, PC), id)
   wake()
   return 'prioritized'
 end
