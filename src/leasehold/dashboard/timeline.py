@@ -83,7 +83,8 @@ class _Builder:
         elif self._phase == "run":
             self._end_attempt(ts_ms, kind, event)
         elif kind in _ENDS:
-            self._close(ts_ms)
+            if not self._ended:  # a failure that is decided a moment later is one end
+                self._close(ts_ms)
             self._ended = True
         elif self._ended:  # an operator sent it back
             self._phase, self._since_ms, self._ended = "wait", ts_ms, False

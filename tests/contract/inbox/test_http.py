@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leasehold.cli.config import Config
+from leasehold.cli.key_ring import open_seal
 from leasehold.core.opening import open_queue
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
+from leasehold.vault import new_kek
 from tests.contract.gateway.web import JSON, Reply, Web
 from tests.contract.inbox.conftest import Outbox, RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -49,14 +53,15 @@ class Site:
 
 
 @pytest.fixture
-async def site(inbox: InboxStage) -> AsyncGenerator[Site]:
+async def site(inbox: InboxStage, tmp_path: Path) -> AsyncGenerator[Site]:
     ring = open_keyring(inbox.url)
     keys = {}
     for who in ("anna", "bert"):
         _, keys[who] = await ring.create(WRITE_AND_READ, who)
     _, keys["reader"] = await ring.create(("jobs:read",), "reader")
     # Every requester has a secret in the operator's file: what happens without is `test_door.py`.
-    lent = {"has_secret": lambda requester: True}
+    config = Config({"LEASEHOLD_VAULT_KEYS": new_kek("http")}, tmp_path)
+    lent = {"has_secret": lambda requester: True, "seal": open_seal(config)}
     async with serving(GatewaySettings(queues=(inbox.url,), port=0, lent=lent)) as running:
         yield Site(inbox, running.url, keys)
     for key in await ring.list():
