@@ -25,7 +25,8 @@ log = structlog.get_logger("leasehold.worker")
 
 _DELAY_MS = 1_000
 _DELAY_MS_MAX = 60_000
-_STEPS = 10  # at least so many hand-backs fit into a short limit
+_STEPS = 10  # a short limit is so many of its first delays
+_TIMES_MIN = 3  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
 _NAMES_MAX = 1_000
 _JOBS_MAX = 100_000
@@ -68,7 +69,8 @@ class Unknown:
         # Taken out and put back: the first of the dict is the one not seen for the longest time.
         seen = self._jobs.pop(name, None) or _HandedBack(now)
         failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
-        if (now - seen.since_s) * 1000 >= self._limit_ms:
+        handed_back_ms = (now - seen.since_s) * 1000
+        if seen.times >= _TIMES_MIN and handed_back_ms >= self._limit_ms:
             self._say(lease, now, delay_ms=0)
             return Outcome(lease, "bury", failure=failure)
         delay_ms = hand_back_ms(seen.times, self._limit_ms)
