@@ -107,6 +107,27 @@ def test_an_hour_knows_how_many_how_fast_and_how_often_it_failed(spark: SparkSes
     }  # fmt: skip
 
 
+def test_a_failed_attempt_of_the_sql_contracts_counts_as_buried_or_cancelled(
+    spark: SparkSession,
+) -> None:
+    history = []
+    for number, (code, end) in enumerate([("boom", "bury"), ("cancelled", "cancel"), ("", "bury")]):
+        job: dict[str, object] = {"contract": "inbox", "job_id": f"j{number}"}
+        held = job | {"fence": 1, "attempt": 1, "worker_id": "w1"}
+        history += [
+            event(0, "submit", 1, "", "queued", **job),
+            event(10, "claim", 2, "queued", "claimed", **held),
+            event(20, "fail", 3, "claimed", "failed", **held, error_code=code),
+            event(30, end, 4, "failed", "dead_letter", **held, error_code=code),
+        ]
+    events = frame(spark, history)
+    done = attempts.shown(attempts.attempts_of(events))
+    ended = jobs.shown(jobs.jobs_of(events))
+    rows = {row.worker_id: row for row in metrics_hourly(done, ended, events).collect()}
+    assert (rows["w1"].attempts, rows["w1"].buried, rows["w1"].cancelled) == (3, 2, 1)
+    assert (rows["w1"].jobs, rows["w1"].dead) == (3, 2)
+
+
 @pytest.mark.parametrize(("target_ms", "within"), [(2_500, 1), (2_499, 0)])
 def test_a_target_is_met_up_to_its_last_millisecond(
     spark: SparkSession, target_ms: int, within: int

@@ -11,6 +11,8 @@ PAGE = ROOT / "docs" / "reference" / "errors.md"
 LISTED = re.compile(r"^\| `([^`]+)` \|(.*)$", re.MULTILINE)
 IN_SQL = re.compile(r'"code":"(\w+)"')
 FAMILY = "http_NNN"
+# Functions that take a code without its name, and as which argument.
+POSITIONAL = {"_given_up": 1}
 
 
 def constants(node: ast.expr) -> Iterator[str]:
@@ -24,11 +26,19 @@ def constants(node: ast.expr) -> Iterator[str]:
 
 def raised(path: Path) -> Iterator[str]:
     """Codes in a module: `code=` of calls, and `code` of classes."""
+    named = {
+        ast.unparse(line.targets[0]): line.value
+        for line in tree(path).body
+        if isinstance(line, ast.Assign)
+    }
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg == "code":
                     yield from constants(keyword.value)
+            if ast.unparse(node.func) in POSITIONAL:
+                code = node.args[POSITIONAL[ast.unparse(node.func)]]
+                yield from constants(named.get(ast.unparse(code), code))
         elif isinstance(node, ast.ClassDef):
             for line in node.body:
                 if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "code":

@@ -10,9 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-import re
 from typing import Any, TypeVar, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -24,8 +23,7 @@ from leasehold.core.tape import Tape
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 _GROUP = "leasehold.contracts"
-# Passwords among the options: their own, and those of a URL that is one, such as `redis=`.
-_SECRET = re.compile(r"((?<=[?&])(?:ssl)?password=|=[a-z+]+://[^:@/&]*:(?=[^&/]*@))[^&@]+")
+_SECRET = frozenset({"password", "sslpassword"})
 
 
 class QueueUrl(msgspec.Struct, frozen=True):
@@ -78,13 +76,30 @@ class QueueUrl(msgspec.Struct, frozen=True):
     @property
     def safe(self) -> str:
         """The URL without its password, for messages and logs."""
-        parts, text = urlsplit(self.text), self.text
-        if parts.password is not None:
-            text = text.replace(f":{parts.password}@", ":***@", 1)
-        return _SECRET.sub(r"\1***", text)
+        return _masked(self.text)
 
     def __repr__(self) -> str:
         return f"QueueUrl({self.safe!r})"
+
+
+def _masked(url: str) -> str:
+    """A URL without passwords: its own, and those in its options, one of which may be a URL."""
+    address, mark, query = url.partition("?")
+    before, at, host = address.rpartition("@")
+    scheme, _, login = before.partition("://")
+    user, colon, _ = login.partition(":")
+    if colon:
+        address = f"{scheme}://{user}:***{at}{host}"
+    return address + mark + "&".join(map(_masked_option, query.split("&")))
+
+
+def _masked_option(option: str) -> str:
+    name, _, value = option.partition("=")
+    if unquote(name).lower() in _SECRET:
+        return f"{name}=***"
+    plain = unquote(value)
+    masked = _masked(plain) if "://" in plain else plain
+    return option if masked == plain else f"{name}={masked}"
 
 
 def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:

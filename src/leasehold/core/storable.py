@@ -34,13 +34,14 @@ def to_json(value: Any) -> tuple[bytes, bool]:
     """
     replaced = False
     try:
-        body = _encode(value)
-    except UnicodeEncodeError:
-        body, replaced = _encode(_mended(_plain(value))), True
+        try:
+            body = _encode(value)
+        except UnicodeEncodeError:
+            body, replaced = _encode(_mended(_plain(value))), True
+        if b"null" in body:  # None, or a number that msgspec writes so
+            _check_finite(value)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if b"null" in body:  # None, or a number that msgspec writes so
-        _check_finite(value)
     if len(body) > 2 * JSON_DEPTH_MAX and _too_deep(body):
         raise ValueError(_TOO_DEEP)
     return body, replaced

@@ -128,10 +128,10 @@ class Gateway:
         )
         routes: list[Route] = []
         everything: list[Endpoint] = []
-        for served in self.served:
+        for url, served in zip(self.settings.queues, self.served, strict=True):
             endpoints = served.endpoints(self.settings)
             everything += endpoints
-            routes += _resources(desk, endpoints, served.feed)
+            routes += _resources(desk, endpoints, served.feed, url)
         own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
         everything += own
         routes += _resources(desk, own, None)
@@ -193,11 +193,15 @@ def _straight(router: Router) -> ASGIApp:
     return app
 
 
-def _resources(desk: Desk, endpoints: Sequence[Endpoint], feed: Feed | None) -> list[Route]:
+def _resources(
+    desk: Desk, endpoints: Sequence[Endpoint], feed: Feed | None, queue_url: str = ""
+) -> list[Route]:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
-    return [Route(path, Resource(desk, path, group, feed)) for path, group in by_path.items()]
+    return [
+        Route(path, Resource(desk, path, group, feed, queue_url)) for path, group in by_path.items()
+    ]
 
 
 __all__ = ["Gateway", "Served"]

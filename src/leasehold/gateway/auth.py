@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 from starlette.types import Scope
 
 from leasehold.core.endpoint import SCOPES, Caller
+from leasehold.gateway.joined_rings import JoinedRings
 from leasehold.gateway.keys import Key, Keys, is_secret_of, split_key, worker_key
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings, is_loopback
@@ -41,19 +42,21 @@ class Door:
         self._unix = bool(settings.unix_socket)
         self._own = worker_key(settings.worker_key) if settings.worker_key else None
         self._found: dict[str, tuple[float, Key | None]] = {}
-        self._counted: tuple[float, int] = (float("-inf"), 0)
+        self._counted: dict[str, tuple[float, int]] = {}
         self._touched_ms: dict[str, int] = {}
         self._asking: dict[str, asyncio.Future[Any]] = {}
 
-    async def admit(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
-        """The caller of a request, or `Problem` 401 or 403."""
+    async def admit(
+        self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = ""
+    ) -> Caller:
+        """The caller of a request, perhaps for one queue only, or `Problem` 401 or 403."""
         text = _key_text(headers)
         if text:
             return await self.by_key(text)
         ticket = _ticket(scope)
         if ticket:
             return await self._by_ticket(ticket)
-        if not self._open or await self._count():
+        if not self._open or await self._count(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
         return ANONYMOUS
@@ -100,13 +103,17 @@ class Door:
         self._found[key_id] = (now, key)
         return key
 
-    async def _count(self) -> int:
-        asked, count = self._counted
+    async def _count(self, queue_url: str = "") -> int:
+        asked, count = self._counted.get(queue_url, (float("-inf"), 0))
         now = time.monotonic()
         if now - asked < BELIEVE_S:
             return count
-        count = await self._asked("", self._ring.count)
-        self._counted = (now, count)
+        ring, what = self._ring, f"count {queue_url}"  # no id of a key
+        if isinstance(ring, JoinedRings):
+            count = await self._asked(what, lambda: ring.count(queue_url))
+        else:
+            count = await self._asked(what, ring.count)
+        self._counted[queue_url] = (now, count)
         return count
 
     async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -17,8 +17,9 @@ from starlette.types import Receive
 from leasehold.gateway.problems import Problem
 
 JSON_DEPTH_MAX = 128
-# Numbers that may be beyond what a double holds, or longer than Python reads.
-_FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{300}")
+# Numbers that may be beyond what a double holds, or longer than Python reads. What this leaves out
+# has less than 200 digits before its point and an exponent of at most 99.
+_FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")

@@ -51,11 +51,17 @@ class Resource:
     """All methods of one path."""
 
     def __init__(
-        self, desk: Desk, path: str, endpoints: Sequence[Endpoint], feed: Feed | None = None
+        self,
+        desk: Desk,
+        path: str,
+        endpoints: Sequence[Endpoint],
+        feed: Feed | None = None,
+        queue_url: str = "",
     ) -> None:
         self._desk = desk
         self._path = path
         self._feed = feed
+        self._queue_url = queue_url
         self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
         if "GET" in self._endpoints:
             self._endpoints.setdefault("HEAD", self._endpoints["GET"])
@@ -74,7 +80,8 @@ class Resource:
         headers = headers_of(scope)
         desk = self._desk
         caller = await self._admit(endpoint, scope, headers)
-        desk.rate.take(caller.requester)
+        if endpoint.scope and endpoint.tag != "health":  # probes and scrapers always get through
+            desk.rate.take(caller.requester)
         call = Call(
             caller=caller,
             path=scope.get("path_params", {}),
@@ -92,7 +99,7 @@ class Resource:
     async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
         if not endpoint.scope:
             return Caller()
-        caller = await self._desk.door.admit(scope, headers)
+        caller = await self._desk.door.admit(scope, headers, queue_url=self._queue_url)
         if not caller.may(endpoint.scope):
             raise Problem("scope", f"this needs a key with the scope {endpoint.scope}")
         return caller
@@ -107,7 +114,7 @@ class Resource:
             raw = await read_body(
                 receive,
                 headers,
-                max(settings.body_bytes_max, endpoint.bytes_max),
+                settings.body_limit(endpoint.bytes_max),
                 settings.body_timeout_ms,
             )
         except Problem as problem:

@@ -61,6 +61,11 @@ class _Channel:
         self.looks_over = False
         self.journaled = False  # a worker of ours holds the job, so that the journal names its news
 
+    @property
+    def has_live(self) -> bool:
+        """Whether somebody waits for the next event."""
+        return any(each.live and not each.ended for each in self.subscribers)
+
 
 class Feed:
     """Serves one queue. `final` are the event types that end a stream."""
@@ -158,10 +163,11 @@ class Feed:
         if events and channel.event_id is not None and subscriber.cursor < channel.cursor:
             return  # the channel went on meanwhile: read once more
         # A made-up Last-Event-ID may lie in the future: the lowest position is the channel's.
-        if channel.event_id is None or subscriber.cursor < channel.cursor:
+        behind = channel.event_id is None or subscriber.cursor < channel.cursor
+        if behind:
             channel.event_id, channel.cursor = subscriber.event_id, subscriber.cursor
-            if self._unjournaled is not None:
-                self._unjournaled.add()
+        if self._unjournaled is not None and (behind or not channel.has_live):
+            self._unjournaled.add()
         subscriber.live = True
 
     async def _tail(self) -> None:
@@ -189,16 +195,23 @@ class Feed:
                 await asyncio.sleep(_AWAY_S)
 
     def _note_holders(self, events: Iterable[JournalEvent]) -> None:
+        let_go = False
         for event in events:
             channel = self._channels.get(event.job_id)
             if channel is not None and event.type not in _OF_HOLDERS:
-                channel.journaled = event.type == "claim"
+                was, channel.journaled = channel.journaled, event.type == "claim"
+                let_go |= was and not channel.journaled
+        if let_go and self._unjournaled is not None:
+            self._unjournaled.add()  # the next holder may be a worker that writes no journal
 
     def _unclaimed(self, most: float) -> dict[str, str]:
-        """The position in each followed job that no worker of ours holds; {} if there are more."""
+        """The position in each job that is followed live and that no worker of ours holds.
+
+        {} if there are more.
+        """
         found: dict[str, str] = {}
         for job_id, channel in self._channels.items():
-            if channel.event_id is not None and not channel.journaled:
+            if channel.event_id is not None and channel.has_live and not channel.journaled:
                 if len(found) >= most:
                     return {}
                 found[job_id] = channel.event_id

@@ -2,14 +2,15 @@
 
 A key is checked in the store that keeps it. A store that is away takes only its own keys with it:
 keys of the others are still found, and a key that is in none of those that answer is a 503 and
-not a 401, since it may be kept where nothing can be asked.
+not a 401, since it may be kept where nothing can be asked. A key stays where it was made: once its
+home is known, only that is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from leasehold.core.endpoint import Caller
@@ -23,6 +24,8 @@ T = TypeVar("T")
 ANSWER_S = 2.0
 LEFT_ALONE_S = 1.0
 _HOMES_MAX = 10_000
+# Options that say where a store is, or which part of it.
+_PLACE = ("namespace", "schema", "db", "host", "port", "dbname")
 
 
 class _Member:
@@ -30,7 +33,7 @@ class _Member:
 
     def __init__(self, ring: Keys) -> None:
         self.ring = ring
-        self.counted = 0
+        self.counted: int | None = None  # until it has answered once
         self._error: StoreError | None = None
         self._until_s = 0.0
 
@@ -50,16 +53,18 @@ class _Member:
 
 
 class JoinedRings:
-    """Satisfies `Keys` over several rings."""
+    """Satisfies `Keys` over several rings; `of_queue` says which of them belongs to a queue."""
 
-    def __init__(self, rings: Sequence[Keys]) -> None:
+    def __init__(self, rings: Sequence[Keys], of_queue: Mapping[str, int] | None = None) -> None:
         self._members = [_Member(ring) for ring in rings]
+        self._of_queue = of_queue or {}
         self._homes: dict[str, _Member] = {}
 
     async def find(self, key_id: str) -> Key | None:
         home = self._homes.get(key_id)
-        others = [member for member in self._members if member is not home]
-        found = await _first([home, *others] if home else others, lambda ring: ring.find(key_id))
+        if home is not None:
+            return await home.ask(lambda ring: ring.find(key_id))
+        found = await _first(self._members, lambda ring: ring.find(key_id))
         if found is None:
             return None
         if len(self._homes) >= _HOMES_MAX:
@@ -67,16 +72,23 @@ class JoinedRings:
         self._homes[key_id] = found[0]
         return found[1]
 
-    async def count(self) -> int:
-        """Keys of all rings. One that is away counts as when it answered last."""
-        failures = [
-            failure
-            for failure in await asyncio.gather(*map(_recount, self._members))
-            if failure is not None
-        ]
-        if len(failures) == len(self._members):
-            raise failures[0]
-        return sum(member.counted for member in self._members)
+    async def count(self, queue_url: str = "") -> int:
+        """Keys of all rings. One that is away counts as when it answered last.
+
+        Whether one that never answered has keys is not known. Where no other has any, that is an
+        error, except for the routes of a queue whose own ring has answered.
+        """
+        failures = await asyncio.gather(*map(_recount, self._members))
+        failed = [failure for failure in failures if failure is not None]
+        if len(failed) == len(self._members):
+            raise failed[0]
+        total = sum(member.counted or 0 for member in self._members)
+        if total == 0:
+            at = self._of_queue.get(queue_url)
+            asked = self._members if at is None else [self._members[at]]
+            if any(member.counted is None for member in asked):
+                raise failed[0]
+        return total
 
     async def touch(self, key_id: str, now_ms: int) -> None:
         home = self._homes.get(key_id)
@@ -126,10 +138,15 @@ async def _recount(member: _Member) -> StoreError | None:
 
 def open_keyrings(queue_urls: Sequence[str]) -> Keys:
     """The rings of these queues, one for each store."""
-    by_store: dict[tuple[str, ...], str] = {}
+    urls: list[str] = []
+    places: dict[tuple[str, ...], int] = {}
+    of_queue: dict[str, int] = {}
     for queue_url in queue_urls:
         url = parse_url(queue_url)
-        place = (url.store, url.options.get("namespace", ""), url.options.get("schema", ""))
-        by_store.setdefault(place, queue_url)
-    rings = [open_keyring(queue_url) for queue_url in by_store.values()]
-    return rings[0] if len(rings) == 1 else JoinedRings(rings)
+        place = (url.store, *(url.options.get(name, "") for name in _PLACE))
+        if place not in places:
+            places[place] = len(urls)
+            urls.append(queue_url)
+        of_queue[queue_url] = places[place]
+    rings = [open_keyring(queue_url) for queue_url in urls]
+    return rings[0] if len(rings) == 1 else JoinedRings(rings, of_queue)

@@ -12,6 +12,7 @@ import msgspec
 from leasehold.core.errors import UsageError
 
 KIB = 1024
+BODY_BYTES_MAX = 200 * KIB
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     anonymous: bool = True
     worker_key: str = ""
     ttl_s: int = 86_400
-    body_bytes_max: int = 200 * KIB
+    body_bytes_max: int = BODY_BYTES_MAX
     body_timeout_ms: int = 30_000
     heartbeat_ms: int = 15_000
     sweep_ms: int = 1_000
@@ -54,6 +55,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, limit in (least | {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0}).items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
+
+    def body_limit(self, own: int) -> int:
+        """The largest body of an endpoint that names `own`; a limit that was lowered is for all."""
+        lowered = self.body_bytes_max < BODY_BYTES_MAX
+        return self.body_bytes_max if lowered else max(self.body_bytes_max, own)
 
     @property
     def on_loopback(self) -> bool:

@@ -119,7 +119,7 @@ class Streamer:
                 try:
                     valid = await self._door.is_valid(caller)
                 except StoreError:
-                    break  # nobody can be asked now, and nothing is served either
+                    continue  # the store of this key is away; others answer
                 if not valid:
                     for subscriber in list(self._open.get(caller, ())):
                         subscriber.end(_REVOKED)

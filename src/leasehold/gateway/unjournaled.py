@@ -13,8 +13,12 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+import structlog
+
 from leasehold.core.job import JobEvent
 from leasehold.gateway.reading import is_away
+
+_log = structlog.get_logger("leasehold.gateway")
 
 _WAIT_MS = 2_000
 _AWAY_S = 0.5
@@ -91,16 +95,23 @@ class UnjournaledTail:
             try:
                 news = await self._ledger.wait_changes(cursors, wait_ms=_WAIT_MS)
             except Exception as error:
-                if is_away(error):
-                    await asyncio.sleep(_AWAY_S)
-                else:
-                    await self._read(list(cursors))
+                await self._recover(error, list(cursors))
                 continue
             finally:
                 self._waiting = False
             for job_id, events in news.items():
                 self._hand_out(job_id, events)
             await asyncio.sleep(len(cursors) * _PAUSE_S_PER_STREAM)
+
+    async def _recover(self, error: Exception, job_ids: list[str]) -> None:
+        """After a failed wait: find the stream that is at fault, and never try again at once."""
+        if not is_away(error):
+            try:
+                await self._read(job_ids)
+            except Exception as failed:
+                if not is_away(failed):
+                    _log.error("feed_failed", exc_info=failed)
+        await asyncio.sleep(_AWAY_S)
 
     async def _interrupt(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -105,7 +106,8 @@ class Children:
             child = await self._ready()
             try:
                 # `extra` is the contract's own and may be anything; the handler sees its options.
-                extra = {"opts": attempt.job.opts}
+                # They go as JSON, since MessagePack has no integers beyond 64 bits.
+                extra = {"opts": json.dumps(attempt.job.opts).encode()}
                 lease = msgspec.structs.replace(attempt.held.lease, extra=extra)
                 call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance)
                 child.send(frames.Call(*call))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -100,6 +100,10 @@ class Job(msgspec.Struct, eq=False):
         """The options it was added with, in the contract's own words; {} where it keeps none."""
         extra = self._held.lease.extra
         opts = extra.get("opts") if isinstance(extra, dict) else getattr(extra, "opts", None)
+        if isinstance(opts, bytes):  # in a child process
+            import json
+
+            return cast("dict[str, Any]", json.loads(opts))
         return opts or {}
 
     @property

@@ -9,7 +9,8 @@ item counts only when the store has answered it. Until then:
     store answers an error   the batch is cut in halves until the poisonous items stand alone, so
                              that they harm no neighbour; they are tried a few more times, then left
                              to run out, and the store's rule for expired leases takes over
-    store can never hold it  an outcome is replaced by one that fails the job with that reason
+    store can never hold it  refused so twice, an outcome is replaced by one that fails the job with
+                             that reason
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from leasehold.worker.backoff import Backoff
 from leasehold.worker.holding import Held
 
 log = structlog.get_logger("leasehold.worker")
+
+_USAGE_TRIES = 2  # a refusal for good is believed when it is repeated
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -176,7 +179,7 @@ class Flusher:
             return again + await self._attempt(self._still_ours(batch[half:]))
         entry = batch[0]
         entry.tries += 1
-        if entry.tries >= self._tries_max or isinstance(error, UsageError):
+        if entry.tries >= (_USAGE_TRIES if isinstance(error, UsageError) else self._tries_max):
             lease = entry.held.lease
             log.error(
                 "the store refuses an item; it is given up",
@@ -187,6 +190,7 @@ class Flusher:
             )
             entry.item, entry.tries = self._answers.instead(entry.item, error), 0
             if entry.item is not None:
+                entry.held.outcome = entry.item
                 return batch
             self._answers.dropped(entry, error)
             return []

@@ -1,10 +1,9 @@
 """Jobs whose task has no handler here: handed back unspent, later and later, and at last failed.
 
 In a rolling deploy, and in a fleet whose workers have different tasks, another worker has the
-handler. How often a job was put off is in the store, as the part of its fence that no attempt
-accounts for, so that the count outlives every worker; a `Snooze` of its handler counts too. The
-job fails when its delays add up to the limit, it is older than the limit, and this worker has
-missed the handler for a while.
+handler. Each worker counts its own hand-backs of a job, and fails only a job that it has itself
+handed back for as long as the limit: what the store counts includes the snoozes of a handler that
+polls. A worker that restarts begins anew, so that the job is kept rather too long than too short.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ log = structlog.get_logger("leasehold.worker")
 
 _DELAY_MS = 1_000
 _DELAY_MS_MAX = 60_000
-_STEPS = 10  # at least so many hand-backs fit into a short limit
+_STEPS = 10  # a short limit is so many of its first delays
+_TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
 _NAMES_MAX = 1_000
+_JOBS_MAX = 100_000
 
 
 def hand_back_ms(times: int, limit_ms: int) -> int:
@@ -41,14 +42,11 @@ def hand_back_ms(times: int, limit_ms: int) -> int:
     return min(first_ms << min(times, 16), _DELAY_MS_MAX)
 
 
-def waited_ms(times: int, limit_ms: int) -> int:
-    """How long so many hand-backs have put a job off, at least.
+class _HandedBack(msgspec.Struct):
+    """One job: when this worker handed it back first, and how often."""
 
-    >>> waited_ms(2, 3_600_000), waited_ms(66, 3_600_000)
-    (3000, 3663000)
-    """
-    growing = sum(hand_back_ms(n, limit_ms) for n in range(min(times, 16)))
-    return growing + max(0, times - 16) * _DELAY_MS_MAX
+    since_s: float
+    times: int = 0
 
 
 class Unknown:
@@ -61,41 +59,37 @@ class Unknown:
         self._limit_ms = limit_ms
         self._clock = clock
         self._rng = rng
-        self._met: dict[str, float] = {}
+        self._jobs: dict[tuple[str, str], _HandedBack] = {}
         self._said: dict[str, float] = {}
 
     def judge(self, lease: Lease, say: Callable[[Report], object]) -> Outcome:
         """Back with a delay, or failed; `say` gets a line for the job's log at the first time."""
         now = self._clock()
-        if len(self._met) >= _NAMES_MAX:
-            self._met.clear()
-            self._said.clear()
-        missed_s = now - self._met.setdefault(lease.task, now)
-        times = max(0, lease.fence - lease.attempt)
+        name = (lease.queue, lease.job_id)
+        # Taken out and put back: the first of the dict is the one not seen for the longest time.
+        seen = self._jobs.pop(name, None) or _HandedBack(now)
         failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
-        if self._is_over(lease, times, missed_s):
+        handed_back_ms = (now - seen.since_s) * 1000
+        if seen.times >= _TIMES_MIN and handed_back_ms >= self._limit_ms:
             self._say(lease, now, delay_ms=0)
             return Outcome(lease, "bury", failure=failure)
-        delay_ms = hand_back_ms(times, self._limit_ms)
+        delay_ms = hand_back_ms(seen.times, self._limit_ms)
         delay_ms += round(delay_ms / 4 * self._rng.random())  # so that they do not come in step
         self._say(lease, now, delay_ms=delay_ms)
-        if not times:
+        if not seen.times:
             text = {"text": f"{failure.message}; the job is handed back"}
             say(Report(lease=lease, type="log", data=msgspec.json.encode(text)))
+        seen.times += 1
+        if len(self._jobs) >= _JOBS_MAX:
+            del self._jobs[next(iter(self._jobs))]
+        self._jobs[name] = seen
         return Outcome(lease, "snooze", delay_ms=delay_ms)
-
-    def _is_over(self, lease: Lease, times: int, missed_s: float) -> bool:
-        claimed_ms = lease.lease_until_ms - lease.lease_ms  # both on the store's clock
-        age_ms = claimed_ms - lease.created_ms if lease.created_ms else self._limit_ms
-        return (
-            waited_ms(times, self._limit_ms) >= self._limit_ms
-            and age_ms >= self._limit_ms
-            and missed_s * 1000 >= min(self._limit_ms, _DELAY_MS_MAX)
-        )
 
     def _say(self, lease: Lease, now: float, *, delay_ms: int) -> None:
         said = self._said.get(lease.task)
         if said is None or now - said >= _LOG_EVERY_S:  # of one name once a minute
+            if len(self._said) >= _NAMES_MAX:
+                self._said.clear()
             self._said[lease.task] = now
             log.warning(
                 "task_unknown",

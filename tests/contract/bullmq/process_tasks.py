@@ -15,3 +15,8 @@ def in_a_process(job: Job) -> Any:
         job.update_data({"from": "a process"})
         raise RuntimeError("not yet")
     return [job.payload, job.opts["attempts"]]
+
+
+@task("options", process=True)
+def shows_options(job: Job) -> str:
+    return str(job.opts["far"])

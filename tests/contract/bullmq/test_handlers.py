@@ -16,7 +16,7 @@ from leasehold.core.lease import Report
 from leasehold.core.outcome import COMPLETED, RELEASED, Outcome, Retried
 from leasehold.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
-from tests.contract.bullmq.process_tasks import in_a_process
+from tests.contract.bullmq.process_tasks import in_a_process, shows_options
 from tests.waiting import until
 
 
@@ -321,3 +321,11 @@ async def test_a_handler_in_a_process_sees_options_replaces_data_and_backs_off(
     job_id = await bench.producer().add("process", {"n": 1}, **options)
     await worked(bench, in_a_process, ended(bench, job_id))
     assert json.loads(bench.hash(job_id)["returnvalue"]) == [{"from": "a process"}, 3]
+
+
+@pytest.mark.clause("B-56")
+async def test_a_handler_in_a_process_sees_an_option_beyond_64_bits(bench: Bench) -> None:
+    job_id = await bench.producer().add("options", {})
+    bench.raw.hset(bench.key(job_id), "opts", f'{{"attempts":1,"far":{10**30}}}')
+    await worked(bench, shows_options, ended(bench, job_id))
+    assert json.loads(bench.hash(job_id)["returnvalue"]) == str(10**30)

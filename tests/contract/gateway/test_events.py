@@ -10,6 +10,7 @@ import time
 import pytest
 
 from leasehold.core.job import NewJob
+from leasehold.core.outcome import Outcome
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
@@ -216,6 +217,33 @@ async def test_a_job_that_is_followed_later_is_waited_for_too(site: Site) -> Non
         await foreign(site, job_id, "done")
     for following in followings:
         assert (await following.all(timeout_s=5))[-1].name == "done"
+
+
+@pytest.mark.clause("S-39")
+async def test_a_job_that_a_worker_of_ours_let_go_is_waited_for_again(site: Site) -> None:
+    """Its next events may be written by a worker that knows no journal."""
+    web = await site.web(sweep_ms=600_000, heartbeat_ms=600_000)
+    job_id = await web.submit()
+    following = await web.follow(job_id)
+    seen: list[SseEvent] = []
+    reading = asyncio.create_task(collect(following, seen))
+
+    async def heard(name: str) -> bool:
+        return name in [event.name for event in seen]
+
+    lease = await site.claim()
+    await until(lambda: heard("running"))
+    await asyncio.sleep(2.5)  # the wait that began while the job was nobody's has ended
+    before = len(seen)
+    await site.worker.settle([Outcome(lease, "release")])
+
+    async def let_go() -> bool:
+        return len(seen) > before
+
+    await until(let_go)
+    await foreign(site, job_id, "done")
+    await asyncio.wait_for(reading, 5)
+    assert seen[-1].name == "done"
 
 
 @pytest.mark.clause("S-37")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from leasehold.core.endpoint import SCOPES
 from leasehold.gateway.auth import BELIEVE_S
+from leasehold.gateway.joined_rings import JoinedRings, open_keyrings
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
@@ -73,17 +75,36 @@ async def test_an_absent_redis_does_not_take_the_plane_beside_it_down(half: Half
     assert (ready.status, ready.json["status"]) == (200, "degraded")
     away = [name for name, said in ready.json["checks"].items() if said != "ok"]
     assert away == ["store:streams"]
-    queues = (await web.get("/api/queues")).json["queues"]
+
+
+async def test_pages_of_all_queues_show_what_the_stores_that_answer_have(half: Half) -> None:
+    ring = open_keyring(half.plane)
+    _, text = await ring.create(SCOPES, "operator")
+    await ring.close()
+    web = await half.start()
+    keyed = {"authorization": f"Bearer {text}"}
+    assert (await web.post("/v1/plane/jobs", JOB, **keyed)).status in (200, 201, 202)
+    queues = (await web.get("/api/queues", **keyed)).json["queues"]
     assert {queue["contract"]: queue["away"] for queue in queues} == {
         "streams": True,
         "plane": False,
     }
     for path in ("/", "/jobs", "/workers", "/dead", "/api/workers"):
-        assert (await web.get(path)).status == 200, path
-    found = (await web.get("/api/jobs")).json
+        assert (await web.get(path, **keyed)).status == 200, path
+    found = (await web.get("/api/jobs", **keyed)).json
     assert ([job["queue"] for job in found["jobs"]], found["complete"]) == (["plane"], False)
-    paused = await web.post(f"/api/queues/{queues[1]['name']}/pause")
+    paused = await web.post(f"/api/queues/{queues[1]['name']}/pause", **keyed)
     assert (paused.status, paused.json["paused"]) == (200, True)
+
+
+async def test_a_store_that_never_answered_does_not_count_as_one_without_keys(half: Half) -> None:
+    """What reaches all queues is closed; routes of the plane ask its own ring."""
+    web = await half.start()
+    assert (await web.post("/v1/plane/jobs", JOB)).status in (200, 201, 202)
+    for path in ("/api/queues", "/api/jobs", "/api/workers"):
+        is_problem(await web.get(path), 503, "store_away")
+    is_problem(await web.post("/api/queues/plane/pause"), 503, "store_away")
+    is_problem(await web.post("/v1/jobs", {"task": "chat", "payload": {}}), 503, "store_away")
 
 
 async def test_a_key_is_checked_in_the_store_that_keeps_it(half: Half) -> None:
@@ -133,3 +154,49 @@ async def test_keys_of_a_store_that_goes_away_do_not_leave_the_gateway_open(
             await until(back)
     finally:
         await asyncio.to_thread(server.stop)
+
+
+async def test_a_stream_of_a_revoked_key_ends_while_another_store_is_away(tmp_path: Path) -> None:
+    server = EmbeddedRedis(appendfsync="no")
+    await asyncio.to_thread(server.start)
+    streams, plane = f"streams+{server.url}", f"plane+sqlite:///{tmp_path}/plane.db"
+    kept, beside = open_keyring(plane), open_keyring(streams)
+    try:
+        key, text = await kept.create(("jobs:write", "jobs:read"), "kept in the file")
+        _, other = await beside.create(("jobs:write", "jobs:read"), "kept in Redis")
+        async with serving(GatewaySettings(queues=(streams, plane), port=0)) as running:
+            web = Web(running.url)
+            opened = []
+            for bearer in (other, text):
+                keyed = {"authorization": f"Bearer {bearer}"}
+                made = await web.post("/v1/plane/jobs", JOB, **keyed)
+                path = f"/v1/plane/jobs/{made.json['job_id']}/events"
+                opened.append(await web.stream(path, **keyed))
+            first, stream = opened
+            await asyncio.to_thread(server.kill)
+            await kept.revoke(key.id)
+            await stream.all(timeout_s=10)
+            first.close()
+    finally:
+        await kept.close()
+        await beside.close()
+        await asyncio.to_thread(server.stop)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("streams+redis://127.0.0.1:1?db=1", "streams+redis://127.0.0.1:1?db=2"),
+        ("plane+postgresql:///?host=a&dbname=x", "plane+postgresql:///?host=b&dbname=x"),
+        ("plane+postgresql:///?host=a&dbname=x", "plane+postgresql:///?host=a&dbname=y"),
+        ("plane+postgresql:///x?host=a&port=1", "plane+postgresql:///x?host=a&port=2"),
+    ],
+)
+async def test_stores_that_differ_in_an_option_of_their_url_have_rings_of_their_own(
+    one: str, two: str
+) -> None:
+    same, apart = open_keyrings([one, one]), open_keyrings([one, two])
+    assert not isinstance(same, JoinedRings)
+    assert isinstance(apart, JoinedRings)
+    await same.close()
+    await apart.close()

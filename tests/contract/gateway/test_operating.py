@@ -243,3 +243,11 @@ async def test_a_signal_drains_the_process_and_systemd_hears_of_it(
 def test_a_notifier_without_systemd_is_silent() -> None:
     Notifier.from_environment({}).say("READY=1")
     Notifier.from_environment({"NOTIFY_SOCKET": "@nobody-listens-here"}).say("READY=1")
+
+
+async def test_probes_and_metrics_are_not_in_the_rate_of_the_callers(site: Site) -> None:
+    web = await site.web(rate_per_s=0.01, rate_burst=1)
+    for path in ("/livez", "/readyz", "/metrics"):
+        assert [(await web.get(path)).status for _ in range(3)] == [200] * 3, path
+    assert [(await web.get("/api/queues")).status for _ in range(2)] == [200, 429]
+    assert (await web.get("/readyz")).status == 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.gateway.web import JSON
+from tests.contract.gateway.web import JSON, Web
 from tests.contract.plane.conftest import Site, claim, enqueue, proof
 
 pytestmark = pytest.mark.clause("P-22")
@@ -146,3 +146,12 @@ async def test_a_row_that_cannot_be_read_is_set_aside_logged_and_counted(
     assert re.search(r'leasehold_quarantined_total\{queue="[^"]*"\} 1\.0', page)
     said = capsys.readouterr()
     assert bad in said.out + said.err
+
+
+async def test_a_body_limit_that_was_lowered_is_for_the_plane_too(site: Site) -> None:
+    web = Web((await site.gateway(body_bytes_max=1_000)).url)
+    job = {"task": "t", "payload": {"text": "x" * 1_000}}
+    refused = await web.post("/v1/plane/jobs", job)
+    assert (refused.status, refused.json["limit_bytes"]) == (413, 1_000)
+    large = {"task": "t", "payload": {"text": "x" * 300_000}}
+    assert (await (await site.web()).post("/v1/plane/jobs", large)).status < 300

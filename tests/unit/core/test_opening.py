@@ -150,3 +150,26 @@ def test_passwords_among_the_options_are_not_shown() -> None:
     )
     assert "s3cr3t" not in url.safe
     assert "@h:6379/0&lease_ms=5" in url.safe
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plane+postgresql://u@h/db?redis=redis%3A%2F%2F%3As3cr3t%40r%3A6379",
+        "plane+postgresql://u@h/db?redis=redis%3A%2F%2Fr%3Fpassword%3Ds3cr3t",
+        "plane+postgresql://u@h/db?redis=redis://u:a@s3cr3t@r:6379",
+        "inbox+postgresql://h/db?user=u&password=a@s3cr3t",
+        "inbox+postgresql://h/db?pass%77ord=s3cr3t",
+        "inbox+postgresql://u:a@s3cr3t@h/db",
+        "streams+redis://u:a/s3cr3t@h/0",
+        "streams+redis://:s3cr3t@h",
+    ],
+)
+def test_a_password_is_masked_however_it_is_written(text: str) -> None:
+    assert "s3cr3t" not in parse_url(text).safe
+    assert "***" in parse_url(text).safe
+
+
+def test_an_option_that_is_a_url_without_a_password_is_shown_as_it_is() -> None:
+    text = "plane+postgresql://u@h/db?redis=redis%3A%2F%2Fr%3A6379&to=a@b"
+    assert parse_url(text).safe == text

@@ -43,6 +43,15 @@ def test_a_value_nested_too_deeply_is_an_error(levels: int) -> None:
         to_json(nested(levels))
 
 
+@pytest.mark.parametrize("levels", [JSON_DEPTH_MAX + 1, 600, 900])
+def test_half_a_surrogate_pair_that_stands_too_deep_is_an_error(levels: int) -> None:
+    value: Any = "\ud83d"
+    for _ in range(levels):
+        value = [value]
+    with pytest.raises(ValueError, match="nested deeper"):
+        to_json(value)
+
+
 def test_halves_of_surrogate_pairs_are_replaced_wherever_they_stand() -> None:
     value = {"k\udc00": [Row("a\ud83db", 1.5), ("\ud83d\ude00",)], 2: msgspec.Raw(b"[3]")}
     body, replaced = to_json(value)

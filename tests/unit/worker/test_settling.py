@@ -263,3 +263,28 @@ async def test_an_outcome_that_the_store_can_never_take_fails_its_job_once() -> 
     assert failure is not None
     assert (failure.code, failure.retryable) == ("outcome_refused", False)
     assert "9 bytes is too long" in failure.message
+
+
+async def test_an_outcome_that_is_refused_for_good_only_once_is_kept() -> None:
+    store = Store()
+    refusals = [UsageError("404 of a proxy")]
+    store.before["settle"] = lambda _: refusals.pop() if refusals else None
+    store.add("noop")
+    await Worker([noop], queues=[store.open], settings=QUICK, burst=True).serve()
+    assert store.kinds() == {"noop-1": "complete"}
+
+
+async def test_listeners_see_the_outcome_that_was_stored_instead_of_a_refused_one() -> None:
+    store = Store()
+
+    def strike(outcomes: Sequence[Outcome]) -> UsageError | None:
+        odd = any(outcome.kind == "complete" for outcome in outcomes)
+        return UsageError("too long") if odd else None
+
+    store.before["settle"] = strike
+    store.add("noop")
+    codes: list[str] = []
+    worker = Worker([noop], queues=[store.open], settings=QUICK, burst=True)
+    worker.on("failed", lambda job, failure: codes.append(failure.code))
+    await worker.serve()
+    assert codes == ["outcome_refused"]

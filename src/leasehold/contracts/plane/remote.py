@@ -22,7 +22,14 @@ from leasehold.contracts.plane.queue import PlaneQueue, anonymous
 from leasehold.contracts.plane.shapes import ClaimedJob, Ended, Kept
 from leasehold.contracts.plane.wire import Http
 from leasehold.contracts.plane.words import CONTRACT, attempt_id_of
-from leasehold.core.errors import LeaseLost, ServerError, StoreError, UsageError
+from leasehold.core.errors import (
+    LeaseLost,
+    ReplyLost,
+    ServerError,
+    StoreError,
+    StoreUnreachable,
+    UsageError,
+)
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.lease import Lease, Report
 from leasehold.core.opening import QueueUrl
@@ -49,8 +56,11 @@ _VERDICTS: dict[str, Verdict] = {
     "released": RELEASED,
     "cancelled": CANCELLED,
 }
-# The request itself is at fault; every other refusal may be over the next time.
-_USAGE = frozenset({400, 404, 405, 413, 415, 422})
+# The request itself is at fault, if the plane says so and not a proxy before it; every other
+# refusal may be over the next time.
+_USAGE = frozenset({400, 413, 422})
+_NOT_EXECUTED = frozenset({"queue_full", "rate_limited", "draining"})
+_AWAY = frozenset({429, 502, 503, 504})
 
 T = TypeVar("T")
 
@@ -227,13 +237,19 @@ def _tls(store: str, options: WorkerOptions) -> ssl.SSLContext | None:
 def _refusal(place: str, path: str, status: int, raw: bytes) -> StoreError | UsageError:
     try:
         problem = msgspec.json.decode(raw)
-        detail = problem.get("detail", "")
-    except (msgspec.DecodeError, AttributeError):
-        detail = raw[:200].decode(errors="replace")
+        detail, code = problem.get("detail", ""), problem.get("code", "")
+        ours = bool(code) and problem.get("type") == f"/docs#{code}"
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+        detail, code, ours = raw[:200].decode(errors="replace"), "", False
+    kind: type[StoreError | UsageError] = ServerError
+    if ours and status in _USAGE:
+        kind = UsageError
+    elif status in _AWAY and code != "store_refused":
+        # A 429 comes before the request is executed; 502 to 504 do not say how far it got.
+        unsent = status == 429 or (ours and code in _NOT_EXECUTED)
+        kind = StoreUnreachable if unsent else ReplyLost
     said = f"{place} answered {path} with {status}: {detail}"
-    if status in _USAGE:
-        return UsageError(said, contract=CONTRACT, operation=path, reply=raw)
-    return ServerError(said, contract=CONTRACT, operation=path, reply=raw)
+    return kind(said, contract=CONTRACT, operation=path, reply=raw)
 
 
 def _parts(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:

@@ -35,9 +35,12 @@ TARGET_MS = 60_000
 def metrics_hourly(attempts: DataFrame, jobs: DataFrame, events: DataFrame) -> DataFrame:
     """The figures; from shown attempts and jobs, and events for what was submitted."""
     ended = attempts.where(F.col("ended_ms").isNotNull())
+    # An attempt in a SQL contract ends as `fail`; whether its job is buried is decided after it.
+    failed = F.when(F.col("error_code") == "cancelled", "cancel").otherwise("bury")
+    outcome = F.when(F.col("outcome") == "fail", failed).otherwise(F.col("outcome"))
     by_attempt = ended.groupBy(*_by("ended_ms")).agg(
         F.count("*").alias("attempts"),
-        *(_count(F.col("outcome").isin(*types), name) for name, types in OUTCOMES.items()),
+        *(_count(outcome.isin(*types), name) for name, types in OUTCOMES.items()),
         *_quantiles("wait_ms"),
         *_quantiles("run_ms"),
         F.sum("run_ms").alias("busy_ms"),
