@@ -115,8 +115,13 @@ async def _finished(stage: Stage, writer: Writer) -> None:
 
     with suppress(TimeoutError, AssertionError):
         await stage.until(lambda: _backlog(stage) <= 0, "good jobs end")
+        await until(lambda: _all_aside(writer), within_s=stage.setup.patience_s)
         if not writer.leaves_rows:
             await until(empty, within_s=stage.setup.patience_s)
+
+
+async def _all_aside(writer: Writer) -> bool:
+    return await writer.met() <= (await writer.set_aside()).keys()
 
 
 async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, int]) -> Outcome:
@@ -139,7 +144,7 @@ async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, i
     deaths = stage.faults.by_kind.get("death", 0)
     aside = await writer.set_aside()
     met = await writer.met()
-    missing = [bad for bad in met if bad.encode() not in aside]
+    missing = [bad for bad in met if not aside.get(bad)]
     residue = await _residue(stage)
     checks = [
         Check(
@@ -165,8 +170,13 @@ async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, i
             "no lane holds garbage", writer.leaves_rows or not any(residue.values()), f"{residue}"
         ),
         Check(
-            "unreadable records are in quarantine",
-            not missing,
+            "the store took the garbage",
+            writer.writes > rounds / 2,
+            f"{writer.writes} writes in {rounds} rounds",
+        ),
+        Check(
+            "unreadable records are in quarantine with a reason",
+            not missing and bool(met) == writer.can_spoil,
             f"{len(met) - len(missing)} of {len(met)}, missing {missing[:3]}",
         ),
     ]
