@@ -21,6 +21,7 @@ from tests.chaos.verdict import machine_of
 from tests.waiting import until
 
 BATCH = 5
+DELAY_MS_MAX = 1_000
 # A lock of no job stops nothing, and a hostile record may be due in a thousand years.
 HARMLESS = ("locks", "delayed", "idx:delayed", "stats", "delayed jobs", "bull:jobs:delayed")
 
@@ -110,13 +111,26 @@ def _backlog(stage: Stage) -> int:
 async def _finished(stage: Stage, writer: Writer) -> None:
     """Every good job has ended and the lanes are empty, or patience has ended: the checks tell."""
 
+    since_ms = 0
+
     async def empty() -> bool:
-        return not any((await _residue(stage)).values())
+        """For longer than the writer delays a record: what was delayed is in no lane either."""
+        nonlocal since_ms
+        if any((await _residue(stage)).values()):
+            since_ms = 0
+            return False
+        since_ms = since_ms or now_ms()
+        return now_ms() - since_ms > DELAY_MS_MAX
 
     with suppress(TimeoutError, AssertionError):
         await stage.until(lambda: _backlog(stage) <= 0, "good jobs end")
+        await until(lambda: _all_aside(writer), within_s=stage.setup.patience_s)
         if not writer.leaves_rows:
             await until(empty, within_s=stage.setup.patience_s)
+
+
+async def _all_aside(writer: Writer) -> bool:
+    return await writer.met() <= (await writer.set_aside()).keys()
 
 
 async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, int]) -> Outcome:
@@ -139,7 +153,7 @@ async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, i
     deaths = stage.faults.by_kind.get("death", 0)
     aside = await writer.set_aside()
     met = await writer.met()
-    missing = [bad for bad in met if bad.encode() not in aside]
+    missing = [bad for bad in met if not aside.get(bad)]
     residue = await _residue(stage)
     checks = [
         Check(
@@ -165,8 +179,13 @@ async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, i
             "no lane holds garbage", writer.leaves_rows or not any(residue.values()), f"{residue}"
         ),
         Check(
-            "unreadable records are in quarantine",
-            not missing,
+            "the store took the garbage",
+            writer.writes > rounds / 2,
+            f"{writer.writes} writes in {rounds} rounds",
+        ),
+        Check(
+            "unreadable records are in quarantine with a reason",
+            not missing and bool(met) == writer.can_spoil,
             f"{len(met) - len(missing)} of {len(met)}, missing {missing[:3]}",
         ),
     ]

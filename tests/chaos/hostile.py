@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import asyncpg
 
@@ -42,10 +42,13 @@ class Writer(Protocol):
     """One hostile client of one contract's store.
 
     `leaves_rows` is true where a hostile record may stay where it is: its writer gave it a due time
-    in a thousand years, or a state in which it rests.
+    in a thousand years, or a state in which it rests. `can_spoil` is true where a record can become
+    one that no claim can read. `writes` counts what the store took.
     """
 
     leaves_rows: bool
+    can_spoil: bool
+    writes: int
 
     async def round(self) -> None:
         """One act."""
@@ -53,8 +56,8 @@ class Writer(Protocol):
     async def met(self) -> set[str]:
         """Ids of unreadable records that a claim must have met and set aside."""
 
-    async def set_aside(self) -> bytes:
-        """Everything that is in quarantine or failed, as one text."""
+    async def set_aside(self) -> dict[str, str]:
+        """The reasons of the records that are in quarantine or failed, by their ids."""
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -78,7 +81,7 @@ class Layout:
     lanes: Sequence[Lane]
     claimed_from: Sequence[str]  # lanes from which every entry is claimed sooner or later
     sides: Sequence[str]  # structural keys that hold no good job
-    failed: str  # the pattern of the keys that hold records set aside
+    quarantine: str  # the stream that tells what was set aside
 
 
 def _streams() -> Layout:
@@ -100,7 +103,7 @@ def _streams() -> Layout:
         ),
         claimed_from=(stream,),
         sides=(journal, wake, upkeep, stats, index, workers),
-        failed="jobs:quarantine*",
+        quarantine="jobs:quarantine",
     )  # fmt: skip
 
 
@@ -135,7 +138,7 @@ def _bullmq() -> Layout:
         ),
         claimed_from=(wait, prioritized),
         sides=(meta, events, marker, stalled, limiter, pc, completed, failed, counter, journal),
-        failed=prefix + "*quarantine*",
+        quarantine=prefix + "leasehold:quarantine",
     )  # fmt: skip
 
 
@@ -167,7 +170,7 @@ def _omniq() -> Layout:
             f"{base}:stats", f"{base}:journal", f"{base}:completed", f"{base}:failed", *indexes,
             f"{base}:wake", f"{base}:upkeep", f"{base}:workers",
         ),
-        failed=base + "*quarantine*",
+        quarantine=base + ":quarantine",
     )  # fmt: skip
 
 
@@ -175,13 +178,14 @@ class RedisWriter:
     """A hostile client of a Redis."""
 
     leaves_rows = False
+    can_spoil = True
 
     def __init__(self, layout: Layout, store_url: str, queue_url: str, rng: Random) -> None:
         self._layout = layout
         self._redis = Redis(store_url, name="hostile")
         self._queue = open_queue(queue_url, worker_id="hostile")
         self._rng = rng
-        self._n = 0
+        self._n = self.writes = 0
         self._unreadable: set[str] = set()
 
     async def round(self) -> None:
@@ -265,6 +269,7 @@ class RedisWriter:
             await self._redis.call(*command)
         except LeaseholdError:
             return False
+        self.writes += command[0] != "DEL"
         return True
 
     def _id(self) -> str:
@@ -279,35 +284,21 @@ class RedisWriter:
     async def met(self) -> set[str]:
         return self._unreadable
 
-    async def set_aside(self) -> bytes:
-        found: list[bytes] = []
-        for key in await self._redis.call("KEYS", self._layout.failed):
-            found.append(key)
-            kind = await self._redis.call("TYPE", key)
-            found.append(repr(await _content(self._redis, kind.decode(), key)).encode())
-        return b"\n".join(found)
+    async def set_aside(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for _, parts in await self._redis.call("XRANGE", self._layout.quarantine, "-", "+"):
+            entry = dict(zip(parts[::2], parts[1::2], strict=True))
+            bad = entry.get(b"job_id") or entry.get(b"id", b"")
+            found[bad.decode(errors="replace")] = entry[b"reason"].decode(errors="replace")
+        return found
 
     async def close(self) -> None:
         await self._queue.close()
         await self._redis.close()
 
 
-async def _content(redis: Redis, kind: str, key: bytes) -> Any:
-    match kind:
-        case "string":
-            return await redis.call("GET", key)
-        case "list":
-            return await redis.call("LRANGE", key, 0, -1)
-        case "hash":
-            return await redis.call("HGETALL", key)
-        case "set":
-            return await redis.call("SMEMBERS", key)
-        case "zset":
-            return await redis.call("ZRANGE", key, 0, -1)
-        case "stream":
-            return await redis.call("XRANGE", key, "-", "+")
-        case _:
-            return None
+# Runs a statement; the rows that it returned, none where the database refused it.
+Run: TypeAlias = Callable[[str, Sequence[Any]], Awaitable[list[Any]]]
 
 
 class SqlWriter:
@@ -327,34 +318,49 @@ class SqlWriter:
     def __init__(
         self,
         table: str,
-        run: Callable[[str, Sequence[Any]], Awaitable[None]],
+        run: Run,
         queue_url: str,
         rng: Random,
+        *,
+        unreadable: str = "",
         transport: Redis | None = None,
     ) -> None:
+        self._unreadable = unreadable  # a payload in SQL that no claim can read
+        self.can_spoil = bool(unreadable)
+        self._met: set[str] = set()
         self._transport = transport
         self._table = table
         self._run = run
         self._queue = open_queue(queue_url, worker_id="hostile")
         self._rng = rng
-        self._n = 0
+        self._n = self.writes = 0
 
     async def round(self) -> None:
         self._n += 1
         rng = self._rng
         bad = f"{BAD}{self._n:08}-0000-4000-8000-{rng.getrandbits(48):012x}"
+        spoils = self.can_spoil and rng.random() < 0.2
+        delay_ms = 2_000 if spoils else rng.choice((0, 0, 100))
         with suppress(LeaseholdError):
-            job = NewJob(
-                task="chat", payload=b'{"ms": 20}', job_id=bad, delay_ms=rng.choice((0, 0, 100))
-            )
+            job = NewJob(task="chat", payload=b'{"ms": 20}', job_id=bad, delay_ms=delay_ms)
             await self._queue.submit([job])
+        if spoils:  # before any claim
+            if await self._update("payload", self._unreadable, bad, "AND attempt_count = 0"):
+                self._met.add(bad)
+            return
         await asyncio.sleep(rng.choice((0, 0, 0.01, 0.03)))
         columns = rng.sample(self.COLUMNS, rng.choice((1, 1, 2, 3)))
         for column in columns:
-            statement = f"UPDATE {self._table} SET {column} = $1 WHERE job_id = $2"
-            await self._run(statement, (self._value(), bad))
+            await self._update(column, "$1", bad, "", self._value())
         if self._transport is not None:
             await self._message(self._transport, bad)
+
+    async def _update(self, column: str, to: str, bad: str, also: str, *values: Any) -> bool:
+        """Whether the database took it."""
+        where = f"WHERE job_id = '{bad}' {also} RETURNING 1"
+        changed = await self._run(f"UPDATE {self._table} SET {column} = {to} {where}", values)
+        self.writes += len(changed)
+        return bool(changed)
 
     async def _message(self, redis: Redis, bad: str) -> None:
         """A message that names no job, or is not in the form of the plane."""
@@ -376,10 +382,12 @@ class SqlWriter:
         return junk if chance > 0.8 else junk.decode(errors="replace")
 
     async def met(self) -> set[str]:
-        return set()
+        return self._met
 
-    async def set_aside(self) -> bytes:
-        return b""
+    async def set_aside(self) -> dict[str, str]:
+        unreadable = "error LIKE '%\"unreadable\"%'"
+        rows = await self._run(f"SELECT job_id, error FROM {self._table} WHERE {unreadable}", ())
+        return {str(bad): str(error) for bad, error in rows}
 
     async def close(self) -> None:
         await self._queue.close()
@@ -387,32 +395,35 @@ class SqlWriter:
             await self._transport.close()
 
 
-def _sqlite_run(file: Path) -> Callable[[str, Sequence[Any]], Awaitable[None]]:
+def _sqlite_run(file: Path) -> Run:
     """Without the checks of the tables, which a hostile client turns off."""
 
-    def write(statement: str, values: Sequence[Any]) -> None:
+    def write(statement: str, values: Sequence[Any]) -> list[Any]:
         with closing(sqlite3.connect(file, timeout=10)) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")
             connection.execute("PRAGMA ignore_check_constraints = ON")
             with suppress(sqlite3.Error, OverflowError, ValueError), connection:
-                connection.execute(statement.replace("$", "?"), values)
+                return connection.execute(statement.replace("$", "?"), values).fetchall()
+        return []
 
-    async def run(statement: str, values: Sequence[Any]) -> None:
-        await asyncio.to_thread(write, statement, values)
+    async def run(statement: str, values: Sequence[Any]) -> list[Any]:
+        return await asyncio.to_thread(write, statement, values)
 
     return run
 
 
-def _postgres_run(url: str, schema: str) -> Callable[[str, Sequence[Any]], Awaitable[None]]:
+def _postgres_run(url: str, schema: str) -> Run:
     """Values travel as literals, so that the server and not the driver judges their type."""
     held: list[asyncpg.Connection[asyncpg.Record]] = []
 
-    async def run(statement: str, values: Sequence[Any]) -> None:
+    async def run(statement: str, values: Sequence[Any]) -> list[Any]:
         if not held:
             held.append(await asyncpg.connect(url, server_settings={"search_path": schema}))
         for number, value in enumerate(values, start=1):
             statement = statement.replace(f"${number}", _literal(value), 1)
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
-            await held[0].execute(statement)
+            return list(await held[0].fetch(statement))
+        return []
 
     return run
 
@@ -444,10 +455,10 @@ def writer_of(subject: Subject, rng: Random) -> Writer:
         return RedisWriter(LAYOUTS[contract](), store_url, queue_url, rng)
     if store_url.startswith("sqlite:"):
         run = _sqlite_run(Path(store_url.removeprefix("sqlite:///")))
-    else:
-        run = _postgres_run(store_url, "leasehold")
-    if isinstance(subject, PlaneSubject):
-        return SqlWriter(
-            "plane_jobs", run, queue_url, rng, Redis(subject.redis_url, name="hostile")
-        )
-    return SqlWriter("inbox_jobs", run, queue_url, rng)
+        no_text = "CAST(x'61ff' AS TEXT)"
+        return SqlWriter("inbox_jobs", run, queue_url, rng, unreadable=no_text)
+    run = _postgres_run(store_url, "leasehold")
+    if not isinstance(subject, PlaneSubject):
+        return SqlWriter("inbox_jobs", run, queue_url, rng)  # PostgreSQL refuses such text
+    transport = Redis(subject.redis_url, name="hostile")
+    return SqlWriter("plane_jobs", run, queue_url, rng, unreadable="'{'", transport=transport)

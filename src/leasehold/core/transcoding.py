@@ -16,12 +16,13 @@ URL_CHARS_MAX = 4_096
 
 FormatName = Literal["mp4", "webm", "m4a", "mp3", "ogg", "wav", "jpg"]
 Url = Annotated[str, Meta(max_length=URL_CHARS_MAX)]
-_Word = Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,63}$")]
+# Python's `$` alone lets a line feed follow; the clients that read the schema know no `\Z`.
+_Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{0,63}$(?!\n)")]
 _Secret = Annotated[str, Meta(max_length=8_192)]
 FileName = Annotated[
     str,
     Meta(
-        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$(?!\n)",
         description="A file name: letters, digits and . _ -, up to 100.",
     ),
 ]

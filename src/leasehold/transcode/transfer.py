@@ -48,7 +48,7 @@ class Mover:
         """Copy the source to a file; its size."""
         signed = given.source.get("signed_url")
         url = signed if isinstance(signed, str) else place.url
-        if url.startswith(("https://", "http://")):
+        if urlsplit(url).scheme in ("https", "http"):
             return await self._fetch_url(url, file, room, told)
         opened = self._open(place, given.source)
         try:
@@ -186,7 +186,7 @@ def _signed_in(url: str) -> tuple[str, list[tuple[str, str]]]:
 
 def _attributes(place: Place, kind: str) -> Any:
     # A local folder keeps no attributes and says so by an error.
-    return None if place.url.startswith("file:") else {"Content-Type": kind}
+    return None if urlsplit(place.url).scheme == "file" else {"Content-Type": kind}
 
 
 def _fence_of(path: object, prefix: str) -> int:

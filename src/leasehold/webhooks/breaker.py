@@ -38,6 +38,12 @@ class Breaker:
         state.until_s = now_s + state.pause_s  # the others wait for what this one finds
         return 0.0
 
+    def untried(self, origin: str, now_s: float) -> None:
+        """The delivery that was let through was put off for another reason: the next one tries."""
+        state = self._states.get(origin)
+        if state is not None and state.failures >= self._failures_min:
+            state.until_s = now_s
+
     def worked(self, origin: str) -> None:
         """It answered."""
         self._states.pop(origin, None)

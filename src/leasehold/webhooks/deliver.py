@@ -123,6 +123,9 @@ class _Courier:
             async with self.turns.turn(delivery.requester_id, delivery.url):
                 started_s = self.clock()
                 answer = await self._sent(delivery)
+        except Snooze:
+            self.breaker.untried(origin, self.clock())
+            raise
         except Refused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
         except _Unsigned:

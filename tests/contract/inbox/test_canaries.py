@@ -203,7 +203,21 @@ REFUSED: list[dict[str, Any]] = [
     {"status_webhook_url": f"http://127.0.0.1/hook?token={CANARY}hook"},
     {"refresh_url": f"http://{USER}:{PASSWORD}@127.0.0.1/refresh"},
     {"destination": {"url": f"s3://out?key={CANARY}"}},
-    {"source": {"url": "s3://in/a", "endpoint": f"http://{USER}:{PASSWORD}@127.0.0.1:9000"}},
+    *(
+        {side: {"url": url, "endpoint": endpoint}}
+        for endpoint in (
+            f"http://{USER}:{PASSWORD}@127.0.0.1:9000",
+            f"http://127.0.0.1:9000/?sig={CANARY}",
+            CANARY,
+        )
+        for side, url in (
+            ("source", "s3://in/a"),
+            ("source", "http://127.0.0.1/clip.mp4"),
+            ("source", "file:///media/clip.mp4"),
+            ("destination", "s3://out"),
+            ("destination", "file:///media"),
+        )
+    ),
 ]
 
 

@@ -60,6 +60,26 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"source": {"url": "https://h.example/#x"}}, "source.url", "fragment"),
     ({"source": {"url": "gs://u:p@b/k"}}, "source.url", "without a user"),
     ({"source": {"url": "s3://b/k", "endpoint": "x"}}, "source.endpoint", "http"),
+    (
+        {"source": {"url": "https://h.example/x", "endpoint": "https://u:p@h.example"}},
+        "source.endpoint",
+        "without user",
+    ),
+    (
+        {"source": {"url": "file:///a/b", "endpoint": "https://h.example/?sig=x"}},
+        "source.endpoint",
+        "query",
+    ),
+    (
+        {
+            "destination": {"endpoint": "secret"},
+            "credentials": {"destination": {"signed_urls": {"720p.mp4": "https://h.example/b"}}},
+        },
+        "destination.endpoint",
+        "http",
+    ),
+    ({"source": {"url": "s3://b/k", "region": "eu-1\n"}}, "source.region", "regex"),
+    ({"outputs": [{"name": "a.mp4\n", "format": "mp4"}]}, "outputs[0].name", "regex"),
     ({"source": {"url": "s3://b/k", "region": "a b"}}, "source.region", "regex"),
     ({"source": {"url": "s3://b/k", "secret": "x"}}, "source.secret", "unknown field"),
     ({"destination": {}}, "destination.url", "720p.mp4 has none"),
@@ -134,6 +154,19 @@ async def test_what_a_source_holds_besides_its_address_is_sealed(
     assert record is not None
     assert json.loads(record.payload)["source"]["url"] == "https://h.example/clip"
     assert record.extra["credential_version"] == 1
+
+
+@pytest.mark.clause("I-71")
+async def test_a_source_with_an_upper_case_scheme_is_stored_and_sealed_with_a_lower_case_one(
+    web: Web, inbox: InboxStage
+) -> None:
+    for url, version in (("HTTPS://h.example/clip", 0), ("HTTPS://h.example/clip?sig=x", 1)):
+        reply = await post(web, BODY | {"source": {"url": url}})
+        assert reply.status == 202
+        record = await inbox.ledger.get(reply.json["job_id"])
+        assert record is not None
+        assert json.loads(record.payload)["source"]["url"] == "https://h.example/clip"
+        assert record.extra.get("credential_version", 0) == version
 
 
 @pytest.mark.clause("I-73")

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
@@ -127,6 +127,33 @@ async def test_forty_events_to_slow_receivers_delay_no_healthy_one(
     assert delays[round(len(delays) * 0.99) - 1] < 2, delays[-10:]
     assert 0 < receiver.slow_most < 5
     assert receiver.slow > 2  # the slow ones go on, too
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(120)
+@pytest.mark.clause("I-49")
+@pytest.mark.options(lease_ms=30_000)
+async def test_a_worker_that_starts_on_a_slow_backlog_delays_no_tenant_it_has_not_met(
+    inbox: InboxStage,
+) -> None:
+    queue = inbox.queue("w1")
+    async with AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(receiving()) for _ in range(4)]
+        for n, each in enumerate(slow):
+            await events(queue, f"slow{n % 2}", f"{each.url}/slow", 10)
+        healthy = await stack.enter_async_context(receiving())
+        await stack.enter_async_context(delivering(f"{inbox.url}&box=outbox"))
+        await until(lambda: any(each.slow for each in slow), "a slow receiver holds an event")
+        sent = 0
+        until_s = time.monotonic() + 12
+        while time.monotonic() < until_s:
+            await events(queue, f"new-{sent}", f"{healthy.url}/{sent}")
+            sent += 2  # claimed and succeeded
+            await asyncio.sleep(0.25)  # the pace of the new tenants
+        await until(lambda: len(healthy.delays_s) >= sent, "all healthy events", within_s=60)
+    delays = sorted(healthy.delays_s)
+    assert delays[round(len(delays) * 0.99) - 1] < 2, delays[-10:]
+    assert sum(each.slow for each in slow) > 4  # the slow ones go on, too
 
 
 @pytest.mark.clause("I-49")

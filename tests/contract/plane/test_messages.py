@@ -9,6 +9,7 @@ import pytest
 from leasehold.contracts.plane.messages import GROUP
 from leasehold.contracts.plane.words import queue_of
 from leasehold.core.errors import StoreError
+from leasehold.core.job import NewJob
 from leasehold.core.lease import Lease
 from leasehold.core.opening import parse_url
 from leasehold.store.embedded import EmbeddedRedis
@@ -63,6 +64,26 @@ async def test_a_message_that_is_stale_or_double_is_acknowledged_and_dropped(
     assert (await verb(web, "complete", **proof(lease), result=1))["ok"]
     assert await length(redis, redis_options) == 0
     assert (await site.ledger().get(job_id)).attempt == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.clause("P-5")
+@pytest.mark.parametrize("bad", [b"a\x00b", b"\xff\x00\xfe", b"x" * 300_000])
+async def test_a_message_whose_job_id_no_database_could_hold_is_dropped_and_stops_no_claim(
+    servers: Servers, bad: bytes
+) -> None:
+    stage = await PostgresRedisPlaneAdapter(servers.postgres, servers.redis).open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(stage.close)
+        options = parse_url(stage.served_url).options
+        redis = Redis(servers.redis())
+        stack.push_async_callback(redis.close)
+        key = f"{options.get('namespace', '')}{options['streams']}"
+        await redis.call("XADD", key, "*", "job_id", bad, "enqueue_id", "0")
+        queue = stage.queue("w1")
+        (good,) = await queue.submit([NewJob(task="chat", payload=b"{}")])
+        (lease,) = await until(lambda: queue.claim(10, wait_ms=0), "the good job is claimed")
+        assert lease.job_id == good.job_id
+        assert await redis.call("XLEN", key) == 1, "the bad message is gone"
 
 
 @pytest.mark.clause("P-4")

@@ -6,11 +6,13 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import structlog
 
 from leasehold import Worker, task
+from leasehold.core.outcome import Snooze
 from leasehold.core.retry import fixed
 from leasehold.egress import Client, Guard, Policy
 from leasehold.vault import Secret
@@ -19,6 +21,7 @@ from leasehold.webhooks import new_secret, read_secret
 from leasehold.webhooks.answers import Pace
 from leasehold.webhooks.breaker import Breaker
 from leasehold.webhooks.deliver import delivery_handler
+from leasehold.webhooks.turns import Turns
 from leasehold.worker.logs import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver
@@ -118,6 +121,28 @@ async def test_an_event_without_a_secret_waits_for_one_and_is_no_dead_letter(
 
         await asyncio.gather(late(), run(shelf, client, kept))
     assert (shelf.dead, there.effects) == ([], {"e-0-1": 1})
+
+
+@pytest.mark.clause("I-49")
+async def test_a_delivery_that_is_put_off_leaves_the_one_try_of_a_failing_origin_to_the_next(
+    client: Client,
+) -> None:
+    breaker, turns, shelf = Breaker(pause_s=0.0), Turns(1), Shelf()
+    handler = delivery_handler(client, Kept(SECRET), breaker=breaker, turns=turns)
+    async with receiver([SECRET]) as there:
+        fill(shelf, there, jobs=1, events=1)
+        job = SimpleNamespace(attempt=1, lease=(await Outbox(shelf).claim(1, wait_ms=0))[0])
+        origin = there.url.rpartition("/")[0]
+        for _ in range(5):
+            breaker.failed(origin, time.time())
+        breaker._states[
+            origin
+        ].pause_s = 300.0  # what the next one waits if the try is spent
+        async with turns.turn("acme", "https://slow"):
+            with pytest.raises(Snooze, match="slow to answer"):
+                await handler(job)
+        assert (await handler(job))["status"] == 204
+    assert there.effects == {"e-0-1": 1}
 
 
 @pytest.mark.clause("I-49")

@@ -30,8 +30,11 @@ def checked(asked: CreateTranscode, check: CheckUrl) -> tuple[Transcode, Storage
     names = [output.name for output in asked.outputs]
     if len(set(names)) != len(names):
         raise wrong("outputs", "each output has a name of its own")
+    for side, place in (("source", asked.source), ("destination", asked.destination)):
+        if place.endpoint:  # stored as it is, whatever the URL is
+            _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
     source, keys = _source(asked.source, given.source, check)
-    destination, more = _destination(asked.destination, given.destination, asked.outputs, check)
+    destination, more = _destination(asked.destination, given.destination, asked.outputs)
     job = Transcode(source=source, destination=destination, outputs=asked.outputs)
     return job, StorageCredentials(source=keys, destination=more)
 
@@ -77,19 +80,20 @@ def _source(place: Place, keys: StorageKeys, check: CheckUrl) -> tuple[Place, St
         return place, keys
     parts = _split("source.url", place.url)
     if parts.scheme not in _WEB:
-        return _in_bucket("source", place, keys, parts, check, key_needed=True)
+        return _in_bucket("source", place, keys, parts, key_needed=True)
     _check_web("source.url", parts, place.url, check)
+    given = parts.scheme + place.url[len(parts.scheme) :]  # HTTPS:// is https:// from here on
     address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    if address == place.url:
+    place = msgspec.structs.replace(place, url=address)
+    if address == given:
         return place, keys
     if keys.signed_url:
         raise wrong("source.url", "an address alone where credentials.source has a signed_url")
-    sealed = msgspec.structs.replace(keys, signed_url=place.url)
-    return msgspec.structs.replace(place, url=address), sealed
+    return place, msgspec.structs.replace(keys, signed_url=given)
 
 
 def _destination(
-    place: Place, keys: StorageKeys, outputs: list[Output], check: CheckUrl
+    place: Place, keys: StorageKeys, outputs: list[Output]
 ) -> tuple[Place, StorageKeys]:
     names = [output.name for output in outputs]
     for name in keys.signed_urls:
@@ -97,7 +101,7 @@ def _destination(
             raise wrong(f"credentials.destination.signed_urls.{name}", "a name of an output")
     if place.url:
         parts = _split("destination.url", place.url)
-        return _in_bucket("destination", place, keys, parts, check, key_needed=False)
+        return _in_bucket("destination", place, keys, parts, key_needed=False)
     for name in names:
         if name not in keys.signed_urls:
             raise wrong(
@@ -113,7 +117,6 @@ def _in_bucket(
     place: Place,
     keys: StorageKeys,
     parts: SplitResult,
-    check: CheckUrl,
     *,
     key_needed: bool,
 ) -> tuple[Place, StorageKeys]:
@@ -130,8 +133,6 @@ def _in_bucket(
         raise wrong(field, _PLACES)
     if parts.scheme == "az" and not place.account:
         raise wrong(f"{side}.account", "the storage account of an az:// place")
-    if place.endpoint:
-        _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
     if "@" in parts.netloc:
         if parts.scheme != "s3" or not parts.username or not parts.password:
             raise wrong(field, "a URL without a user; credentials stand in `credentials`")

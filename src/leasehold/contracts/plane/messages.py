@@ -361,8 +361,9 @@ def _is_in(message_id: str, mark: str) -> bool:
 def _message(entry: Any, mark: str) -> Message:
     fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
     number = bytes(fields.get(b"enqueue_id", b"")).decode(errors="replace")
+    job_id = bytes(fields.get(b"job_id", b"")).decode(errors="replace")
     return Message(
         mark + entry[0].decode(),
-        bytes(fields.get(b"job_id", b"")).decode(errors="replace"),
+        job_id.replace("\0", "\ufffd"),  # PostgreSQL takes no NUL, and no job has one in its id
         int(number) if number.isdecimal() and number.isascii() and len(number) < 19 else -1,
     )
