@@ -125,6 +125,6 @@ async def leave(pool: Pool) -> None:
     """One user fewer; the last one closes the connections."""
     pool.users -= 1
     if pool.users == 0:
-        for key in [key for key, each in _pools.items() if each is pool]:
+        for key in [key for key, each in list(_pools.items()) if each is pool]:
             del _pools[key]
         await pool.close()
