@@ -174,11 +174,12 @@ def test_event_loops_of_several_threads_join_and_leave_at_once() -> None:
         raise NotImplementedError
 
     async def come_and_go(thread: int) -> None:
-        for number in range(1_000):
-            key = (thread, number)
-            await postgres_pool.leave(
-                postgres_pool.join(key, lambda: postgres_pool.Pool(connect, 1))
-            )
+        pools = [
+            postgres_pool.join((thread, number), lambda: postgres_pool.Pool(connect, 1))
+            for number in range(300)
+        ]
+        for pool in pools:
+            await postgres_pool.leave(pool)
 
     every_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -334,7 +334,9 @@ async def test_a_job_or_event_with_a_high_number_does_not_slow_claims(
 
 
 @pytest.mark.parametrize("contract", ["inbox", "plane"])
-@pytest.mark.parametrize("name", ["CAST(x'61ff' AS TEXT)", "CAST(x'6180' AS TEXT)", "'a' || char(0)"])
+@pytest.mark.parametrize(
+    "name", ["CAST(x'61ff' AS TEXT)", "CAST(x'6180' AS TEXT)", "'a' || char(0)"]
+)
 async def test_an_id_that_is_no_text_is_refused_by_sqlite(
     contract: str, name: str, tmp_path: Path
 ) -> None:
