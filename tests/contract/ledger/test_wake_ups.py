@@ -46,7 +46,8 @@ async def waiting(queue: Any, limit: int) -> asyncio.Task[list[Lease]]:
 
 async def test_a_claim_that_is_cancelled_after_its_wake_up_passes_it_on(tmp_path: Path) -> None:
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
-    others, last = [open_queue(url) for _ in range(OTHERS)], open_queue(url)
+    others: list[Any] = [open_queue(url) for _ in range(OTHERS)]
+    last = open_queue(url)
     tasks = [await waiting(queue, 1) for queue in others]
     for queue in others:
         await queue._claiming._turn.acquire()  # what wakes now cannot look
@@ -129,7 +130,7 @@ async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
 
 async def test_a_probe_of_the_store_wakes_no_waiter(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    ledger = open_ledger(f"inbox+sqlite:///{path}")
+    ledger: Any = open_ledger(f"inbox+sqlite:///{path}")
     heard = asyncio.Event()
     await ledger.probe()
     listener = Listener(path.with_name(path.name + BELLS), "inbox", heard.set)
