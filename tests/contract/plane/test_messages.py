@@ -10,6 +10,7 @@ from leasehold.contracts.plane import messages
 from leasehold.contracts.plane.messages import GROUP
 from leasehold.contracts.plane.words import queue_of
 from leasehold.core.errors import StoreError
+from leasehold.core.job import NewJob
 from leasehold.core.lease import Lease
 from leasehold.core.opening import parse_url
 from leasehold.store.embedded import EmbeddedRedis
@@ -64,6 +65,23 @@ async def test_a_message_that_is_stale_or_double_is_acknowledged_and_dropped(
     assert (await verb(web, "complete", **proof(lease), result=1))["ok"]
     assert await length(redis, redis_options) == 0
     assert (await site.ledger().get(job_id)).attempt == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.clause("P-5")
+async def test_a_message_with_bytes_that_no_database_stores_is_dropped(servers: Servers) -> None:
+    stage = await PostgresRedisPlaneAdapter(servers.postgres, servers.redis).open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(stage.close)
+        options = parse_url(stage.served_url).options
+        redis = Redis(options["redis"])
+        stack.push_async_callback(redis.close)
+        queue = stage.queue("w1")
+        await queue.submit([NewJob(task="chat", payload=b"{}")])
+        key = f"{options['namespace']}{options['streams']}"
+        for bad in (b"a\0b", b"\0", b"\xff\0", b"\xed\xa0\x80"):
+            await redis.call("XADD", key, "*", "job_id", bad, "enqueue_id", "0")
+        assert len(await queue.claim(10, wait_ms=0)) == 1
+        assert await redis.call("XLEN", key) == 1
 
 
 @pytest.mark.clause("P-4")

@@ -366,6 +366,7 @@ def _message(entry: Any, mark: str) -> Message:
     number = bytes(fields.get(b"enqueue_id", b"")).decode(errors="replace")
     return Message(
         mark + entry[0].decode(),
-        bytes(fields.get(b"job_id", b"")).decode(errors="replace"),
+        # PostgreSQL takes no NUL, and one such id would make every claim fail that carries it.
+        bytes(fields.get(b"job_id", b"")).decode(errors="replace").replace("\0", "\ufffd"),
         int(number) if number.isdecimal() and number.isascii() and len(number) < 19 else -1,
     )
