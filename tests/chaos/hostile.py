@@ -396,12 +396,11 @@ class SqlWriter:
 
 
 def _sqlite_run(file: Path) -> Run:
-    """Without the checks of the tables, which a hostile client turns off."""
+    """The checks of the tables hold: a client that turns them off could also drop the tables."""
 
     def write(statement: str, values: Sequence[Any]) -> list[Any]:
         with closing(sqlite3.connect(file, timeout=10)) as connection:
             connection.text_factory = lambda text: text.decode(errors="replace")
-            connection.execute("PRAGMA ignore_check_constraints = ON")
             with suppress(sqlite3.Error, OverflowError, ValueError), connection:
                 return connection.execute(statement.replace("$", "?"), values).fetchall()
         return []

@@ -77,11 +77,12 @@ class Claiming:
         deadline = loop.time() + wait_ms / 1000
         if wait_ms <= 0:
             return (await self._once(limit))[0]
-        leases, woken = list[Lease](), False
+        woken = False
         try:
             while True:
                 await self._bell.arm()
-                leases, due_in_ms = await self._once(limit)
+                leases, due_in_ms, more = await self._once(limit)
+                woken = woken and more
                 left_ms = round((deadline - loop.time()) * 1000)
                 if leases or left_ms <= 0:
                     return leases
@@ -89,8 +90,9 @@ class Claiming:
                 await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
                 woken = True
         finally:
-            # Who had to wait and got all that it asked for may have left something for the next.
-            await self._bell.rest(more=woken and len(leases) >= limit)
+            # A wake-up is passed on unless a claim after it came to the end of the line: one that
+            # failed or was cancelled has not seen what is there.
+            await self._bell.rest(more=woken)
 
     def from_the_head(self) -> None:
         """Something went back to the line: the next claim begins at its head."""
@@ -100,13 +102,15 @@ class Claiming:
         """Stop listening."""
         await self._bell.close()
 
-    async def _once(self, limit: int) -> tuple[list[Lease], int]:
-        """What can be had now, and in how many milliseconds a waiting job is due (0: none)."""
+    async def _once(self, limit: int) -> tuple[list[Lease], int, bool]:
+        """What can be had now, in how many milliseconds a waiting job is due (0: none), and
+        whether the line may hold more.
+        """
         async with self._turn:
             if self._unanswered:
                 leases = await self._recover(limit)
                 if leases:
-                    return leases, 0
+                    return leases, 0, True
             now = asyncio.get_running_loop().time()
             look = now - self._looked_at > _LOOK_EVERY_S or self._from == _HEAD
             rows, token = await self._ask(limit, now, look=look)
@@ -123,8 +127,8 @@ class Claiming:
             if beside and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
                 self._unblocked_at = now
                 if await self._unblock():
-                    return leases, 1
-            return leases, _due_in_ms(rows[0])
+                    return leases, 1, True
+            return leases, _due_in_ms(rows[0]), len(_taken(rows)) >= limit
 
     async def _ask(self, limit: int, now: float, *, look: bool) -> tuple[list[Row], str]:
         token = secrets.token_hex(16)
@@ -169,7 +173,7 @@ class Claiming:
         return _NOT_NOW_MS if busy and now - self._leases_at < every_s else self._leases_ms
 
     async def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
-        taken = [row for row in rows if row["job_id"] is not None]
+        taken = _taken(rows)
         last = rows[-1]
         self._from = (last["priority"], last["seq"]) if len(taken) >= limit else _HEAD
         now_ms = rows[0]["now_ms"]
@@ -221,6 +225,10 @@ class Claiming:
             trace=row["trace"],
             extra=(row["requester_id"], row["status_webhook_url"], row["credential_version"]),
         )
+
+
+def _taken(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["job_id"] is not None]
 
 
 def _due_in_ms(row: Row) -> int:

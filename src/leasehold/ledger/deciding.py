@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from leasehold.core.errors import ServerError
 from leasehold.ledger.engine import Engine
 from leasehold.ledger.settings import BoxSettings
 
@@ -17,5 +18,23 @@ async def decide(engine: Engine, settings: BoxSettings, job_ids: Sequence[str]) 
     if not job_ids:
         return 0
     batch = [(job_id,) for job_id in sorted(job_ids)]
-    rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
+    try:
+        rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
+    except ServerError:
+        if len(batch) == 1:
+            raise
+        return await _one_by_one(engine, settings, job_ids)
     return sum(bool(row["buried"]) for row in rows)
+
+
+async def _one_by_one(engine: Engine, settings: BoxSettings, job_ids: Sequence[str]) -> int:
+    """Lead on every job but those that the database refuses; then raise what it said of one."""
+    buried, refused = 0, None
+    for job_id in job_ids:
+        try:
+            buried += await decide(engine, settings, [job_id])
+        except ServerError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return buried

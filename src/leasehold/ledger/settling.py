@@ -24,6 +24,7 @@ from leasehold.core.outcome import (
 from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import Engine, Row
 from leasehold.ledger.settings import BoxSettings
+from leasehold.ledger.submitting import AHEAD_MS_MAX
 from leasehold.store.resending import part
 
 _BATCH_MAX = 1_000
@@ -145,7 +146,8 @@ class Settling:
             kind, outcome.delay_ms, failure and failure.code, failure and failure.message
         )
         return (
-            *(lease.job_id, lease.fence, token_h, kind, delay_ms, retryable, "", ""),
+            *(lease.job_id, lease.fence, token_h, kind, min(delay_ms, AHEAD_MS_MAX), retryable),
+            *("", ""),
             *_errors(failure, kind),
             f"{token_h}:{kind}:{asked}",
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from leasehold.core.errors import UsageError
+from leasehold.core.errors import InvalidJob, UsageError
 from leasehold.core.idempotency import check_key, request_hash, short_hash
 from leasehold.core.job import NewJob, Submitted
 from leasehold.ledger.engine import IN_BULK, Engine
@@ -22,6 +22,9 @@ _BATCH_MAX = 2_000
 _SLICE = 250
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _INT_MAX = 2**31 - 1
+AHEAD_MS_MAX = 2**53
+"""How far ahead a job may be due or expire: later times leave the range of their columns."""
+
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 # What only the inbox knows of a job, and where it is kept.
@@ -172,7 +175,9 @@ def check(job: NewJob, job_id: str) -> str:
     if job.max_attempts is not None and not 1 <= job.max_attempts <= _INT_MAX:
         raise UsageError(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
     if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms <= 0):
-        raise UsageError("delay_ms cannot be negative and ttl_ms is positive or left out")
+        raise InvalidJob("delay_ms cannot be negative and ttl_ms is positive or left out")
+    if job.delay_ms > AHEAD_MS_MAX or (job.ttl_ms or 0) > AHEAD_MS_MAX:
+        raise InvalidJob(f"delay_ms and ttl_ms are at most {AHEAD_MS_MAX} milliseconds")
     if not -_INT_MAX <= job.priority <= _INT_MAX:
         raise UsageError(f"priority {job.priority} is not a number of 32 bits")
     if job.gid or job.trace or job.requester or job.options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from leasehold.core.errors import ServerError
 from leasehold.core.seam import Upkeep
 from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import OUTBOX, Engine
@@ -84,7 +85,11 @@ class Upkeeping:
         """Lead jobs on that rest in `failed`; how many were given up."""
         settings = self._settings
         rows = await self._engine.run(settings.table, "resting", queue=settings.queue, count=_COUNT)
-        return await decide(self._engine, settings, [row["job_id"] for row in rows])
+        try:
+            return await decide(self._engine, settings, [row["job_id"] for row in rows])
+        except ServerError as error:  # of one job; those after it in this round must not wait
+            _warn("the database refuses a step of a failed job", settings.queue, error)
+            return 0
 
     async def unblock(self) -> int:
         """Events that were written while the one before them ended; how many were let go.
@@ -143,3 +148,10 @@ class Upkeeping:
             if not after:
                 break
         return gone, after
+
+
+def _warn(text: str, queue: str, error: Exception) -> None:
+    """Write a line. A program that only reads a queue does not load what writes it."""
+    import structlog
+
+    structlog.get_logger("leasehold.ledger").warning(text, queue=queue, error=str(error))

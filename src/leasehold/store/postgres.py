@@ -163,6 +163,8 @@ class Postgres:
 
     def _told(self, error: BaseException, connection: Connection) -> StoreError | UsageError:
         place = _place(self.url)
+        if isinstance(error, asyncpg.PostgresError):
+            error.detail = None  # the contents of the row, which belong in no log
         if isinstance(error, _AWAY):
             return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")
         if isinstance(error, _ENDED):

@@ -35,6 +35,7 @@ class Pool:
         self._heard: dict[Heard, None] = {}
         self._begins = asyncio.Lock()
         self._closed = False
+        self.key: Hashable = None
         self.users = 0
 
     @contextlib.asynccontextmanager
@@ -117,6 +118,7 @@ def join(key: Hashable, make: Callable[[], Pool]) -> Pool:
     pool = _pools.get(whole)
     if pool is None:
         pool = _pools[whole] = make()
+        pool.key = whole
     pool.users += 1
     return pool
 
@@ -125,6 +127,5 @@ async def leave(pool: Pool) -> None:
     """One user fewer; the last one closes the connections."""
     pool.users -= 1
     if pool.users == 0:
-        for key in [key for key, each in _pools.items() if each is pool]:
-            del _pools[key]
+        _pools.pop(pool.key, None)  # no search: other threads join and leave meanwhile
         await pool.close()

@@ -6,7 +6,9 @@ import asyncio
 import secrets
 import subprocess
 import sys
+import traceback
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import asyncpg
 import pytest
 
 from leasehold.cli.migrating import migrated
+from leasehold.core.errors import ServerError
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_ledger, open_part, open_queue, parse_url
 from leasehold.store import postgres_pool
+from leasehold.store.postgres import Postgres
 from tests.contract.adapters import Servers
 from tests.waiting import until
 
@@ -151,3 +155,37 @@ async def test_one_connection_is_enough_where_the_url_says_so(base: Base) -> Non
 
 async def _none(base: Base, name: str) -> bool:
     return await base.connected(name) == 0
+
+
+async def test_an_error_of_the_database_does_not_show_the_row(base: Base) -> None:
+    queue = open_queue(base.url())
+    await queue.submit([NewJob(task="t", payload=b'"CANARY"')])
+    await queue.close()
+    database = Postgres(base.server, schema=base.name)
+    with pytest.raises(ServerError, match="numbers_within_bounds") as refused:
+        await database.script("UPDATE inbox_jobs SET attempt_count = -1")
+    assert "CANARY" not in "".join(traceback.format_exception(refused.value))
+    assert "CANARY" not in str(refused.value.reply)
+    await database.close()
+
+
+def test_event_loops_of_several_threads_join_and_leave_at_once() -> None:
+    async def connect() -> postgres_pool.Connection:
+        raise NotImplementedError
+
+    async def come_and_go(thread: int) -> None:
+        pools = [
+            postgres_pool.join((thread, number), lambda: postgres_pool.Pool(connect, 1))
+            for number in range(300)
+        ]
+        for pool in pools:
+            await postgres_pool.leave(pool)
+
+    every_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(asyncio.run, come_and_go(each)) for each in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(every_s)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import secrets
@@ -26,7 +27,13 @@ from tests.contract.adapters import Servers
 from tests.waiting import until
 
 ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))
-NUMBERS = ("9223372036854775807", "-9223372036854775808", "2147483647", "-1", "0", "7")
+COUNT_MAX, EVENTS_MAX, WIDE_MAX = 10**9, 100_000, 2**60
+BOUNDS = (COUNT_MAX, EVENTS_MAX, WIDE_MAX, -WIDE_MAX)
+NUMBERS = (
+    *("9223372036854775807", "-9223372036854775808", "2147483647", "-1", "0", "7"),
+    *(str(bound) for bound in BOUNDS),
+    *(str(bound - 1) for bound in BOUNDS),
+)
 TEXTS = ("''", "'{'", "'1e999'", "'\u2028\U0001f4a5'", "repeat('[', 5000)", "'null'")
 BROKEN = ("CAST(x'ff' AS TEXT)", "CAST(x'6100ff' AS TEXT)", "char(0)", "CAST(x'eda080' AS TEXT)")
 NUMERIC = (
@@ -47,6 +54,7 @@ class Victim:
 
     url: str
     table: str
+    outbox: str
     texts: tuple[str, ...]
     execute: Callable[[str], Awaitable[None]]
 
@@ -80,7 +88,7 @@ async def victim(
                 file.execute(statement)
             file.close()
 
-        yield Victim(url, table, TEXTS + BROKEN, write)
+        yield Victim(url, table, "job_outbox_events", TEXTS + BROKEN, write)
         await queue.close()
         return
     schema = f"hostile_{secrets.token_hex(4)}"
@@ -92,7 +100,7 @@ async def victim(
     async def execute(statement: str) -> None:
         await connection.execute(statement.replace(table, f"{schema}.{table}"))
 
-    yield Victim(url, table, TEXTS, execute)
+    yield Victim(url, table, f"{schema}.job_outbox_events", TEXTS, execute)
     await connection.close()
 
 
@@ -215,6 +223,135 @@ async def test_a_number_at_the_end_of_its_range_is_refused_by_the_database(
     assert not await victim.spoil("bad", column, "2147483647000000000")
     assert not await victim.spoil("bad", column, "-1")
     assert len(await queue.claim(5, wait_ms=0)) == 1
+    await queue.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+@pytest.mark.parametrize(
+    ("column", "bound"),
+    [
+        *(("attempt_count", COUNT_MAX), ("lost_count", COUNT_MAX), ("event_count", EVENTS_MAX)),
+        *(("ver", WIDE_MAX), ("expires_ms", WIDE_MAX), ("created_ms", -WIDE_MAX)),
+    ],
+)
+async def test_a_row_at_the_bound_is_claimed_taken_back_and_ended_like_its_neighbours(
+    victim: Victim, contract: str, column: str, bound: int
+) -> None:
+    flow = Flow(victim.url, contract)
+    bad = await flow.submit(1)
+    assert await victim.spoil(bad, "max_attempts", str(2 * COUNT_MAX))
+    assert await victim.spoil(bad, column, str(bound))
+    assert len(await flow.queue.claim(5, wait_ms=0)) == 3
+
+    async def taken_back() -> bool:
+        return (await flow.queue.upkeep()).reclaimed > 0
+
+    await until(taken_back)
+    leases = await flow.queue.claim(5, wait_ms=0)
+    assert {lease.job_id for lease in leases} >= flow.good
+    ends = [Outcome(each, "fail", failure=Failure(code="e", message="m")) for each in leases]
+    await flow.queue.settle(ends)
+    await until(flow.all_done)
+    await flow.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+async def test_a_job_whose_starts_were_set_to_none_can_be_put_off(
+    victim: Victim, contract: str
+) -> None:
+    queue = open_queue(victim.url)
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id="bad")])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    assert await victim.spoil("bad", "attempt_count", "0")
+    await queue.settle([Outcome(lease, "release")])
+    assert len(await queue.claim(1, wait_ms=0)) == 1
+    await queue.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+async def test_a_time_too_far_ahead_is_refused_at_submit_and_shortened_at_the_end_of_a_lease(
+    victim: Victim, contract: str
+) -> None:
+    queue = open_queue(victim.url)
+    far = 2**61
+    answers = await queue.submit(
+        [
+            NewJob(task="t", payload=b"{}", delay_ms=far),
+            NewJob(task="t", payload=b"{}", ttl_ms=far),
+            NewJob(task="t", payload=b"{}", job_id="a"),
+            NewJob(task="t", payload=b"{}", job_id="b"),
+        ]
+    )
+    assert [each.status for each in answers] == ["invalid", "invalid", "created", "created"]
+    assert str(2**53) in answers[0].reason
+    first, second = await queue.claim(2, wait_ms=0)
+    ends = [Outcome(first, "complete", b"1"), Outcome(second, "retry", delay_ms=far)]
+    assert [type(each).__name__ for each in await queue.settle(ends)] == ["Completed", "Retried"]
+    await queue.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox"])
+async def test_a_failed_job_whose_step_is_refused_does_not_keep_its_neighbours(
+    contract: str, tmp_path: Path
+) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db?lease_ms=300"
+    queue, ledger = open_queue(url), open_ledger(url)
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id=name) for name in ("bad", "good")])
+    await queue.claim(2, wait_ms=0)
+    with sqlite3.connect(tmp_path / "jobs.db") as file:
+        file.execute("UPDATE inbox_jobs SET status = 'failed', due_ms = -1, lease_expires_at = 0")
+        file.execute(
+            "CREATE TRIGGER no BEFORE UPDATE ON inbox_jobs WHEN NEW.job_id = 'bad'"
+            " BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    await queue.upkeep()
+    assert (await _get(ledger, "good")).state == "dead_letter"
+    await queue.close()
+    await ledger.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox"])
+async def test_a_job_or_event_with_a_high_number_does_not_slow_claims(
+    victim: Victim, contract: str
+) -> None:
+    flow = Flow(victim.url, contract)
+    bad = await flow.submit(1)
+    assert not await victim.spoil(bad, "event_count", str(EVENTS_MAX + 1))
+    assert await victim.spoil(bad, "event_count", str(EVENTS_MAX))
+    async with asyncio.timeout(5):
+        assert len(await flow.queue.claim(3, wait_ms=0)) == 3
+    await victim.execute(
+        f"INSERT INTO {victim.outbox} (job_id, queue, task, gid, max_attempts, created_ms,"
+        " updated_ms, payload, status_webhook_url)"
+        " VALUES ('x.900000000', 'inbox/outbox', 'webhook', 'x', 10, 1, 1, '{}', 'https://r')"
+    )
+    events = open_queue(f"{victim.url}&box=outbox")
+    async with asyncio.timeout(5):
+        claimed = {lease.job_id for lease in await events.claim(10, wait_ms=0)}
+    assert {"x.900000000", "good-1-a.1", "good-1-b.1"} <= claimed
+    await events.close()
+    await flow.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+@pytest.mark.parametrize(
+    "name", ["CAST(x'61ff' AS TEXT)", "CAST(x'6180' AS TEXT)", "'a' || char(0)"]
+)
+async def test_an_id_that_is_no_text_is_refused_by_sqlite(
+    contract: str, name: str, tmp_path: Path
+) -> None:
+    queue = open_queue(f"{contract}+sqlite:///{tmp_path}/jobs.db")
+    await queue.submit([NewJob(task="t", payload=b"{}", job_id="good")])
+    table = TABLES[contract]
+    with sqlite3.connect(tmp_path / "jobs.db") as file:
+        with pytest.raises(sqlite3.IntegrityError, match="job_id"):
+            file.execute(f"UPDATE {table} SET job_id = {name}")
+        with pytest.raises(sqlite3.IntegrityError, match="job_id"):
+            file.execute(
+                f"INSERT INTO {table} (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+                f" payload) SELECT {name}, queue, task, 3, 1, 1, '{{}}' FROM {table}"
+            )
+    assert [lease.job_id for lease in await queue.claim(5, wait_ms=0)] == ["good"]
     await queue.close()
 
 

@@ -220,3 +220,46 @@ async def test_jobs_and_events_of_an_earlier_postgres_keep_their_order_and_histo
     finally:
         await database.script(f"DROP SCHEMA {schema} CASCADE")
         await database.close()
+
+
+FAR = (
+    "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms, payload,"
+    " ver, expires_ms) VALUES"
+    " ('far', 'inbox', 't', 3, 1, 1, '{}', 9223372036854775807, 9223372036854775807),"
+    " ('good', 'inbox', 't', 3, 1, 1, '{}', 1, 0)"
+)
+
+
+async def test_jobs_of_an_earlier_file_with_numbers_beyond_the_bounds_are_claimed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "far.db"
+    migrations = SqliteMigrations(path)
+    for step in known("sqlite"):
+        if step[1] != "numbers_within_bounds":
+            await migrations.apply(*step)
+    with sqlite3.connect(path) as file:
+        file.execute(FAR)
+    await migrate(migrations, "sqlite")
+    queue = open_queue(f"inbox+sqlite:///{path}")
+    assert len(await queue.claim(5, wait_ms=0)) == 2
+    await queue.close()
+
+
+async def test_jobs_of_an_earlier_postgres_with_numbers_beyond_the_bounds_are_claimed(
+    servers: Servers,
+) -> None:
+    schema = f"earlier{secrets.token_hex(4)}"
+    database = Postgres(servers.postgres(), schema=schema)
+    try:
+        for step in known("postgres"):
+            if step[1] != "numbers_within_bounds":
+                await PostgresMigrations(database).apply(*step)
+        await database.script(FAR)
+        await migrate(PostgresMigrations(database), "postgres")
+        queue = open_queue(f"inbox+{servers.postgres()}?schema={schema}")
+        assert len(await queue.claim(5, wait_ms=0)) == 2
+        await queue.close()
+    finally:
+        await database.script(f"DROP SCHEMA {schema} CASCADE")
+        await database.close()

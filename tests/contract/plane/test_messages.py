@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.contracts.plane import messages
 from leasehold.contracts.plane.messages import GROUP
 from leasehold.contracts.plane.words import queue_of
 from leasehold.core.errors import StoreError
@@ -238,3 +239,37 @@ async def test_a_job_submitted_while_its_stream_is_registered_gets_its_message(
 
         (lease,) = await until(claimed, "the late job is claimed")
         assert lease.job_id == "late"
+
+
+@pytest.mark.clause("P-3")
+async def test_a_job_whose_submit_outlasts_the_rechecks_gets_its_message_later(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_RECHECK_S", (0.0,))
+    monkeypatch.setattr(messages, "_RECHECK_EVERY_S", 0.1, raising=False)
+    stage = await PostgresRedisPlaneAdapter(servers.postgres, servers.redis).open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(stage.close)
+        url = parse_url(stage.served_url)
+        database = Postgres(servers.postgres(), schema=url.options["schema"])
+        stack.push_async_callback(database.close)
+        async with database.connection() as connection:
+            submit = connection.transaction()
+            await submit.start()
+            await connection.execute(
+                "INSERT INTO plane_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+                " payload) VALUES ('longer', $1, 'chat', 1, 1, 1, '{}')",
+                queue_of(url.options["streams"]),
+            )
+            queue = stage.queue("w1")
+            for _ in range(3):  # the stream is registered, and the rechecks are over
+                assert await queue.claim(1, wait_ms=0) == []
+                await queue.upkeep()
+            await submit.commit()
+
+        async def claimed() -> list[Lease]:
+            await queue.upkeep()
+            return await queue.claim(1, wait_ms=0)
+
+        (lease,) = await until(claimed, "the late job is claimed")
+        assert lease.job_id == "longer"

@@ -135,9 +135,7 @@ async def test_a_delivery_that_is_put_off_leaves_the_one_try_of_a_failing_origin
         origin = there.url.rpartition("/")[0]
         for _ in range(5):
             breaker.failed(origin, time.time())
-        breaker._states[
-            origin
-        ].pause_s = 300.0  # what the next one waits if the try is spent
+        breaker._states[origin].pause_s = 300.0  # what the next one waits if the try is spent
         async with turns.turn("acme", "https://slow"):
             with pytest.raises(Snooze, match="slow to answer"):
                 await handler(job)

@@ -8,6 +8,7 @@ look a second and not two thousand.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -92,16 +93,17 @@ class Line:
         try:
             while True:
                 if not any(stream in waiter.streams for waiter in self._waiting):
-                    await bell.rest(more=False)  # a ring would be lost here: another plane has it
+                    await bell.rest(more=True)  # the ring that ended the wait is another plane's
                     joined.clear()
-                    async with asyncio.timeout(IDLE_S):
-                        await joined.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(IDLE_S):
+                            await joined.wait()
+                    if not joined.is_set():  # a waiter may join in the moment of the timeout
+                        return
                 await bell.arm()
                 self.wake(stream)
                 poll_ms = random.randint(*POLL_MS)
                 await bell.wait(max(1, min(poll_ms, self._due_ms.get(stream) or poll_ms)))
-        except TimeoutError:
-            pass  # nobody came back
         finally:
             if self._watches.get(stream) is asyncio.current_task():
                 del self._watches[stream]

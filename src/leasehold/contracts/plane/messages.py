@@ -36,8 +36,10 @@ _SWEEP_MAX = 500
 _LOOK_EVERY_S = 0.05
 _AWAY_S = 1.0
 # A submit under way while the stream is registered sees no registration, and the registration does
-# not see its job, which then has no message. Looking again finds it: no submit takes half a minute.
+# not see its job, which then has no message. Looking again finds it: soon, and then rarely, for a
+# transaction that another program kept open for longer.
 _RECHECK_S = (0.2, 2.0, 40.0)
+_RECHECK_EVERY_S = 300.0
 
 
 class Message(NamedTuple):
@@ -300,9 +302,10 @@ class MessageTransport:
     async def _recheck(self, stream: str) -> None:
         """Make messages for jobs that were submitted while the stream was being registered."""
         due = self._rechecks.get(stream)
-        if due and asyncio.get_running_loop().time() >= due[0]:
-            del due[0]
+        now = asyncio.get_running_loop().time()
+        if due and now >= due[0]:
             await self._engine.run(PLANE, "plane_relay", queue=queue_of(stream))
+            due[:] = due[1:] or [now + _RECHECK_EVERY_S]
 
     def _is_away(self, error: StoreError) -> None:
         """Ask again in a moment, and let claims go by the rows until then."""

@@ -21,7 +21,7 @@ old AS MATERIALIZED (
   SELECT j.job_id FROM window_ w JOIN {jobs} j ON j.job_id = w.job_id, clock c
   WHERE j.status IN ('succeeded', 'dead_letter') AND j.updated_ms < c.now_ms - :keep_ms
     AND (j.event_count = 0 OR (SELECT e.seq
-      FROM generate_series(1, j.event_count) nth, job_outbox_events e
+      FROM generate_series(greatest(1, j.event_count - 1000), j.event_count) nth, job_outbox_events e
       WHERE e.job_id = j.job_id || '.' || nth
         AND (e.status NOT IN ('succeeded', 'dead_letter')) IS TRUE LIMIT 1) IS NULL)
   FOR UPDATE OF j SKIP LOCKED

@@ -33,7 +33,8 @@ ended AS (
     due_ms = CASE WHEN h.verdict IN ('retry', 'snooze') AND h.delay_ms > 0
       THEN c.now_ms + h.delay_ms WHEN h.verdict = 'bury' THEN -1 WHEN h.verdict = 'cancel' THEN -2
       ELSE 0 END,
-    attempt_count = j.attempt_count - CASE WHEN h.verdict IN ('snooze', 'release') THEN 1 ELSE 0 END,
+    attempt_count = greatest(0, j.attempt_count
+      - CASE WHEN h.verdict IN ('snooze', 'release') THEN 1 ELSE 0 END),
     lease_expires_at = 0, lease_token_h = '', ver = j.ver + 1, updated_ms = c.now_ms,
     worker_id = CASE WHEN h.verdict IN ('complete', 'bury', 'cancel') THEN j.worker_id ELSE '' END,
     cancel_requested = false,

@@ -34,7 +34,8 @@ BEGIN
   INSERT OR IGNORE INTO fed VALUES (NEW.queue);
 END;
 -- @end
-CREATE TEMP TRIGGER job_queues_resumed AFTER UPDATE OF paused ON main.job_queues WHEN NOT NEW.paused
+CREATE TEMP TRIGGER job_queues_resumed AFTER UPDATE OF paused ON main.job_queues
+WHEN OLD.paused AND NOT NEW.paused
 BEGIN
   INSERT OR IGNORE INTO fed VALUES (NEW.queue);
 END;

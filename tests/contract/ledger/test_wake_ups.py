@@ -1,0 +1,148 @@
+"""A wake-up that its receiver cannot use reaches the next one who waits, on one SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.contracts.plane import line
+from leasehold.core.job import NewJob
+from leasehold.core.lease import Lease
+from leasehold.core.opening import open_ledger, open_queue
+from leasehold.ledger import claiming
+from leasehold.ledger.sqlite_engine import SqliteBell
+from leasehold.store.notifying import Listener, notify
+from leasehold.store.sqlite import BELLS
+from tests.waiting import until
+
+OTHERS = 9
+NEVER_MS = (60_000, 60_000)
+WITHIN_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a wake-up ends a wait."""
+    monkeypatch.setattr(claiming, "POLL_MS", NEVER_MS)
+    monkeypatch.setattr(line, "POLL_MS", NEVER_MS)
+
+
+async def waiting(queue: Any, limit: int) -> asyncio.Task[list[Lease]]:
+    """A claim that found nothing and waits."""
+    task = asyncio.create_task(queue.claim(limit, wait_ms=60_000))
+    claims = queue._claiming
+
+    def waits() -> bool:
+        listener = claims._bell._listener
+        return listener is not None and listener._fd >= 0 and not claims._turn.locked()
+
+    await until(waits)
+    return task
+
+
+async def test_a_claim_that_is_cancelled_after_its_wake_up_passes_it_on(tmp_path: Path) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db"
+    others: list[Any] = [open_queue(url) for _ in range(OTHERS)]
+    last = open_queue(url)
+    tasks = [await waiting(queue, 1) for queue in others]
+    for queue in others:
+        await queue._claiming._turn.acquire()  # what wakes now cannot look
+    good = await waiting(last, 1)
+    await last.submit([NewJob(task="t", payload=b"{}")])
+    await asyncio.sleep(0.1)  # the wake-up reaches one of them
+    for task in tasks:
+        task.cancel()
+    async with asyncio.timeout(WITHIN_S):
+        assert len(await good) == 1
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for queue in (*others, last):
+        await queue.close()
+
+
+async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.db"
+    queues = [open_queue(f"inbox+sqlite:///{path}") for _ in range(2)]
+    tasks = [await waiting(queue, 2) for queue in queues]
+    with sqlite3.connect(path) as file:
+        for name, payload in (("bad", "CAST(x'ff' AS TEXT)"), ("good", "'{}'"), ("next", "'{}'")):
+            file.execute(
+                "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
+                f" payload) VALUES ('{name}', 'inbox', 't', 3, 1, 1, {payload})"
+            )
+    assert notify(path.with_name(path.name + BELLS), "inbox")
+    async with asyncio.timeout(WITHIN_S):
+        found = [lease.job_id for leases in await asyncio.gather(*tasks) for lease in leases]
+    assert sorted(found) == ["good", "next"]
+    for queue in queues:
+        await queue.close()
+
+
+async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    lines = [line.Line(lambda stream: SqliteBell(path, stream)) for _ in range(OTHERS + 1)]
+    waiters = [each.join(("x",)) for each in lines]
+    for each, waiter in zip(lines, waiters, strict=True):
+        await waiter.woken.wait()  # its first look: the plane listens
+        waiter.woken.clear()
+        if each is not lines[-1]:
+            each.leave(waiter, found=False)
+    assert notify(path.with_name(path.name + BELLS), "x")
+    async with asyncio.timeout(WITHIN_S):
+        await waiters[-1].woken.wait()
+    for each in lines:
+        await each.close()
+
+
+async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "IDLE_S", 0.02)
+    path = tmp_path / "jobs.db"
+    met = 0
+
+    async def joins_late() -> bool:
+        """Whether the waiter joined in the moment in which the watch timed out."""
+        here = line.Line(lambda stream: SqliteBell(path, stream))
+        first = here.join(("x",))
+        await first.woken.wait()
+        here.leave(first, found=False)
+        notify(path.with_name(path.name + BELLS), "x")  # the watch sees that it has no waiter
+        watch = here._watches["x"]
+        while not watch.cancelling() and not watch.done():
+            await asyncio.sleep(0)
+        late = not watch.done()
+        second = here.join(("x",))
+        async with asyncio.timeout(WITHIN_S):
+            await second.woken.wait()
+        await here.close()
+        return late
+
+    async with asyncio.timeout(4 * WITHIN_S):
+        while met < 3:
+            met += await joins_late()
+
+
+async def test_a_probe_of_the_store_wakes_no_waiter(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    ledger: Any = open_ledger(f"inbox+sqlite:///{path}")
+    heard = asyncio.Event()
+    await ledger.probe()
+    listener = Listener(path.with_name(path.name + BELLS), "inbox", heard.set)
+    assert listener.open()
+    await ledger.probe()
+    await ledger.pause()
+    await asyncio.sleep(0)
+    assert not listener.close()
+    assert not heard.is_set()
+    assert listener.open()
+    await ledger.resume()
+    async with asyncio.timeout(WITHIN_S):
+        await heard.wait()
+    listener.remove()
+    await ledger.close()
