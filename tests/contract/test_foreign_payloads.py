@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from leasehold.contracts.omniq.context import context_of
+from leasehold.contracts.omniq.executing import Exec
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_queue
 from leasehold.worker.job import read_payload
@@ -45,6 +46,7 @@ async def test_half_a_surrogate_pair_in_a_stored_payload_is_a_value(
         raw.xdel(stream, entry)
     raw.close()
     (lease,) = await queue.claim(1, wait_ms=1_000)
-    read = context_of(lease).payload if contract == "omniq" else read_payload(lease.payload)
+    tools = Exec(None, lease.job_id)
+    read = context_of(lease, tools).payload if contract == "omniq" else read_payload(lease.payload)
     assert read == {"text": chr(0xD800)}
     await queue.close()
