@@ -22,8 +22,16 @@ from tests.waiting import until
 
 BATCH = 5
 DELAY_MS_MAX = 1_000
-# A lock of no job stops nothing, and a hostile record may be due in a thousand years.
-HARMLESS = ("locks", "delayed", "idx:delayed", "stats", "delayed jobs", "bull:jobs:delayed")
+# A lock or a group of no job stops nothing, and a hostile record may be due in a thousand years.
+HARMLESS = (
+    "locks",
+    "groups",
+    "delayed",
+    "idx:delayed",
+    "stats",
+    "delayed jobs",
+    "bull:jobs:delayed",
+)
 
 
 class Outcome(msgspec.Struct, kw_only=True):

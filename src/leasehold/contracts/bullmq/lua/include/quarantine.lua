@@ -4,7 +4,7 @@
 local quarantined = {}
 
 local function quarantine(id, reason)
-  local QUARANTINE, KEPT, SAMPLE_MAX = PREFIX .. 'leasehold:quarantine', '1000', 1024
+  local QUARANTINE, KEPT, SAMPLE_MAX = PREFIX .. 'leasehold:quarantine', '10000', 1024
   local key = PREFIX .. id
   local kind = call('TYPE', key).ok
   local read = { string = { 'GETRANGE', key, '0', SAMPLE_MAX - 1 }, list = { 'LRANGE', key, '0', '9' },

@@ -69,7 +69,7 @@ function set_aside(key, reason, ...)
     write('PEXPIRE', kept, '604800000')
     local id = string.match(name, '^job:(.*)$') or ''
     local why = string.sub(name .. ' is a ' .. kind .. '; ' .. reason, 1, 400)
-    call('XADD', quarantine, 'MAXLEN', '1000', '*', 'id', id, 'reason', why, 'raw', part, 'key', kept)
+    call('XADD', quarantine, 'MAXLEN', '~', '10000', '*', 'id', id, 'reason', why, 'raw', part, 'key', kept)
     call('RPUSH', quarantine .. ':new', id .. '\n' .. why)
     call('LTRIM', quarantine .. ':new', '-1000', '-1')
     call('HINCRBY', BASE .. ':counters', 'quarantined', '1')
