@@ -6,13 +6,13 @@ journal alike; the contract's own words are tested in its own folder.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobRecord
-from leasehold.core.seam import Counts, Journal, Ledger, Page, Query
+from leasehold.core.seam import Counts, Journal, Ledger, Page, Query, Staffed, WorkerBeat
 from tests.contract.stages import StoredStage
 
 
@@ -51,6 +51,10 @@ class FoldedLedger:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
+
+    async def workers(self) -> list[WorkerBeat]:
+        # Since Python 3.12 a protocol does not see what __getattr__ would find.
+        return await cast("Staffed", self._ledger).workers()
 
     async def get(self, job_id: str) -> JobRecord | None:
         record = await self._ledger.get(job_id)

@@ -109,7 +109,11 @@ async def test_two_workers_capture_count_audit_and_enqueue(
     events = await journal_of(streams_url)
     done = subprocess.run(
         [sys.executable, "-c", STEPS, master, lake, streams_url],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "SPARK_LOCAL_IP": "127.0.0.1",  # the machine's own name may have no address
+        },
         capture_output=True, text=True, timeout=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
 from types import UnionType
 from typing import Any, get_args
 
@@ -14,7 +13,7 @@ import msgspec
 from leasehold import __version__
 from leasehold.core.endpoint import Endpoint, Reply
 from leasehold.core.errors import UsageError
-from leasehold.gateway.problems import CODES
+from leasehold.gateway.problems import CODES, title_of
 
 _REF = "#/components/schemas/{name}"
 _EVERYWHERE = (405, 500)
@@ -46,7 +45,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     for endpoint in endpoints:
         for shape in (endpoint.takes, *(reply.shape for reply in endpoint.replies.values())):
             types += [one for one in _structs(shape) if one not in types]
-    schemas = _components(types)
+    schemas = components(types)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
@@ -146,7 +145,7 @@ def _reply(reply: Reply) -> dict[str, Any]:
 def _problem(status: int) -> dict[str, Any]:
     codes = [code for code, (its, _) in CODES.items() if its == status]
     made: dict[str, Any] = {
-        "description": f"{HTTPStatus(status).phrase}: code {' or '.join(codes)}.",
+        "description": f"{title_of(status)}: code {' or '.join(codes)}.",
         "content": {"application/problem+json": {"schema": _schema(ProblemDocument)}},
     }
     if status in (429, 503):
@@ -168,7 +167,7 @@ def _structs(shape: Any) -> tuple[Any, ...]:
     return get_args(shape) if isinstance(shape, UnionType) else (shape,)
 
 
-def _components(types: list[Any]) -> dict[str, Any]:
+def components(types: list[Any]) -> dict[str, Any]:
     """Their schemas by name. Two types of one name would be known by neither."""
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     doubled = [name for name in schemas if "." in name]

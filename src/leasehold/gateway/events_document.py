@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from leasehold import __version__
 from leasehold.core.endpoint import Endpoint
 from leasehold.core.state import INBOX
 from leasehold.dashboard.live import Series, Tick
+from leasehold.gateway.document import components
 from leasehold.gateway.frames import Hello
 from leasehold.webhooks.shapes import WebhookEvent, WebhookHeaders
 
@@ -33,7 +32,7 @@ def events_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         if reply.media == _STREAM
     }
     types = [*dict.fromkeys(shapes.values()), Hello, Series, Tick, WebhookEvent, WebhookHeaders]
-    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    schemas = components(types)
     schemas["WebhookEvent"]["properties"]["status"]["enum"] = list(INBOX.states)
     channels = {e.operation: _stream(e, shapes[e.operation]) for e in streams}
     channels |= {"live": _LIVE, "webhook": _WEBHOOK}

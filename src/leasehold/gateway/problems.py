@@ -85,7 +85,7 @@ class Problem(Exception):
         """The problem document."""
         members = {
             "type": f"/docs#{self.code}",
-            "title": HTTPStatus(self.status).phrase,
+            "title": title_of(self.status),
             "status": self.status,
             "detail": self.detail,
             "instance": path,
@@ -93,6 +93,12 @@ class Problem(Exception):
             "request_id": request_id,
         }
         return msgspec.json.encode(members | self.extra)
+
+
+def title_of(status: int) -> str:
+    """The name of a status as RFC 9110 has it; Python before 3.13 knows older names of two."""
+    newer = {413: "Content Too Large", 422: "Unprocessable Content"}
+    return newer.get(status) or HTTPStatus(status).phrase
 
 
 def problem_of(error: Exception) -> Problem | None:

@@ -131,6 +131,8 @@ def serve(listening: socket.socket) -> None:
         import_module(name)
     gc.collect()
     gc.freeze()
+    # The other threads are idle pools of numpy and Arrow, which hold no lock that a child needs.
+    warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
     watching = selectors.DefaultSelector()
     watching.register(sys.stdin.fileno(), selectors.EVENT_READ)
     watching.register(listening, selectors.EVENT_READ)

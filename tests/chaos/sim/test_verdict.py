@@ -491,10 +491,13 @@ def test_a_violation_shows_the_events_that_prove_it() -> None:
 
 
 def test_a_trimmed_journal_is_checked_from_where_it_begins() -> None:
-    made = sound(1)
-    kept = made.events[len(made.events) // 3 :]
-    assert check(kept, whole=False, quiesced=False).broken <= {"I22"}
-    assert "I4" in check(kept, quiesced=False).broken
+    taken_as_whole: set[str] = set()
+    for seed in range(1, 6):
+        made = sound(seed)
+        kept = made.events[len(made.events) // 3 :]
+        assert check(kept, whole=False, quiesced=False).broken <= {"I22"}
+        taken_as_whole |= check(kept, quiesced=False).broken
+    assert "I4" in taken_as_whole
 
 
 def test_an_empty_history_is_sound() -> None:
