@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,16 +16,19 @@ from leasehold.store.redis import Redis
 _log = structlog.get_logger("leasehold.audit")
 
 KEPT = 10_000
+LOCAL = "local"
 IDS_MAX = 20
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One action. `who` is the key's id, "local" without one; `ids` are the first few jobs."""
+    """One action. `who` is the key's id, "local" without one; `whose` are the owners of the
+    objects, `ids` the first few of these."""
 
     ts_ms: int
     who: str
     action: str
     queue: str = ""
+    whose: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     jobs: int = 0
     search: str = ""
@@ -97,6 +100,7 @@ async def write_down(
     action: str,
     *,
     queue: str = "",
+    whose: Iterable[str] = (),
     ids: Sequence[str] = (),
     jobs: int | None = None,
     search: str = "",
@@ -109,9 +113,10 @@ async def write_down(
     """
     entry = Entry(
         ts_ms=time.time_ns() // 1_000_000,
-        who=who or "local",
+        who=who or LOCAL,
         action=action,
         queue=queue,
+        whose=tuple(sorted({owner or LOCAL for owner in whose})[:IDS_MAX]),
         ids=tuple(ids[:IDS_MAX]),
         jobs=len(ids) if jobs is None else jobs,
         search=search,
