@@ -26,7 +26,7 @@ from leasehold.core.errors import (
 )
 from leasehold.core.job import NewJob, Submitted
 from leasehold.core.seam import Ledger
-from leasehold.dashboard.audit import IDS_MAX, AuditLog, write_down
+from leasehold.dashboard.audit import IDS_MAX, AuditLog, noted, write_down
 from leasehold.dashboard.delivering import outbox_of
 from leasehold.dashboard.finding import Finder, FoundJob
 from leasehold.dashboard.house import Street
@@ -81,49 +81,38 @@ class Actor:
     async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
         """Do it to jobs by id; per id "ok", "requested", or why not."""
         whose = await _owners(self._street[queue].ledger, job_ids)
-        answers = await self._do(verb, queue, job_ids)
-        told = _told(Counter(answers))
-        await write_down(self.audit, who, verb, queue=queue, whose=whose, ids=job_ids, outcome=told)
+        async with noted(self.audit, who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
+            answers = await self._do(verb, queue, job_ids)
+            entry["outcome"] = _told(Counter(answers))
         return answers
 
     async def steer(self, who: str, verb: Literal["pause", "resume"], queue: str) -> None:
         """Pause or resume a queue."""
         ledger = self._street[queue].ledger
-        await (ledger.pause() if verb == "pause" else ledger.resume())
-        await write_down(self.audit, who, verb, queue=queue, outcome="ok")
+        async with noted(self.audit, who, verb, queue=queue, outcome="ok"):
+            await (ledger.pause() if verb == "pause" else ledger.resume())
 
     async def redeliver(self, who: str, queue: str, event_ids: Sequence[str]) -> list[str]:
         """Send events of a queue's outbox again, under their ids."""
         outbox = outbox_of(self._street, queue)
-        whose = await _owners(outbox, event_ids)
-        answers = await outbox.retry(event_ids)
-        told = _told(Counter(answers))
-        await write_down(
-            self.audit, who, "redeliver", queue=queue, whose=whose, ids=event_ids, outcome=told
-        )
+        what = {"queue": queue, "ids": event_ids, "whose": await _owners(outbox, event_ids)}
+        async with noted(self.audit, who, "redeliver", **what) as entry:
+            answers = await outbox.retry(event_ids)
+            entry["outcome"] = _told(Counter(answers))
         return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
         """Store a new job; raises what the store said against it."""
-        submitted = (await self._street[queue].queue.submit([job]))[0]
+        async with noted(self.audit, who, why, queue=queue, whose=[job.requester]) as entry:
+            (submitted,) = await self._street[queue].queue.submit([job])
+            entry["outcome"] = submitted.reason or submitted.status
+            entry["ids"] = [submitted.job_id] if submitted.accepted else []
         if not submitted.accepted:
             reason = submitted.reason or submitted.status
-            await write_down(
-                self.audit, who, why, queue=queue, whose=[job.requester], outcome=reason
-            )
             if submitted.status == "full":
                 raise QueueFull(reason, retry_after_ms=submitted.retry_after_ms)
             kind = Conflict if submitted.status == "conflict" else InvalidJob
             raise kind(f"the queue did not take the job: {reason}")
-        await write_down(
-            self.audit,
-            who,
-            why,
-            queue=queue,
-            whose=[job.requester],
-            ids=[submitted.job_id],
-            outcome=submitted.status,
-        )
         return submitted
 
     async def begin(self, who: str, verb: Verb, search: Search) -> Bulk:

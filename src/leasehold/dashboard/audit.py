@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
-from leasehold.core.errors import StoreError
+from leasehold.core.errors import ReplyLost, StoreError
 from leasehold.store.redis import Redis
 
 _log = structlog.get_logger("leasehold.audit")
 
 KEPT = 10_000
 LOCAL = "local"
+LOST = "unknown: the answer of the store was lost"
 IDS_MAX = 20
 
 
@@ -127,3 +129,21 @@ async def write_down(
         await log.add(entry)
     except StoreError as error:
         _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
+
+
+@asynccontextmanager
+async def noted(
+    log: AuditLog, who: str, action: str, **what: Any
+) -> AsyncGenerator[dict[str, Any]]:
+    """Write down what is done within, with what that adds to the entry.
+
+    Where the store's answer was lost it may have been done: the entry says so. An
+    action that was refused or failed in another way changed nothing and has no entry.
+    """
+    entry = dict(what)
+    try:
+        yield entry
+    except ReplyLost:
+        await write_down(log, who, action, **entry | {"outcome": LOST})
+        raise
+    await write_down(log, who, action, **entry)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.core.errors import ReplyLost
-from leasehold.dashboard.audit import AuditLog, write_down
+from leasehold.dashboard.audit import LOST, AuditLog, write_down
 from leasehold.gateway.auth import Door
 from leasehold.gateway.body import check_media, decode, discard, invalid, read_body
 from leasehold.gateway.feed import Feed
@@ -126,7 +126,7 @@ class Resource:
         try:
             answer = await endpoint.handle(call)
         except ReplyLost:  # it may have been done
-            await self._note(call, "unknown")
+            await self._note(call, LOST)
             raise
         await self._note(call, "ok")
         return answer
