@@ -473,6 +473,28 @@ async def test_cursors_and_conflicts_tell_no_ids_of_other_tenants(
     )
 
 
+async def test_the_id_of_a_removed_job_gives_no_access_to_its_history(town: Town) -> None:
+    """Submitters choose ids: another tenant may choose one that was used before."""
+    _, theirs = await town.key("jobs:write", "jobs:read", "jobs:work")
+    _, web = await town.key("jobs:write", "jobs:read")
+    _, admin = await town.key("admin")
+    body = {"payload": {}, "stream": "b", "job_id": "order-17"}
+    await theirs.post("/v1/plane/jobs", body)
+    claim = await theirs.post("/internal/worker/claim", {"worker_id": "w1", "streams": ["b"]})
+    held = {name: claim.json[name] for name in ("job_id", "attempt_id", "lease_token")}
+    held |= {"stream": "b"}
+    news = {"worker_id": "w1", "reports": [held | {"step": "theirs", "data": {"iban": "DE1"}}]}
+    await theirs.post("/internal/worker/report", news)
+    await theirs.post("/internal/worker/complete", held | {"worker_id": "w1", "result": 1})
+    gone = await admin.post("/api/queues/plane/remove", {"job_ids": ["order-17"]})
+    assert gone.json["answers"] == {"order-17": "ok"}
+    assert (await web.post("/v1/plane/jobs", body)).status == 202
+    await admin.post("/v1/plane/jobs/order-17/cancel")
+    events = await (await web.stream("/v1/plane/jobs/order-17/events")).all()
+    assert events[-1].name == "DLQ", "the whole stream was read"
+    assert not [event for event in events if "theirs" in event.data or "iban" in event.data]
+
+
 async def test_the_volume_of_all_tenants_is_not_told_to_one_of_them(town: Town) -> None:
     _, tenant = await town.key("jobs:write", "jobs:read", "jobs:cancel", "jobs:work")
     _, scraper = await town.key("metrics")
