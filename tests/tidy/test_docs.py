@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from leasehold.cli.commands.api import described
 from tests.tidy.reading import ROOT, TESTS, files, listed, shown, text, tree
 
 DOCUMENTS = files(ROOT, "*.md")
@@ -69,6 +70,12 @@ def broken(document: Path, link: str) -> str | None:
     if anchor and target.suffix == ".md" and anchor not in anchors(target):
         return f"{target.name} has no heading #{anchor}"
     return None
+
+
+def test_the_table_of_rights_is_what_the_routes_declare() -> None:
+    page = text(ROOT / "docs" / "reference" / "rights.md")
+    again = "run: leasehold api rights > docs/reference/rights.md"
+    assert page == described("rights").decode() + "\n", again
 
 
 def test_every_fenced_block_of_the_readme_names_its_language() -> None:

@@ -35,7 +35,7 @@ COMMANDS = {
     "bridge": "Move waiting jobs from one queue to another.",
     "init": "Begin a project: a handler, settings, systemd units.",
     "keys": "Create, list and revoke API keys.",
-    "api": "Print the OpenAPI or AsyncAPI document of a gateway.",
+    "api": "Print the OpenAPI or AsyncAPI document, or the rights.",
     "db": "Bring a database to the schema of this version.",
     "receiver": "Receive webhooks and show them on a page.",
     "pipeline": "Keep, count and audit the history of queues, on Spark.",

@@ -25,7 +25,8 @@ from leasehold.core.errors import (
     UsageError,
 )
 from leasehold.core.job import NewJob, Submitted
-from leasehold.dashboard.audit import AuditLog, write_down
+from leasehold.core.seam import Ledger
+from leasehold.dashboard.audit import IDS_MAX, AuditLog, noted, write_down
 from leasehold.dashboard.delivering import outbox_of
 from leasehold.dashboard.finding import Finder, FoundJob
 from leasehold.dashboard.house import Street
@@ -79,36 +80,39 @@ class Actor:
 
     async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
         """Do it to jobs by id; per id "ok", "requested", or why not."""
-        answers = await self._do(verb, queue, job_ids)
-        told = _told(Counter(answers))
-        await write_down(self.audit, who, verb, queue=queue, ids=job_ids, outcome=told)
+        whose = await _owners(self._street[queue].ledger, job_ids)
+        async with noted(self.audit, who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
+            answers = await self._do(verb, queue, job_ids)
+            entry["outcome"] = _told(Counter(answers))
         return answers
 
     async def steer(self, who: str, verb: Literal["pause", "resume"], queue: str) -> None:
         """Pause or resume a queue."""
         ledger = self._street[queue].ledger
-        await (ledger.pause() if verb == "pause" else ledger.resume())
-        await write_down(self.audit, who, verb, queue=queue, outcome="ok")
+        async with noted(self.audit, who, verb, queue=queue, outcome="ok"):
+            await (ledger.pause() if verb == "pause" else ledger.resume())
 
     async def redeliver(self, who: str, queue: str, event_ids: Sequence[str]) -> list[str]:
         """Send events of a queue's outbox again, under their ids."""
-        answers = await outbox_of(self._street, queue).retry(event_ids)
-        told = _told(Counter(answers))
-        await write_down(self.audit, who, "redeliver", queue=queue, ids=event_ids, outcome=told)
+        outbox = outbox_of(self._street, queue)
+        what = {"queue": queue, "ids": event_ids, "whose": await _owners(outbox, event_ids)}
+        async with noted(self.audit, who, "redeliver", **what) as entry:
+            answers = await outbox.retry(event_ids)
+            entry["outcome"] = _told(Counter(answers))
         return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
         """Store a new job; raises what the store said against it."""
-        submitted = (await self._street[queue].queue.submit([job]))[0]
+        async with noted(self.audit, who, why, queue=queue, whose=[job.requester]) as entry:
+            (submitted,) = await self._street[queue].queue.submit([job])
+            entry["outcome"] = submitted.reason or submitted.status
+            entry["ids"] = [submitted.job_id] if submitted.accepted else []
         if not submitted.accepted:
             reason = submitted.reason or submitted.status
-            await write_down(self.audit, who, why, queue=queue, outcome=reason)
             if submitted.status == "full":
                 raise QueueFull(reason, retry_after_ms=submitted.retry_after_ms)
             kind = Conflict if submitted.status == "conflict" else InvalidJob
             raise kind(f"the queue did not take the job: {reason}")
-        ids = [submitted.job_id]
-        await write_down(self.audit, who, why, queue=queue, ids=ids, outcome=submitted.status)
         return submitted
 
     async def begin(self, who: str, verb: Verb, search: Search) -> Bulk:
@@ -160,11 +164,13 @@ class Actor:
 
     async def _run(self, bulk: Bulk, search: Search) -> None:
         answers: Counter[str] = Counter()
+        whose: set[str] = set()
         try:
             async for jobs in self._finder.each(search, step=_BATCH):
                 if bulk.state != "running":
                     break
                 answers.update(await self._batch(bulk.verb, jobs))
+                whose.update(found.job.requester for found in jobs)
                 bulk.seen += len(jobs)
                 bulk.done = sum(answers[word] for word in _GOOD)
                 bulk.answers = dict(answers)
@@ -181,6 +187,7 @@ class Actor:
             self.audit,
             bulk.who,
             f"{bulk.verb} all",
+            whose=whose,
             jobs=bulk.done,
             search=bulk.search,
             outcome=f"{bulk.state}: {_told(answers)}",
@@ -212,6 +219,12 @@ class Actor:
         for bulk_id in over[: max(0, len(self._bulks) - _KEPT)]:
             del self._bulks[bulk_id]
             self._tasks.pop(bulk_id, None)
+
+
+async def _owners(ledger: Ledger, ids: Sequence[str]) -> list[str]:
+    """The requesters of the jobs that an entry of the audit log names."""
+    found = await asyncio.gather(*(ledger.get(job_id) for job_id in ids[:IDS_MAX]))
+    return [job.requester for job in found if job is not None]
 
 
 def _told(answers: Counter[str]) -> str:

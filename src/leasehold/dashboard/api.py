@@ -1,7 +1,7 @@
 """/api for every contract: the same answers as the pages, for programs.
 
-Reading needs the scope `observe`, acting needs `admin`; a key with `jobs:read` alone sees its own
-jobs through /v1 and none here.
+Reading needs the scope `observe` (the backlog `metrics`), acting needs `admin`; a key with
+`jobs:read` alone sees its own jobs through /v1 and none here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
+from leasehold.core.endpoint import Answer, Call, Endpoint, Reply, Right, Scope
 from leasehold.core.errors import Conflict, NotFound
 from leasehold.core.job import NewJob
 from leasehold.dashboard.acting import Actor, Bulk, Verb
@@ -227,7 +227,7 @@ class Api:
                  self.stats, StatsView),
             _get("/api/autoscale/{queue}", "readBacklog",
                  "Backlog of a queue, for scalers such as KEDA's metrics-api", self.autoscale,
-                 Backlog, asks=Scale, problems=(404, 422), scope="jobs:read"),
+                 Backlog, asks=Scale, problems=(404, 422), scope="metrics"),
             _get("/api/audit", "readAudit", "Who did what", self.audit, AuditList, asks=ReadAudit,
                  problems=(422,)),
             _get("/api/bulk/{bulk_id}", "readBulk", "How far an action on many jobs is",
@@ -242,7 +242,7 @@ class Api:
                 path="/api/queues/{queue}/jobs",
                 operation="submitToQueue",
                 summary="Submit a job to any queue",
-                scope="admin",
+                right=Right("admin", "all", does="submit", audit="handler"),
                 handle=self.submit,
                 takes=NewJobBody,
                 example={"task": "chat", "payload": {"prompt": "Say hello."}},
@@ -259,7 +259,7 @@ class Api:
                 path="/api/bulk",
                 operation="beginBulk",
                 summary="Retry, cancel or remove all jobs of a search, in bounded batches",
-                scope="admin",
+                right=Right("admin", "all", does="VERB all", audit="handler"),
                 handle=self.bulk,
                 takes=BulkBody,
                 example={"action": "retry", "q": "is:failed error:Timeout", "expect": 10},
@@ -272,7 +272,7 @@ class Api:
                 path="/api/bulk/{bulk_id}/stop",
                 operation="stopBulk",
                 summary="Stop an action on many jobs; what is done stays done",
-                scope="admin",
+                right=Right("admin", "all", does="stop VERB all", audit="handler"),
                 handle=self.bulk_stop,
                 replies={200: Reply("As it stands.", Bulk)},
                 problems=(404,),
@@ -292,7 +292,7 @@ class Api:
             path=f"/api/queues/{{queue}}/{verb}",
             operation=f"{verb}Jobs",
             summary=f"{verb.capitalize()} jobs by id",
-            scope="admin",
+            right=Right("admin", "all", does=verb, audit="handler"),
             handle=handle,
             takes=Ids,
             example={"job_ids": ["1"]},
@@ -315,14 +315,14 @@ def _get(
     *,
     asks: Any = None,
     problems: tuple[int, ...] = (),
-    scope: Any = "observe",
+    scope: Scope = "observe",
 ) -> Endpoint:
     return Endpoint(
         method="GET",
         path=path,
         operation=operation,
         summary=summary,
-        scope=scope,
+        right=Right(scope, "all"),
         handle=handle,
         asks=asks,
         replies={200: Reply("As it is now.", shape)},

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
-from leasehold.core.errors import StoreError
+from leasehold.core.errors import ReplyLost, StoreError
 from leasehold.store.redis import Redis
 
 _log = structlog.get_logger("leasehold.audit")
 
 KEPT = 10_000
+LOCAL = "local"
+LOST = "unknown: the answer of the store was lost"
 IDS_MAX = 20
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One action. `who` is the key's id, "local" without one; `ids` are the first few jobs."""
+    """One action. `who` is the key's id, "local" without one; `whose` are the owners of the
+    objects, `ids` the first few of these."""
 
     ts_ms: int
     who: str
     action: str
     queue: str = ""
+    whose: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     jobs: int = 0
     search: str = ""
@@ -97,6 +102,7 @@ async def write_down(
     action: str,
     *,
     queue: str = "",
+    whose: Iterable[str] = (),
     ids: Sequence[str] = (),
     jobs: int | None = None,
     search: str = "",
@@ -109,9 +115,10 @@ async def write_down(
     """
     entry = Entry(
         ts_ms=time.time_ns() // 1_000_000,
-        who=who or "local",
+        who=who or LOCAL,
         action=action,
         queue=queue,
+        whose=tuple(sorted({owner or LOCAL for owner in whose})[:IDS_MAX]),
         ids=tuple(ids[:IDS_MAX]),
         jobs=len(ids) if jobs is None else jobs,
         search=search,
@@ -122,3 +129,21 @@ async def write_down(
         await log.add(entry)
     except StoreError as error:
         _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
+
+
+@asynccontextmanager
+async def noted(
+    log: AuditLog, who: str, action: str, **what: Any
+) -> AsyncGenerator[dict[str, Any]]:
+    """Write down what is done within, with what that adds to the entry.
+
+    Where the store's answer was lost it may have been done: the entry says so. An
+    action that was refused or failed in another way changed nothing and has no entry.
+    """
+    entry = dict(what)
+    try:
+        yield entry
+    except ReplyLost:
+        await write_down(log, who, action, **entry | {"outcome": LOST})
+        raise
+    await write_down(log, who, action, **entry)

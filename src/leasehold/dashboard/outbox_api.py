@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
+from leasehold.core.endpoint import Answer, Call, Endpoint, Reply, Right
 from leasehold.dashboard.acting import Actor
 from leasehold.dashboard.delivering import Deliveries, deliveries, outboxes
 from leasehold.dashboard.house import Street
@@ -82,7 +82,7 @@ class OutboxApi:
                 path="/api/outboxes",
                 operation="listOutboxes",
                 summary="The queues that have an outbox",
-                scope="observe",
+                right=Right("observe", "all"),
                 handle=self.names,
                 replies={200: Reply("As it is now.", OutboxList)},
                 tag="observing",
@@ -92,7 +92,7 @@ class OutboxApi:
                 path="/api/queues/{queue}/outbox",
                 operation="readOutbox",
                 summary="Events of a queue's outbox and what came of them, newest first",
-                scope="observe",
+                right=Right("observe", "all"),
                 handle=self.read,
                 asks=ReadOutbox,
                 replies={200: Reply("As it is now.", Deliveries)},
@@ -104,7 +104,7 @@ class OutboxApi:
                 path="/api/queues/{queue}/outbox/redeliver",
                 operation="redeliver",
                 summary="Send events again that were delivered or given up, under the same ids",
-                scope="admin",
+                right=Right("admin", "all", does="redeliver", audit="handler"),
                 handle=self.redeliver,
                 takes=RedeliverBody,
                 example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]},

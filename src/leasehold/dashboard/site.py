@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from leasehold.core.endpoint import Endpoint
+from leasehold.core.endpoint import OPEN, Endpoint, Right
 from leasehold.core.errors import LeaseholdError, NotFound, StoreError
 from leasehold.dashboard import charts, wording
 from leasehold.dashboard.acting import Actor
@@ -45,6 +45,23 @@ POLICY = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 ROUTE = "leasehold.route"
+_LOOK = Right("observe", "all")
+RIGHTS = {
+    **dict.fromkeys(("/", "/jobs", "/jobs/confirm", "/jobs/{queue}/{job_id:path}"), _LOOK),
+    **dict.fromkeys(("/queues", "/workers", "/dead", "/outbox", "/history"), _LOOK),
+    **dict.fromkeys(("/audit", "/bulk/{bulk_id}", "/live"), _LOOK),
+    "/ui/act": Right("admin", "all", does="VERB", audit="handler"),
+    "/ui/bulk": Right("admin", "all", does="VERB all", audit="handler"),
+    "/ui/bulk/stop": Right("admin", "all", does="stop VERB all", audit="handler"),
+    "/ui/queue": Right("admin", "all", does="pause or resume", audit="handler"),
+    "/ui/redeliver": Right("admin", "all", does="redeliver", audit="handler"),
+    "/ui/submit": Right("admin", "all", does="submit", audit="handler"),
+    "/ui/replay": Right("admin", "all", does="replay JOB", audit="handler"),
+    **dict.fromkeys(("/login", "/logout"), Right("", "none", does="sign in, out", audit="never")),
+    "/static/{digest}/{name}": OPEN,
+}
+"""What each page, form and file asks of its caller. A route that is not here is not served."""
+
 _AWAY = {
     "title": "The store does not answer",
     "text": "This page comes back by itself when the store does. What helps: leasehold doctor",
@@ -142,7 +159,7 @@ class Dashboard:
             request.scope[ROUTE] = path
             visit: Visit | None = None
             try:
-                admitted = await self._visit(request)
+                admitted = await self._visit(request, RIGHTS[path])
                 if isinstance(admitted, Response):
                     return admitted
                 visit = admitted
@@ -164,12 +181,9 @@ class Dashboard:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
             form = await read_form(request)
-            visit = await self._visit(request, form)
+            visit = await self._visit(request, RIGHTS[path], form)
             if isinstance(visit, Response):
                 return visit
-            if not visit.may_act:
-                words = {"title": "Read only", "text": "this key may look, not act"}
-                return self._render(visit, Page("problem.html", words, status=403))
             try:
                 target = await act(visit)
             except LeaseholdError as error:
@@ -180,7 +194,7 @@ class Dashboard:
         return endpoint
 
     async def _visit(
-        self, request: Request, form: tuple[tuple[str, str], ...] = ()
+        self, request: Request, right: Right, form: tuple[tuple[str, str], ...] = ()
     ) -> Visit | Response:
         caller = await self._door.caller(request)
         if caller is None:
@@ -188,17 +202,19 @@ class Dashboard:
             back = here if request.method == "GET" else "/"
             return RedirectResponse(with_params("/login", next=back), 303)
         visit = Visit(request, caller, form)
-        if not caller.may("observe"):
-            words = {"title": "Not yours", "text": "this key may not look at the queues; it needs "
-                     "the scope observe or admin"}  # fmt: skip
+        refusal = right.refusal(caller)
+        if refusal:
+            words = {"title": "Not for this key", "text": refusal}
             return self._render(visit, Page("problem.html", words, status=403))
         return visit
 
     async def _live(self, request: Request) -> Any:
         request.scope[ROUTE] = "/live"
         caller = await self._door.caller(request)
-        if caller is None or not caller.may("observe"):
+        if caller is None:
             return Response(status_code=401)
+        if RIGHTS["/live"].refusal(caller):
+            return Response(status_code=403)
         if self.live.is_full:
             return Response(status_code=503, headers={"retry-after": "1"})
         self.watch.touch()

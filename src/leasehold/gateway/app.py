@@ -18,10 +18,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leasehold import __version__
-from leasehold.core.endpoint import Endpoint
+from leasehold.core.endpoint import OPEN, Endpoint
 from leasehold.core.errors import StoreError, UsageError
 from leasehold.dashboard.redacting import USUAL
-from leasehold.dashboard.site import Dashboard
+from leasehold.dashboard.site import RIGHTS, Dashboard
 from leasehold.gateway import pages
 from leasehold.gateway.auditing import open_audit
 from leasehold.gateway.auth import Door
@@ -36,6 +36,7 @@ from leasehold.gateway.keys import Keys
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
+from leasehold.gateway.rights import rights_of
 from leasehold.gateway.rings import open_side_store
 from leasehold.gateway.served import Served, check_names, open_served
 from leasehold.gateway.session import Sessions
@@ -125,13 +126,14 @@ class Gateway:
             self.door,
             self.streamer,
             RateLimit(self.settings.rate_per_s, self.settings.rate_burst),
+            self._audit,
         )
         routes: list[Route] = []
         everything: list[Endpoint] = []
         for url, served in zip(self.settings.queues, self.served, strict=True):
             endpoints = served.endpoints(self.settings)
             everything += endpoints
-            routes += _resources(desk, endpoints, served.feed, url)
+            routes += _resources(desk, endpoints, served.feed, url, served.name)
         own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
         everything += own
         routes += _resources(desk, own, None)
@@ -145,6 +147,8 @@ class Gateway:
         routes.append(Route("/docs", self._docs, methods=["GET"]))
         routes += [Route(path, self._described, methods=["GET"]) for path in documents]
         router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+        opened = dict.fromkeys(("/docs", *documents), OPEN)
+        self.rights = rights_of(router.routes, RIGHTS | opened)
         return documents, router
 
     @asynccontextmanager
@@ -194,13 +198,18 @@ def _straight(router: Router) -> ASGIApp:
 
 
 def _resources(
-    desk: Desk, endpoints: Sequence[Endpoint], feed: Feed | None, queue_url: str = ""
+    desk: Desk,
+    endpoints: Sequence[Endpoint],
+    feed: Feed | None,
+    queue_url: str = "",
+    queue: str = "",
 ) -> list[Route]:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
     return [
-        Route(path, Resource(desk, path, group, feed, queue_url)) for path, group in by_path.items()
+        Route(path, Resource(desk, path, group, feed, queue_url, queue))
+        for path, group in by_path.items()
     ]
 
 

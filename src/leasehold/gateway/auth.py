@@ -47,14 +47,19 @@ class Door:
         self._asking: dict[str, asyncio.Future[Any]] = {}
 
     async def admit(
-        self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = ""
+        self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = "", acts: bool = False
     ) -> Caller:
-        """The caller of a request, perhaps for one queue only, or `Problem` 401 or 403."""
+        """The caller of a request, perhaps for one queue only, or `Problem` 401 or 403.
+
+        A ticket stands in a URL, which others may get to see: it never `acts`.
+        """
         text = _key_text(headers)
         if text:
             return await self.by_key(text)
         ticket = _ticket(scope)
         if ticket:
+            if acts:
+                raise Problem("scope", "a ticket is good for reading alone; send the key itself")
             return await self._by_ticket(ticket)
         if not self._open or await self._count(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)

@@ -15,6 +15,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
+from leasehold.core.errors import ReplyLost
+from leasehold.dashboard.audit import LOST, AuditLog, write_down
 from leasehold.gateway.auth import Door
 from leasehold.gateway.body import check_media, decode, discard, invalid, read_body
 from leasehold.gateway.feed import Feed
@@ -39,12 +41,18 @@ class Desk:
     """What every endpoint is served with."""
 
     def __init__(
-        self, settings: GatewaySettings, door: Door, streamer: Streamer, rate: RateLimit
+        self,
+        settings: GatewaySettings,
+        door: Door,
+        streamer: Streamer,
+        rate: RateLimit,
+        audit: AuditLog,
     ) -> None:
         self.settings = settings
         self.door = door
         self.streamer = streamer
         self.rate = rate
+        self.audit = audit
 
 
 class Resource:
@@ -57,12 +65,15 @@ class Resource:
         endpoints: Sequence[Endpoint],
         feed: Feed | None = None,
         queue_url: str = "",
+        queue: str = "",
     ) -> None:
         self._desk = desk
         self._path = path
         self._feed = feed
         self._queue_url = queue_url
+        self._queue = queue
         self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
+        self.rights = {endpoint.method: endpoint.right for endpoint in endpoints}
         if "GET" in self._endpoints:
             self._endpoints.setdefault("HEAD", self._endpoints["GET"])
         self._allow = ", ".join(sorted(self._endpoints))
@@ -80,29 +91,60 @@ class Resource:
         headers = headers_of(scope)
         desk = self._desk
         caller = await self._admit(endpoint, scope, headers)
-        if endpoint.scope and endpoint.tag != "health":  # probes and scrapers always get through
+        right = endpoint.right
+        if right.scope and endpoint.tag != "health":  # probes and scrapers always get through
             desk.rate.take(caller.requester)
         call = Call(
             caller=caller,
+            right=right,
             path=scope.get("path_params", {}),
             query=_query(endpoint, scope),
             body=await self._body(endpoint, receive, headers),
             headers=headers,
             gone=partial(_gone, receive),
         )
-        answer = await endpoint.handle(call)
+        answer = await (self._acted(endpoint, call) if right.does else endpoint.handle(call))
         if isinstance(answer, Answer):
             await _answer(answer, send)
         elif self._feed is not None:
             await desk.streamer.serve(self._feed, answer, caller, scope, receive, send)
 
     async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
-        if not endpoint.scope:
+        right = endpoint.right
+        if not right.scope:
             return Caller()
-        caller = await self._desk.door.admit(scope, headers, queue_url=self._queue_url)
-        if not caller.may(endpoint.scope):
-            raise Problem("scope", f"this needs a key with the scope {endpoint.scope}")
+        caller = await self._desk.door.admit(
+            scope, headers, queue_url=self._queue_url, acts=bool(right.does)
+        )
+        refusal = right.refusal(caller)
+        if refusal:
+            raise Problem("scope", refusal)
         return caller
+
+    async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
+        """The answer to a call that changes something, and its entry in the audit log."""
+        try:
+            answer = await endpoint.handle(call)
+        except ReplyLost:  # it may have been done
+            await self._note(call, LOST)
+            raise
+        await self._note(call, "ok")
+        return answer
+
+    async def _note(self, call: Call, outcome: str) -> None:
+        who, right = call.caller.requester, call.right
+        foreign = any(owner != who for owner, _ in call.touched)
+        if right.audit != "call" and not (right.audit == "others" and foreign):
+            return
+        await write_down(
+            self._desk.audit,
+            who,
+            right.does,
+            queue=self._queue,
+            ids=list(dict.fromkeys(object_id for _, object_id in call.touched if object_id)),
+            whose=[owner for owner, _ in call.touched] or [who],
+            outcome=outcome,
+        )
 
     async def _body(self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str]) -> Any:
         decoder = self._decoders.get(endpoint.method)

@@ -76,12 +76,12 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "parameters": _parameters(endpoint),
         "responses": _responses(endpoint),
         # The anonymous local caller needs neither.
-        "security": [{"bearer": []}, {"apiKey": []}, {}] if endpoint.scope else [],
+        "security": [{"bearer": []}, {"apiKey": []}, {}] if endpoint.right.scope else [],
     }
     if endpoint.description:
         made["description"] = endpoint.description
-    if endpoint.scope:
-        made["x-scope"] = endpoint.scope
+    if endpoint.right.scope:
+        made["x-scope"] = endpoint.right.scope
     if endpoint.takes is not None:
         content: dict[str, Any] = {"schema": _schema(endpoint.takes)}
         if endpoint.example is not None:
@@ -121,7 +121,7 @@ def _parameter(name: str, place: str, schema: Mapping[str, Any]) -> dict[str, An
 
 def _responses(endpoint: Endpoint) -> dict[str, Any]:
     made = {str(status): _reply(reply) for status, reply in endpoint.replies.items()}
-    usual = (*_EVERYWHERE, *(_WITH_SCOPE if endpoint.scope else ()))
+    usual = (*_EVERYWHERE, *(_WITH_SCOPE if endpoint.right.scope else ()))
     for status in sorted({*endpoint.problems, *usual}):
         made.setdefault(str(status), _problem(status))
     return made

@@ -89,7 +89,7 @@ def _stream(endpoint: Endpoint, shape: Any) -> dict[str, Any]:
         "title": endpoint.summary,
         "description": f"{endpoint.description} Frames are server-sent events: `event` is the type "
         "of the news, `data` its JSON, `id` the position from which `Last-Event-ID` goes on. "
-        f"Scope: {endpoint.scope}.".strip(),
+        f"Scope: {endpoint.right.scope}.".strip(),
         "servers": [{"$ref": "#/servers/gateway"}],
         "messages": _refs("Hello", f"{endpoint.operation}News"),
     }

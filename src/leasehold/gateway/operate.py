@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from msgspec import Meta
 
-from leasehold.core.endpoint import Answer, Call, Endpoint, Reply
+from leasehold.core.endpoint import OPEN, Answer, Call, Endpoint, Reply, Right
 from leasehold.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
 from leasehold.core.quarantine import Quarantining
 from leasehold.core.seam import Counts, Probed
@@ -51,7 +51,7 @@ class QueueList(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """A ticket for one request within `expires_in_s` seconds, as `?ticket=`."""
+    """A ticket for one request that reads, within `expires_in_s` seconds, as `?ticket=`."""
 
     ticket: str
     expires_in_s: int
@@ -121,7 +121,7 @@ class Operations:
         return Answer(200, view(served, await served.ledger.counts()))
 
     async def ticket(self, call: Call) -> Answer:
-        """A ticket for the caller; it may do what the caller may."""
+        """A ticket for the caller; it may read what the caller may."""
         return Answer(201, Ticket(await self._ring.issue(call.caller), TICKET_S))
 
     async def livez(self, call: Call) -> Answer:
@@ -212,7 +212,7 @@ class Operations:
                 path="/api/queues",
                 operation="listQueues",
                 summary="Depths and totals of every queue",
-                scope="jobs:read",
+                right=Right("observe", "all"),
                 handle=self.queues,
                 replies={200: Reply("The queues.", QueueList)},
                 tag="queues",
@@ -225,8 +225,8 @@ class Operations:
                 operation="createTicket",
                 summary="A ticket for one request, for clients that cannot set headers",
                 description="A key never belongs in a URL. A ticket does: it is good for one "
-                f"request within {TICKET_S} seconds, as `?ticket=`.",
-                scope="jobs:read",
+                f"request that reads, within {TICKET_S} seconds, as `?ticket=`.",
+                right=Right("jobs:read", "own", does="ticket", audit="never", streams=True),
                 handle=self.ticket,
                 replies={201: Reply("The ticket.", Ticket)},
                 tag="access",
@@ -239,7 +239,7 @@ class Operations:
             path=f"/api/queues/{{queue}}/{verb}",
             operation=f"{verb}Queue",
             summary=summary,
-            scope="admin",
+            right=Right("admin", "all", does=verb, audit="handler"),
             handle=handle,  # type: ignore[arg-type]
             replies={200: Reply("The queue as it is now.", QueueView)},
             problems=(404,),
@@ -254,6 +254,7 @@ class Operations:
                 path="/livez",
                 operation="live",
                 summary="Whether the process is alive",
+                right=OPEN,
                 handle=self.livez,
                 replies={200: Reply("Alive.", str, media=plain)},
                 tag="health",
@@ -263,6 +264,7 @@ class Operations:
                 path="/readyz",
                 operation="ready",
                 summary="Whether the gateway can serve: a store answers, not draining",
+                right=OPEN,
                 handle=self.readyz,
                 asks=ReadyAsks,
                 replies={
@@ -276,7 +278,7 @@ class Operations:
                 path="/metrics",
                 operation="metrics",
                 summary="Metrics for Prometheus",
-                scope="jobs:read",
+                right=Right("metrics", "all"),
                 handle=self.metrics,
                 replies={200: Reply("Metrics.", str, media=TEXT)},
                 tag="health",

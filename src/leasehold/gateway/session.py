@@ -41,7 +41,8 @@ class Sessions:
             if caller is not None:
                 return caller
         try:
-            return await self._door.admit(request.scope, headers)
+            acts = request.method not in ("GET", "HEAD")
+            return await self._door.admit(request.scope, headers, acts=acts)
         except Problem as problem:
             if problem.status == 401:
                 return None

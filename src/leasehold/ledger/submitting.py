@@ -141,8 +141,10 @@ class Submitting:
                     row["job_id"], "replayed", response=row["response"] or ""
                 )
             else:
-                named = "job id" if row["by_id"] else "idempotency key"
-                why = f"this {named} belongs to another request: job {row['job_id']}"
+                # Whose job has the id is not told: it may be another requester's.
+                why = "this job id is taken: choose another, or leave it out"
+                if not row["by_id"]:
+                    why = f"this idempotency key belongs to another request: job {row['job_id']}"
                 answers[position] = Submitted("", "conflict", why)
 
     def _row(self, job: NewJob, job_id: str) -> tuple[Any, ...]:

@@ -240,7 +240,7 @@ def test_the_trigger_for_keda_reads_a_number_of_a_gateway(
     assert (trigger["type"], trigger["metadata"]["authMode"]) == ("metrics-api", "apiKey")
     words = ["gateway", "--from", queue_url, "--port", str(free_port)]
     key = json.loads(
-        run_bash(f"leasehold keys create keda --scope jobs:read -q '{queue_url}' --json", ROOT, {})
+        run_bash(f"leasehold keys create keda --scope metrics -q '{queue_url}' --json", ROOT, {})
     )["key"]
     started(words).heard("gateway_ready")
     asked = trigger["metadata"]

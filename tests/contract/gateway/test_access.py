@@ -47,7 +47,8 @@ async def keys(site: Site):  # type: ignore[no-untyped-def]
     ("scope", "allowed"),
     [
         ("jobs:write", {"submit"}),
-        ("jobs:read", {"read", "list", "events", "queues", "metrics", "ticket"}),
+        ("jobs:read", {"read", "list", "events", "ticket"}),
+        ("metrics", {"metrics"}),
         ("jobs:cancel", {"cancel"}),
         (
             "admin",

@@ -100,6 +100,22 @@ async def test_a_lost_answer_is_asked_for_again_and_makes_one_job(
     assert reply.json["job_id"] in [job["job_id"] for job in jobs]
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs/{}/cancel", "/api/queues/streams/cancel"])
+async def test_a_change_whose_answer_was_lost_is_in_the_audit_log(
+    proxy: LossyProxy, distant: Site, path: str
+) -> None:
+    web = await distant.web()
+    await web.post(f"/v1/jobs/{await web.submit()}/cancel")  # the server knows the script now
+    job_id = await web.submit()
+    proxy.drop_reply(when=runs_a_script)
+    body = {"job_ids": [job_id]} if path.startswith("/api") else None
+    assert (await web.post(path.format(job_id), body)).status == 503
+    assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "canceled"
+    (entry, _) = (await web.get("/api/audit")).json["entries"]
+    assert (entry["action"], entry["ids"], entry["whose"]) == ("cancel", [job_id], ["local"])
+    assert entry["outcome"].startswith("unknown")
+
+
 async def test_a_job_that_cannot_be_read_back_was_accepted_all_the_same(
     proxy: LossyProxy, distant: Site
 ) -> None:

@@ -242,6 +242,26 @@ async def test_events_of_a_job_are_read_after_any_cursor(inbox: InboxStage) -> N
         assert await inbox.ledger.events(job_id, after=event.event_id) == whole[at + 1 :]
 
 
+@pytest.mark.raw_writes  # an id that is used twice: the judge takes both jobs for one
+async def test_a_job_under_the_id_of_a_removed_one_shows_none_of_its_events(
+    inbox: InboxStage,
+) -> None:
+    queue = inbox.queue("w1")
+    (job_id,) = await submit(queue, job(requester="anna"))
+    lease = await claim_one(queue)
+    await queue.report([Report(lease=lease, step="of anna", data=b'{"iban":"DE1"}')])
+    await settle(queue, lease, "complete")
+    assert await inbox.ledger.remove([job_id]) == ["ok"]
+    await submit(queue, job(job_id, requester="bert"))
+    assert [event.type for event in await inbox.ledger.events(job_id)] == ["queued"]
+    lease = await claim_one(queue)
+    await queue.report([Report(lease=lease, step="of bert", data=b"{}")])
+    await settle(queue, lease, "complete")
+    shown = await inbox.ledger.events(job_id)
+    assert [event.event_id for event in shown] == ["1", "2", "3", "4"]
+    assert "of anna" not in [event.step for event in shown]
+
+
 @pytest.mark.clause("I-31", "I-32")
 @pytest.mark.parametrize("steps", [(), ("complete",), ("release", "complete"), ("retry", "bury")])
 @pytest.mark.parametrize("delay_ms", [0, 1])

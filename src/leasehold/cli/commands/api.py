@@ -8,26 +8,29 @@ from leasehold.cli.output import emit_text
 from leasehold.core.errors import UsageError
 
 
-@click.command("api", short_help="Print the OpenAPI or AsyncAPI document of a gateway.")
-@click.argument("which", type=click.Choice(["openapi", "asyncapi"]))
+@click.command("api", short_help="Print the OpenAPI or AsyncAPI document, or the rights.")
+@click.argument("which", type=click.Choice(["openapi", "asyncapi", "rights"]))
 def command(which: str) -> None:
     """Print what a gateway that serves all five contracts speaks; it need not run.
 
     \b
     leasehold api openapi > openapi.json      # what can be asked of it, for client generators
     leasehold api asyncapi > asyncapi.json    # event streams and webhooks: what it says by itself
+    leasehold api rights > rights.md          # the scope each route asks for, and on whose objects
 
     A running gateway serves its own, with the contracts it has: /openapi.json, /asyncapi.json.
     """
     import msgspec
 
-    emit_text(msgspec.json.format(described(which), indent=1).decode())
+    made = described(which)
+    emit_text((made if which == "rights" else msgspec.json.format(made, indent=1)).decode())
 
 
 def described(which: str) -> bytes:
     """The document, made from the endpoints themselves. Nothing is connected to."""
     try:
         from leasehold.gateway.app import Gateway
+        from leasehold.gateway.rights import rights_page
         from leasehold.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(
@@ -42,4 +45,6 @@ def described(which: str) -> bytes:
         "plane+sqlite:///jobs.db",
     )
     gateway = Gateway(GatewaySettings(queues=queues))
+    if which == "rights":
+        return rights_page(gateway.rights).encode()
     return gateway.openapi if which == "openapi" else gateway.asyncapi

@@ -25,7 +25,7 @@ from leasehold.contracts.inbox.shapes import (
     TranscodeView,
     view,
 )
-from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply
+from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
 from leasehold.core.errors import Conflict, InvalidJob, NotFound
 from leasehold.core.idempotency import request_hash
 from leasehold.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
@@ -158,10 +158,10 @@ class InboxRoutes:
         if not _JOB_ID.fullmatch(job_id):
             raise _unknown()
         record = await self._ledger.get(job_id)
-        if record is not None and call.caller.may_see(record.requester):
+        if record is not None and call.reaches(record.requester, job_id):
             return record
         owner = None if record is not None else await self._ledger.pruned(job_id)
-        if owner is not None and call.caller.may_see(owner):
+        if owner is not None and call.reaches(owner, job_id):
             raise Refused("gone", "the job has ended and was kept as long as agreed")
         raise _unknown()
 
@@ -227,7 +227,7 @@ class InboxRoutes:
                 path="/transcode/credentials",
                 operation="replaceCredentials",
                 summary="Give a job newer credentials",
-                scope="jobs:write",
+                right=Right("jobs:write", "own", does="replace credentials"),
                 tag="transcode",
                 handle=self.refresh,
                 takes=NewCredentials,
@@ -241,7 +241,7 @@ class InboxRoutes:
                 summary="Make a new webhook secret",
                 description="Webhooks are signed with it from now on, and with the one before it "
                 "too for a day.",
-                scope="jobs:write",
+                right=Right("jobs:write", "own", does="renew webhook secret"),
                 tag="transcode",
                 handle=self.renew_secret,
                 replies={201: Reply("The secret, shown this once.", SecretView)},
@@ -268,7 +268,7 @@ def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
         summary="Submit a transcode",
         description="The job is stored when the answer comes; nothing else is done here. With an "
         "Idempotency-Key the same request answers with the same job.",
-        scope="jobs:write",
+        right=Right("jobs:write", "own", does="submit", audit="others"),
         tag="transcode",
         handle=handle,
         takes=CreateTranscode,
@@ -294,7 +294,7 @@ def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
         path="/transcode/status",
         operation="readTranscode",
         summary="Read the status of a transcode",
-        scope="jobs:read",
+        right=Right("jobs:read", "own"),
         tag="transcode",
         handle=handle,
         asks=AskStatus,

@@ -19,7 +19,7 @@ from leasehold.contracts.plane.shapes import (
     StoredResults,
     view,
 )
-from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Refused, Reply
+from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
 from leasehold.core.errors import Conflict, NotFound
 from leasehold.core.intake import Submits, check_stored, idempotency_key, trace_context
 from leasehold.core.job import JobRecord, NewJob, Submitted
@@ -44,18 +44,18 @@ class Jobs:
         """Store a job, or those of a list; ids are chosen here where the caller chose none."""
         asked: CreatePlaneJobs = call.body
         if asked.jobs is not None:
-            return await self._create_all(asked.jobs, call.caller)
+            return await self._create_all(asked.jobs, call)
         if not bytes(asked.payload):
             raise Refused("invalid", "payload is missing", field="payload")
         key, trace = idempotency_key(call.headers), trace_context(call.headers)
-        job = self._new_job(asked, call.caller, key, trace)
+        job = self._new_job(asked, call, key, trace)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
         return await self._accepted(job, submitted)
 
-    async def _create_all(self, asked: Sequence[NewPlaneJob], caller: Caller) -> Answer:
+    async def _create_all(self, asked: Sequence[NewPlaneJob], call: Call) -> Answer:
         """Answers are per job: one that is refused harms no other."""
-        jobs = [self._new_job(each, caller, each.idempotency_key, each.trace) for each in asked]
+        jobs = [self._new_job(each, call, each.idempotency_key, each.trace) for each in asked]
         return Answer(200, Results(await submit_surely(self._queue, jobs) if jobs else []))
 
     async def read(self, call: Call) -> Answer:
@@ -96,14 +96,18 @@ class Jobs:
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
         record = await self._ledger.get(job_id) if _JOB_ID.fullmatch(job_id) else None
-        if record is None or not call.caller.may_see(record.requester):
+        if record is None or not call.reaches(record.requester, job_id):
+            raise _unknown()
+        streams = call.caller.streams
+        if streams and record.queue not in streams:
             raise _unknown()
         return record
 
-    def _new_job(self, asked: Any, caller: Caller, key: str, trace: str) -> NewJob:
-        check_allowed(caller, [asked.stream] if asked.stream else [])
+    def _new_job(self, asked: Any, call: Call, key: str, trace: str) -> NewJob:
+        check_allowed(call.caller, [asked.stream or self._ledger.default_stream])
+        job_id = asked.job_id or uuid7()
         requester = getattr(asked, "requester", "")
-        if requester and not caller.may_see(requester):
+        if requester and not call.reaches(requester, job_id):
             raise Refused("scope", "only an admin may submit in another requester's name")
         try:
             payload = bytes(asked.payload)
@@ -113,9 +117,9 @@ class Jobs:
         return NewJob(
             task=asked.task,
             payload=payload,
-            job_id=asked.job_id or uuid7(),
+            job_id=job_id,
             idempotency_key=key,
-            requester=requester or caller.requester,
+            requester=requester or call.caller.requester,
             priority=asked.priority,
             delay_ms=asked.delay_ms,
             max_attempts=asked.max_attempts,
@@ -137,7 +141,7 @@ class Jobs:
                 description="The job is stored and waiting when the answer comes. With an "
                 "Idempotency-Key the same request answers with the same job. `jobs` is a list, "
                 "answered per job.",
-                scope="jobs:write",
+                right=Right("jobs:write", "own", does="submit", audit="others", streams=True),
                 handle=self.create,
                 takes=CreatePlaneJobs,
                 example=_EXAMPLE,
@@ -154,7 +158,7 @@ class Jobs:
                 path=path,
                 operation="readPlaneJob",
                 summary="Read a job of the plane",
-                scope="jobs:read",
+                right=Right("jobs:read", "own", streams=True),
                 handle=self.read,
                 replies={200: Reply("The job, with its attempts.", PlaneJobView)},
                 problems=(404,),
@@ -168,7 +172,7 @@ class Jobs:
                 description="Begins with `event: hello`, replays what has happened, goes on as it "
                 "happens and ends after `SUCCEEDED` or `DLQ`. `id:` is the position for "
                 "Last-Event-ID; comments keep the connection alive.",
-                scope="jobs:read",
+                right=Right("jobs:read", "own", streams=True),
                 handle=self.follow,
                 asks=FollowPlaneJob,
                 reads={"Last-Event-ID": EventId},
@@ -184,7 +188,7 @@ class Jobs:
                 path=f"{path}/cancel",
                 operation="cancelPlaneJob",
                 summary="Cancel a job of the plane",
-                scope="jobs:cancel",
+                right=Right("jobs:cancel", "own", does="cancel", streams=True),
                 handle=self.cancel,
                 replies={
                     200: Reply("The job was waiting and has ended.", PlaneJobView),

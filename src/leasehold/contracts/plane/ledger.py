@@ -30,6 +30,7 @@ class PlaneLedger:
         self._boxes = {
             name: BoxLedger(engine, options.settings(name), INBOX) for name in options.names
         }
+        self.default_stream = options.names[0]
         self._first = next(iter(self._boxes.values()))
 
     async def get(self, job_id: str) -> JobRecord | None:

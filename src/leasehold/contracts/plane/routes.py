@@ -50,7 +50,7 @@ from leasehold.contracts.plane.shapes import (
     UpkeepRequest,
 )
 from leasehold.contracts.plane.words import fence_of
-from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply
+from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply, Right
 from leasehold.core.errors import LeaseLost
 from leasehold.core.intake import Submits
 from leasehold.core.lease import Lease
@@ -276,7 +276,7 @@ def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpo
         path=f"/internal/worker/{name}",
         operation=f"worker{name.capitalize()}",
         summary=summary,
-        scope="jobs:work",
+        right=Right("jobs:work", "leased", does=name, audit="history", streams=True),
         handle=handle,
         takes=takes,
         replies={200: Reply("The answer; in its batch form per item and in order.", gives)},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from leasehold.core.endpoint import STREAM_SCOPE, Caller, Refused
+from leasehold.core.endpoint import Caller, Refused
 
 
 def allowed(caller: Caller, streams: tuple[str, ...], named: bool) -> tuple[str, ...]:
     """The streams asked for by name must all be allowed; of all streams those that are."""
-    names = _names(caller)
+    names = caller.streams
     if not names:
         return streams
     if named:
@@ -23,19 +23,10 @@ def allowed(caller: Caller, streams: tuple[str, ...], named: bool) -> tuple[str,
 
 def check_allowed(caller: Caller, streams: Iterable[str]) -> None:
     """Refuse a stream that the caller's key is not good for."""
-    names = _names(caller)
+    names = caller.streams
     for stream in streams:
         if names and stream not in names:
             raise Refused(
                 "scope",
                 f"this key is good for {', '.join(sorted(names))}, not for {stream[:120]!r}",
             )
-
-
-def _names(caller: Caller) -> frozenset[str]:
-    """The streams that a key names; none means that it is good for all."""
-    return frozenset(
-        scope.removeprefix(STREAM_SCOPE)
-        for scope in caller.scopes
-        if scope.startswith(STREAM_SCOPE)
-    )

@@ -19,7 +19,7 @@ from leasehold.store.resending import part
 from leasehold.store.wire import is_wrong_type
 
 _STATES = ("queued", "running", "done", "error", "canceled")
-_CURSOR = re.compile(r"\d+:.+", re.DOTALL)
+_CURSOR = re.compile(r"\d+:.*", re.DOTALL)
 _PAGE_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 5_000
@@ -46,8 +46,13 @@ class StreamsLedger:
         (flat,) = await self._redis.pipeline([("HGETALL", self._job_key(job_id))])
         return _record(job_id, flat) if flat else None
 
-    async def find(self, query: Query) -> Page:
-        """Jobs by creation time, newest first. `after` is `created_ms:job_id` of the last seen."""
+    async def find(self, query: Query, *, requester: str | None = None) -> Page:
+        """Jobs by creation time, newest first; those of one requester where it is given.
+
+        `after` is `created_ms:job_id` of the last one found. Where the search stops at another job,
+        it does so between two milliseconds and `after` is `created_ms:`: the jobs that were passed
+        over may be other requesters', so their ids are not told.
+        """
         unknown = set(query.states) - set(_STATES)
         if unknown:
             raise UsageError(
@@ -60,20 +65,19 @@ class StreamsLedger:
                 contract=CONTRACT,
             )
         found: list[JobRecord] = []
-        after, scanned = query.after, 0
-        while scanned < _SCAN_MAX:
-            step = await self._index_step(after)
-            if not step:
-                return Page(found)
+        after, scanned, last_ms = query.after, 0, -1
+        while step := await self._index_step(after):
             for job_id, created, flat in await self._hashes(step):
-                after = f"{created}:{job_id}"
+                if scanned >= _SCAN_MAX and created != last_ms:
+                    return Page(found, f"{last_ms}:")
+                after, last_ms = f"{created}:{job_id}", created
                 scanned += 1
                 record = _record(job_id, flat) if flat else None
-                if record and _matches(record, query):
+                if record and _matches(record, query, requester):
                     found.append(record)
                     if len(found) >= query.limit:
                         return Page(found, after)
-        return Page(found, after)
+        return Page(found)
 
     async def counts(self) -> Counts:
         """Depth by state now, and totals since the queue exists."""
@@ -378,9 +382,11 @@ def _int(raw: bytes) -> int:
     return number if abs(number) < 10**15 else 0
 
 
-def _matches(record: JobRecord, query: Query) -> bool:
-    return (not query.states or record.state in query.states) and (
-        not query.task or record.task == query.task
+def _matches(record: JobRecord, query: Query, requester: str | None) -> bool:
+    return (
+        (not query.states or record.state in query.states)
+        and (not query.task or record.task == query.task)
+        and (requester is None or record.requester == requester)
     )
 
 

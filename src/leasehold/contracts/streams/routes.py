@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
+from leasehold.contracts.streams.ledger import StreamsLedger
 from leasehold.contracts.streams.shapes import (
     CreateJob,
     EventId,
@@ -22,7 +23,7 @@ from leasehold.contracts.streams.shapes import (
     line,
     view,
 )
-from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply
+from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
 from leasehold.core.errors import Conflict, NotFound, StoreError
 from leasehold.core.intake import (
     IdempotencyKey,
@@ -33,15 +34,13 @@ from leasehold.core.intake import (
     trace_context,
 )
 from leasehold.core.job import JobRecord, NewJob, Submitted
-from leasehold.core.seam import Ledger, Query
+from leasehold.core.seam import Query
 from leasehold.core.state import STREAMS
 from leasehold.core.submission import new_job_id
 from leasehold.store.resending import submit_surely
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
-# Pages looked through for one answer when most jobs are other people's.
-_PAGES_MAX = 5
 
 _EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
 
@@ -49,7 +48,7 @@ _EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
 class StreamsRoutes:
     """The endpoints of one `streams` queue. `ttl_s` is the contract's JOB_TTL_S."""
 
-    def __init__(self, queue: Submits, ledger: Ledger, *, ttl_s: int) -> None:
+    def __init__(self, queue: Submits, ledger: StreamsLedger, *, ttl_s: int) -> None:
         self._queue = queue
         self._ledger = ledger
         self._ttl_s = ttl_s
@@ -70,17 +69,9 @@ class StreamsRoutes:
         asked: ListJobs = call.query
         states = (asked.status,) if isinstance(asked.status, str) else ()
         task = asked.task if isinstance(asked.task, str) else ""
-        found: list[JobRecord] = []
-        after = asked.after
-        for _ in range(_PAGES_MAX):
-            left = asked.limit - len(found)
-            query = Query(states=states, task=task, after=after, limit=left)
-            page = await self._ledger.find(query)
-            found += [job for job in page.jobs if call.caller.may_see(job.requester)]
-            after = page.after
-            if not after or len(found) >= asked.limit:
-                break
-        return Answer(200, JobPage([line(record) for record in found], after))
+        query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
+        page = await self._ledger.find(query, requester=call.reach)
+        return Answer(200, JobPage([line(record) for record in page.jobs], page.after))
 
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events from a position on; nothing more to come is 204, which ends a client."""
@@ -126,7 +117,7 @@ class StreamsRoutes:
         if not _JOB_ID.fullmatch(job_id) or job_id.endswith(":events"):
             raise _unknown()
         record = await self._ledger.get(job_id)
-        if record is None or not call.caller.may_see(record.requester):
+        if record is None or not call.reaches(record.requester, job_id):
             raise _unknown()
         return record
 
@@ -157,7 +148,7 @@ class StreamsRoutes:
             summary="Submit a job",
             description="The job is stored and waiting when the answer comes. With an "
             "Idempotency-Key the same request answers with the same job.",
-            scope="jobs:write",
+            right=Right("jobs:write", "own", does="submit", audit="others"),
             handle=self.create,
             takes=CreateJob,
             example=_EXAMPLE,
@@ -181,7 +172,7 @@ class StreamsRoutes:
             path="/v1/jobs",
             operation="listJobs",
             summary="List jobs, newest first",
-            scope="jobs:read",
+            right=Right("jobs:read", "own"),
             handle=self.find,
             asks=ListJobs,
             replies={200: Reply("A page of jobs.", JobPage)},
@@ -194,7 +185,7 @@ class StreamsRoutes:
             path="/v1/jobs/{job_id}",
             operation="readJob",
             summary="Read a job",
-            scope="jobs:read",
+            right=Right("jobs:read", "own"),
             handle=self.read,
             replies={200: Reply("The job.", JobView)},
             problems=(404,),
@@ -209,7 +200,7 @@ class StreamsRoutes:
             description="Begins with `event: hello`, replays what has happened, goes on as it "
             "happens and ends after `done`, `error` or `canceled`. `id:` is the position for "
             "Last-Event-ID; comments keep the connection alive.",
-            scope="jobs:read",
+            right=Right("jobs:read", "own"),
             handle=self.follow,
             asks=FollowJob,
             reads={"Last-Event-ID": EventId},
@@ -226,7 +217,7 @@ class StreamsRoutes:
             path="/v1/jobs/{job_id}/cancel",
             operation="cancelJob",
             summary="Cancel a job",
-            scope="jobs:cancel",
+            right=Right("jobs:cancel", "own", does="cancel"),
             handle=self.cancel,
             replies={
                 200: Reply("The job was waiting and has ended.", JobView),
@@ -259,6 +250,8 @@ def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
     )
 
 
-def open_routes(queue: Submits, ledger: Ledger, *, ttl_s: int, **_lent: object) -> list[Endpoint]:
+def open_routes(
+    queue: Submits, ledger: StreamsLedger, *, ttl_s: int, **_lent: object
+) -> list[Endpoint]:
     """The endpoints of a queue of this contract."""
     return StreamsRoutes(queue, ledger, ttl_s=ttl_s).endpoints()

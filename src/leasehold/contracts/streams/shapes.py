@@ -102,7 +102,7 @@ class ListJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     after: Annotated[
         str,
         Meta(
-            pattern=r"^([0-9]{1,16}:[A-Za-z0-9_.:@-]{1,128})?$",
+            pattern=r"^([0-9]{1,16}:[A-Za-z0-9_.:@-]{0,128})?$",
             description="`after` of the page before; empty for the first.",
         ),
     ] = ""

@@ -1,6 +1,7 @@
 -- The events of one job after a version, oldest first: those that the journal lists by job, its first,
 -- which its own row tells, its successes, which its attempts tell, and its first claim: where no other
--- step came before it, it is told by its attempt, or by the job's row while that lasts.
+-- step came before it, it is told by its attempt, or by the job's row while that lasts. An id may be used
+-- again after its job was removed: what was before that is not of this job, and perhaps another requester's.
 -- Takes: queue text, job_id text, after bigint, count integer
 -- Returns: their rows
 -- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
@@ -8,6 +9,8 @@
 WITH listed AS MATERIALIZED (
   SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
   FROM job_journal WHERE job_id = :job_id AND listed AND queue || '' = :queue
+    AND seq > coalesce((SELECT max(r.seq) FROM job_journal r
+      WHERE r.job_id = :job_id AND r.listed AND r.queue || '' = :queue AND r.type = 'remove'), 0)
 )
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
   SELECT * FROM listed

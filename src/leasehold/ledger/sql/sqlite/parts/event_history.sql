@@ -2,10 +2,10 @@
 -- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
 -- Clauses: I-31
 (
-  SELECT queue || '' AS queue, job_id, ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
+  SELECT seq, queue || '' AS queue, job_id, ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
   FROM job_journal WHERE job_id = :job_id
   UNION ALL
-  SELECT queue || '/' || 'outbox', job_id || '.' || told, 1, 'submit', ts_ms, 'queued', 0, NULL, NULL,
+  SELECT seq, queue || '/' || 'outbox', job_id || '.' || told, 1, 'submit', ts_ms, 'queued', 0, NULL, NULL,
     NULL, ''
   FROM job_journal
   WHERE job_id = substr(rtrim(:job_id, '0123456789'), 1, length(rtrim(:job_id, '0123456789')) - 1)
