@@ -101,8 +101,10 @@ class Faults:
             fault.begin_ms = now_ms()  # it may have waited for its moment
             if stopped is not None:
                 stopped.set()
-            await asyncio.sleep(for_ms / 1000)
-            self._herd.go_on(member)
+            try:
+                await asyncio.sleep(for_ms / 1000)
+            finally:
+                self._herd.go_on(member)
 
     async def kill_gateway(self, member: Member) -> None:
         """kill -9 while clients post, and a new one on the same port.
@@ -140,12 +142,25 @@ class Faults:
         """A member ended by itself; it will be started again."""
         self.note("death", member.worker, member.slots, (member.worker,))
 
-    def note(self, kind: str, target: str, slots: int, workers: tuple[str, ...] = ()) -> None:
+    def note(
+        self,
+        kind: str,
+        target: str,
+        slots: int,
+        workers: tuple[str, ...] = (),
+        *,
+        for_ms: int = 0,
+    ) -> None:
         """Something happened that was not done from here, such as what a handler does."""
         now = now_ms()
         self._add(
             Injected(
-                kind=kind, target=target, begin_ms=now, end_ms=now, slots=slots, workers=workers
+                kind=kind,
+                target=target,
+                begin_ms=now - for_ms,
+                end_ms=now,
+                slots=slots,
+                workers=workers,
             )
         )
 
@@ -204,9 +219,11 @@ class Faults:
             slots=slots,
             workers=tuple(member.worker for member in hit),
         )
-        yield fault
-        fault.end_ms = now_ms()
-        self._add(fault)
+        try:
+            yield fault
+        finally:
+            fault.end_ms = now_ms()
+            self._add(fault)
 
     def _add(self, fault: Injected) -> None:
         self.injected.append(fault)

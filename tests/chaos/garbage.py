@@ -13,6 +13,7 @@ from leasehold.core.errors import LeaseholdError
 from leasehold.core.opening import open_ledger
 from leasehold.core.seam import Query
 from tests.chaos.effects import now_ms
+from tests.chaos.history import STARVED
 from tests.chaos.hostile import Writer, writer_of
 from tests.chaos.load import Wanted, key_of
 from tests.chaos.report import SLACK_MS, Check
@@ -154,7 +155,9 @@ async def _judge(stage: Stage, writer: Writer, rounds: int, sent_ms: dict[str, i
         for key, job_id in stage.load.acked.items()
         if key in sent_ms and job_id in ended_ms
     }
-    limit_ms = stage.setup.lease_ms + SLACK_MS
+    starved = [fault for fault in stage.faults.injected if fault.kind == STARVED]
+    starved_ms = sum(fault.end_ms - fault.begin_ms for fault in starved)
+    limit_ms = stage.setup.lease_ms + SLACK_MS + starved_ms
     late = [key for key, ms in slow.items() if ms > limit_ms]
     done = machine_of(stage.setup.contract).final[0]
     wrong = Counter(state for state in states.values() if state != done)

@@ -21,6 +21,8 @@ EVENTS_READ_OF_JOBS = 100
 # Clients that lost the store, or stood still, need a moment to come back to work.
 AFTERMATH_MS = 3_000
 STORE_FAULTS = ("kill store", "empty store")
+STARVED = "starved machine"
+"""Processes that were ready to run were not run: the machine had other things to do."""
 ENDS_OF_A_LEASE = ("complete", "retry", "bury", "snooze", "release", "reap", "cancel")
 
 
@@ -105,11 +107,11 @@ def recovery_ms(
     """By kind of fault: from its begin to the next claim of each job that it hit.
 
     A store has recovered with the first claim after it, a gateway with the first job it takes. What
-    a store was away meanwhile is not the others' fault and is not counted for them.
+    a store was away meanwhile, or the machine, is not the others' fault and is not counted for them.
     """
     leases = leases_of(events)
     claims = [lease.from_ms for lease in leases]
-    away = [(f.begin_ms, f.end_ms) for f in faults if f.kind in STORE_FAULTS]
+    away = [(f.begin_ms, f.end_ms) for f in faults if f.kind in (*STORE_FAULTS, STARVED)]
     found: dict[str, list[int]] = defaultdict(list)
     for fault in faults:
         match fault.kind:
@@ -144,7 +146,7 @@ def unexplained(leases: Sequence[Held], faults: Sequence[Injected]) -> list[Held
 
 def _explains(fault: Injected, lease: Held) -> bool:
     while_held = fault.begin_ms <= lease.to_ms and fault.end_ms + AFTERMATH_MS >= lease.from_ms
-    if fault.kind in STORE_FAULTS or fault.kind == "blocked worker":
+    if fault.kind in (*STORE_FAULTS, STARVED, "blocked worker"):
         return while_held
     if fault.kind.startswith("lost reply"):
         return while_held and lease.worker_id.startswith(f"{fault.target}.")

@@ -28,7 +28,14 @@ from tests.chaos.herd import (
     stubborn_argv,
     worker_argv,
 )
-from tests.chaos.history import leases_of, read_journal, read_settles, recovery_ms, take_snapshot
+from tests.chaos.history import (
+    STARVED,
+    leases_of,
+    read_journal,
+    read_settles,
+    recovery_ms,
+    take_snapshot,
+)
 from tests.chaos.load import HttpChannel, LibraryChannel, Load
 from tests.chaos.report import Check, Report
 from tests.chaos.sql_subjects import SQL_SUBJECTS
@@ -171,10 +178,19 @@ class Stage:
         )
 
     async def _watch(self) -> None:
-        """Take in what the herd's handlers do, all the time."""
+        """Take in what the herd's handlers do, all the time, and note when the machine starved.
+
+        Time in which this process neither slept as it wanted nor used the processor is time that it
+        was not given, and its neighbours were not either.
+        """
         while True:
             self.effects.refresh()
+            wall_s, cpu_s = time.monotonic(), time.process_time()
             await asyncio.sleep(LOOK_EVERY_S)
+            used_s = LOOK_EVERY_S + time.process_time() - cpu_s
+            starved_ms = round((time.monotonic() - wall_s - used_s) * 1000)
+            if starved_ms > self.setup.lease_ms // 4:
+                self.faults.note(STARVED, "all", self.herd.slots, for_ms=starved_ms)
 
     async def until(self, holds: Callable[[], bool], what: str, within_s: float = 0.0) -> None:
         """Wait for something that other processes do; an error says what did not happen."""

@@ -24,7 +24,7 @@ async def test_a_handler_that_blocks_for_three_leases_keeps_its_lease_and_runs_o
         jobs=30,
         workers=2,
         concurrency=4,
-        lease_ms=1_000,
+        lease_ms=1_500,
     )
     report = await blocking(setup)
     assert report.ok, str(report)

@@ -40,10 +40,11 @@ async def test_a_worker_is_stopped_when_it_keeps_nobody_from_the_file(tmp_path: 
         await until((tmp_path / "at-it").exists, "the worker is at it")
         for _ in range(10):
             stopped = asyncio.Event()
-            stopping = asyncio.create_task(faults.stop_worker(member, 200, stopped))
+            stopping = asyncio.create_task(faults.stop_worker(member, 60_000, stopped))
             await stopped.wait()
             assert await asyncio.to_thread(others_pass)
-            await stopping
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
         faults.close()
         assert [fault.workers for fault in faults.injected] == [("worker.1",)] * 10
     turnstile.close()

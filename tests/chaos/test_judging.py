@@ -7,7 +7,7 @@ from leasehold.core.event import JournalEvent
 from leasehold.core.idempotency import short_hash
 from tests.chaos.effects import Effect, Effects
 from tests.chaos.faults import Injected, plan
-from tests.chaos.history import leases_of, outcomes_lost, recovery_ms, unexplained
+from tests.chaos.history import STARVED, leases_of, outcomes_lost, recovery_ms, unexplained
 from tests.chaos.load import Load, Wanted
 from tests.chaos.report import check_ends, check_faults, check_recovery, check_submits
 
@@ -59,6 +59,18 @@ def test_a_lease_that_ran_out_without_a_fault_is_unexplained() -> None:
     assert unexplained(leases, [kill("worker1.1", 2_500)]) == []
     for other in ([], [kill("worker2.1", 2_500)], [kill("worker1.1", 9_000)]):
         assert [lease.job_id for lease in unexplained(leases, other)] == ["job"]
+
+
+def test_a_machine_that_starved_explains_what_ran_out_then_and_nothing_else() -> None:
+    def starved(begin_ms: int) -> Injected:
+        return Injected(kind=STARVED, target="all", begin_ms=begin_ms, end_ms=begin_ms + 400)
+
+    leases = leases_of(HISTORY)
+    assert unexplained(leases, [starved(3_000)]) == []
+    assert [lease.job_id for lease in unexplained(leases, [starved(9_000)])] == ["job"]
+    assert recovery_ms(HISTORY, [kill("worker1.1", 2_500), starved(3_000)], []) == {
+        "kill worker": [1_100]
+    }
 
 
 def test_an_outcome_is_lost_with_its_worker_only_if_its_handler_had_finished() -> None:

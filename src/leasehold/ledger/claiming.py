@@ -80,7 +80,7 @@ class Claiming:
         woken = False
         try:
             while True:
-                await self._bell.arm()
+                woken = await self._bell.arm() or woken
                 leases, due_in_ms, more = await self._once(limit)
                 woken = woken and more
                 left_ms = round((deadline - loop.time()) * 1000)

@@ -43,8 +43,8 @@ Row = Any
 class Bell(Protocol):
     """Wakes a claimer when somebody may have put something into its queue."""
 
-    async def arm(self) -> None:
-        """From now on no ring is missed."""
+    async def arm(self) -> bool:
+        """From now on no ring is missed; whether one came that nothing was done about."""
 
     async def wait(self, wait_ms: int) -> None:
         """Until it rings or the time is up."""
@@ -52,7 +52,8 @@ class Bell(Protocol):
     async def rest(self, *, more: bool) -> None:
         """Miss rings until it is armed again. With `more` to do, another one is woken instead.
 
-        Where a ring wakes one of all who wait, one that came and was not waited for is passed on.
+        Where a ring wakes one of all who wait, one that came and was not waited for is passed on,
+        unless the bell is armed again within a moment.
         """
 
     async def close(self) -> None:

@@ -196,10 +196,11 @@ class PostgresBell:
         self._queue = queue
         self._rung = asyncio.Event()
 
-    async def arm(self) -> None:
+    async def arm(self) -> bool:
         self._rung.clear()
         if await self._database.listen(self._channel, self._heard):
             self._rung.set()  # what was written before we listened
+        return False
 
     async def wait(self, wait_ms: int) -> None:
         with contextlib.suppress(TimeoutError):

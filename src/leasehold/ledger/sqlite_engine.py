@@ -31,6 +31,8 @@ READS = frozenset(
 )
 CLAIMS = frozenset({"claim", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
+_KEEP_S = 0.01
+"""How long a claimer that rests keeps a ring for its next claim."""
 
 
 class SqliteEngine:
@@ -134,7 +136,10 @@ class SqliteEngine:
 class SqliteBell:
     """Rings for one of all who wait for a queue, after a process of ours gave it work.
 
-    What others write is found by the look that follows a wait.
+    A claimer that took all it asked for comes back at once while it has free slots. A ring is kept
+    for it for that long, and then passed on: were others woken at every claim, all processes would
+    work on what one can do, in the smallest batches. What others write is found by the look that
+    follows a wait, and so is a ring that died with the process that kept it.
     """
 
     def __init__(self, path: Path, queue: str) -> None:
@@ -143,11 +148,17 @@ class SqliteBell:
         self._rung = asyncio.Event()
         self._listener: Listener | None = None
         self._listens = False
+        self._keeping: asyncio.TimerHandle | None = None
 
-    async def arm(self) -> None:
+    async def arm(self) -> bool:
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._listener is None:
             self._listener = Listener(self._folder, self._queue, self._rung.set)
         self._listens = self._listener.open()
+        rung = self._rung.is_set()
+        self._rung.clear()
+        return rung
 
     async def wait(self, wait_ms: int) -> None:
         if not self._listens:
@@ -157,12 +168,20 @@ class SqliteBell:
         self._rung.clear()
 
     async def rest(self, *, more: bool) -> None:
+        if more:
+            self._rung.set()
+        self._keeping = asyncio.get_running_loop().call_later(_KEEP_S, self._pass_on)
+
+    def _pass_on(self) -> None:
         unheard = self._listener is not None and self._listener.close()
-        if more or unheard or self._rung.is_set():
+        if unheard or self._rung.is_set():
             self._rung.clear()
             notify(self._folder, self._queue)
 
     async def close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._pass_on()
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.remove()
@@ -176,11 +195,12 @@ class SqliteJournalBell:
         self._rung = asyncio.Event()
         self._watch: FileWatch | None = None
 
-    async def arm(self) -> None:
+    async def arm(self) -> bool:
         if self._watch is None:
             names = (self._path.name + "-wal", self._path.name + NEXT)
             self._watch = FileWatch(self._path.parent, names, self._rung.set)
         self._rung.clear()
+        return False
 
     async def wait(self, wait_ms: int) -> None:
         if self._watch is None or not self._watch.is_told:

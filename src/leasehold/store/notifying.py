@@ -42,6 +42,7 @@ class Listener:
     def open(self) -> bool:
         """From now on a notice is not missed; False where there can be no pipe."""
         if self._fd >= 0:
+            self._read()
             return True
         try:
             self._fd = self._opened()

@@ -2,23 +2,26 @@
 
 A worker makes a few requests at once (contract section 12). One receiver that takes long to answer
 would soon hold all of them, and all other events would wait for it. Therefore a receiver (an origin
-of a requester) is slow until it has answered within a second, and slow ones share a part of the
-requests: of five, one receiver gets two, one requester three, and all of them together four.
+of a requester) that does not answer within a second is slow, and slow ones share a part of the
+requests: of five, one requester gets two, and all of them together three.
 
 A delivery beyond that does not wait here, where it would hold a lease and a slot. It is put off to
 the time at which its receiver should be free; each gets a time of its own, so that they come back
-one by one. Deliveries to quick receivers wait here for a free place, and those to a new receiver
-for its first answer, up to a quarter of a second.
+one by one. Deliveries to quick receivers wait here for a free place.
 
-A receiver that this worker has not met may be quick. While the slow ones have their share, one such
-receiver at a time is tried in a place that is left to the quick ones, for half a second: if there
-is no answer by then, the request is given up, and the receiver is known to be slow.
+A receiver that this worker has not met may be quick or slow; after a restart all of them are new.
+New ones are tried side by side, with one request each, in the places that the slow ones leave: all
+but one for one requester, and all but one while there are deliveries to quick receivers. A receiver
+that has not answered after half a second counts as slow. Its request goes on if it is within the
+share of the slow ones, else it is given up. Other deliveries to a new receiver wait for its first
+answer, up to a quarter of a second; while others are slow or tried, they come back soon instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -59,10 +62,10 @@ class _Receiver:
         known = SLOW_S if self.latency_s is None else self.latency_s
         return max([known, *(now_s - request.since_s for request in self.under_way)])
 
-    def is_new(self, now_s: float) -> bool:
-        """Its first answer will tell soon."""
-        young = all(now_s - request.since_s < _NEW_S for request in self.under_way)
-        return self.latency_s is None and young
+    @property
+    def is_new(self) -> bool:
+        """It has neither answered nor been found to be slow."""
+        return self.latency_s is None and all(request.trial for request in self.under_way)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,30 +82,34 @@ class Turns:
         self, at_once: int = AT_ONCE, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._at_once = at_once
-        self._receiver_max = max(1, at_once // 2)
-        self._requester_max = max(1, at_once - 2)
-        self._slow_max = max(1, at_once - 1)
+        self._requester_max = max(1, at_once * 2 // 5)
+        self._slow_max = max(1, at_once * 3 // 5)
+        self._all_but_one = max(1, at_once - 1)
         self._clock = clock
         self._receivers: OrderedDict[tuple[str, str], _Receiver] = OrderedDict()
         self._under_way: list[_Request] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[asyncio.Future[None], _Receiver] = {}
 
     @asynccontextmanager
     async def turn(self, requester: str, url: str) -> AsyncIterator[None]:
         """A request to this URL may be made within; raises `Snooze` when it is put off."""
         receiver = self._receiver(requester, url)
         loop = asyncio.get_running_loop()
-        patient_until_s = loop.time() + _NEW_S
-        while (wait_s := self._wait_s(receiver, patient_until_s - loop.time())) != 0.0:
+        came_s = loop.time()
+        while (wait_s := self._wait_s(receiver, loop.time() - came_s)) != 0.0:
             free = loop.create_future()
-            self._waiting.append(free)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(free, wait_s)
-        now_s = self._clock()
-        request = _Request(receiver, now_s, trial=self._has_its_share(receiver, now_s))
+            self._waiting[free] = receiver
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await free
+            finally:
+                del self._waiting[free]
+        request = _Request(receiver, self._clock(), trial=receiver.is_new)
         self._under_way.append(request)
         receiver.under_way.append(request)
-        limit = asyncio.timeout(_TRIAL_S if request.trial else None)
+        limit = asyncio.timeout(None)
+        judging = loop.call_later(_TRIAL_S, self._judge, request, limit)
         try:
             async with limit:
                 yield
@@ -111,47 +118,69 @@ class Turns:
                 raise self._put_off(receiver, self._clock()) from None
             raise
         finally:
+            judging.cancel()
             self._under_way.remove(request)
             receiver.under_way.remove(request)
             took_s = self._clock() - request.since_s
             receiver.took(max(took_s, SLOW_S) if limit.expired() else took_s)
-            waiting, self._waiting = self._waiting, []
-            for free in waiting:
-                if not free.done():
-                    free.set_result(None)
+            self._wake()
 
-    def _wait_s(self, receiver: _Receiver, patience_s: float) -> float | None:
+    def _judge(self, request: _Request, limit: asyncio.Timeout) -> None:
+        """A trial without an answer: the receiver is slow, and the request is one of its share."""
+        if not request.trial:
+            return
+        if self._has_its_share(request.receiver, self._clock()):
+            limit.reschedule(0)
+        request.trial = False
+        self._wake()  # who waits for the receiver's first answer does so in vain
+
+    def _wake(self) -> None:
+        for free in self._waiting:
+            if not free.done():
+                free.set_result(None)
+
+    def _wait_s(self, receiver: _Receiver, waited_s: float) -> float | None:
         """0 when it may go now; else how long to wait here, None until another request ends."""
         now_s = self._clock()
-        full = len(self._under_way) >= self._at_once
-        if self._has_its_share(receiver, now_s):
-            if not receiver.is_new(now_s):
+        if receiver.is_new:
+            return self._wait_new_s(receiver, waited_s, now_s)
+        if receiver.is_slow(now_s):
+            if self._has_its_share(receiver, now_s):
                 raise self._put_off(receiver, now_s)
-            if full or receiver.under_way or any(each.trial for each in self._under_way):
-                if patience_s <= 0:
-                    raise self._put_off(receiver, now_s)
-                return patience_s
-        elif not receiver.is_slow(now_s) and len(receiver.under_way) >= self._slow_max:
+        elif len(receiver.under_way) >= self._all_but_one:
             return None  # were it to hang all at once, one place is left for the others
-        return None if full else 0.0
+        return None if len(self._under_way) >= self._at_once else 0.0
+
+    def _wait_new_s(self, receiver: _Receiver, waited_s: float, now_s: float) -> float:
+        slow = [each.receiver for each in self._under_way if each.receiver.is_slow(now_s)]
+        if receiver.under_way:
+            left_s = _NEW_S - waited_s if len(slow) == 1 else 0.0
+        else:
+            here = (*(each.receiver for each in self._under_way), *self._waiting.values())
+            quick = any(not each.is_slow(now_s) for each in here)
+            theirs = sum(each.requester == receiver.requester for each in slow)
+            free = len(self._under_way) < self._at_once
+            room = len(slow) < (self._all_but_one if quick else self._at_once)
+            if free and room and theirs < self._all_but_one:
+                return 0.0
+            left_s = 2 * _TRIAL_S - waited_s
+        if left_s <= 0:
+            raise Snooze(_TRIAL_S * random.uniform(1, 1.5), "its receiver is being tried")
+        return left_s
 
     def _has_its_share(self, receiver: _Receiver, now_s: float) -> bool:
-        """It is slow, and the slow ones have all that they get: it, its requester, or all."""
-        if not receiver.is_slow(now_s):
-            return False
+        """The slow ones have all that they get: its requester's, or all."""
         slow = [
             each.receiver.requester
             for each in self._under_way
             if not each.trial and each.receiver.is_slow(now_s)
         ]
         return (
-            len(receiver.under_way) >= self._receiver_max
-            or slow.count(receiver.requester) >= self._requester_max
-            or len(slow) >= self._slow_max
+            slow.count(receiver.requester) >= self._requester_max or len(slow) >= self._slow_max
         )
 
     def _put_off(self, receiver: _Receiver, now_s: float) -> Snooze:
-        step_s = receiver.expected_s(now_s) / self._receiver_max
+        step_s = receiver.expected_s(now_s) / self._requester_max
         latest_s = now_s + _PUT_OFF_S_MAX
         receiver.next_s = min(max(receiver.next_s, now_s) + step_s, latest_s)
         return Snooze(receiver.next_s - now_s, "its receiver is slow to answer")

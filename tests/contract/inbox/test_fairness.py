@@ -133,14 +133,15 @@ async def test_forty_events_to_slow_receivers_delay_no_healthy_one(
 @pytest.mark.timeout(120)
 @pytest.mark.clause("I-49")
 @pytest.mark.options(lease_ms=30_000)
+@pytest.mark.parametrize("slow_origins", [4, 8])
 async def test_a_worker_that_starts_on_a_slow_backlog_delays_no_tenant_it_has_not_met(
-    inbox: InboxStage,
+    inbox: InboxStage, slow_origins: int
 ) -> None:
     queue = inbox.queue("w1")
     async with AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(receiving()) for _ in range(4)]
+        slow = [await stack.enter_async_context(receiving()) for _ in range(slow_origins)]
         for n, each in enumerate(slow):
-            await events(queue, f"slow{n % 2}", f"{each.url}/slow", 10)
+            await events(queue, f"slow{n % 2}", f"{each.url}/slow", 40 // slow_origins)
         healthy = await stack.enter_async_context(receiving())
         await stack.enter_async_context(delivering(f"{inbox.url}&box=outbox"))
         await until(lambda: any(each.slow for each in slow), "a slow receiver holds an event")

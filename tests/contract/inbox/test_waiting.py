@@ -28,6 +28,18 @@ async def t(job): return None
 @task("webhook")
 async def webhook(job): return None
 """
+CLAIMS = """
+import asyncio, os, signal, sys
+from leasehold.core.opening import open_queue
+async def main():
+    queue = open_queue(sys.argv[1], worker_id=sys.argv[2])
+    while True:
+        for lease in await queue.claim(1, wait_ms=60_000):
+            print(lease.job_id, flush=True)
+            if sys.argv[2] == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
 WORKERS = 10
 IDLE_CORES_MAX = 0.05  # what 20 may use is 0.1
 SECONDS = 5.0
@@ -120,6 +132,31 @@ async def test_all_who_wait_get_their_share_of_jobs_that_come_together(tmp_path:
     assert time.monotonic() - began < 10
     for queue in queues:
         await queue.close()
+
+
+async def test_jobs_whose_wake_up_died_with_its_process_are_found_by_the_next_poll(
+    tmp_path: Path,
+) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db"
+    queue, submitted = open_queue(url), set[str]()
+    with (tmp_path / "taken").open("wb") as taken:
+        command = [sys.executable, "-c", CLAIMS, url]
+        lives = await asyncio.create_subprocess_exec(*command, "lives", stdout=taken)
+        dies = await asyncio.create_subprocess_exec(*command, "dies", stdout=taken)
+        try:
+            while dies.returncode is None:  # which of the two a submit wakes, time decides
+                for answer in await queue.submit([JOB] * 3):
+                    submitted.add(answer.job_id)
+                await asyncio.sleep(0.06)
+
+            def all_taken() -> bool:
+                return set((tmp_path / "taken").read_text().split()) == submitted
+
+            await until(all_taken, within_s=15)
+        finally:
+            lives.kill()
+            await lives.wait()
+    await queue.close()
 
 
 async def test_a_job_that_goes_back_to_the_line_rings_for_one_who_waits(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from leasehold.contracts.plane import line
 from leasehold.core.job import NewJob
 from leasehold.core.lease import Lease
 from leasehold.core.opening import open_ledger, open_queue
-from leasehold.ledger import claiming
+from leasehold.ledger import claiming, sqlite_engine
 from leasehold.ledger.sqlite_engine import SqliteBell
+from leasehold.store import sqlite
 from leasehold.store.notifying import Listener, notify
 from leasehold.store.sqlite import BELLS
 from tests.waiting import until
@@ -34,14 +35,15 @@ def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 async def waiting(queue: Any, limit: int) -> asyncio.Task[list[Lease]]:
     """A claim that found nothing and waits."""
     task = asyncio.create_task(queue.claim(limit, wait_ms=60_000))
-    claims = queue._claiming
-
-    def waits() -> bool:
-        listener = claims._bell._listener
-        return listener is not None and listener._fd >= 0 and not claims._turn.locked()
-
-    await until(waits)
+    await until(lambda: waits(queue))
     return task
+
+
+def waits(queue: Any) -> bool:
+    """A claim of this queue has found nothing."""
+    claims = queue._claiming
+    listener = claims._bell._listener
+    return listener is not None and listener._fd >= 0 and not claims._turn.locked()
 
 
 async def test_a_claim_that_is_cancelled_after_its_wake_up_passes_it_on(tmp_path: Path) -> None:
@@ -61,6 +63,71 @@ async def test_a_claim_that_is_cancelled_after_its_wake_up_passes_it_on(tmp_path
     await asyncio.gather(*tasks, return_exceptions=True)
     for queue in (*others, last):
         await queue.close()
+
+
+async def test_a_claimer_that_comes_straight_back_wakes_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty jobs of one submit are one wake-up, however many processes wait."""
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db"
+    woken: list[str] = []
+
+    def counted(folder: Path, topic: str) -> bool:
+        woken.append(topic)
+        return notify(folder, topic)
+
+    monkeypatch.setattr(sqlite_engine, "notify", counted)
+    monkeypatch.setattr(sqlite, "notify", counted)
+    queues: list[Any] = [open_queue(url) for _ in range(1 + OTHERS)]
+    taken = [0] * len(queues)
+
+    async def work(at: int) -> None:
+        limit = 1
+        while True:  # as a worker does: one when it was idle, then a batch
+            leases = await queues[at].claim(limit, wait_ms=60_000)
+            taken[at] += len(leases)
+            limit = 5 if len(leases) >= limit else 1
+
+    workers = [asyncio.create_task(work(at)) for at in range(len(queues))]
+    await asyncio.gather(*(until(lambda queue=queue: waits(queue)) for queue in queues))
+    await queues[0].submit([NewJob(task="t", payload=b"{}")] * 40)
+    await until(lambda: sum(taken) == 40)
+    assert sorted(taken)[-1] == 40
+    assert woken == ["inbox"]
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    for queue in queues:
+        await queue.close()
+
+
+async def test_a_claimer_that_does_not_come_back_passes_its_wake_up_on(tmp_path: Path) -> None:
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db"
+    queues: list[Any] = [open_queue(url) for _ in range(1 + OTHERS)]
+    claims = [await waiting(queue, 1) for queue in queues]
+    await queues[0].submit([NewJob(task="t", payload=b"{}")] * len(queues))
+    async with asyncio.timeout(WITHIN_S):
+        assert [len(leases) for leases in await asyncio.gather(*claims)] == [1] * len(queues)
+    for queue in queues:
+        await queue.close()
+
+
+async def test_a_queue_that_is_closed_passes_on_the_wake_up_that_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_engine, "_KEEP_S", 60.0)
+    url = f"inbox+sqlite:///{tmp_path}/jobs.db"
+    first, second = open_queue(url), open_queue(url)
+    claim = await waiting(first, 1)
+    await first.submit([NewJob(task="t", payload=b"{}")])
+    assert len(await claim) == 1
+    again = await waiting(second, 1)
+    await second.submit([NewJob(task="t", payload=b"{}")])  # rings for either
+    await asyncio.sleep(0.1)  # it reaches one of them
+    await first.close()
+    async with asyncio.timeout(WITHIN_S):
+        assert len(await again) == 1
+    await second.close()
 
 
 async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on(

@@ -28,19 +28,40 @@ async def known_as_quick(turns: Turns, *urls: str) -> None:
             pass
 
 
-async def test_an_unknown_receiver_gets_two_of_five_requests() -> None:
-    clock = Clock()
-    turns = Turns(5, clock=clock)
+def held(turns: Turns, requester: str, url: str) -> asyncio.Task[None]:
+    """A delivery to a receiver that does not answer."""
+
+    async def deliver() -> None:
+        async with turns.turn(requester, url):
+            await asyncio.Event().wait()
+
+    return asyncio.create_task(deliver())
+
+
+async def ended(deliveries: list[asyncio.Task[None]]) -> None:
+    for each in deliveries:
+        each.cancel()
+    await asyncio.gather(*deliveries, return_exceptions=True)
+
+
+async def known_as_slow(turns: Turns, clock: Clock, *receivers: tuple[str, str]) -> None:
+    for requester, url in receivers:
+        async with turns.turn(requester, url):
+            clock.now_s += 3.0
+
+
+async def test_a_new_receiver_is_tried_with_one_request() -> None:
+    turns = Turns(5)
     async with AsyncExitStack() as stack:
-        for _ in range(2):
-            await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=1"))
-        clock.now_s += 1.0
-        with pytest.raises(Snooze):
-            await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=2"))
+        await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=1"))
         await stack.enter_async_context(turns.turn("acme", "https://b/hook"))
+        with pytest.raises(Snooze) as caught:  # at once: another one is tried, too
+            await stack.enter_async_context(turns.turn("acme", "https://a/hook?x=2"))
+        assert 500 <= caught.value.after_ms <= 750
+        assert not turns._waiting
 
 
-async def test_more_than_two_wait_for_the_first_answer_of_a_new_receiver() -> None:
+async def test_the_first_answer_of_a_new_receiver_is_waited_for() -> None:
     turns = Turns(5)
     begun = asyncio.Event()
     answered = asyncio.Event()
@@ -56,29 +77,31 @@ async def test_more_than_two_wait_for_the_first_answer_of_a_new_receiver() -> No
     await asyncio.gather(*deliveries)
 
 
-async def test_more_than_two_are_put_off_when_a_new_receiver_takes_long() -> None:
+async def test_deliveries_come_back_soon_when_a_new_receiver_takes_long() -> None:
     turns = Turns(5)
-    async with AsyncExitStack() as stack:
-        for _ in range(2):
-            await stack.enter_async_context(turns.turn("acme", "https://new"))
-        with pytest.raises(Snooze):
-            await stack.enter_async_context(turns.turn("acme", "https://new"))
+    deliveries = [held(turns, "acme", "https://new") for _ in range(20)]
+    await until(lambda: sum(each.done() for each in deliveries) == 19, "one is left")
+    signals = [each.exception() for each in deliveries if each.done()]
+    assert {type(each) for each in signals} == {Snooze}
+    # Not one by one: it may be quick.
+    assert max(each.after_ms for each in signals if isinstance(each, Snooze)) <= 750
+    await ended(deliveries)
 
 
-async def test_one_requester_gets_three_and_all_slow_ones_four() -> None:
+async def test_one_requester_gets_two_and_all_slow_ones_three() -> None:
     clock = Clock()
     turns = Turns(5, clock=clock)
-    for requester, url in (("acme", "https://s4"), ("third", "https://s6")):
-        async with turns.turn(requester, url):
-            clock.now_s += 3.0
+    slow = [("acme", f"https://s{n}") for n in range(3)]
+    slow += [("other", "https://s3"), ("third", "https://s4")]
+    await known_as_slow(turns, clock, *slow)
     async with AsyncExitStack() as stack:
-        for n in range(3):
+        for n in range(2):
             await stack.enter_async_context(turns.turn("acme", f"https://s{n}"))
         with pytest.raises(Snooze):
-            await stack.enter_async_context(turns.turn("acme", "https://s4"))
-        await stack.enter_async_context(turns.turn("other", "https://s5"))
+            await stack.enter_async_context(turns.turn("acme", "https://s2"))
+        await stack.enter_async_context(turns.turn("other", "https://s3"))
         with pytest.raises(Snooze):
-            await stack.enter_async_context(turns.turn("third", "https://s6"))
+            await stack.enter_async_context(turns.turn("third", "https://s4"))
 
 
 async def test_the_urls_of_one_origin_are_one_receiver() -> None:
@@ -93,10 +116,11 @@ async def test_the_urls_of_one_origin_are_one_receiver() -> None:
 async def test_a_new_receiver_is_tried_beside_slow_ones(requester: str) -> None:
     clock = Clock()
     turns = Turns(5, clock=clock)
+    slow = [("acme", "https://s0"), ("acme", "https://s1"), ("other", "https://s2")]
+    await known_as_slow(turns, clock, *slow)
     async with AsyncExitStack() as stack:
-        for n in range(4):
-            slow = turns.turn("acme" if n < 3 else "other", f"https://s{n}")
-            await stack.enter_async_context(slow)
+        for each in slow:
+            await stack.enter_async_context(turns.turn(*each))
         clock.now_s += 5.0
         async with turns.turn(requester, "https://new"):
             pass
@@ -105,37 +129,46 @@ async def test_a_new_receiver_is_tried_beside_slow_ones(requester: str) -> None:
                 pass
 
 
-async def test_a_trial_that_takes_long_is_given_up_and_leaves_its_place_to_the_next() -> None:
+async def test_eight_new_receivers_that_do_not_answer_are_tried_side_by_side() -> None:
     turns = Turns(5)
-    never = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    deliveries = [held(turns, f"r{n % 2}", f"https://s{n}") for n in range(8)]
+    await until(lambda: len(turns._under_way) == 5, "five are tried")
+    await until(lambda: sum(each.done() for each in deliveries) == 5, "three go on, as slow ones")
+    assert loop.time() - began < 8 * 0.5
+    assert len(turns._under_way) == 3
+    async with asyncio.timeout(5), turns.turn("new", "https://quick"):
+        pass
+    await ended(deliveries)
 
-    async def deliver(requester: str, url: str) -> None:
-        async with turns.turn(requester, url):
-            await never.wait()
 
-    async with AsyncExitStack() as stack:
-        for n in range(4):
-            await stack.enter_async_context(turns.turn(f"r{n}", f"https://s{n}"))
-        tried = asyncio.create_task(deliver("fifth", "https://s5"))
-        await until(lambda: len(turns._under_way) == 5, "it is tried")
-        with pytest.raises(Snooze):  # one at a time
-            async with turns.turn("sixth", "https://quick"):
-                pass
-        with pytest.raises(Snooze):
-            await asyncio.wait_for(tried, 5)
-        with pytest.raises(Snooze):  # it is known to be slow
-            await asyncio.wait_for(deliver("fifth", "https://s5"), 0.2)
-        async with turns.turn("sixth", "https://quick"):
-            pass
+async def test_new_receivers_leave_a_place_to_other_requesters_and_to_quick_receivers() -> None:
+    turns = Turns(5)
+    await known_as_quick(turns, "https://quick")
+    quick = held(turns, "acme", "https://quick")
+    await until(lambda: len(turns._under_way) == 1)
+    deliveries = [held(turns, "big", f"https://s{n}") for n in range(5)]
+    deliveries.append(held(turns, "small", "https://s5"))
+    await asyncio.sleep(0)
+    assert [each.receiver.requester for each in turns._under_way] == ["acme", *["big"] * 4]
+    await ended([quick])
+    await asyncio.sleep(0)
+    assert [each.receiver.requester for each in turns._under_way] == [*["big"] * 4, "small"]
+    await ended(deliveries)
 
 
 async def test_a_quick_receiver_has_a_place_beside_the_slow_ones() -> None:
-    turns = Turns(5, clock=Clock())
+    clock = Clock()
+    turns = Turns(5, clock=clock)
+    slow = [(f"r{n}", f"https://s{n}") for n in range(3)]
+    await known_as_slow(turns, clock, *slow)
     await known_as_quick(turns, "https://quick")
     async with AsyncExitStack() as stack:
-        for n in range(4):
-            await stack.enter_async_context(turns.turn(f"r{n}", f"https://s{n}"))
-        await stack.enter_async_context(turns.turn("acme", "https://quick"))
+        for each in slow:
+            await stack.enter_async_context(turns.turn(*each))
+        for _ in range(2):
+            await stack.enter_async_context(turns.turn("acme", "https://quick"))
 
 
 async def test_a_quick_receiver_waits_for_its_turn_and_leaves_one_place() -> None:

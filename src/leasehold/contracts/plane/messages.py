@@ -324,7 +324,7 @@ class MessageBell:
         self._keys = keys
         self._after: list[str] = []
 
-    async def arm(self) -> None:
+    async def arm(self) -> bool:
         self._after = []
         with contextlib.suppress(StoreError):
             commands = [("XREVRANGE", key, "+", "-", "COUNT", 1) for key in self._keys]
@@ -333,6 +333,7 @@ class MessageBell:
                 reply[0][0].decode() if reply and not isinstance(reply, Exception) else "0-0"
                 for reply in replies
             ]
+        return False
 
     async def wait(self, wait_ms: int) -> None:
         if not self._after:
