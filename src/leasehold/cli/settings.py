@@ -36,7 +36,7 @@ class Setting:
     @property
     def sensitive(self) -> bool:
         """Whether it may hold a secret, and so may be given as a file."""
-        return self.secret or self.name.endswith("url")
+        return self.secret or self.name.endswith(("url", "queues"))
 
     @property
     def variable(self) -> str:
@@ -59,6 +59,7 @@ SETTINGS = {
         Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
+        Setting("gateway.queues", [], "the queues a gateway serves; empty: queue_url", "list"),
         Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
         Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
         Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),

@@ -53,6 +53,8 @@ def _found(config: Config, name: str) -> dict[str, Any]:
         value = "***"
     elif name.endswith("url") and isinstance(value, str) and value:
         value = safe_url(value)
+    elif name.endswith("queues") and isinstance(value, list):
+        value = [safe_url(url) for url in value]
     return {
         "name": name,
         "value": value,

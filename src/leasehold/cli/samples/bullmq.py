@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from leasehold.cli.running import FILE_NAME as UP_FILE
 from leasehold.cli.samples.flow import Place, SampleFlow, Stores
 from leasehold.cli.samples.node import NodeProgram, NodeUnusable, prepare
 from leasehold.cli.samples.pace import failures, keep_submitting
@@ -49,10 +50,9 @@ def queue_url(stores: Stores) -> str:
 
 
 def invitation(stores: Stores) -> str:
-    """What a Node user writes to add a job here."""
-    return (
-        f"from Node       new Queue('{QUEUE}', {{ connection: {{ url: '{stores.redis_url}' }} }})"
-    )
+    """What a Node user writes to add a job here; a password stays in the file that has it."""
+    line = f"from Node       new Queue('{QUEUE}', {{ connection: {{ url }} }})"
+    return f"{line}\n{' ' * 18}url: redis_url in {stores.folder / UP_FILE}"
 
 
 def _shown(redis_url: str) -> str:
