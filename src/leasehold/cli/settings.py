@@ -100,6 +100,18 @@ SETTINGS = {
         Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
         Setting("transcode.files", "", "the one folder that file:// may name; empty: none"),
         Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
-        Setting("transcode.network", "try", "none: refuse to run ffmpeg if it has a network"),
+        Setting("transcode.ffmpeg", "", "the ffmpeg to run; empty: the system's, else the wheel's"),
+        Setting(
+            "transcode.require",
+            [],
+            "parts of ffmpeg's cage without which no worker starts: network, files, syscalls",
+            "list",
+        ),
+        Setting("transcode.readable", [], "further places that ffmpeg may read", "list"),
+        Setting("transcode.output_bytes_max", 4 * 1024**3, "largest output", "integer"),
+        Setting("transcode.memory_bytes_max", 4 * 1024**3, "memory of an ffmpeg", "integer"),
+        Setting("transcode.cpu_s_max", 4 * 3600, "processor time of an ffmpeg", "integer"),
+        Setting("transcode.wall_s_max", 4 * 3600.0, "how long an ffmpeg may run", "number"),
+        Setting("transcode.threads_max", 1024, "threads and processes of an ffmpeg", "integer"),
     )
 }

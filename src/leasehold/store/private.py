@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from leasehold.core.errors import UsageError
@@ -48,6 +47,8 @@ def private_database(path: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file as a whole, durably, for its owner alone."""
+    import tempfile  # slow to import, and not for those who only look
+
     fd, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:

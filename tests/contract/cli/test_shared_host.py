@@ -18,15 +18,18 @@ from leasehold.store.redis import Redis
 from tests.contract.cli.conftest import Program
 from tests.contract.cli.upped import Up, children
 from tests.contract.store.test_private import open_to_others
+from tests.ports import free_port
 
 
-@pytest.fixture
-def up(tmp_path: Path, free_port: int) -> Iterator[Up]:
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     postgres = EmbeddedPostgres()
     before = os.umask(0)
     try:
         url = postgres.start()
-        up = Up(tmp_path, free_port, "--no-samples", LEASEHOLD_POSTGRES_URL=url)
+        up = Up(
+            tmp_path_factory.mktemp("up"), free_port(), "--no-samples", LEASEHOLD_POSTGRES_URL=url
+        )
     finally:
         os.umask(before)
     yield up
@@ -48,7 +51,7 @@ async def test_a_store_of_up_answers_only_who_knows_its_password(up: Up) -> None
     url = urlsplit(announced(up)["redis_url"])
     stranger = Redis(f"redis://127.0.0.1:{url.port}/0")
     with pytest.raises(ServerError, match="NOAUTH"):
-        await stranger.command("KEYS", "*")
+        await stranger.call("KEYS", "*")
     await stranger.close()
     assert url.password
     assert len(url.password) >= 32
@@ -77,12 +80,12 @@ def test_the_data_of_up_are_private_with_an_open_umask(up: Up) -> None:
 
 def test_other_commands_of_the_same_user_find_the_store_and_show_no_password(up: Up) -> None:
     job_id = up.call("submit", "chat", "-d", '{"prompt": "hi"}')[0]["job_id"]
-    assert up.call("inspect", job_id)[0]["id"] == job_id
+    assert up.call("inspect", job_id)[0]["job_id"] == job_id
     shown = [row["queue"] for row in up.call("queues")]
     assert shown[0].startswith("streams+redis://:***@127.0.0.1:")
     # What was shown can be copied: the words of the user's own commands are completed here.
-    assert [job["id"] for job in up.call("ls", "--queue", shown[0])] == [job_id]
-    assert [job["id"] for job in up.call("ls", f"--queue={shown[0]}")] == [job_id]
+    assert job_id in {job["job_id"] for job in up.call("ls", "--queue", shown[0])}
+    assert job_id in {job["job_id"] for job in up.call("ls", f"--queue={shown[0]}")}
     config = Program(["config", "show", "--json"], up.folder, {})
     assert config.ended() == 0
     secrets = passwords(up)
@@ -94,7 +97,7 @@ def test_worker_processes_hide_the_passwords_of_their_queues(up: Up) -> None:
     args = ["worker", "leasehold.tasks", "--samples", "--processes", "2"]
     workers = Program(args, up.folder, {"LEASEHOLD_WORKER_QUEUES": url})
     try:
-        workers.heard("ready")
+        workers.heard("worker starts", count=2)
         herd = children(workers.process.pid, "\0worker\0")
         assert len(herd) == 2
         for pid in (workers.process.pid, *herd):
@@ -119,13 +122,11 @@ def test_a_password_on_a_command_line_is_warned_of_and_a_file_is_not(
     assert "password" not in quiet.words
 
 
-def test_a_data_folder_open_to_others_is_refused_with_the_remedy(
-    tmp_path: Path, free_port: int
-) -> None:
+def test_a_data_folder_open_to_others_is_refused_with_the_remedy(tmp_path: Path) -> None:
     data = tmp_path / "shared"
     data.mkdir()
     (data / "letters").touch()
     data.chmod(0o755)
-    refused = Program(["up", "--port", str(free_port), "--data", str(data)], tmp_path, {})
+    refused = Program(["up", "--port", str(free_port()), "--data", str(data)], tmp_path, {})
     assert refused.ended() == 2
     assert f"chmod 700 {data}" in refused.words
