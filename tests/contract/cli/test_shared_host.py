@@ -86,6 +86,9 @@ def test_other_commands_of_the_same_user_find_the_store_and_show_no_password(up:
     # What was shown can be copied: the words of the user's own commands are completed here.
     assert job_id in {job["job_id"] for job in up.call("ls", "--queue", shown[0])}
     assert job_id in {job["job_id"] for job in up.call("ls", f"--queue={shown[0]}")}
+    shown_url = Program(["config", "show", "redis_url", "--reveal"], up.folder, {})
+    assert shown_url.ended() == 0
+    assert shown_url.out == [announced(up)["redis_url"]], "for programs that are not ours"
     config = Program(["config", "show", "--json"], up.folder, {})
     assert config.ended() == 0
     secrets = passwords(up)
@@ -93,7 +96,9 @@ def test_other_commands_of_the_same_user_find_the_store_and_show_no_password(up:
 
 
 def test_worker_processes_hide_the_passwords_of_their_queues(up: Up) -> None:
-    url = announced(up)["queue_url"]
+    url = next(each for each in announced(up)["queues"] if each.startswith("inbox+postgres"))
+    password = urlsplit(url).password
+    assert password
     args = ["worker", "leasehold.tasks", "--samples", "--processes", "2"]
     workers = Program(args, up.folder, {"LEASEHOLD_WORKER_QUEUES": url})
     try:
@@ -102,7 +107,7 @@ def test_worker_processes_hide_the_passwords_of_their_queues(up: Up) -> None:
         assert len(herd) == 2
         for pid in (workers.process.pid, *herd):
             shown = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-            assert str(urlsplit(url).password) not in shown
+            assert password not in shown
     finally:
         workers.kill()
 

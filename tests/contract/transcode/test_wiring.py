@@ -24,6 +24,7 @@ from leasehold.transcode import TranscodeSettings
 from leasehold.vault import Vault, new_kek, read_ring
 from leasehold.webhooks import new_secret
 from leasehold.webhooks.secrets import read_secrets
+from tests.contract.cli.test_documents import blocks_of
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Studio, ask, both
 from tests.contract.webhooks.receiver import receiver
@@ -136,6 +137,15 @@ def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:
     assert (chosen.cpu_s_max, chosen.wall_s_max, chosen.threads_max) == (4, 5.5, 6)
     plain = transcode_settings(Config({}, tmp_path))
     assert plain == TranscodeSettings(), "the defaults are written in two places"
+
+
+@pytest.mark.runs("docs/operating/isolation.md:toml")
+def test_the_documented_settings_of_the_cage_are_read(tmp_path: Path) -> None:
+    (block,) = blocks_of("docs/operating/isolation.md", "toml")
+    (tmp_path / "leasehold.toml").write_text(block)
+    chosen = transcode_settings(Config({}, tmp_path))
+    assert chosen.required == ("network", "files", "syscalls")
+    assert (chosen.memory_bytes_max, chosen.cpu_s_max) == (2**31, 3_600)
 
 
 def test_a_worker_says_at_its_start_how_ffmpeg_is_caged(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from leasehold.cli.running import FILE_NAME as UP_FILE
 from leasehold.cli.samples.flow import Place, SampleFlow, Stores
 from leasehold.cli.samples.node import NodeProgram, NodeUnusable, prepare
 from leasehold.cli.samples.pace import failures, keep_submitting
@@ -50,9 +49,9 @@ def queue_url(stores: Stores) -> str:
 
 
 def invitation(stores: Stores) -> str:
-    """What a Node user writes to add a job here; a password stays in the file that has it."""
+    """What a Node user writes to add a job here; the password is shown only to who asks for it."""
     line = f"from Node       new Queue('{QUEUE}', {{ connection: {{ url }} }})"
-    return f"{line}\n{' ' * 18}url: redis_url in {stores.folder / UP_FILE}"
+    return f"{line}\n{' ' * 18}url: leasehold config show redis_url --reveal"
 
 
 def _shown(redis_url: str) -> str:
