@@ -7,7 +7,7 @@ What it is asked for and the kernel refuses ends it with status 125 and the reas
 nothing of Leasehold, and nothing that takes long to load.
 
 `files` is how other files are kept away. "landlock" asks the kernel to refuse them. "namespace"
-builds a root folder that holds the readable ones, read-only, and the current folder as /work.
+builds a root folder that holds the readable ones, read-only, and the current folder as /attempt.
 "bubblewrap" has the program of that name build it, where it may do what we may not.
 """
 
@@ -30,7 +30,7 @@ _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 4096, 16384, 1 << 18, 2
 _NOBODY = 65_534
 _FAILED = 125  # as `env` and `timeout` say it: the wrapper failed, not the program
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-_ROOT, _WORK = "/tmp", "/work"  # noqa: S108 - a mount point of a namespace that nobody shares
+_ROOT, _WORK = "/tmp", "/attempt"  # noqa: S108 - a mount point of a namespace that nobody shares
 
 # By machine: the number of the audit architecture, of clone, and of pivot_root.
 _MACHINES = {"x86_64": (0xC000003E, 56, 155), "aarch64": (0xC00000B7, 220, 41)}

@@ -20,6 +20,14 @@ from tests.contract.cli.upped import Up, children
 from tests.contract.store.test_private import open_to_others
 from tests.ports import free_port
 
+APP = """
+from leasehold import task
+
+@task("greet")
+async def greet(job):
+    return "hello"
+"""
+
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
@@ -99,7 +107,8 @@ def test_worker_processes_hide_the_passwords_of_their_queues(up: Up) -> None:
     url = next(each for each in announced(up)["queues"] if each.startswith("inbox+postgres"))
     password = urlsplit(url).password
     assert password
-    args = ["worker", "leasehold.tasks", "--samples", "--processes", "2"]
+    (up.folder / "app.py").write_text(APP)
+    args = ["worker", "app.py", "--processes", "2"]
     workers = Program(args, up.folder, {"LEASEHOLD_WORKER_QUEUES": url})
     try:
         workers.heard("worker starts", count=2)
