@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -92,10 +92,11 @@ class Config:
         if not setting.sensitive:
             return None
         if path := self._environment.get(f"{name}_FILE"):
-            return Found(_read_secret(path, f"{name}_FILE"), f"environment {name}_FILE")
+            return Found(_read_secret(setting, path, f"{name}_FILE"), f"environment {name}_FILE")
         credentials = self._environment.get("CREDENTIALS_DIRECTORY")
         if credentials and (Path(credentials) / name).is_file():
-            return Found(_read_secret(f"{credentials}/{name}", name), f"credential {name}")
+            found = _read_secret(setting, f"{credentials}/{name}", name)
+            return Found(found, f"credential {name}")
         return None
 
     def _from_file(self, setting: Setting) -> Found | None:
@@ -104,7 +105,8 @@ class Config:
                 _parse(setting, self._table[setting.name], str(self._file)), str(self._file)
             )
         path = self._table.get(f"{setting.name}_file") if setting.sensitive else None
-        return Found(_read_secret(str(path), str(self._file)), str(self._file)) if path else None
+        origin = str(self._file)
+        return Found(_read_secret(setting, str(path), origin), origin) if path else None
 
     def _from_running_up(self, setting: Setting) -> Found | None:
         if setting.name not in ("queue_url", "redis_url"):
@@ -163,6 +165,11 @@ def child_environment() -> dict[str, str]:
     return {"LEASEHOLD_LOG_FORMAT": "text", "PYTHONUNBUFFERED": "1", **ours}
 
 
+def as_list(values: Iterable[str]) -> str:
+    """A list as a variable of the environment; a line each, since URLs may hold commas."""
+    return "".join(f"{value}\n" for value in values)
+
+
 def notify_address() -> tuple[str, int]:
     """Where systemd wants to hear from us, and within how many milliseconds (0: never)."""
     meant_for, usec = (os.environ.get(name, "") for name in _WATCHDOG)
@@ -219,15 +226,17 @@ def _parse(setting: Setting, raw: Any, where: str) -> Value:
             case "number" if not isinstance(raw, bool):
                 return float(raw)
             case "list":
-                parts = raw.split(",") if isinstance(raw, str) else raw
+                parts = raw.split("\n" if "\n" in raw else ",") if isinstance(raw, str) else raw
                 return [str(part).strip() for part in parts if str(part).strip()]
     except (TypeError, ValueError):
         pass
     raise UsageError(f"{where}: {setting.name} is {raw!r}, which is not a valid {setting.kind}")
 
 
-def _read_secret(path: str, where: str) -> str:
+def _read_secret(setting: Setting, path: str, where: str) -> Value:
+    """What the file says; a list has a line for each."""
     try:
-        return Path(path).expanduser().read_text().strip()
+        text = Path(path).expanduser().read_text().strip()
     except OSError as error:
         raise UsageError(f"{where}: the secret's file cannot be read: {error}") from None
+    return _parse(setting, text.splitlines() if setting.kind == "list" else text, where)

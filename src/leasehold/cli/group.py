@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,10 @@ COMMANDS = {
     "version": "Say which version this is.",
 }
 """Name and help line, so that `--help` imports no command. A test holds them to the commands."""
+
+
+_MASK = ":***@"
+_PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")
 
 
 class LazyGroup(click.Group):
@@ -104,6 +109,9 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are told on stderr."""
     words = list(sys.argv[1:] if args is None else args)
     try:
+        if args is None:
+            _keep_private(words)
+        words = _with_passwords(words)
         answer: Any = group.main(words, prog_name="leasehold", standalone_mode=False)
         sys.stdout.flush()
         return answer if isinstance(answer, int) else 0
@@ -116,6 +124,40 @@ def run(args: Sequence[str] | None = None) -> int:
         return _reader_went_away()
     except (Exception, KeyboardInterrupt) as error:
         return _tell(error, as_json="--json" in words)
+
+
+def _keep_private(words: list[str]) -> None:
+    """Keep what is written from other users, and say where a password is shown to them.
+
+    The files of handlers and of a new project are the user's: their group may read as before.
+    """
+    before = os.umask(0o077)
+    if words[:1] in (["worker"], ["init"]):
+        os.umask(before & 0o077)
+    if any(_PASSWORD.search(word) for word in words):
+        sys.stderr.write(
+            "leasehold: every user of this machine can read a password on a command line; put the "
+            "URL into the environment, or into a file that a variable such as "
+            "LEASEHOLD_QUEUE_URL_FILE names\n"
+        )
+
+
+def _with_passwords(words: list[str]) -> list[str]:
+    """URLs of a running `leasehold up`, as we show them, become those with their passwords."""
+    if not any(_MASK in word for word in words):
+        return words
+    from leasehold.cli.config import load_config
+    from leasehold.cli.running import running_up
+    from leasehold.cli.views import safe_url
+
+    up = running_up(load_config().data)
+    known = {safe_url(url): url for url in (*up.queues, up.redis_url)} if up else {}
+    return [_replaced(word, known) for word in words]
+
+
+def _replaced(word: str, known: dict[str, str]) -> str:
+    option, mark, url = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + mark + known.get(url, url)
 
 
 def _tell(error: BaseException, *, as_json: bool) -> int:

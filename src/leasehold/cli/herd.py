@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from leasehold.cli.config import child_environment, notify_address
 from leasehold.cli.output import note, paint
@@ -20,18 +20,25 @@ from leasehold.cli.supervise import Supervisor
 from leasehold.worker.notify import Notifier
 
 
-def run_herd(commands: Sequence[Sequence[str]], *, drain_s: float, once: bool) -> int:
-    """Run all commands until a signal, or with `once` until each has ended by itself."""
-    return asyncio.run(_run(commands, drain_s, once))
+def run_herd(
+    commands: Sequence[Sequence[str]], seen: Mapping[str, str], *, drain_s: float, once: bool
+) -> int:
+    """Run all commands until a signal, or with `once` until each has ended by itself.
+
+    `seen` is what they see in their environment beside ours.
+    """
+    return asyncio.run(_run(commands, seen, drain_s, once))
 
 
-async def _run(commands: Sequence[Sequence[str]], drain_s: float, once: bool) -> int:
+async def _run(
+    commands: Sequence[Sequence[str]], seen: Mapping[str, str], drain_s: float, once: bool
+) -> int:
     address, watchdog_ms = notify_address()
     notifier = Notifier(address)
     stop = asyncio.Event()
     names = [f"worker{number}" for number in range(1, len(commands) + 1)]
     with Ear(len(names), notifier) as ear:
-        environment = child_environment() | {"NOTIFY_SOCKET": ear.address}
+        environment = child_environment() | {"NOTIFY_SOCKET": ear.address, **seen}
         supervisor = Supervisor(note, environment, lambda text: paint(text, "dim", sys.stderr))
         with stopping_on_signals(stop, supervisor.hurry):
             for name, command in zip(names, commands, strict=True):

@@ -21,6 +21,8 @@ from leasehold.core.errors import UsageError
 from leasehold.core.opening import open_part
 from leasehold.egress import Client, Guard, Policy
 from leasehold.transcode import Transcoder, TranscodeSettings, transcode_handler
+from leasehold.transcode.cage import find_cage
+from leasehold.transcode.ffmpeg import is_from_wheel, locate_ffmpeg
 from leasehold.transcode.workspace import sweep
 from leasehold.vault import Vault
 from leasehold.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
@@ -41,7 +43,10 @@ def inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> lis
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
     parts = _Parts(config, urls[0], guard, vault, at_once)
-    _sweep(transcode_settings(config).work_folder)
+    if not all("box=outbox" in url for url in urls):  # else it only delivers
+        chosen = transcode_settings(config)
+        _sweep(chosen.work_folder)
+        _look_at_ffmpeg(chosen)
     return [
         # Without a policy of its own: the contract's classes and the job's max_attempts decide.
         task("transcode")(_late(parts.transcoding)),
@@ -92,13 +97,40 @@ def transcode_settings(config: Config) -> TranscodeSettings:
     """The settings of the transcoder."""
     folder = config.text("transcode.folder")
     given: dict[str, Any] = {"work_folder": Path(folder).expanduser()} if folder else {}
+    if program := config.text("transcode.ffmpeg"):
+        given["ffmpeg"] = Path(program).expanduser()
     if files := config.text("transcode.files"):
         given["local_root"] = Path(files).expanduser()
     return TranscodeSettings(
         source_bytes_max=config.integer("transcode.source_bytes_max"),
-        network_required=config.text("transcode.network") == "none",
+        output_bytes_max=config.integer("transcode.output_bytes_max"),
+        memory_bytes_max=config.integer("transcode.memory_bytes_max"),
+        cpu_s_max=config.integer("transcode.cpu_s_max"),
+        wall_s_max=config.number("transcode.wall_s_max"),
+        threads_max=config.integer("transcode.threads_max"),
+        required=tuple(config.texts("transcode.require")),
+        readable=tuple(config.texts("transcode.readable")),
         **given,
     )
+
+
+def _look_at_ffmpeg(chosen: TranscodeSettings) -> None:
+    """Say at the start, and not at the first job, what it is and what it cannot be kept from."""
+    try:
+        program = locate_ffmpeg(chosen.ffmpeg)
+    except UsageError as error:
+        log.warning("transcodes will fail", reason=str(error))
+        return
+    cage = find_cage(program, chosen.readable, chosen.required)
+    log.info(
+        "ffmpeg is caged",
+        program=str(program),
+        network=cage.network,
+        files=cage.files,
+        syscalls="filtered" if cage.syscalls else "open",
+    )
+    if is_from_wheel(program):
+        log.warning("ffmpeg is the wheel's, which the system does not patch", program=str(program))
 
 
 def _sweep(folder: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from leasehold.store.private import write_private
+
 FILE_NAME = "up.json"
 
 
@@ -34,11 +36,9 @@ def running_up(folder: Path) -> RunningUp | None:
 
 
 def announce_up(folder: Path, up: RunningUp) -> None:
-    """Write the file whole or not at all; it names a store, so it is for its owner only."""
-    draft = folder / f"{FILE_NAME}.{os.getpid()}"
-    draft.touch(mode=0o600)
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(up), indent=2) + b"\n")
-    draft.replace(folder / FILE_NAME)
+    """Write the file whole or not at all; it holds a password, so it is for its owner only."""
+    text = msgspec.json.format(msgspec.json.encode(up), indent=2).decode()
+    write_private(folder / FILE_NAME, text + "\n")
 
 
 def withdraw_up(folder: Path) -> None:

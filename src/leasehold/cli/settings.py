@@ -36,7 +36,7 @@ class Setting:
     @property
     def sensitive(self) -> bool:
         """Whether it may hold a secret, and so may be given as a file."""
-        return self.secret or self.name.endswith("url")
+        return self.secret or self.name.endswith(("url", "queues"))
 
     @property
     def variable(self) -> str:
@@ -59,6 +59,7 @@ SETTINGS = {
         Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
+        Setting("gateway.queues", [], "the queues a gateway serves; empty: queue_url", "list"),
         Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
         Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
         Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),
@@ -99,6 +100,18 @@ SETTINGS = {
         Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
         Setting("transcode.files", "", "the one folder that file:// may name; empty: none"),
         Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
-        Setting("transcode.network", "try", "none: refuse to run ffmpeg if it has a network"),
+        Setting("transcode.ffmpeg", "", "the ffmpeg to run; empty: the system's, else the wheel's"),
+        Setting(
+            "transcode.require",
+            [],
+            "parts of ffmpeg's cage without which no worker starts: network, files, syscalls",
+            "list",
+        ),
+        Setting("transcode.readable", [], "further places that ffmpeg may read", "list"),
+        Setting("transcode.output_bytes_max", 4 * 1024**3, "largest output", "integer"),
+        Setting("transcode.memory_bytes_max", 4 * 1024**3, "memory of an ffmpeg", "integer"),
+        Setting("transcode.cpu_s_max", 4 * 3600, "processor time of an ffmpeg", "integer"),
+        Setting("transcode.wall_s_max", 4 * 3600.0, "how long an ffmpeg may run", "number"),
+        Setting("transcode.threads_max", 1024, "threads and processes of an ffmpeg", "integer"),
     )
 }

@@ -31,6 +31,7 @@ class Part:
 
     name: str
     argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     started_s: float = 0.0
     restarts: int = 0
@@ -58,9 +59,20 @@ class Supervisor:
         self.worst_exit = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self, name: str, argv: Sequence[str], *, once: bool = False) -> None:
-        """Start a part and keep it running until `stop`; with `once` it may end well by itself."""
-        part = self._parts[name] = Part(name, argv, once=once)
+    async def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        once: bool = False,
+    ) -> None:
+        """Start a part and keep it running until `stop`; with `once` it may end well by itself.
+
+        `environment` is of this part alone. What may hold a password goes there: every user of the
+        machine can read `argv`.
+        """
+        part = self._parts[name] = Part(name, argv, environment or {}, once=once)
         await self._spawn(part)
         self._watches[name] = asyncio.create_task(self._watch(part))
 
@@ -115,7 +127,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=self._environment,
+            env={**self._environment, **part.environment},
             start_new_session=True,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -91,6 +90,4 @@ def error_text(error: Any) -> str:
 
 def safe_url(url: str) -> str:
     """A queue or store URL without its password."""
-    if urlsplit(url).password is None:
-        return url
-    return parse_url(url).safe
+    return parse_url(url).safe if "://" in url else url

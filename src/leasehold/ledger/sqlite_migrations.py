@@ -10,6 +10,7 @@ from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import PACKAGE
 from leasehold.ledger.migrating import Applied, known, missing
 from leasehold.store.beside import folder_beside
+from leasehold.store.private import private_database
 from leasehold.store.statements import split, unrolled
 from leasehold.store.turnstile import Turnstile
 
@@ -27,6 +28,7 @@ class SqliteMigrations:
         await asyncio.to_thread(self._apply, number, name, checksum, text)
 
     def _applied(self) -> Applied:
+        private_database(self._path)
         connection = sqlite3.connect(self._path, isolation_level=None)
         try:
             return applied(connection)
@@ -35,6 +37,7 @@ class SqliteMigrations:
 
     def _apply(self, number: int, name: str, checksum: str, text: str) -> None:
         turnstile = Turnstile(self._path)
+        private_database(self._path)
         connection = sqlite3.connect(self._path, isolation_level=None)
         try:
             with turnstile:

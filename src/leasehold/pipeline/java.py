@@ -71,7 +71,7 @@ def _usable(java: Path, shims: Path) -> Path:
     draft = launcher.with_suffix(".new")
     more = f"|{_GONE}" if _version(java) >= _GONE_SINCE else ""
     draft.write_text(_LAUNCHER.format(java=java, more=more))
-    draft.chmod(0o755)
+    draft.chmod(0o700)
     draft.replace(launcher)
     return home
 

@@ -19,6 +19,7 @@ import msgspec
 from leasehold.core.errors import UsageError
 from leasehold.pipeline.fork_server import launcher
 from leasehold.pipeline.java import find_java
+from leasehold.store.private import private_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,6 +126,7 @@ def _classic(
         "spark.ui.showConsoleProgress": str(settings.progress).lower(),
         "spark.sql.streaming.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "16",
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         "spark.sql.warehouse.dir": str(home / "warehouse"),
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -162,8 +164,8 @@ def runtime_folder(environment: Mapping[str, str]) -> Path:
     cache = environment.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     home = Path(cache) / "leasehold" / "spark"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        private_folder(home, mark="*")  # what lies here is executed
+    except (OSError, UsageError):
         home = Path(tempfile.mkdtemp(prefix="leasehold-spark-"))
     return home
 

@@ -79,9 +79,11 @@ class Listener:
                 return os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
-                    self._path.parent.mkdir()
+                    self._path.parent.mkdir(mode=0o700)
+                    self._path.parent.chmod(0o700)
                 with contextlib.suppress(FileExistsError, FileNotFoundError):
                     os.mkfifo(self._path, 0o600)
+                    self._path.chmod(0o600)
         raise FileNotFoundError(self._path)
 
     def _read(self) -> None:

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from leasehold.core.errors import ServerError, StoreUnreachable, UsageError
 from leasehold.store.notifying import notify
+from leasehold.store.private import private_database
 from leasehold.store.turnstile import Turnstile
 
 T = TypeVar("T")
@@ -259,6 +260,7 @@ def _commit(
 
 
 def _connect(path: Path, synchronous: str, client: str) -> sqlite3.Connection:
+    private_database(path)
     connection = _by_libsql(path) if client == "libsql" else _by_sqlite(path)
     for pragma in (
         "journal_mode = WAL",

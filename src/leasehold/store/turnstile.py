@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from leasehold.store.private import private_file
+
 NEXT, LOCK = "-next", "-lock"
 """What the names of the files of the place in front and of the lock itself end with."""
 
@@ -55,4 +57,5 @@ class Turnstile:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    private_file(path)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -4,7 +4,7 @@
 `transfer` move bytes between object storage (or signed URLs) and a folder of this attempt alone
 (`workspace`); `access` opens the job's credentials and has them refreshed when storage refuses
 them; `ffmpeg` builds and reads the program, and `confine` is the cage in which it runs: no network,
-no rights, limits on memory, time and file size, and no input but the local copy. Outputs go to a
+no other files, processes or rights, and limits on memory, time and file size. Outputs go to a
 key that holds the claim's version; they count only when the fenced settlement has published them.
 """
 

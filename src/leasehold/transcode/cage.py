@@ -1,7 +1,7 @@
 """Runs a program confined: its limits, its lines, and its end, whatever happens to us.
 
-What the kernel gives for isolation is looked up once. Where it gives no empty network (a container
-without user namespaces), that is said in the log and in every result, or refused by a setting.
+What the kernel gives for isolation is looked up once, by running the program in each cage until it
+starts. What it does not give is said in the log, one line for each part, or refused by a setting.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -22,22 +26,42 @@ from leasehold.core.errors import UsageError
 
 log = structlog.get_logger("leasehold.transcode")
 
+_LAUNCH = (sys.executable, "-I", "-S")
 _LAUNCHER = Path(__file__).with_name("confine.py")
 _ERROR_BYTES_MAX = 4_096
 _LINE_BYTES_MAX = 65_536
 NOBODY = 65_534
+
+# What a dynamically linked ffmpeg needs to start, and nothing that differs between machines.
+READABLE = (
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store"),
+    *("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom"),
+)
+PARTS = {
+    "network": "ffmpeg runs with the worker's network",
+    "files": "ffmpeg may read what other users may, and write where they may",
+    "syscalls": "ffmpeg may use every system call",
+}
+_REMEDY = (
+    "a kernel with Landlock (5.13), user namespaces or bubblewrap gives it, or take the word out "
+    "of transcode.require"
+)
 
 TakeLine = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the program may use: bytes of memory and of each file, seconds of CPU and in all."""
+    """What the program may use: bytes of memory and of each file, seconds of CPU and in all.
+
+    `threads` counts processes too, and all of its user where it has no namespace of its own.
+    """
 
     memory_bytes: int
     file_bytes: int
     cpu_s: int
     wall_s: float
+    threads: int = 1024
 
     def as_rlimits(self) -> dict[str, int]:
         """By the kernel's names. No core dumps: they would hold the customer's pictures."""
@@ -45,6 +69,7 @@ class Limits:
             "AS": self.memory_bytes,
             "FSIZE": self.file_bytes,
             "CPU": self.cpu_s,
+            "NPROC": self.threads,
             "NOFILE": 256,
             "CORE": 0,
         }
@@ -60,21 +85,45 @@ class Ended:
     @property
     def hit_file_limit(self) -> bool:
         """It wanted to write a larger file than permitted."""
-        return self.code == -signal.SIGXFSZ
+        return self.code in (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)  # the second by bubblewrap
 
 
 @dataclass(frozen=True, slots=True)
 class Cage:
-    """`network` is "none" where the kernel takes it away, else "shared", for the reason `why`."""
+    """What the program is kept from. The default is no cage, but limits and no rights.
 
-    network: str
-    why: str = ""
+    `network` is "none" where it has none, else "shared"; `files` is how files outside of its folder
+    are kept away ("landlock", "namespace", "bubblewrap", or "open": not at all); `syscalls` says
+    whether calls that a codec never needs are refused, those for sockets and processes among them.
+    `readable` are the system's folders and files that it may read; `lacks` says for each part that
+    it could not have, why.
+    """
+
+    network: str = "shared"
+    files: str = "open"
+    syscalls: bool = False
+    namespace: bool = False
+    readable: tuple[str, ...] = READABLE
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self, limits: Limits) -> str:
+        """What the launcher is asked for."""
+        return json.dumps(
+            {
+                "network": self.namespace,
+                "files": self.files,
+                "syscalls": self.syscalls,
+                "readable": self.readable,
+                "bwrap": shutil.which("bwrap") or "",
+                "limits": limits.as_rlimits(),
+            }
+        )
 
     async def run(
         self, argv: Sequence[str], *, folder: Path, limits: Limits, line: TakeLine | None = None
     ) -> Ended:
         """Run to its end in `folder`, handing on what it says on stdout line by line."""
-        asked = json.dumps({"network": self.network, "limits": limits.as_rlimits()})
+        asked = self.words(limits)
         process = await _start([asked, *argv], folder)
         try:
             async with asyncio.timeout(limits.wall_s):
@@ -88,20 +137,69 @@ class Cage:
         return Ended(code, said)
 
 
-async def find_cage(*, network_required: bool = False) -> Cage:
-    """See what this machine permits; refuses where the network must go and cannot."""
-    process = await _start([json.dumps({"probe": True})], Path("/"))
-    out, err = await process.communicate()
-    problem = (out + err).decode(errors="replace").strip()
-    if not problem and process.returncode == 0:
-        return Cage("none")
-    if network_required:
-        raise UsageError(
-            f"ffmpeg must not have a network here, but the kernel keeps it: {problem}. Allow user "
-            "namespaces to the worker, or cut its network yourself and turn network_required off"
-        )
-    log.warning("ffmpeg runs with the worker's network", reason=problem)
-    return Cage("shared", problem)
+@cache
+def find_cage(
+    program: Path, readable: tuple[str, ...] = (), required: tuple[str, ...] = ()
+) -> Cage:
+    """See in which cage the program starts here; refuses to go without a part that is required."""
+    if unknown := sorted(set(required) - PARTS.keys()):
+        raise UsageError(f"{unknown[0]!r} is no part of the cage; there are {', '.join(PARTS)}")
+    plain = Cage(readable=(*READABLE, *readable))
+    lacks: dict[str, str] = {}
+    syscalls = replace(plain, syscalls=True)
+    if why := _fails(syscalls, program):
+        lacks["syscalls"] = why
+    files, reasons = "open", []
+    for name in views():
+        why = _fails(replace(plain, files=name), program)
+        if not why:
+            files = name
+            break
+        reasons.append(f"{name}: {why}")
+    else:
+        lacks["files"] = "; ".join(reasons)
+    why = "" if files == "bubblewrap" else _fails(replace(plain, namespace=True), program)
+    if why and "syscalls" in lacks:
+        lacks["network"] = why
+    for part, reason in lacks.items():
+        if part in required:
+            raise UsageError(f"ffmpeg must not run here: {PARTS[part]} ({reason}); {_REMEDY}")
+        log.warning(PARTS[part], reason=reason)
+    return replace(
+        plain,
+        network="shared" if "network" in lacks else "none",
+        namespace=not why and files != "bubblewrap",
+        files=files,
+        syscalls="syscalls" not in lacks,
+        lacks=lacks,
+    )
+
+
+def views() -> list[str]:
+    """The ways to keep files away that can be tried here, best first."""
+    has_bwrap = os.geteuid() != 0 and shutil.which("bwrap")
+    return ["landlock", "namespace", *(["bubblewrap"] if has_bwrap else [])]
+
+
+def _fails(cage: Cage, program: Path) -> str:
+    """Why the program does not start in this cage; "" when it does."""
+    limits = Limits(memory_bytes=2**32, file_bytes=0, cpu_s=10, wall_s=10)
+    with tempfile.TemporaryDirectory(prefix="leasehold-cage-") as folder:
+        give_to_cage(Path(folder))
+        try:
+            done = subprocess.run(  # noqa: S603 - the launcher and ffmpeg
+                [*_LAUNCH, str(_LAUNCHER), cage.words(limits), str(program), "-version"],
+                cwd=folder,
+                env={},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=30,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "it does not end"
+    said = done.stderr.decode(errors="replace").strip().removeprefix("confine: ")
+    return (said[-300:] or f"status {done.returncode}") if done.returncode else ""
 
 
 def give_to_cage(folder: Path) -> None:
@@ -110,11 +208,15 @@ def give_to_cage(folder: Path) -> None:
         os.chown(folder, NOBODY, NOBODY)
 
 
+def take_from_cage(folder: Path) -> None:
+    """What was caged cannot change its outputs any more, should a part of it still run."""
+    if os.geteuid() == 0:
+        os.chown(folder, 0, 0)
+
+
 async def _start(words: Sequence[str], folder: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
+        *_LAUNCH,
         str(_LAUNCHER),
         *words,
         stdin=asyncio.subprocess.DEVNULL,

@@ -88,6 +88,11 @@ def locate_ffmpeg(chosen: Path | None = None) -> Path:
     raise UsageError("no ffmpeg found; install it, or: pip install 'leasehold[transcode]'")
 
 
+def is_from_wheel(program: Path) -> bool:
+    """Whether it came with Python packages, and so is as old as the newest wheel."""
+    return "imageio_ffmpeg" in program.parts
+
+
 def media_type(output: Output) -> str:
     """For the object's Content-Type."""
     return _FORMATS[output.format].media_type

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import stat
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from leasehold.core.outcome import Fatal, Retry, Snooze
 from leasehold.egress import Client, Guard, GuardedProxy
 from leasehold.transcode import ffmpeg
 from leasehold.transcode.access import Access, Credentials, Refresh
-from leasehold.transcode.cage import Cage, Ended, Limits, find_cage, give_to_cage
+from leasehold.transcode.cage import Cage, Ended, Limits, find_cage, give_to_cage, take_from_cage
 from leasehold.transcode.request import Output, Transcode, output_key, read_request
 from leasehold.transcode.settings import TranscodeSettings
 from leasehold.transcode.transfer import Mover
@@ -79,7 +80,10 @@ class Transcoder:
     async def start(self) -> Transcoder:
         """Find ffmpeg and its cage, and sweep what dead workers left."""
         self.program = ffmpeg.locate_ffmpeg(self.settings.ffmpeg)
-        self.cage = await find_cage(network_required=self.settings.network_required)
+        chosen = self.settings
+        self.cage = await asyncio.to_thread(
+            find_cage, self.program, chosen.readable, chosen.required
+        )
         self.workspace = Workspace(self.settings.work_folder).open()
         self.turns = asyncio.Semaphore(self.settings.parallel)
         return self
@@ -155,6 +159,7 @@ class _Attempt:
         probe = await self._probe(size)
         for number, output in enumerate(self.request.outputs):
             await self._convert(output, probe, size, number)
+        take_from_cage(self.folder)
         return probe
 
     async def _probe(self, size: int) -> ffmpeg.Probe:
@@ -194,6 +199,7 @@ class _Attempt:
             file_bytes=chosen.output_cap_bytes(size),
             cpu_s=chosen.cpu_s_max,
             wall_s=chosen.wall_s_max,
+            threads=chosen.threads_max,
         )
         try:
             async with self.shared.turns:
@@ -206,8 +212,7 @@ class _Attempt:
             ) from None
 
     def _judge(self, output: Output, ended: Ended, size: int) -> None:
-        file = self.folder / output.name
-        made = file.stat().st_size if file.is_file() and not file.is_symlink() else 0
+        made = _made_bytes(self.folder / output.name)
         cap = self.shared.settings.output_cap_bytes(size)
         if ended.hit_file_limit or made > cap:
             rule = "200 % of its source" if cap == 2 * size else f"{cap} bytes"
@@ -264,6 +269,15 @@ class _Attempt:
         if now_s - self._told_s >= self.shared.settings.report_every_s:
             self._told_s = now_s
             await self.job.report(min(round(100 * share), 99), stage)
+
+
+def _made_bytes(file: Path) -> int:
+    """The size of an output; 0 for a link or anything else that is no file of the attempt alone."""
+    try:
+        found = file.lstat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else 0
 
 
 def _measure(file: Path) -> tuple[int, str]:

@@ -18,10 +18,13 @@ class TranscodeSettings:
     an output may have `output_bytes_max`. `local_root` is the one folder from which `file://`
     sources may be read and to which outputs may be written; None means nowhere.
     At most `parallel` ffmpegs run at once, however many attempts a worker holds.
-    `network_required` off lets ffmpeg run where the kernel gives no empty network to it.
+    `required` names the parts of the cage (network, files, syscalls) without which ffmpeg does not
+    run at all; `readable` are further places that it may read, for libraries in unusual ones.
     """
 
-    work_folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "leasehold")
+    work_folder: Path = field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"leasehold-{os.geteuid()}"
+    )
     source_bytes_max: int = 20 * GIB
     output_bytes_max: int = 4 * GIB
     doubling_from_bytes: int = 10**9
@@ -30,12 +33,14 @@ class TranscodeSettings:
     cpu_s_max: int = 4 * 3600
     wall_s_max: float = 4 * 3600.0
     threads: int = 2
+    threads_max: int = 1024
     parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
     transfer_s_max: float = 3600.0
     report_every_s: float = 1.0
     local_root: Path | None = None
     ffmpeg: Path | None = None
-    network_required: bool = False
+    required: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
     def output_cap_bytes(self, source_bytes: int) -> int:
         """How large each output of this source may become."""

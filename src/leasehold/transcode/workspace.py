@@ -1,7 +1,8 @@
 """Folders for attempts: one per boot, one per attempt within it, and none left behind.
 
 A `finally` removes an attempt's folder. A worker that was killed cannot do that, so each boot locks
-its own folder, and every worker that starts sweeps the folders that no process holds.
+its own folder, and every worker that starts sweeps the folders that no process holds. The root is
+for its owner alone: in a shared /tmp, a folder of another user or a link is refused, never used.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from leasehold.core.errors import UsageError
+from leasehold.store.private import private_file, private_folder
 
 _PREFIX = "boot-"
 _LOCK = ".lock"
@@ -40,12 +42,12 @@ class Workspace:
 
     def open(self) -> Workspace:
         """Remove what dead workers left, and make a folder that says we live."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        private_folder(self._root, mark=f"{_PREFIX}*")
         with _alone(self._root):  # a folder that is made but not locked yet looks abandoned
             self.swept = _swept(self._root)
-            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
-            self._folder.chmod(0o711)  # whoever runs ffmpeg must pass through, and need not list
-            self._lock_fd = os.open(self._folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            self._folder = _fresh(_PREFIX, self._root)
+            private_file(self._folder / _LOCK)
+            self._lock_fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self
 
@@ -59,7 +61,7 @@ class Workspace:
     @asynccontextmanager
     async def attempt(self) -> AsyncIterator[Path]:
         """A fresh folder, gone afterwards however the attempt ended."""
-        folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.folder))
+        folder = _fresh("attempt-", self.folder)
         try:
             yield folder
         finally:
@@ -78,8 +80,9 @@ class Workspace:
 
 def sweep(root: Path) -> list[str]:
     """Remove what workers left that were killed; the names of the folders that are gone."""
-    if not root.is_dir():
+    if not os.path.lexists(root):
         return []
+    private_folder(root, mark=f"{_PREFIX}*")
     with _alone(root):
         return _swept(root)
 
@@ -95,10 +98,18 @@ def _alone(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def _fresh(prefix: str, parent: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    folder.chmod(0o700)  # a umask may take the owner's rights too
+    return folder
+
+
 def _swept(root: Path) -> list[str]:
     gone = []
     for folder in root.glob(f"{_PREFIX}*"):
-        if not _is_held(folder):
+        if folder.is_symlink():
+            folder.unlink()  # no worker made it, and what it points to is not ours to remove
+        elif not _is_held(folder):
             shutil.rmtree(folder, ignore_errors=True)
             gone.append(folder.name)
     return gone
@@ -106,7 +117,7 @@ def _swept(root: Path) -> list[str]:
 
 def _is_held(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        fd = os.open(folder / _LOCK, os.O_RDWR)
+        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
+from leasehold.store.private import private_database
+
 _KEPT_MAX = 1_000_000
 
 
@@ -41,6 +43,7 @@ class SqliteNonces:
     """For receivers of several processes on one machine, and across restarts."""
 
     def __init__(self, path: Path | str) -> None:
+        private_database(Path(path))
         self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = normal")

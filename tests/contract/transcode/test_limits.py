@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from leasehold.core.outcome import Fatal, Snooze
-from leasehold.transcode.cage import Cage, Ended, Limits, find_cage
+from leasehold.transcode.cage import READABLE, Cage, Ended, Limits, find_cage
+from leasehold.transcode.ffmpeg import locate_ffmpeg
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, make_clip
@@ -197,7 +198,7 @@ async def test_no_more_ffmpegs_run_at_once_than_permitted(
 
 @pytest.mark.clause("I-56")
 async def test_memory_and_cpu_limits_hold_for_what_runs_in_the_cage(tmp_path: Path) -> None:
-    cage = await find_cage()
+    cage = replace(find_cage(locate_ffmpeg()), readable=(*READABLE, "/proc"))
     limits = Limits(memory_bytes=2**28, file_bytes=1_000, cpu_s=1, wall_s=30)
     _, lines = await run_tool(cage, tmp_path, limits, "cat", "/proc/self/limits")
     soft = {line[:26].strip(): line[26:].split()[0] for line in lines}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +20,11 @@ from leasehold.cli.loading import load_tasks, usual, with_slots
 from leasehold.core import opening
 from leasehold.core.errors import UsageError
 from leasehold.core.lease import Lease
+from leasehold.transcode import TranscodeSettings
 from leasehold.vault import Vault, new_kek, read_ring
 from leasehold.webhooks import new_secret
 from leasehold.webhooks.secrets import read_secrets
+from tests.contract.cli.test_documents import blocks_of
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Studio, ask, both
 from tests.contract.webhooks.receiver import receiver
@@ -118,9 +123,54 @@ def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:
         config(
             tmp_path,
             LEASEHOLD_TRANSCODE_SOURCE_BYTES_MAX="1000",
-            LEASEHOLD_TRANSCODE_NETWORK="none",
+            LEASEHOLD_TRANSCODE_REQUIRE="network,files",
+            LEASEHOLD_TRANSCODE_MEMORY_BYTES_MAX="2000",
+            LEASEHOLD_TRANSCODE_OUTPUT_BYTES_MAX="3000",
+            LEASEHOLD_TRANSCODE_CPU_S_MAX="4",
+            LEASEHOLD_TRANSCODE_WALL_S_MAX="5.5",
+            LEASEHOLD_TRANSCODE_THREADS_MAX="6",
         )
     )
     assert chosen.work_folder == tmp_path / "here"
-    assert (chosen.source_bytes_max, chosen.network_required) == (1_000, True)
-    assert not transcode_settings(Config({}, tmp_path)).network_required
+    assert (chosen.source_bytes_max, chosen.required) == (1_000, ("network", "files"))
+    assert (chosen.memory_bytes_max, chosen.output_bytes_max) == (2_000, 3_000)
+    assert (chosen.cpu_s_max, chosen.wall_s_max, chosen.threads_max) == (4, 5.5, 6)
+    plain = transcode_settings(Config({}, tmp_path))
+    assert plain == TranscodeSettings(), "the defaults are written in two places"
+
+
+@pytest.mark.runs("docs/operating/isolation.md:toml")
+def test_the_documented_settings_of_the_cage_are_read(tmp_path: Path) -> None:
+    (block,) = blocks_of("docs/operating/isolation.md", "toml")
+    (tmp_path / "leasehold.toml").write_text(block)
+    chosen = transcode_settings(Config({}, tmp_path))
+    assert chosen.required == ("network", "files", "syscalls")
+    assert (chosen.memory_bytes_max, chosen.cpu_s_max) == (2**31, 3_600)
+
+
+def test_a_worker_says_at_its_start_how_ffmpeg_is_caged(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "leasehold.cli", "worker", "leasehold.transcode", "--burst"]
+    environment = {
+        "LEASEHOLD_VAULT_KEYS": new_kek("k1"),
+        "LEASEHOLD_TRANSCODE_FOLDER": str(tmp_path / "work"),
+        "LEASEHOLD_LOG_FORMAT": "text",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+
+    def said(url: str, **more: str) -> subprocess.CompletedProcess[str]:
+        words = [*command, "--from", url]
+        seen = os.environ | environment | more
+        return subprocess.run(
+            words, env=seen, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+
+    started = said(f"inbox+sqlite:///{tmp_path}/jobs.db")
+    assert started.returncode == 0, started.stderr
+    assert "ffmpeg is caged" in started.stderr + started.stdout
+    refused = said(f"inbox+sqlite:///{tmp_path}/jobs.db", LEASEHOLD_TRANSCODE_REQUIRE="magic")
+    assert refused.returncode == 2
+    assert "'magic' is no part of the cage; there are network, files, syscalls" in refused.stderr
+    outbox = said(
+        f"inbox+sqlite:///{tmp_path}/jobs.db?box=outbox", LEASEHOLD_TRANSCODE_REQUIRE="magic"
+    )
+    assert outbox.returncode == 0, "who only delivers needs no ffmpeg"

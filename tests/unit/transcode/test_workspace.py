@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.transcode.workspace import Workspace
+from leasehold.core.errors import UsageError
+from leasehold.transcode.settings import TranscodeSettings
+from leasehold.transcode.workspace import Workspace, sweep
 
 CHILD = """
 import asyncio, sys, time
 from pathlib import Path
-from leasehold.transcode.workspace import Workspace
+from leasehold.core.errors import UsageError
+from leasehold.transcode.settings import TranscodeSettings
+from leasehold.transcode.workspace import Workspace, sweep
 
 async def main():
     space = Workspace(Path(sys.argv[1])).open()
@@ -88,3 +92,58 @@ def test_a_start_sweeps_the_dead_and_leaves_the_living_alone(tmp_path: Path) -> 
     for child in (dead, alive):
         assert child.stdout is not None
         child.stdout.close()
+
+
+def test_a_work_folder_of_another_user_or_a_link_is_refused(tmp_path: Path) -> None:
+    """Planted in a shared /tmp before the worker starts."""
+    victim = tmp_path / "victim"
+    (victim / "boot-1").mkdir(parents=True, mode=0o700)
+    (victim / "boot-1" / "precious").touch()
+    root = tmp_path / "root"
+    root.symlink_to(victim)
+    if os.geteuid() == 0:
+        os.lchown(root, 65_534, 65_534)
+        for refuse in (lambda: Workspace(root).open(), lambda: sweep(root)):
+            with pytest.raises(UsageError, match="is no folder"):
+                refuse()
+        root.unlink()
+        root.mkdir(mode=0o777)
+        os.chown(root, 65_534, 65_534)
+        for refuse in (lambda: Workspace(root).open(), lambda: sweep(root)):
+            with pytest.raises(UsageError, match="belongs to user 65534"):
+                refuse()
+    assert (victim / "boot-1" / "precious").exists()
+
+
+def test_a_sweep_follows_no_links(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    root = tmp_path / "root"
+    left = root / "boot-left"
+    left.mkdir(parents=True, mode=0o700)
+    (left / "link").symlink_to(victim)
+    (root / "boot-link").symlink_to(victim)
+    assert sweep(root) == ["boot-left"]
+    assert (victim / "precious").exists()
+    assert list(root.iterdir()) == []
+
+
+async def test_all_work_folders_are_for_their_owner_alone_whatever_the_umask(
+    tmp_path: Path,
+) -> None:
+    for umask in (0, 0o777):
+        before = os.umask(umask)
+        try:
+            space = Workspace(tmp_path / f"root-{umask}").open()
+            async with space.attempt() as folder:
+                for each in (folder, space.folder, space.folder.parent):
+                    assert each.stat().st_mode & 0o777 == 0o700
+                assert (space.folder / ".lock").stat().st_mode & 0o777 == 0o600
+            space.close()
+        finally:
+            os.umask(before)
+
+
+def test_users_share_no_work_folder_by_default() -> None:
+    assert TranscodeSettings().work_folder.name == f"leasehold-{os.geteuid()}"

@@ -52,7 +52,7 @@ def command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
 
 async def _bench(jobs: int, seconds: float, fsync: str) -> dict[str, Any]:
     note("starting a private store")
-    async with embedded_redis(appendfsync=fsync) as server:
+    async with embedded_redis(appendfsync=fsync, with_password=True) as server:
         url = f"streams+{server.url}?max_depth=0"
         note(f"enqueue {jobs} jobs, {_BULK} a call")
         enqueue_s = await _enqueue(url, jobs)

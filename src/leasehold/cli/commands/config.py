@@ -27,13 +27,20 @@ def command() -> None:
 @command.command("show")
 @click.argument("name", default="")
 @click.option("--origin", is_flag=True, help="Also say where each value comes from.")
+@click.option("--reveal", is_flag=True, help="With a NAME: do not mask secrets and passwords.")
 @json_option
-def show(name: str, origin: bool, as_json: bool) -> None:
-    """Show every setting, or the one of this NAME; secrets are only said to be set."""
+def show(name: str, origin: bool, reveal: bool, as_json: bool) -> None:
+    """Show every setting, or the one of this NAME; secrets and passwords of URLs are masked.
+
+    \b
+    export REDIS_URL=$(leasehold config show redis_url --reveal)
+    """
     config = load_config()
     if name and name not in SETTINGS:
         raise UsageError(f"there is no setting {name!r}; `leasehold config show` lists them")
-    found = [_found(config, each) for each in ([name] if name else SETTINGS)]
+    if reveal and not name:
+        raise UsageError("--reveal needs the NAME of a setting")
+    found = [_found(config, each, reveal) for each in ([name] if name else SETTINGS)]
     if as_json:
         for setting in found:
             emit(setting)
@@ -46,13 +53,17 @@ def show(name: str, origin: bool, as_json: bool) -> None:
     emit_text(table(headers, [[s["name"], _shown(s["value"]), s[last]] for s in found]))
 
 
-def _found(config: Config, name: str) -> dict[str, Any]:
+def _found(config: Config, name: str, reveal: bool) -> dict[str, Any]:
     setting, found = SETTINGS[name], config.find(name)
     value = found.value
-    if setting.secret and value:
+    if reveal:
+        pass
+    elif setting.secret and value:
         value = "***"
     elif name.endswith("url") and isinstance(value, str) and value:
         value = safe_url(value)
+    elif name.endswith("queues") and isinstance(value, list):
+        value = [safe_url(url) for url in value]
     return {
         "name": name,
         "value": value,

@@ -53,7 +53,7 @@ def command(
     from leasehold.cli.logs import set_up_logs
 
     set_up_logs(config, log_level)
-    queues = tuple(urls or [config.text("queue_url")])
+    queues = tuple(config.texts("gateway.queues", tuple(urls)) or [config.text("queue_url")])
     settings = GatewaySettings(
         queues=queues,
         host=config.text("gateway.host", host),

@@ -24,7 +24,13 @@ from typing import Any
 import click
 
 from leasehold.cli.asking import StoreSide
-from leasehold.cli.config import Config, browser_possible, child_environment, load_config
+from leasehold.cli.config import (
+    Config,
+    as_list,
+    browser_possible,
+    child_environment,
+    load_config,
+)
 from leasehold.cli.exits import Exit, Failed
 from leasehold.cli.migrating import migrated
 from leasehold.cli.output import emit_text, note, paint
@@ -39,12 +45,14 @@ from leasehold.cli.welcome import how_to_call, welcome
 from leasehold.core.errors import StoreError, UsageError
 from leasehold.core.opening import QueueUrl, parse_url
 from leasehold.store.embedded import EmbeddedRedis
+from leasehold.store.private import private_folder, write_private
 from leasehold.store.sqlite import file_of
 
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
 _STORE_LOOK_EVERY_S = 0.5
 _PROGRAM = (sys.executable, "-m", "leasehold.cli")
+WORKER_KEY = "worker.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +163,7 @@ def _check_free(wish: Wish) -> None:
 
 async def _up(wish: Wish, config: Config) -> int:
     stop = asyncio.Event()
-    wish.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(wish.data, mark=WORKER_KEY)
     flows = usable_flows(_say)
     around = Surroundings({})
     if any(flow.contract == "inbox" for flow in flows):
@@ -202,7 +210,7 @@ async def _start_receiver(
 
 
 async def _start_redis(wish: Wish, stack: contextlib.AsyncExitStack) -> str:
-    server = EmbeddedRedis(wish.data / "redis")
+    server = EmbeddedRedis(wish.data / "redis", with_password=True)
     await asyncio.to_thread(server.start)
     stack.push_async_callback(asyncio.to_thread, server.stop)
     _background(stack, _keep_store(server))
@@ -227,11 +235,9 @@ def _fresh_worker_key(folder: Path) -> Path:
     """A key that only this gateway and this worker know: good whether others exist or not."""
     from leasehold.gateway.keys import new_key
 
-    path = folder / "worker.key"
-    path.unlink(missing_ok=True)
+    path = folder / WORKER_KEY
     _, text = new_key(("jobs:work",), "up", None, 0)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(text + "\n")
+    write_private(path, text + "\n")
     return path
 
 
@@ -267,17 +273,15 @@ async def _start_parts(
 ) -> None:
     """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
     mine = ["--parent", str(os.getpid())]
-    served = [word for url in queues for word in ("--from", url)]
-    taken = [word for url in worked for word in ("--from", url)]
-    gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine, *served]
+    gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
     gateway += ["--worker-key-file", str(worker_key)]
     tasks = ["leasehold.tasks", *wish.targets]
-    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine, *taken]
+    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
-    await supervisor.start("gateway", gateway)
+    await supervisor.start("gateway", gateway, {"LEASEHOLD_GATEWAY_QUEUES": as_list(queues)})
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
     await until_ready(wish.gateway_url, supervisor, stop)  # the worker reaches the plane through it
-    await supervisor.start("worker", worker)
+    await supervisor.start("worker", worker, {"LEASEHOLD_WORKER_QUEUES": as_list(worked)})
     stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from leasehold.cli.config import Config, load_config, notify_address, process_environment
+from leasehold.cli.config import (
+    Config,
+    as_list,
+    load_config,
+    notify_address,
+    process_environment,
+)
 from leasehold.cli.parent import end_with_parent
 from leasehold.core.errors import UsageError
 
@@ -122,12 +128,11 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
     base = [sys.executable, "-m", "leasehold.cli", "worker", *targets, "--processes", "1"]
-    for url in urls:
-        base += ["--from", url]
     for name in ("concurrency", "log_level"):
         if flags[name] is not None:
             base += [f"--{name.replace('_', '-')}", str(flags[name])]
     base += ["--drain-timeout", str(drain_s)]
     base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
     herd = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
-    return run_herd(herd, drain_s=drain_s, once=flags["burst"])
+    seen = {"LEASEHOLD_WORKER_QUEUES": as_list(urls)}
+    return run_herd(herd, seen, drain_s=drain_s, once=flags["burst"])

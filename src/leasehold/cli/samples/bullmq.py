@@ -49,10 +49,9 @@ def queue_url(stores: Stores) -> str:
 
 
 def invitation(stores: Stores) -> str:
-    """What a Node user writes to add a job here."""
-    return (
-        f"from Node       new Queue('{QUEUE}', {{ connection: {{ url: '{stores.redis_url}' }} }})"
-    )
+    """What a Node user writes to add a job here; the password is shown only to who asks for it."""
+    line = f"from Node       new Queue('{QUEUE}', {{ connection: {{ url }} }})"
+    return f"{line}\n{' ' * 18}url: leasehold config show redis_url --reveal"
 
 
 def _shown(redis_url: str) -> str:

@@ -8,7 +8,6 @@ may name one folder. What the operator has set stays.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from leasehold.cli.config import Config
 from leasehold.cli.samples.inbox import REQUESTER
+from leasehold.store.private import write_private
 
 HOST = "127.0.0.1"
 _RING = "vault.keys"
@@ -74,13 +74,8 @@ def kept_ring(data: Path) -> Path:
     path = data / _RING
     if path.exists():
         return path
-    draft = data / f"{_RING}.{os.getpid()}"
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
-        file.flush()
-        os.fsync(file.fileno())  # what is sealed with it would be lost with it
-    draft.replace(path)
+    # Durable before it is used: what is sealed with it would be lost with it.
+    write_private(path, new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
     return path
 
 

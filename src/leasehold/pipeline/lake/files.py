@@ -21,6 +21,7 @@ from pyarrow import fs
 
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.pipeline.schema import SCHEMA_VERSION
+from leasehold.store.private import private_folder
 
 # Readers side by side share a file by its row groups.
 ROWS_IN_GROUP = 131_072
@@ -66,12 +67,19 @@ class LakeFiles:
                 raise UsageError(
                     f"{self.lake} holds other files; a lake needs an empty or new folder"
                 )
+            self._keep_private()
             self.write_json(_LABEL, {"leasehold": "lake", "schema": SCHEMA_VERSION})
         elif int(known.get("schema", 0)) > SCHEMA_VERSION:
             raise UsageError(
                 f"{self.lake} was written by a newer Leasehold (schema {known['schema']}, this one "
                 f"knows {SCHEMA_VERSION}); update this one"
             )
+        else:
+            self._keep_private()
+
+    def _keep_private(self) -> None:
+        if self.is_disk:
+            private_folder(Path(self._root), mark="*")
 
     def require(self) -> None:
         """Refuse what is no lake."""

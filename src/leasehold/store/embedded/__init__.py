@@ -29,10 +29,16 @@ __all__ = [
 
 @asynccontextmanager
 async def embedded_redis(
-    data_dir: Path | None = None, *, appendfsync: str = "everysec", port: int | None = None
+    data_dir: Path | None = None,
+    *,
+    appendfsync: str = "everysec",
+    port: int | None = None,
+    with_password: bool = False,
 ) -> AsyncGenerator[EmbeddedRedis]:
     """A running Redis; without `data_dir` its data go with it."""
-    server = EmbeddedRedis(data_dir, appendfsync=appendfsync, port=port)
+    server = EmbeddedRedis(
+        data_dir, appendfsync=appendfsync, port=port, with_password=with_password
+    )
     try:
         await asyncio.to_thread(server.start)
         yield server

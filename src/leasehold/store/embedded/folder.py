@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from leasehold.core.errors import Conflict, UsageError
+from leasehold.store.private import private_file, private_folder
 
 _LOCK = "leasehold.lock"
 _LOCK_PATIENCE_S = 5.0
@@ -21,11 +22,15 @@ _LOG_TAIL_LINES = 12
 
 
 class DataFolder:
-    """The folder at `path`, or a temporary one that exists while it is locked."""
+    """The folder at `path`, or a temporary one that exists while it is locked.
 
-    def __init__(self, path: Path | None, kind: str) -> None:
+    `owner` is the user who may own it besides us: the one that the server becomes.
+    """
+
+    def __init__(self, path: Path | None, kind: str, owner: int | None = None) -> None:
         self.temporary = path is None
         self._kind = kind
+        self._owner = owner
         self._path = path.expanduser().absolute() if path is not None else None
         self._lock_fd: int | None = None
 
@@ -47,8 +52,9 @@ class DataFolder:
             return self._lock_fd
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix=f"leasehold-{self._kind.lower()}-"))
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_folder(self._path, mark=_LOCK, owner=self._owner)
+        private_file(self._path / _LOCK)
+        fd = os.open(self._path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         if not _locked(fd):
             holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)

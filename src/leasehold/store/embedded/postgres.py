@@ -21,6 +21,7 @@ from leasehold.store.embedded.child import ChildServer, Command
 from leasehold.store.embedded.folder import DataFolder
 from leasehold.store.embedded.programs import postgres_folder, postgres_wheel
 from leasehold.store.embedded.spawn import User
+from leasehold.store.private import write_private
 
 _USER = "leasehold"
 _DATABASE = "postgres"
@@ -43,7 +44,8 @@ class EmbeddedPostgres:
         port: int | None = None,
         programs: Path | None = None,
     ) -> None:
-        self._folder = DataFolder(data_dir, _Recipe.kind)
+        owner = _unprivileged().uid if os.geteuid() == 0 else None
+        self._folder = DataFolder(data_dir, _Recipe.kind, owner)
         self._server = ChildServer(_Recipe(programs), self._folder, port)
 
     @property
@@ -146,8 +148,7 @@ def _make_cluster(folder: DataFolder, programs: Path, user: User | None) -> None
     unfinished = folder.path / "cluster.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     password = _password_file(folder)
-    password.touch(mode=0o600)
-    password.write_text(secrets.token_urlsafe(24) + "\n")
+    write_private(password, secrets.token_urlsafe(24) + "\n")
     if user is not None:
         os.chown(password, user.uid, user.gid)
     command = [str(programs / "initdb"), "-D", str(unfinished), "-U", _USER]

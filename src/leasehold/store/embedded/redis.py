@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ from leasehold.core.errors import UsageError
 from leasehold.store.embedded.child import ChildServer, Command
 from leasehold.store.embedded.folder import DataFolder
 from leasehold.store.embedded.programs import redis_environment, redis_program, tracks_latency
+from leasehold.store.private import write_private
 
 _SYNC = ("always", "everysec", "no")
 _PING_TIMEOUT_S = 1.0
@@ -26,6 +28,7 @@ bind 127.0.0.1
 protected-mode yes
 port {port}
 {socket}
+{password}
 daemonize no
 dir "{dir}"
 appendonly yes
@@ -43,8 +46,9 @@ logfile ""
 class EmbeddedRedis:
     """A Redis of our own, its append-only file in `data_dir` (temporary without one).
 
-    `port` fixes the address across processes; `program` names another server to run. The methods
-    block; the context manager `embedded_redis` does not.
+    `port` fixes the address across processes; `program` names another server to run. With a
+    password, a random one is kept in the folder: on a shared machine loopback is no protection.
+    The methods block; the context manager `embedded_redis` does not.
     """
 
     def __init__(
@@ -54,16 +58,20 @@ class EmbeddedRedis:
         appendfsync: str = "everysec",
         port: int | None = None,
         program: Path | None = None,
+        with_password: bool = False,
     ) -> None:
         if appendfsync not in _SYNC:
             raise UsageError(f"appendfsync is one of {', '.join(_SYNC)}, not {appendfsync!r}")
         self._folder = DataFolder(data_dir, _Recipe.kind)
-        self._server = ChildServer(_Recipe(program, appendfsync), self._folder, port)
+        self._recipe = _Recipe(program, appendfsync, with_password)
+        self._server = ChildServer(self._recipe, self._folder, port)
 
     @property
     def url(self) -> str:
         """Over TCP, which clients in every language understand; the same after a restart."""
-        return f"redis://127.0.0.1:{self._server.port}/0"
+        port = self._server.port
+        password = self._recipe.password(self._folder)
+        return f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}/0"
 
     @property
     def port(self) -> int:
@@ -107,23 +115,35 @@ class EmbeddedRedis:
 class _Recipe:
     kind = "Redis"
 
-    def __init__(self, program: Path | None, appendfsync: str) -> None:
+    def __init__(self, program: Path | None, appendfsync: str, with_password: bool) -> None:
         self._program = program
         self._appendfsync = appendfsync
+        self._with_password = with_password
+
+    def password(self, folder: DataFolder) -> str:
+        """The password of this folder's server, made at its first start; "" without one."""
+        if not self._with_password:
+            return ""
+        file = folder.path / "password"
+        if not file.exists():
+            write_private(file, secrets.token_urlsafe(24) + "\n")
+        return file.read_text().strip()
 
     def prepare(self, folder: DataFolder, port: int) -> Command:
         program = self._program or _program_of(folder) or redis_program()
-        (folder.path / _MADE_BY).write_text(f"{program}\n")
+        write_private(folder.path / _MADE_BY, f"{program}\n")
         path = _socket_path(folder)
         config = folder.path / "redis.conf"
-        config.write_text(
+        write_private(
+            config,
             _CONFIG.format(
                 port=port,
                 socket=f'unixsocket "{_quoted(path)}"\nunixsocketperm 700' if path else "",
                 dir=_quoted(folder.path),
                 appendfsync=self._appendfsync,
+                password=f"requirepass {self.password(folder)}" if self._with_password else "",
                 latency="latency-tracking no" if tracks_latency(program) else "",
-            )
+            ),
         )
         return Command(
             argv=(str(program), str(config)),
@@ -136,16 +156,19 @@ class _Recipe:
         """Whether this very process answers PING: another server may sit on the same port."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=_PING_TIMEOUT_S) as client:
+                password = self.password(folder).encode()
+                greeting = b"+OK\r\n+PONG" if password else b"+PONG"
+                client.sendall(b"AUTH %s\r\n" % password if password else b"")
                 client.sendall(b"PING\r\nINFO server\r\n")
                 answer = client.recv(65536)
-                while answer.startswith(b"+PONG") and b"process_id:" not in answer:
+                while greeting.startswith(answer[: len(greeting)]) and b"process_id:" not in answer:
                     piece = client.recv(65536)
                     if not piece:
                         return False
                     answer += piece
         except OSError:
             return False
-        return answer.startswith(b"+PONG") and b"process_id:%d\r\n" % pid in answer
+        return answer.startswith(greeting) and b"process_id:%d\r\n" % pid in answer
 
 
 def _program_of(folder: DataFolder) -> Path | None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from leasehold.store.private import private_file
+
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _Work = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
 
@@ -45,6 +47,7 @@ def spawn(
     # Its own session: Ctrl-C in the terminal goes to us, and we stop the server when we are ready.
 
     def start() -> subprocess.Popen[bytes]:
+        private_file(log)
         with log.open("ab") as output:
             return subprocess.Popen(  # noqa: S603 - the command is ours
                 argv,
@@ -55,6 +58,7 @@ def spawn(
                 start_new_session=True,
                 cwd=cwd,
                 env=env,
+                umask=0o077,
             )
 
     return _in_spawner(start)

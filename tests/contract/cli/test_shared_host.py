@@ -1,0 +1,146 @@
+"""`leasehold up` on a machine with other users: they reach nothing and read no password."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from leasehold.core.errors import ServerError
+from leasehold.store.embedded import EmbeddedPostgres
+from leasehold.store.redis import Redis
+from tests.contract.cli.conftest import Program
+from tests.contract.cli.upped import Up, children
+from tests.contract.store.test_private import open_to_others
+from tests.ports import free_port
+
+APP = """
+from leasehold import task
+
+@task("greet")
+async def greet(job):
+    return "hello"
+"""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    postgres = EmbeddedPostgres()
+    before = os.umask(0)
+    try:
+        url = postgres.start()
+        up = Up(
+            tmp_path_factory.mktemp("up"), free_port(), "--no-samples", LEASEHOLD_POSTGRES_URL=url
+        )
+    finally:
+        os.umask(before)
+    yield up
+    up.program.kill()
+    postgres.stop()
+
+
+def announced(up: Up) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((up.folder / ".leasehold" / "up.json").read_text())
+    return found
+
+
+def passwords(up: Up) -> set[str]:
+    urls = [urlsplit(url) for url in announced(up)["queues"]]
+    return {url.password for url in urls if url.password}
+
+
+async def test_a_store_of_up_answers_only_who_knows_its_password(up: Up) -> None:
+    url = urlsplit(announced(up)["redis_url"])
+    stranger = Redis(f"redis://127.0.0.1:{url.port}/0")
+    with pytest.raises(ServerError, match="NOAUTH"):
+        await stranger.call("KEYS", "*")
+    await stranger.close()
+    assert url.password
+    assert len(url.password) >= 32
+
+
+def test_no_password_stands_in_a_command_line_or_in_what_up_says(up: Up) -> None:
+    secrets = passwords(up)
+    assert len(secrets) == 2, "one of Redis, one of PostgreSQL"
+    parts = [up.program.process.pid, *children(up.program.process.pid, "")]
+    assert len(parts) >= 4
+    for pid in parts:
+        process = Path(f"/proc/{pid}")
+        shown = (process / "cmdline").read_bytes().decode()
+        assert not [secret for secret in secrets if secret in shown], shown
+        assert stat.S_IMODE((process / "environ").stat().st_mode) == 0o400
+    said = up.program.words + "\n".join(up.program.out)
+    assert not [secret for secret in secrets if secret in said]
+
+
+def test_the_data_of_up_are_private_with_an_open_umask(up: Up) -> None:
+    up.call("submit", "chat", "-d", '{"prompt": "hi"}')
+    data = up.folder / ".leasehold"
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
+    assert open_to_others(data) == []
+
+
+def test_other_commands_of_the_same_user_find_the_store_and_show_no_password(up: Up) -> None:
+    job_id = up.call("submit", "chat", "-d", '{"prompt": "hi"}')[0]["job_id"]
+    assert up.call("inspect", job_id)[0]["job_id"] == job_id
+    shown = [row["queue"] for row in up.call("queues")]
+    assert shown[0].startswith("streams+redis://:***@127.0.0.1:")
+    # What was shown can be copied: the words of the user's own commands are completed here.
+    assert job_id in {job["job_id"] for job in up.call("ls", "--queue", shown[0])}
+    assert job_id in {job["job_id"] for job in up.call("ls", f"--queue={shown[0]}")}
+    shown_url = Program(["config", "show", "redis_url", "--reveal"], up.folder, {})
+    assert shown_url.ended() == 0
+    assert shown_url.out == [announced(up)["redis_url"]], "for programs that are not ours"
+    config = Program(["config", "show", "--json"], up.folder, {})
+    assert config.ended() == 0
+    secrets = passwords(up)
+    assert not [secret for secret in secrets if secret in "\n".join(config.out)]
+
+
+def test_worker_processes_hide_the_passwords_of_their_queues(up: Up) -> None:
+    url = next(each for each in announced(up)["queues"] if each.startswith("inbox+postgres"))
+    password = urlsplit(url).password
+    assert password
+    (up.folder / "app.py").write_text(APP)
+    args = ["worker", "app.py", "--processes", "2"]
+    workers = Program(args, up.folder, {"LEASEHOLD_WORKER_QUEUES": url})
+    try:
+        workers.heard("worker starts", count=2)
+        herd = children(workers.process.pid, "\0worker\0")
+        assert len(herd) == 2
+        for pid in (workers.process.pid, *herd):
+            shown = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            assert password not in shown
+    finally:
+        workers.kill()
+
+
+def test_a_password_on_a_command_line_is_warned_of_and_a_file_is_not(
+    up: Up, tmp_path: Path
+) -> None:
+    url = announced(up)["queue_url"]
+    warned = Program(["queues", url], tmp_path, {})
+    assert warned.ended() == 0
+    assert "every user of this machine can read a password" in warned.words
+    assert str(urlsplit(url).password) not in warned.words
+    file = tmp_path / "queues"
+    file.write_text(f"{url}\n")
+    quiet = Program(["top", "--once"], tmp_path, {"LEASEHOLD_WORKER_QUEUES_FILE": str(file)})
+    assert quiet.ended() == 0
+    assert "password" not in quiet.words
+
+
+def test_a_data_folder_open_to_others_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    data = tmp_path / "shared"
+    data.mkdir()
+    (data / "letters").touch()
+    data.chmod(0o755)
+    refused = Program(["up", "--port", str(free_port()), "--data", str(data)], tmp_path, {})
+    assert refused.ended() == 2
+    assert f"chmod 700 {data}" in refused.words

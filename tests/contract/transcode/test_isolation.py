@@ -1,0 +1,256 @@
+"""ffmpeg in every cage that this machine can build: it works, and reaches nothing outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+
+from leasehold.core.errors import UsageError
+from leasehold.transcode import cage as cage_module
+from leasehold.transcode.cage import NOBODY, Cage, Ended, Limits, find_cage, give_to_cage, views
+from leasehold.transcode.ffmpeg import locate_ffmpeg
+from tests.contract.egress.canary import canary
+
+pytestmark = pytest.mark.clause("I-56")
+
+LIMITS = Limits(memory_bytes=2**32, file_bytes=2**24, cpu_s=60, wall_s=60)
+SECRET = "canary-of-another-tenant"
+FFMPEG = str(locate_ffmpeg())
+QUIET = [FFMPEG, "-hide_banner", "-nostdin", "-loglevel", "error"]
+CONVERT = [*QUIET, "-i", "file:input", "-vf", "scale=64:48", "-movflags", "+faststart"]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    drawing = ["-f", "lavfi", "-i", "testsrc=duration=1:size=160x120:rate=10"]
+    subprocess.run([*QUIET, *drawing, str(file)], check=True)
+    return file
+
+
+@pytest.fixture(params=views())
+def cage(request: pytest.FixtureRequest) -> Cage:
+    """All of a cage, with the files kept away in this manner."""
+    return Cage("none", request.param, syscalls=True, namespace=request.param != "bubblewrap")
+
+
+@pytest.fixture
+def folder(clip: Path) -> Iterator[Path]:
+    """The folder of an attempt, with a secret of another tenant beside it that all users may read.
+
+    Not in pytest's folder, which other users may not enter: the cage alone has to hold.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, other = Path(name) / "attempt", Path(name) / "other"
+        folder.mkdir(mode=0o700)
+        (folder / "input").write_bytes(clip.read_bytes())
+        (folder / "input").chmod(0o444)
+        other.mkdir()
+        (other / "secret.txt").write_text(SECRET)
+        (other / "secret.txt").chmod(0o644)
+        for open_to_all in (folder.parent, other):
+            open_to_all.chmod(0o777)
+        give_to_cage(folder)
+        yield folder
+
+
+async def run(cage: Cage, folder: Path, *argv: str, limits: Limits = LIMITS) -> Ended:
+    return await cage.run(argv, folder=folder, limits=limits)
+
+
+async def test_a_transcode_works_in_every_cage(cage: Cage, folder: Path) -> None:
+    ended = await run(cage, folder, *CONVERT, "-threads", "4", "file:out.mp4")
+    assert (ended.code, ended.said) == (0, "")
+    assert (folder / "out.mp4").stat().st_size > 500
+    assert (folder / "out.mp4").stat().st_mode & 0o777 == 0o600
+
+
+async def test_playlists_and_scripts_read_no_file_outside_the_folder(
+    cage: Cage, folder: Path
+) -> None:
+    """ffmpeg is allowed every format and protocol here: the cage alone has to hold."""
+    secret = folder.parent / "other" / "secret.txt"
+    for name, text in {
+        "list.ffconcat": f"ffconcat version 1.0\nfile '{secret}'\nfile /etc/passwd\n",
+        "list.m3u8": f"#EXTM3U\n#EXTINF:1,\nfile://{secret}\n#EXT-X-ENDLIST\n",
+    }.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o444)
+        loose = ["-safe", "0"] if name.endswith("concat") else ["-allowed_extensions", "ALL"]
+        ended = await run(cage, folder, *QUIET, *loose, "-i", name, "-f", "null", "-")
+        assert ended.code != 0
+        assert SECRET not in ended.said
+    for path in (secret, "/etc/passwd"):
+        copy = ["-f", "data", "-i", f"file:{path}", "-map", "0", "-c", "copy", "-f", "data", "-y"]
+        loose_copy = await run(Cage(), folder, *QUIET, *copy, "file:copied")
+        assert loose_copy.code == 0, "without a cage it is copied"
+        stolen = await run(cage, folder, *QUIET, *copy, "file:stolen")
+        assert stolen.code != 0
+        assert "Permission denied" in stolen.said or "No such file" in stolen.said
+
+
+async def test_nothing_is_written_outside_the_folder(cage: Cage, folder: Path) -> None:
+    for target in (folder.parent / "other" / "out.mp4", "../out.mp4"):
+        ended = await run(cage, folder, *CONVERT, "-y", f"file:{target}")
+        assert ended.code != 0
+        assert not (folder / target).exists()
+        assert (await run(Cage(), folder, *CONVERT, "-y", f"file:{target}")).code == 0
+
+
+async def test_no_address_is_reached_by_any_protocol(cage: Cage, folder: Path) -> None:
+    async with canary() as bird:
+        for url in (f"http://127.0.0.1:{bird.port}/a", f"tcp://127.0.0.1:{bird.port}"):
+            assert (await run(cage, folder, *QUIET, "-i", url, "-f", "null", "-")).code != 0
+        sent = ["-i", "file:input", "-c", "copy", "-f", "mpegts"]
+        to_udp = await run(cage, folder, *QUIET, *sent, f"udp://127.0.0.1:{bird.port}")
+        assert to_udp.code != 0
+        # The filter alone will do where the kernel gives no namespace.
+        filtered = Cage("none", syscalls=True)
+        assert (await run(filtered, folder, *QUIET, "-i", url, "-f", "null", "-")).code != 0
+    assert bird.hits == 0
+
+
+async def test_no_process_is_started_and_threads_are_bounded(cage: Cage, folder: Path) -> None:
+    """A fork bomb in the shell, for ffmpeg cannot be made to fork."""
+    shell = replace(cage, readable=(*cage.readable, "/bin", "/usr/bin"))
+    program = shutil.which("sh")
+    assert program
+    bomb = "bomb() { bomb | bomb & }; bomb; true | echo forked > file"
+    await run(shell, folder, program, "-c", bomb, limits=replace(LIMITS, wall_s=10))
+    assert not (folder / "file").exists()
+    # Where calls cannot be filtered, the limit of processes holds.
+    many = "i=0; while [ $i -lt 300 ]; do sleep 5 & i=$((i+1)); done"
+    few = replace(LIMITS, threads=100, wall_s=10)
+    bounded = await run(replace(shell, syscalls=False), folder, program, "-c", many, limits=few)
+    assert bounded.code != 0
+    assert "fork" in bounded.said
+    narrow = replace(LIMITS, threads=1, wall_s=10)
+    starved = await run(cage, folder, *CONVERT, "-threads", "4", "-y", "file:b.mp4", limits=narrow)
+    assert starved.code != 0
+
+
+async def test_a_file_grows_no_larger_than_its_limit(cage: Cage, folder: Path) -> None:
+    small = replace(LIMITS, file_bytes=1_000)
+    ended = await run(cage, folder, *CONVERT, "-y", "file:out.mp4", limits=small)
+    assert ended.hit_file_limit
+    assert (folder / "out.mp4").stat().st_size <= 1_000
+
+
+async def test_links_and_devices_cannot_be_made(cage: Cage, folder: Path) -> None:
+    tools = replace(cage, readable=(*cage.readable, "/bin", "/usr/bin"))
+    for words in (("ln", "-s", "/etc/passwd", "link"), ("ln", "input", "hard"), ("mkfifo", "pipe")):
+        program = shutil.which(words[0])
+        assert program
+        assert (await run(tools, folder, program, *words[1:])).code != 0
+    assert sorted(path.name for path in folder.iterdir()) == ["input"]
+
+
+AS_ORDINARY_USER = """
+import ctypes, importlib.util, json, os, sys
+spec = importlib.util.spec_from_file_location("confine", sys.argv[1])
+confine = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(confine)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as a program of that user would be
+confine.main(json.loads(sys.argv[2]), sys.argv[3:])
+"""
+
+
+@pytest.fixture(scope="module")
+def public_ffmpeg() -> Iterator[str]:
+    """A copy that an ordinary user may execute, wherever this environment lies."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield shutil.copy(FFMPEG, folder)
+
+
+@pytest.mark.parametrize(
+    "view", ["landlock", "namespace", *(["bubblewrap"] if shutil.which("bwrap") else [])]
+)
+def test_an_ordinary_user_has_the_same_cage(view: str, folder: Path, public_ffmpeg: str) -> None:
+    """Without root it takes a user namespace."""
+    folder.parent.parent.chmod(0o755)
+    cage = Cage("none", view, syscalls=True, namespace=view != "bubblewrap")
+    launch = [sys.executable, "-c", AS_ORDINARY_USER, str(cage_module._LAUNCHER)]
+
+    def caged(*argv: str) -> subprocess.CompletedProcess[bytes]:
+        words = [*launch, cage.words(LIMITS), public_ffmpeg, *argv]
+        return subprocess.run(words, cwd=folder, capture_output=True, timeout=60)
+
+    made = caged(*CONVERT[1:], "-y", "file:out.mp4")
+    assert (made.returncode, made.stderr) == (0, b"")
+    assert (folder / "out.mp4").stat().st_uid == (NOBODY if os.geteuid() == 0 else os.geteuid())
+    secret = folder.parent / "other" / "secret.txt"
+    copy = ["-f", "data", "-i", f"file:{secret}", "-map", "0", "-c", "copy", "-f", "data"]
+    assert caged(*QUIET[1:], *copy, "-y", "file:stolen").returncode != 0
+    assert not (folder / "stolen").exists() or SECRET not in (folder / "stolen").read_text()
+
+
+def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    """A kernel that refuses these parts, played by a launcher that says so."""
+    launcher = tmp_path / "confine.py"
+    launcher.write_text(
+        "import json, sys\n"
+        "asked = json.loads(sys.argv[1])\n"
+        "given = {'network': asked['network'], 'syscalls': asked['syscalls'],"
+        " 'files': asked['files'] != 'open'}\n"
+        f"missing = [part for part in {parts!r} if given[part]]\n"
+        "sys.exit(f'confine: no {missing[0]} here' if missing else 0)\n"
+    )
+    monkeypatch.setattr(cage_module, "_LAUNCHER", launcher)
+    monkeypatch.setattr(cage_module, "find_cage", find_cage.__wrapped__)
+
+
+def test_each_part_that_is_missing_is_said_in_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking(tmp_path, monkeypatch, "network", "syscalls", "files")
+    with structlog.testing.capture_logs() as said:
+        cage = cage_module.find_cage(Path(FFMPEG))
+    assert (cage.network, cage.files, cage.syscalls) == ("shared", "open", False)
+    assert [line["event"] for line in said if line["log_level"] == "warning"] == [
+        "ffmpeg may use every system call",
+        "ffmpeg may read what other users may, and write where they may",
+        "ffmpeg runs with the worker's network",
+    ]
+    assert "landlock: no files here" in cage.lacks["files"]
+
+
+@pytest.mark.parametrize("part", ["files", "syscalls"])
+def test_a_worker_does_not_start_without_a_part_that_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    lacking(tmp_path, monkeypatch, part)
+    with pytest.raises(UsageError, match=f"ffmpeg must not run here.*no {part} here"):
+        cage_module.find_cage(Path(FFMPEG), (), (part,))
+    assert part in cage_module.find_cage(Path(FFMPEG), ()).lacks
+
+
+def test_the_filter_takes_the_place_of_a_network_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking(tmp_path, monkeypatch, "network")
+    cage = cage_module.find_cage(Path(FFMPEG), (), ("network",))
+    assert (cage.network, cage.namespace, cage.syscalls) == ("none", False, True)
+
+
+def test_an_unknown_part_of_the_cage_is_refused_by_its_name() -> None:
+    with pytest.raises(UsageError, match="'memory' is no part of the cage"):
+        find_cage(Path(FFMPEG), (), ("memory",))
+
+
+def test_this_machine_gives_every_part() -> None:
+    cage = find_cage(Path(FFMPEG))
+    assert (cage.network, cage.files, cage.syscalls, cage.lacks) == ("none", "landlock", True, {})
