@@ -379,6 +379,16 @@ def test_a_failed_test_fails_the_run_whatever_the_audit_says(copy: Copy) -> None
         assert copy.run(".ci/run", "contract", AUDIT_ENDS=ends).returncode == 1
 
 
+def test_the_fuzzers_run_for_as_long_and_from_the_seed_as_asked(copy: Copy) -> None:
+    said = "import os\ndef test_it(): print(os.environ['LEASEHOLD_FUZZ_S'], 'seconds')\n"
+    copy.lane("fuzz", said)
+    done = copy.run("bin/fuzz", "--minutes", "3", "--seed", "5", "-s")
+    assert done.returncode == 0
+    assert "bin/fuzz: 3 minutes each, --seed 5" in done.stdout
+    assert "180 seconds" in done.stdout
+    assert "==== 1 passed, 0 failed" in done.stdout
+
+
 def test_an_old_uv_is_not_used(copy: Copy) -> None:
     copy.program(copy.path / "uv", "#!/bin/sh\necho uv 0.4.9\n")
     done = copy.run("bin/up")
@@ -465,5 +475,5 @@ def test_a_skipped_test_is_a_failed_test(copy: Copy, skipping: str) -> None:
 
 
 def test_every_command_can_be_run_as_it_lies_there() -> None:
-    for name in ("bin/audit", "bin/build", "bin/docs", "bin/test", "bin/up", ".ci/run"):
+    for name in ("bin/audit", "bin/build", "bin/docs", "bin/fuzz", "bin/test", "bin/up", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), f"chmod +x {name}"
