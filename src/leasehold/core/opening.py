@@ -122,8 +122,8 @@ def parse_url(text: str) -> QueueUrl:
         parts = urlsplit(text)
     except ValueError:  # its text may repeat the password
         raise UsageError(
-            f"queue URL {_masked(text)!r} cannot be read; special characters in a user name, password "
-            "or host are percent-encoded, such as %5B for ["
+            f"queue URL {_masked(text)!r} cannot be read; special characters in a user name, "
+            "password or host are percent-encoded, such as %5B for ["
         ) from None
     store = urlunsplit((store_scheme, parts.netloc, parts.path, "", "")) if store_scheme else ""
     if store_scheme and not parts.netloc:  # urlunsplit drops the empty host of unix:///path
