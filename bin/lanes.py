@@ -27,8 +27,6 @@ NO_TESTS = 5
 GOES_ON = (0, 1, NO_TESTS)
 EXIT_FIRST = {"-x", "--exitfirst"}
 FEW = 3
-AGAIN_MAX = 4
-BY_ITSELF = "passed by themselves only"
 COUNTED = ("outcomes", "tests", "seconds")
 
 
@@ -101,7 +99,7 @@ def _phases_of(file: Path, root: Path) -> list[str]:
 
 
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
-    if phase in ("alone", "again") or "--pdb" in options:  # a debugger needs the terminal
+    if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
     count = int(os.environ.get("LEASEHOLD_TEST_WORKERS") or min(2 * (os.cpu_count() or 2), 8))
@@ -116,11 +114,10 @@ def run_phase(
     """The exit code and what was counted, which is written to the file `tally`."""
     tally.touch()
     beside = side_by_side(phase, options)
-    picked = "together" if phase == "again" else phase
-    command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={picked}", *beside]
+    command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={phase}", *beside]
     command += [*options, *targets]
     environment = keeping_bytecode(os.environ) | {"LEASEHOLD_TALLY": str(tally)}
-    done = subprocess.run(command, check=False, cwd=ROOT, env=environment)  # noqa: S603
+    done = subprocess.run(command, check=False, cwd=ROOT, env=environment)  # nosec B603 # our own Python
     return done.returncode, Tally.read(tally)
 
 
@@ -138,7 +135,7 @@ def packages_on_their_way(targets: Sequence[str], root: Path) -> Iterator[None]:
         return
     command = [sys.executable, "-m", "tests.interop.npm", *(str(lock.parent) for lock in locks)]
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(  # noqa: S603
+    with subprocess.Popen(  # nosec B603 # our own Python
         command, cwd=root, env=keeping_bytecode(os.environ), stdout=quiet, stderr=quiet
     ):
         yield
@@ -156,57 +153,37 @@ def keeping_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The sum over phases: outcomes by name, tests and seconds by lane, and what did not pass."""
+    """The sum over phases: outcomes by name, tests and seconds by lane."""
 
     outcomes: Counter[str]
     tests: Counter[str]
     seconds: Counter[str]
-    unwell: list[str]
 
     @classmethod
     def read(cls, path: Path) -> "Tally":
-        total = cls(Counter(), Counter(), Counter(), [])
+        total = cls(Counter(), Counter(), Counter())
         for line in path.read_text().splitlines():
             part = json.loads(line)
-            outcomes, tests, seconds = (Counter(part[name]) for name in COUNTED)
-            total.add(cls(outcomes, tests, seconds, part["unwell"]))
+            total.add(cls(*(Counter(part[name]) for name in COUNTED)))
         return total
 
     def add(self, other: "Tally") -> None:
         self.outcomes.update(other.outcomes)
         self.tests.update(other.tests)
         self.seconds.update(other.seconds)
-        self.unwell.extend(other.unwell)
-
-    def forgive(self) -> None:
-        """What did not pass has passed by itself since."""
-        self.outcomes[BY_ITSELF] += self.outcomes.pop("failed", 0) + self.outcomes.pop("error", 0)
 
 
-def run_phases(request: Request, folder: Path) -> tuple[list[int], Tally, list[str]]:
-    """The exit codes, what was counted, and the tests that passed only by themselves."""
+def run_phases(request: Request, folder: Path) -> tuple[list[int], Tally]:
+    """The exit codes and what was counted. A failed test is not run again."""
     codes: list[int] = []
-    total, forgiven = Tally(Counter(), Counter(), Counter(), []), list[str]()
+    total = Tally(Counter(), Counter(), Counter())
     for phase, targets in phases(request.targets, ROOT).items():
         code, tally = run_phase(phase, targets, request.options, folder / phase)
-        if phase == "together" and passes_by_itself(code, tally, request, folder):
-            code, forgiven = 0, tally.unwell
-            tally.forgive()
         codes.append(code)
         total.add(tally)
         if code not in GOES_ON or (code == 1 and request.stops_at_first):
             break
-    return codes, total, forgiven
-
-
-def passes_by_itself(code: int, tally: Tally, request: Request, folder: Path) -> bool:
-    """Whether few enough did not pass, and all of these pass when nothing runs beside them."""
-    names = list(dict.fromkeys(tally.unwell))
-    if code != 1 or request.stops_at_first or not 0 < len(names) <= AGAIN_MAX:
-        return False
-    print(f"\nbin/test: once more, one by one: {', '.join(names)}", flush=True)
-    code, _ = run_phase("again", names, (), folder / "again")
-    return code == 0
+    return codes, total
 
 
 def closing_lines(tally: Tally, wall_s: float) -> list[str]:
@@ -245,11 +222,9 @@ def main(words: Sequence[str]) -> int:
         return USAGE
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, packages_on_their_way(request.targets, ROOT):
-        codes, tally, forgiven = run_phases(request, Path(folder))
+        codes, tally = run_phases(request, Path(folder))
     code, why = verdict(codes, request, tally)
     print("", *closing_lines(tally, time.monotonic() - started), sep="\n")
-    for name in forgiven:
-        print(f"bin/test: failed beside others, passed by itself: {name}", file=sys.stderr)
     if why:
         print(f"bin/test: {why}", file=sys.stderr)
     return code

@@ -185,7 +185,6 @@ class LaneTally:
             "outcomes": {name: len(stats.get(name, [])) for name in names},
             "tests": {lane: len(nodeids) for lane, nodeids in self._tests.items()},
             "seconds": dict(self._seconds),
-            "unwell": [each.nodeid for name in ("failed", "error") for each in stats.get(name, [])],
         }
         with self._path.open("a") as file:
             file.write(json.dumps(part) + "\n")

@@ -41,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=2_000, help="of the hostile writer (garbage)")
+    parser.add_argument("--seconds", type=float, default=0, help="instead of --rounds (garbage)")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--lease-ms", type=int, default=1_500)
@@ -73,7 +74,8 @@ def main() -> int:
         patience_s=asked.patience_s,
         planted=asked.planted,
     )
-    sizes = {"rounds": asked.rounds} if asked.scenario == "garbage" else {}
+    sizes = {"rounds": asked.rounds, "seconds": asked.seconds}
+    sizes = sizes if asked.scenario == "garbage" else {}
     report = asyncio.run(EVERYTHING[asked.scenario](setup, **sizes))
     print(report.as_json().decode() if asked.json else f"{report}\n  logs       {setup.folder}")
     return 0 if report.ok else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from tests.waiting import until
 
 BATCH = 5
 DELAY_MS_MAX = 1_000
+NOTED_EVERY = 1_000  # a quarantine keeps the last 10,000 records
 # A lock or a group of no job stops nothing, and a hostile record may be due in a thousand years.
 HARMLESS = (
     "locks",
@@ -63,8 +65,14 @@ class Outcome(msgspec.Struct, kw_only=True):
         return "\n".join([head, about, *lines])
 
 
-async def garbage(setup: Setup, *, rounds: int = 200) -> Outcome:
-    """As many rounds of a hostile writer as asked for, with `setup.jobs` good jobs beside them."""
+async def garbage(
+    setup: Setup, *, rounds: int = 200, seconds: float = 0, per_s: float = 1_000
+) -> Outcome:
+    """Rounds of a hostile writer, with good jobs beside them until they are over.
+
+    `rounds` of them and at least `setup.jobs` jobs; or as many as fit into `seconds`, with at most
+    `per_s` rounds and half as many jobs each second.
+    """
     async with Stage(setup) as stage:
         if stage.subject.jobs_path:
             stage.add_gateway()
@@ -75,14 +83,19 @@ async def garbage(setup: Setup, *, rounds: int = 200) -> Outcome:
             await _under_way(stage)
             sent_ms: dict[str, int] = {}
             over = asyncio.Event()
-            feeding = asyncio.create_task(_feed(stage, sent_ms, over))
-            for _ in range(rounds):
+            feeding = asyncio.create_task(_feed(stage, sent_ms, over, per_s / 2))
+            began, done = time.monotonic(), 0
+            while time.monotonic() < began + seconds if seconds else done < rounds:
                 await writer.round()
+                done += 1
+                if done % NOTED_EVERY == 0:
+                    await writer.set_aside()
+                await asyncio.sleep(began + done / per_s - time.monotonic())
             over.set()
             with suppress(TimeoutError):  # the checks tell what is missing
                 await asyncio.wait_for(feeding, setup.patience_s)
             await _finished(stage, writer)
-            return await _judge(stage, writer, rounds, sent_ms)
+            return await _judge(stage, writer, done, sent_ms)
         finally:
             await writer.close()
 
@@ -94,9 +107,10 @@ async def _under_way(stage: Stage) -> None:
     await stage.until(lambda: first.key in stage.effects.finished, "the workers are up")
 
 
-async def _feed(stage: Stage, sent_ms: dict[str, int], over: asyncio.Event) -> None:
+async def _feed(stage: Stage, sent_ms: dict[str, int], over: asyncio.Event, per_s: float) -> None:
     """Good jobs until the attack is over, and at least as many as the run's size."""
     rng = stage.rng("jobs")
+    began = time.monotonic()
 
     def good() -> Iterator[Wanted]:
         n = 0
@@ -107,10 +121,11 @@ async def _feed(stage: Stage, sent_ms: dict[str, int], over: asyncio.Event) -> N
             yield job
             n += 1
 
-    ahead = stage.setup.workers * stage.setup.concurrency
-    await stage.load.feed(
-        stage.library(), good(), batch=BATCH, ahead=lambda: _backlog(stage) > ahead
-    )
+    def is_ahead() -> bool:
+        on_time = len(sent_ms) <= per_s * (time.monotonic() - began) + BATCH
+        return not on_time or _backlog(stage) > stage.setup.workers * stage.setup.concurrency
+
+    await stage.load.feed(stage.library(), good(), batch=BATCH, ahead=is_ahead)
 
 
 def _backlog(stage: Stage) -> int:

@@ -187,6 +187,8 @@ class RedisWriter:
         self._rng = rng
         self._n = self.writes = 0
         self._unreadable: set[str] = set()
+        self._aside: dict[str, str] = {}
+        self._noted = "-"
 
     async def round(self) -> None:
         act = self._rng.choice(
@@ -285,12 +287,13 @@ class RedisWriter:
         return self._unreadable
 
     async def set_aside(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for _, parts in await self._redis.call("XRANGE", self._layout.quarantine, "-", "+"):
+        new = await self._redis.call("XRANGE", self._layout.quarantine, self._noted, "+")
+        for place, parts in new:
             entry = dict(zip(parts[::2], parts[1::2], strict=True))
             bad = entry.get(b"job_id") or entry.get(b"id", b"")
-            found[bad.decode(errors="replace")] = entry[b"reason"].decode(errors="replace")
-        return found
+            self._aside[bad.decode(errors="replace")] = entry[b"reason"].decode(errors="replace")
+            self._noted = f"({place.decode()}"
+        return self._aside
 
     async def close(self) -> None:
         await self._queue.close()

@@ -1,6 +1,7 @@
 """The checkers that a commit must pass, each as one test with the tool's own words on failure."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.reading import ROOT
+from tests.tidy.reading import ROOT, files, shown, text
 
 BESIDE_PYTHON = Path(sys.executable).parent
 
@@ -35,6 +36,21 @@ def test_mypy_accepts_every_type_under_strict() -> None:
 
 def test_imports_keep_to_the_layers_of_the_design() -> None:
     run(BESIDE_PYTHON / "lint-imports", "--no-cache")
+
+
+def test_bandit_finds_nothing_that_is_not_excepted() -> None:
+    run(BESIDE_PYTHON / "bandit", "--quiet", "-c", "pyproject.toml", "-r", "src", "bin", "examples")
+
+
+def test_every_exception_from_bandit_names_its_check_and_a_reason() -> None:
+    lines = [
+        f"{shown(path)}: {line.strip()}"
+        for folder in ("src", "bin", "examples")
+        for path in files(ROOT / folder, "*.py")
+        for line in text(path).splitlines()
+        if "nosec" in line and not re.search(r"# nosec B\d{3}(, B\d{3})* # \w+", line)
+    ]
+    assert not lines, "write `# nosec B603 # why this is safe`"
 
 
 def test_the_lock_file_matches_the_project_file() -> None:

@@ -68,7 +68,7 @@ def run_suite(url: QueueUrl, *, words: str = "") -> list[Ran]:
         command = [sys.executable, "-m", "pytest", "tests/contract/suite", "-q", "-p"]
         command += ["leasehold.cli.conformance_notes", "-p", "no:cacheprovider"]
         command += ["-k", words] if words else []
-        done = subprocess.Popen(  # noqa: S603
+        done = subprocess.Popen(  # nosec B603 # our own pytest
             command, cwd=root, env={**os.environ, **environment}, stdout=sys.stderr
         )
         try:

@@ -118,7 +118,13 @@ def parse_url(text: str) -> QueueUrl:
             f"{text!r} is not a queue URL; one looks like streams+redis://localhost:6379/0"
         )
     contract, _, store_scheme = scheme.partition("+")
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # its text may repeat the password
+        raise UsageError(
+            f"queue URL {_masked(text)!r} cannot be read; special characters in a user name, "
+            "password or host are percent-encoded, such as %5B for ["
+        ) from None
     store = urlunsplit((store_scheme, parts.netloc, parts.path, "", "")) if store_scheme else ""
     if store_scheme and not parts.netloc:  # urlunsplit drops the empty host of unix:///path
         store = f"{store_scheme}://{parts.path}"

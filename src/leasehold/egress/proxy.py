@@ -14,6 +14,7 @@ import contextlib
 import hmac
 import secrets
 from types import TracebackType
+from typing import cast
 from urllib.parse import urlsplit
 
 from leasehold.egress.errors import EgressError, Refused, Unreachable
@@ -40,7 +41,8 @@ class GuardedProxy:
     @property
     def url(self) -> str:
         """Where it listens, with its password: keep it out of logs."""
-        assert self._server is not None, "the proxy has not been started"  # noqa: S101
+        if self._server is None:
+            raise RuntimeError("the proxy has not been started: enter it with `async with`")
         port = self._server.sockets[0].getsockname()[1]
         return f"http://leasehold:{self._password}@127.0.0.1:{port}"
 
@@ -63,8 +65,7 @@ class GuardedProxy:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         self._serving.add(task)
         try:
             await self._relay(reader, writer)

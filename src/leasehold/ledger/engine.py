@@ -32,7 +32,7 @@ _KNOWN_ATTEMPT = """
     = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
       excluded.verdict, excluded.outcome_h, excluded.error_code, excluded.error, excluded.due_ms)"""
 _HELD_BACK = (
-    f"EXISTS (SELECT 1 FROM {OUTBOX} WHERE queue = :queue"  # noqa: S608
+    f"EXISTS (SELECT 1 FROM {OUTBOX} WHERE queue = :queue"  # nosec B608 # a constant
     " AND status = 'queued' AND NOT ready AND due_ms = 0)"
 )
 

@@ -99,7 +99,7 @@ def launcher() -> str:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)  # who asks before the imports are done waits for them
-        _Running.server = subprocess.Popen(  # noqa: S603 # this module
+        _Running.server = subprocess.Popen(  # nosec B603 # this module
             [sys.executable, "-m", __name__, str(listening.fileno())],
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
@@ -224,7 +224,7 @@ def _run(option: str, what: str, *words: str) -> None:
     """`-m MODULE WORDS`, or `-c CODE`, by which Spark asks for the version."""
     if option == "-c":
         sys.argv = ["-c", *words]
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # nosec B102 # Spark, our parent, gives the code
         return
     sys.argv = [what, *words]
     with warnings.catch_warnings():

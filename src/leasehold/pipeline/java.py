@@ -89,7 +89,7 @@ def _version(java: Path) -> int:
 
 def _ask(java: Path, question: str) -> str:
     try:
-        answer = subprocess.run(  # noqa: S603 # the program that is about to run Spark
+        answer = subprocess.run(  # nosec B603 # the program that is about to run Spark
             [java, question], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -118,6 +118,8 @@ def _check_options(options: dict[str, str], known: set[str]) -> None:
 def _database(text: str) -> int:
     if not text:
         return 0
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{text!r} is not a Redis database number; expected a number such as 0")
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(
+            f"{text[:20]!r} is not a Redis database number; expected a number such as 0"
+        )
     return int(text)

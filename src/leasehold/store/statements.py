@@ -154,7 +154,7 @@ def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
     names = [name for name, _ in columns]
     if dialect == "sqlite":
         parts = [f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(names)]
-        return f"(SELECT key + 1 AS n, {', '.join(parts)} FROM json_each(:batch))"  # noqa: S608
+        return f"(SELECT key + 1 AS n, {', '.join(parts)} FROM json_each(:batch))"  # nosec B608 # our own words
     arrays = ", ".join(f"${at}::{kind}[]" for at, (_, kind) in enumerate(columns, 1))
     return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
 
@@ -170,7 +170,7 @@ def _alike_source(columns: Iterable[tuple[str, str]], alike: Set[str]) -> str:
             text = f"string_to_array(${at}::text, E'\\x{ord(SEPARATOR):02x}')"
             arrays.append(text if kind == "text" else f"${at}::{kind}[]")
     rows = f"unnest({', '.join(arrays)}) WITH ORDINALITY AS own({', '.join(own)}, n)"
-    return f"(SELECT own.*, {', '.join(single)} FROM {rows}) AS given"  # noqa: S608 - our own words
+    return f"(SELECT own.*, {', '.join(single)} FROM {rows}) AS given"  # nosec B608 # our own words
 
 
 def _numbered(body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]) -> str:

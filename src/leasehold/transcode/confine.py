@@ -253,7 +253,7 @@ def main(asked: dict[str, object], argv: list[str]) -> None:
         _check(_libc.syscall(446, rules, 0), "Landlock does not restrict us")
     if syscalls and files != "bubblewrap":
         filter_syscalls(syscall_filter())
-    os.execve(program, argv, _ENVIRONMENT)  # noqa: S606
+    os.execve(program, argv, _ENVIRONMENT)  # nosec B606 # no shell is the point
 
 
 if __name__ == "__main__":

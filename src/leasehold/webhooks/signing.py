@@ -30,7 +30,7 @@ STANDARD_SIGNATURE = "webhook-signature"
 
 NONCE_FORM = re.compile(r"[A-Za-z0-9_-]{22,64}")
 SECRETS_MAX = 2
-_SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of one, not one
+_SECRET_PREFIX = "whsec_"
 _SECRET_BYTES_MIN = 24
 
 

@@ -39,7 +39,7 @@ class Child:
         ours, theirs = socket.socketpair()
         code = _START.format(path=sys.path, fd=theirs.fileno())
         with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220, S603 - a vfork of a known program
+            process = subprocess.Popen(  # noqa: ASYNC220 # nosec B603 # a vfork of a known program
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

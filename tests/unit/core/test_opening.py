@@ -89,6 +89,13 @@ def test_a_password_is_shown_nowhere(text: str) -> None:
     assert "s3cr3t" not in str(raised.value)
 
 
+@pytest.mark.parametrize("host", ["[[[", "ho\u2100st"])
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(host: str) -> None:
+    with pytest.raises(UsageError, match="percent-encoded") as raised:
+        parse_url(f"streams+redis://user:s3cr3t@{host}/0")
+    assert "s3cr3t" not in str(raised.value)
+
+
 def test_an_unknown_contract_is_refused_without_its_password() -> None:
     with pytest.raises(UnknownContract) as raised:
         open_queue("nosuch+redis://:s3cr3t@host/0")

@@ -37,6 +37,7 @@ def test_every_form_of_url_is_read(url: str, expected: RedisAddress) -> None:
         ("box:6379", "not a Redis URL"),
         ("redis://box/one", "'one' is not a Redis database number"),
         ("redis://box/-1", "'-1' is not a Redis database number"),
+        ("redis://box/" + "9" * 5_000, "is not a Redis database number"),
         ("redis://box/1?db=1", "names its database once"),
         ("redis://box?queue=x", "unknown option 'queue'"),
         ("redis://box?cafile=ca.pem", "unknown option 'cafile'"),

@@ -23,5 +23,6 @@ def command(ctx: click.Context, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - the choice above names those that click has
+    if kind is None:
+        raise click.UsageError(f"click has no completion for {shell}")
     emit_text(kind(ctx.find_root().command, {}, "leasehold", _VARIABLE).source())

@@ -73,7 +73,7 @@ class Wish:
     @property
     def gateway_url(self) -> str:
         """Where this machine reaches the gateway."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # nosec B104 # not to bind to
         return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{self.port}"
 
 
@@ -134,7 +134,7 @@ def _check_tasks(targets: Sequence[str]) -> None:
     """
     if targets:
         words = [*_PROGRAM, "worker", *targets, "--only-load"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(words, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
         if done.returncode:
             raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix("leasehold: "))
 

@@ -16,7 +16,7 @@ from leasehold.ledger.engine import INBOX, Engine, Row
 from leasehold.ledger.ids import uuid7
 
 OVERLAP_MS = 86_400_000
-SECRET_PREFIX = "whsec_"  # noqa: S105 - how a secret begins
+SECRET_PREFIX = "whsec_"
 NAME_PREFIX = "webhook-secret/"
 _VERSION = 1
 _OPENED_MAX = 10_000

@@ -47,7 +47,7 @@ class SqlReel:
         if settled is None:  # somebody keeps a transaction open: nothing new is certain yet
             return Head()
         query = (
-            f"SELECT min({tape.seq}), max({tape.seq}) FROM {self._rows} "  # noqa: S608
+            f"SELECT min({tape.seq}), max({tape.seq}) FROM {self._rows} "  # nosec B608 # names of the tape
             f"WHERE {tape.where} AND {tape.seq} <= {settled:d}"
         )
         first, last = self._database.rows(query)[0]
@@ -59,7 +59,7 @@ class SqlReel:
         """Exactly: the number of the last row of so many."""
         tape = self._tape
         query = (
-            f"SELECT max(n) FROM (SELECT {tape.seq} AS n FROM {self._rows} WHERE {tape.where} "  # noqa: S608
+            f"SELECT max(n) FROM (SELECT {tape.seq} AS n FROM {self._rows} WHERE {tape.where} "  # nosec B608 # names of the tape
             f"AND {tape.seq} > {int(after or 0)} AND {tape.seq} <= {int(head.last)} "
             f"ORDER BY {tape.seq} LIMIT {units_max:d}) AS wanted"
         )
@@ -88,7 +88,7 @@ class SqlReel:
         tape = self._tape
         named = ", ".join(_column(name, tape) for name, _ in COLUMNS if _is_read(name, tape))
         query = (
-            f"SELECT {named} FROM {self._rows} WHERE {tape.where} AND {tape.seq} > "  # noqa: S608
+            f"SELECT {named} FROM {self._rows} WHERE {tape.where} AND {tape.seq} > "  # nosec B608 # names of the tape
             f"{int(after or 0)} AND {tape.seq} <= {int(upto)} ORDER BY pos"
         )
         for batch in self._database.batches(query):
@@ -113,7 +113,7 @@ class SqlReel:
         on have a second step.
         """
         rows, others = self._database.rows(
-            f"SELECT count(*), count(CASE WHEN NOT {self._tape.kept} THEN 1 END) "  # noqa: S608
+            f"SELECT count(*), count(CASE WHEN NOT {self._tape.kept} THEN 1 END) "  # nosec B608 # names of the tape
             f"FROM ({self._before(upto, '*')}) AS before"
         )[0]
         if others:
@@ -125,11 +125,11 @@ class SqlReel:
         if not tape.jobs:
             return True
         step = (
-            f"SELECT 1 FROM {self._rows} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # noqa: S608
+            f"SELECT 1 FROM {self._rows} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # nosec B608 # names of the tape
             f"AND n.queue = before.queue AND {tape.by_job}"
         )
         query = (
-            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # noqa: S608
+            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # nosec B608 # names of the tape
             f"JOIN {tape.jobs} j ON j.job_id = before.job_id AND j.queue = before.queue "
             f"WHERE j.ver > 1 AND NOT EXISTS ({step}) LIMIT 1"
         )
@@ -138,7 +138,7 @@ class SqlReel:
     def _before(self, upto: int, columns: str) -> str:
         tape = self._tape
         return (
-            f"SELECT {columns} FROM {self._rows} WHERE {tape.where} AND {tape.seq} <= {upto:d} "  # noqa: S608
+            f"SELECT {columns} FROM {self._rows} WHERE {tape.where} AND {tape.seq} <= {upto:d} "  # nosec B608 # names of the tape
             f"ORDER BY {tape.seq} DESC LIMIT {_LOOK_BACK}"
         )
 
@@ -149,18 +149,18 @@ class SqlReel:
         """
         tape = self._tape
         first = (
-            f"SELECT {tape.seq} FROM {self._rows} WHERE {tape.where} AND NOT {tape.kept} AND "  # noqa: S608
+            f"SELECT {tape.seq} FROM {self._rows} WHERE {tape.where} AND NOT {tape.kept} AND "  # nosec B608 # names of the tape
             f"{tape.seq} > {after:d} AND {tape.seq} <= {int(head.end)} ORDER BY {tape.seq} LIMIT 1"
         )
         found = self._database.rows(first)
         upto = int(found[0][0]) if found else int(head.end) + 1
         between = f"{tape.seq} > {after:d} AND {tape.seq} < {upto:d}"
-        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {self._rows} WHERE {between}"  # noqa: S608
+        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {self._rows} WHERE {between}"  # nosec B608 # names of the tape
         ours = self._database.rows(f"{counted} AND {tape.where}")[0][0]
         numbers = upto - after - 1
         if ours == numbers:
             return Loss()
-        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {tape.table} WHERE {between}"  # noqa: S608
+        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {tape.table} WHERE {between}"  # nosec B608 # names of the tape
         rows = self._database.rows(counted)[0][0]  # of all queues: no index helps
         is_exact = rows == ours and not self._database.has_rollbacks
         return Loss(units=numbers - rows, is_exact=is_exact)

@@ -28,7 +28,7 @@ def main() -> None:
     if os.getppid() != int(parent):
         sys.exit("the parent died before its server started")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
-    os.execv(command[0], command)  # noqa: S606 - no shell is the point
+    os.execv(command[0], command)  # nosec B606 # no shell is the point
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def _make_cluster(folder: DataFolder, programs: Path, user: User | None) -> None
         os.chown(password, user.uid, user.gid)
     command = [str(programs / "initdb"), "-D", str(unfinished), "-U", _USER]
     command += [f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
-    done = subprocess.run(  # noqa: S603 - the command is ours
+    done = subprocess.run(  # nosec B603 # the command is ours
         command,
         check=False,
         capture_output=True,

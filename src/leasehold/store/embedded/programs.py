@@ -107,7 +107,7 @@ def version(program: Path) -> tuple[int, int]:
 
 
 def _answer(*command: str) -> str:
-    return subprocess.run(  # noqa: S603 - a program we looked up
+    return subprocess.run(  # nosec B603 # a program we looked up
         command, check=True, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S
     ).stdout.strip()
 

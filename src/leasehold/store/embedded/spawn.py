@@ -49,7 +49,7 @@ def spawn(
     def start() -> subprocess.Popen[bytes]:
         private_file(log)
         with log.open("ab") as output:
-            return subprocess.Popen(  # noqa: S603 - the command is ours
+            return subprocess.Popen(  # nosec B603 # the command is ours
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,0 +1,113 @@
+"""Parsers of what strangers send read it or raise the error that they name, and are quick."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from leasehold.contracts.bullmq import cron
+from leasehold.core.errors import LeaseholdError
+from leasehold.core.opening import parse_url
+from leasehold.core.outcome import Fatal
+from leasehold.dashboard import finding, search
+from leasehold.egress import EgressError
+from leasehold.egress.target import read_target
+from leasehold.gateway import body, session
+from leasehold.gateway.problems import Problem
+from leasehold.store.address import parse_address
+from leasehold.transcode.request import read_request
+from leasehold.vault.ring import read_ring
+from leasehold.webhooks import HEADERS, InvalidWebhook, check, new_secret, read_secret
+from tests.fuzz.budget import SECONDS, SEED, TIMEOUT_S
+from tests.fuzz.junk import junk
+
+TOO_SLOW_S = 1.0
+SECRETS = [new_secret()]
+JSON = msgspec.json.Decoder(dict[str, Any])
+
+
+def webhook(text: str) -> None:
+    """Its headers and body from the same junk, cut up."""
+    parts = (text.split(",") * len(HEADERS))[: len(HEADERS)]
+    check(text.encode(), dict(zip(HEADERS, parts, strict=True)), SECRETS, now_s=1.0)
+
+
+def transcode(text: str) -> None:
+    try:
+        payload = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        payload = {"source": {"url": text}, "outputs": [text], "destination": text}
+    read_request(payload)
+
+
+# What reads, samples that it takes (junk is put into them), and what it may raise.
+PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exception], ...]]] = {
+    "cookie": (session._cookie, ["leasehold_session=a.1.b; x=y"], ()),
+    "search": (
+        lambda text: search.parse(text, now_ms=1),
+        ["state:failed task:a* attempt>3 -is:stuck since:2h payload.a.b:c"],
+        (LeaseholdError,),
+    ),
+    "cursor": (finding._places, ["eyJhIjp7fX0", "e30"], (LeaseholdError,)),
+    "cron": (
+        lambda text: cron.next_after(text, 1, "UTC"),
+        ["*/5 0 1,15 * 1-5", "0 0 29 2 *", "@weekly", "H H(0-7) * * L"],
+        (LeaseholdError,),
+    ),
+    "JSON": (
+        lambda text: body.decode(JSON, text.encode(errors="surrogatepass")),
+        ['{"a": [1, 2.5, "x"], "b": {"c": null}}'],
+        (Problem,),
+    ),
+    "webhook": (webhook, ["v1=abc,1,nonce,id", '{"event_id": "e"}'], (InvalidWebhook,)),
+    "secret": (read_secret, ["whsec_" + "QUFB" * 8], (ValueError,)),
+    "target": (read_target, ["https://host.example:8443/a?b=c"], (EgressError,)),
+    "queue URL": (parse_url, ["streams+redis://u:p@h:1/0?lease_ms=5"], (LeaseholdError,)),
+    "Redis URL": (parse_address, ["rediss://u:p@h:1/0?certfile=x"], (LeaseholdError,)),
+    "transcode": (
+        transcode,
+        ['{"source": {"url": "s3://a/b"}, "outputs": [{"name": "a.mp4", "format": "mp4"}]}'],
+        (Fatal,),
+    ),
+    "key ring": (read_ring, ["k1:" + "QUFB" * 11], (LeaseholdError, ValueError)),
+}
+
+
+def spoiled(rng: Random, samples: Sequence[str]) -> str:
+    """Junk alone, or a sample in which some places are junk, cut or doubled."""
+    if rng.random() < 0.3:
+        return junk(rng).decode(errors="replace")
+    text = rng.choice(samples)
+    for _ in range(rng.randint(1, 3)):
+        at, length = rng.randint(0, len(text)), rng.choice((0, 0, 1, 3))
+        piece = junk(rng).decode(errors="replace")
+        new = rng.choice((piece, "", text[at : at + 9], chr(rng.randint(0, 0xD7FF))))
+        text = text[:at] + new + text[at + length :]
+    return text
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_parsers_read_what_they_get_or_raise_their_own_error_within_a_second() -> None:
+    rng = Random(SEED)
+    ends = time.monotonic() + SECONDS
+    tries: Counter[str] = Counter()
+    while time.monotonic() < ends:
+        for name, (parse, samples, allowed) in PARSERS.items():
+            text = spoiled(rng, samples)
+            began = time.thread_time()
+            try:
+                parse(text)
+            except allowed:
+                pass
+            except Exception as error:
+                pytest.fail(f"{name}: {type(error).__name__}: {error} for {text[:500]!r}")
+            took = time.thread_time() - began
+            assert took < TOO_SLOW_S, f"{name} took {took:.1f} s for {text[:500]!r}"
+            tries[name] += 1
+    print(dict(tries))

@@ -1,0 +1,54 @@
+"""detect-secrets finds no secret in any file of the project."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from detect_secrets.core.scan import scan_file
+from detect_secrets.settings import default_settings
+
+from tests.tidy.reading import ROOT
+
+# What looks like a secret and is none, by its whole text, and why it is none. Tests and pages take
+# their made-up passwords from here, so that a real one is not taken for one more of them.
+WORDS = "password secret SECRET pw canary-pw s3cret s3cr3t s@cret hush guess hunter2"
+MADE_UP = dict.fromkeys(WORDS.split(), "a made-up password of documentation and tests")
+NO_SECRETS = MADE_UP | {
+    r"{port}\\": "a port in an address that is made to be misread, in a test of the guard",
+    "succeeded": "a state of jobs, given in the place of a password",
+    "whsec_": "how every secret of a webhook begins",
+    "0123456789ABCDEFGHJKMNPQRSTVWXYZ": "the alphabet of ULIDs",
+    "e3b0c44298fc1c14": "the hash of nothing",
+    "241763caab3e6a1a": "the hash of an example",
+    "the journal holds no payload, key or credential": "a sentence",
+    "bGVhc2Vob2xkIG1lYXN1cmVzIGl0cyB3ZWJob29rcw==": "the key of a benchmark: it says so in base64",
+}
+PARTS = ("src", "tests/unit", "tests/contract", "tests", "docs", "")
+
+
+def part_of(name: str) -> str:
+    return next(part for part in PARTS if name.startswith(part))
+
+
+def found_in(*names: str) -> list[str]:
+    with default_settings():
+        return [
+            f"{name}:{secret.line_number}: {secret.type}"
+            for name in names
+            for secret in scan_file(str(ROOT / name))
+            if secret.secret_value not in NO_SECRETS
+        ]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part or "others")
+def test_no_file_holds_a_secret(part: str) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    names = [name for name in listed.stdout.splitlines() if part_of(name) == part]
+    assert names
+    found = found_in(*(name for name in names if (ROOT / name).is_file()))
+    assert not found, "name it in NO_SECRETS with the reason, if it is none"
+
+
+def test_a_key_in_a_file_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text(f'KEY = "AKIA{"QX7Z" * 4}"\n')
+    assert found_in(str(tmp_path / "settings.py"))
