@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from leasehold import __version__
 from leasehold.core.endpoint import Endpoint
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.dashboard.redacting import USUAL
 from leasehold.dashboard.site import Dashboard
 from leasehold.gateway import pages
 from leasehold.gateway.auditing import open_audit
@@ -68,7 +67,7 @@ class Gateway:
             self.served,
             Sessions(self.door),
             self._audit,
-            redact=(*USUAL, *settings.redact),
+            redact=settings.redact,
             trace_url=settings.trace_url,
             lake=settings.lake,
             version=__version__,
