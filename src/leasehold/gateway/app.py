@@ -62,7 +62,7 @@ class Gateway:
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
         check_names(self.served)
         self._side = open_side_store(settings.queues[0], "leasehold-audit")
-        self._audit = open_audit(settings.queues[0], self._side)
+        self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
         self.dashboard = Dashboard(
             self.served,
             Sessions(self.door),
@@ -74,7 +74,12 @@ class Gateway:
             store_warnings=Durability(self._side[0] if self._side else None).warnings,
         )
         self.operations = Operations(
-            self.served, self.ring, self.metrics, lambda: self.draining, self.dashboard.actor.steer
+            self.served,
+            self.ring,
+            self.metrics,
+            lambda: self.draining,
+            self.dashboard.actor.steer,
+            self._audit,
         )
         self._documents, router = self._routes()
         self._app = Edge(_straight(router), self.metrics)
