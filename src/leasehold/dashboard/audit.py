@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
@@ -192,7 +193,7 @@ def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str
     return 0, ""
 
 
-class AuditLog:
+class AuditLog(ABC):
     """A chain of entries. Subclasses say how a store keeps it; a log belongs to one event loop."""
 
     def __init__(self, *, keep: int = KEPT) -> None:
@@ -203,14 +204,20 @@ class AuditLog:
     async def add(self, entry: Entry) -> Link:
         """Write one down; it is in the store when this returns."""
         async with self._turn:
-            head = self._head or await self._read_head()
+            head, self._head = self._head or await self._read_head(), None
             if head.size > self._keep + self._keep // 10:
-                await self._prune(head.size - self._keep)
-            return await self._append(entry)
+                head = await self._pruned()
+            for _ in range(_TRIES):
+                link, after = await self._append(entry, head)
+                if link is not None:
+                    self._head = after
+                    return link
+                head = after
+        raise StoreError(f"the audit log went on {_TRIES} times before an entry could be added")
 
+    @abstractmethod
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
         """The newest first; `before` is the id of the last one seen."""
-        raise NotImplementedError
 
     async def links(self) -> AsyncIterator[Link]:
         """All that is stored, oldest first."""
@@ -222,57 +229,54 @@ class AuditLog:
 
     async def close(self) -> None:
         """Let go of what was opened for it."""
+        self._head = None
 
+    @abstractmethod
     async def _read_head(self) -> Head:
-        raise NotImplementedError
+        """Where the chain ends now."""
 
+    @abstractmethod
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         """So many entries behind a place ("" for the first), oldest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _store(self, link: Link, head: Head, pruned: str) -> str:
         """Store an entry, and remove those up to the place `pruned`, in one step.
 
         Returns the place of the entry, "" when the log does not end with `head` any more.
         """
-        raise NotImplementedError
 
-    async def _append(self, entry: Entry, pruned: str = "", count: int = 0) -> Link:
-        """Only the store knows whose turn it is: an entry for a head that has gone is made anew."""
+    async def _append(
+        self, entry: Entry, head: Head, pruned: Sequence[Link] = ()
+    ) -> tuple[Link | None, Head]:
+        """The entry as the next one, if the log still ends with `head`; and where it ends now."""
         said = msgspec.to_builtins(entry)
         text = to_json({key: value for key, value in said.items() if key not in _PLACE})
-        known, self._head = self._head, None
-        for _ in range(_TRIES):
-            head = known or await self._read_head()
-            seq, prev = head.seq + 1, head.hash
-            link = Link(seq=seq, prev=prev, hash=digest(seq, prev, text), entry=text)
-            place = await self._store(link, head, pruned)
-            if place:
-                self._head = Head(seq, link.hash, place, head.size + 1 - count)
-                return msgspec.structs.replace(link, id=place)
-            known = await self._behind(head)
-        raise StoreError(f"the audit log went on {_TRIES} times before an entry could be added")
-
-    async def _behind(self, known: Head) -> Head | None:
-        """A log that is shorter than this process left it was cut: the gap shall be seen."""
+        seq = head.seq + 1
+        link = Link(seq=seq, prev=head.hash, hash=digest(seq, head.hash, text), entry=text)
+        place = await self._store(link, head, pruned[-1].id if pruned else "")
+        if place:
+            after = Head(seq, link.hash, place, head.size + 1 - len(pruned))
+            return msgspec.structs.replace(link, id=place), after
         now = await self._read_head()
-        if now.seq >= known.seq:
-            return now
-        _log.error("audit_log_cut", seq=now.seq, expected=known.seq, hash=known.hash)
-        return msgspec.structs.replace(now, seq=known.seq, hash=known.hash)
+        if now.seq < head.seq:  # cut by another hand: the gap shall be seen
+            _log.error("audit_log_cut", seq=now.seq, expected=head.seq, hash=head.hash)
+            now = msgspec.structs.replace(now, seq=head.seq, hash=head.hash)
+        return None, now
 
-    async def _prune(self, count: int) -> None:
-        oldest = await self._read("", count)
-        if not oldest:
-            return
-        last = oldest[-1]
+    async def _pruned(self) -> Head:
+        """Where the log ends after its oldest entries were removed, unless others do that now."""
+        head = await self._read_head()
+        oldest = await self._read("", max(head.size - self._keep, 1))
+        if head.size <= self._keep or not oldest:
+            return head
         entry = Entry(
             ts_ms=time.time_ns() // 1_000_000,
             who="leasehold",
             action=PRUNE,
-            outcome=f"through {last.seq} {last.hash}",
+            outcome=f"through {oldest[-1].seq} {oldest[-1].hash}",
         )
-        await self._append(entry, last.id, len(oldest))
+        return (await self._append(entry, head, oldest))[1]
 
 
 class MemoryAudit(AuditLog):

@@ -215,6 +215,15 @@ async def test_pruning_leaves_a_checkpoint_in_the_chain(shelf: Shelf) -> None:
     assert (found.at, "removed" in found.problem) == (links[0].seq, True)
 
 
+async def test_gateways_that_prune_at_once_keep_as_many_as_they_should(shelf: Shelf) -> None:
+    logs = [shelf.log(keep=20) for _ in range(3)]
+    await asyncio.gather(*(_filled(log, 40) for log in logs))
+    found = await shelf.verified()
+    assert not found.problem
+    assert 20 <= found.entries <= 23
+    assert sum(link.read().action.startswith("a") for link in await shelf.links()) >= 12
+
+
 async def test_entries_from_before_the_chain_are_told_apart(shelf: Shelf) -> None:
     await shelf.log().list()  # makes the table
     await shelf.rewrite([_BARE, _BARE])
