@@ -35,6 +35,7 @@ COMMANDS = {
     "top": "Watch queues and workers in the terminal.",
     "bridge": "Move waiting jobs from one queue to another.",
     "init": "Begin a project: a handler, settings, systemd units.",
+    "audit": "Verify and export the audit log of gateways.",
     "keys": "Create, list and revoke API keys.",
     "api": "Print the OpenAPI or AsyncAPI document, or the rights.",
     "db": "Bring a database to the schema of this version.",

@@ -60,7 +60,8 @@ SETTINGS = {
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
         Setting("gateway.queues", [], "the queues a gateway serves; empty: queue_url", "list"),
-        Setting("gateway.redact", [], "payload keys that pages mask, besides the usual", "list"),
+        Setting("gateway.redact", [], "names masked besides the usual; -name, /pattern/", "list"),
+        Setting("gateway.audit_keep", 10_000, "how many entries the audit log keeps", "integer"),
         Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
         Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),
         Setting(

@@ -96,6 +96,10 @@ class Right(msgspec.Struct, frozen=True):
 
 OPEN = Right("", "none")
 
+    def owns(self, requester: str) -> bool:
+        """Whether the caller is this requester, who alone sees a job without masks."""
+        return requester == self.requester
+
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`.
@@ -138,11 +142,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Answer with the job's events as they happen, beginning after `after` ("" for all)."""
+    """Answer with the job's events as they happen, beginning after `after` ("" for all).
+
+    `masked` is for callers who are not the job's requester.
+    """
 
     job_id: str
     state: str
     after: str = ""
+    masked: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -123,14 +123,14 @@ class Actor:
         bulk = Bulk(
             id=secrets.token_hex(6),
             verb=verb,
-            search=search.text,
+            search=self._finder.redaction.text(search.text),  # anyone who may look reads it
             who=who or "local",
             total=count.jobs,
             exact=count.exact,
             begun_ms=_now_ms(),
         )
         await write_down(
-            self.audit, who, f"{verb} all", jobs=count.jobs, search=search.text, outcome="begun"
+            self.audit, who, f"{verb} all", jobs=count.jobs, search=bulk.search, outcome="begun"
         )
         self._keep(bulk)
         self._tasks[bulk.id] = asyncio.create_task(self._run(bulk, search))

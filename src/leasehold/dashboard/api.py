@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from leasehold.core.endpoint import Answer, Call, Endpoint, Reply, Right, Scope
 from leasehold.core.errors import Conflict, NotFound
-from leasehold.core.job import NewJob
+from leasehold.core.job import JobRecord, NewJob
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard.acting import Actor, Bulk, Verb
 from leasehold.dashboard.audit import Entry
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import backlog, dead_letters, workers
 from leasehold.dashboard.house import Street
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import Search, parse
 from leasehold.dashboard.shapes import (
     ActionAnswers,
@@ -132,14 +132,20 @@ class Api:
         job = await self._street[queue].ledger.get(call.path["job_id"])
         if job is None:
             raise NotFound("there is no such job (any more)")
-        return Answer(200, job_full(queue, job, self._redaction))
+        return Answer(
+            200, job_full(queue, job if _is_own(call, job) else self._redaction.record(job))
+        )
 
     async def events(self, call: Call) -> Answer:
         """Its events."""
         ledger = self._street[call.path["queue"]].ledger
         asked: ReadEvents = call.query
-        events = await ledger.events(call.path["job_id"], after=asked.after, limit=asked.limit)
-        return Answer(200, EventList([event_line(event, self._redaction) for event in events]))
+        job_id = call.path["job_id"]
+        events = await ledger.events(job_id, after=asked.after, limit=asked.limit)
+        job = await ledger.get(job_id)
+        if job is None or not _is_own(call, job):
+            events = [self._redaction.event(event) for event in events]
+        return Answer(200, EventList([event_line(event) for event in events]))
 
     async def submit(self, call: Call) -> Answer:
         """A new job for any queue."""
@@ -300,6 +306,11 @@ class Api:
             problems=(400, 404, 413, 415, 422),
             tag="steering",
         )
+
+
+def _is_own(call: Call, job: JobRecord) -> bool:
+    """Whether a key submitted the job and asks now; a local caller without a key is masked too."""
+    return bool(job.requester) and call.caller.owns(job.requester)
 
 
 def _search(text: str) -> Search:

@@ -9,6 +9,7 @@ import msgspec
 
 from leasehold.core.errors import NotFound
 from leasehold.core.job import JobRecord
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Ledger, Query
 from leasehold.dashboard.house import Street
 from leasehold.dashboard.kinds import kind_of
@@ -60,14 +61,22 @@ def outbox_of(street: Street, queue: str) -> Ledger:
 
 
 async def deliveries(
-    street: Street, queue: str, *, kind: str = "", after: str = "", limit: int = _PAGE
+    street: Street,
+    queue: str,
+    redaction: Redaction,
+    *,
+    kind: str = "",
+    after: str = "",
+    limit: int = _PAGE,
 ) -> Deliveries:
     """Events of a queue's outbox, of one kind if asked for."""
     ledger = outbox_of(street, queue)
     counts = await ledger.counts()
     states = tuple(state for state in counts.states if kind_of(state) == kind)
     page = await ledger.find(Query(states=states, after=after, limit=limit))
-    return Deliveries(queue, [_delivery(event) for event in page.jobs], page.after)
+    return Deliveries(
+        queue, [_delivery(redaction.record(event)) for event in page.jobs], page.after
+    )
 
 
 def _delivery(event: JobRecord) -> Delivery:

@@ -16,11 +16,10 @@ import msgspec
 
 from leasehold.core.errors import Conflict, StoreError
 from leasehold.core.job import JobRecord
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Query
 from leasehold.dashboard.house import House, Street, that_answer
 from leasehold.dashboard.kinds import states_of
-from leasehold.dashboard.reading import decoded
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import Search
 
 PAGE = 50
@@ -36,7 +35,7 @@ class PartlyAway(StoreError):
 
 
 class FoundJob(msgspec.Struct, frozen=True):
-    """A job and the name of its queue in this gateway."""
+    """A job without its contents, and the name of its queue in this gateway."""
 
     queue: str
     job: JobRecord
@@ -92,7 +91,7 @@ class Finder:
 
     def __init__(self, street: Street, redaction: Redaction) -> None:
         self._street = street
-        self._redaction = redaction
+        self.redaction = redaction
         self._states: dict[str, tuple[str, ...]] = {}
 
     async def page(self, search: Search, *, after: str = "", limit: int = PAGE) -> Found:
@@ -140,8 +139,11 @@ class Finder:
     async def _by_id(self, search: Search) -> list[FoundJob]:
         houses = [house for house in self._street if search.wants_queue(house.name)]
         jobs = await that_answer(house.ledger.get(search.job_id) for house in houses)
-        found = [FoundJob(h.name, job) for h, job in zip(houses, jobs, strict=True) if job]
-        return [each for each in found if self._matches(search, each.job, each.queue)]
+        return [
+            self._found(house, job)
+            for house, job in zip(houses, jobs, strict=True)
+            if job and self._matches(search, job, house.name)
+        ]
 
     async def _sources(self, search: Search, places: dict[str, _Place]) -> list[_Source]:
         opened = [await self._source(house, search, places) for house in self._street]
@@ -185,7 +187,7 @@ class Finder:
                 source.place.ended = True
                 continue
             if self._matches(search, job, source.house.name):
-                found.append(FoundJob(source.house.name, job))
+                found.append(self._found(source.house, job))
             if not source.jobs:
                 await source.fill()
             if source.jobs:
@@ -194,18 +196,26 @@ class Finder:
 
     def _matches(self, search: Search, job: JobRecord, queue: str) -> bool:
         """Judged on what may be seen: a masked value cannot be found out by searching for it."""
-        if any(not term.name or "." in term.name for term in search.terms):
-            job = self.masked(job)
+        roots = {term.name.partition(".")[0] for term in search.terms}
+        if not roots.isdisjoint(("", "payload", "result")):
+            job = self.redaction.record(job)
+        elif "error" in roots:
+            job = msgspec.structs.replace(job, error=self.redaction.error(job.error))
         return search.matches(job, queue)
 
-    def masked(self, job: JobRecord) -> JobRecord:
-        """The job with the secrets of its payload and result masked."""
-        return msgspec.structs.replace(
-            job, payload=self._masked(job.payload), result=self._masked(job.result)
+    def _found(self, house: House, job: JobRecord) -> FoundJob:
+        """What lists show: the error masked, and nothing of what went in and came out."""
+        return FoundJob(
+            house.name,
+            msgspec.structs.replace(
+                job,
+                error=self.redaction.error(job.error),
+                payload=b"",
+                result=b"",
+                progress=b"",
+                extra={},
+            ),
         )
-
-    def _masked(self, raw: bytes) -> bytes:
-        return msgspec.json.encode(self._redaction.masked(decoded(raw))) if raw else raw
 
 
 class _Source:

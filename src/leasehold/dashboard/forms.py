@@ -10,12 +10,12 @@ import msgspec
 
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import NewJob
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard.acting import VERBS, Actor, Verb
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.house import Street
 from leasehold.dashboard.job_facts import job_path
 from leasehold.dashboard.reading import decoded
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import parse
 from leasehold.dashboard.visit import Notices, Visit, local_path
 

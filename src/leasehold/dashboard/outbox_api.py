@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from leasehold.core.endpoint import Answer, Call, Endpoint, Reply, Right
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard.acting import Actor
 from leasehold.dashboard.delivering import Deliveries, deliveries, outboxes
 from leasehold.dashboard.house import Street
@@ -44,7 +45,8 @@ class OutboxList(msgspec.Struct, frozen=True):
 class OutboxApi:
     """The endpoints."""
 
-    def __init__(self, street: Street, actor: Actor) -> None:
+    def __init__(self, street: Street, actor: Actor, redaction: Redaction) -> None:
+        self._redaction = redaction
         self._street = street
         self._actor = actor
 
@@ -60,6 +62,7 @@ class OutboxApi:
             await deliveries(
                 self._street,
                 call.path["queue"],
+                self._redaction,
                 kind=asked.kind,
                 after=asked.after,
                 limit=asked.limit,

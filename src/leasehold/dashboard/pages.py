@@ -11,6 +11,7 @@ import msgspec
 
 from leasehold.core.errors import NotFound, StoreError
 from leasehold.core.job import JobEvent, JobRecord
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Counts
 from leasehold.dashboard import charts
 from leasehold.dashboard.acting import VERBS, Actor
@@ -38,7 +39,6 @@ from leasehold.dashboard.job_facts import (
 )
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.reading import decoded, fault_of
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import HELP, Search, SearchError, parse
 from leasehold.dashboard.shapes import event_line, job_line
 from leasehold.dashboard.timeline import Timeline, timeline
@@ -105,7 +105,9 @@ class Pages:
                 "queues": [self._queue_row(house) for house in self._street],
                 "warnings": await self._warnings(now_s * 1000),
                 "boxes": boxes(self._street, base, recent),
-                "errors": _top_errors(self._watch),
+                "errors": [
+                    (self._redaction.text(name), count) for name, count in _top_errors(self._watch)
+                ],
             },
         )
 
@@ -153,10 +155,11 @@ class Pages:
         job = await house.ledger.get(visit.request.path_params["job_id"])
         if job is None:
             raise NotFound("there is no such job (any more): it expired, was removed, or never was")
+        job = self._redaction.record(job)
         events = await self._events(house, job.job_id)
         now_ms = time.time_ns() // 1_000_000
         base = str(visit.request.base_url).rstrip("/")
-        payload = self._redaction.masked(decoded(job.payload))
+        payload = decoded(job.payload)
         return Page(
             "job.html",
             {
@@ -166,13 +169,13 @@ class Pages:
                 "kind": kind_of(job.state),
                 "fault": fault_of(job.error),
                 "payload": pretty(payload),
-                "result": pretty(self._redaction.masked(decoded(job.result))) if job.result else "",
-                "error": pretty(self._redaction.masked(decoded(job.error))) if job.error else "",
+                "result": pretty(decoded(job.result)) if job.result else "",
+                "error": pretty(decoded(job.error)) if job.error else "",
                 "progress": progress_of(job),
                 "timeline": self._timeline(queue, job, events, now_ms),
                 "events": [
                     (line, brief_of(line.data))
-                    for line in (event_line(e, self._redaction) for e in events[-_EVENTS_SHOWN:])
+                    for line in map(event_line, map(self._redaction.event, events[-_EVENTS_SHOWN:]))
                 ],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
                 "facts": facts_of(job),
@@ -222,7 +225,9 @@ class Pages:
         queue, kind = visit.query("queue") or names[0], visit.query("kind")
         if kind not in dict(CHOICES):
             raise NotFound(f"there are no such events; there are {', '.join(filter(None, KINDS))}")
-        found = await deliveries(self._street, queue, kind=kind, after=visit.query("after"))
+        found = await deliveries(
+            self._street, queue, self._redaction, kind=kind, after=visit.query("after")
+        )
         more = with_params("/outbox", queue=queue, kind=kind, after=found.after)
         return Page(
             "outbox.html",
@@ -292,10 +297,11 @@ class Pages:
         for house in self._street:
             try:
                 page = await self._finder.page(parse(f"queue:{house.name}", now_ms=0), limit=1)
+                job = await house.ledger.get(page.jobs[0].job.job_id) if page.jobs else None
             except StoreError:
                 continue
-            if page.jobs:
-                found[house.name] = self._finder.masked(page.jobs[0].job)
+            if job is not None:
+                found[house.name] = self._redaction.record(job)
         return found
 
     def _queue_row(self, house: House) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from msgspec import Meta
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.dashboard.kinds import kind_of
 from leasehold.dashboard.reading import decoded, fault_of
-from leasehold.dashboard.redacting import Redaction
 
 _NO_NUL = r"^[^\x00]*$"
 
@@ -35,7 +34,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFull(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with everything. Secrets in payload and result are masked."""
+    """A job with everything. Its secrets are masked for all but its requester."""
 
     queue: str
     job_id: str
@@ -206,8 +205,8 @@ def job_line(queue: str, job: JobRecord) -> JobRow:
     )
 
 
-def job_full(queue: str, job: JobRecord, redaction: Redaction) -> JobFull:
-    """All of a job, masked."""
+def job_full(queue: str, job: JobRecord) -> JobFull:
+    """All of a job."""
     return JobFull(
         queue=queue,
         job_id=job.job_id,
@@ -215,10 +214,10 @@ def job_full(queue: str, job: JobRecord, redaction: Redaction) -> JobFull:
         task=job.task,
         state=job.state,
         kind=kind_of(job.state),
-        payload=redaction.masked(decoded(job.payload)),
-        result=redaction.masked(decoded(job.result)),
-        error=redaction.masked(decoded(job.error)),
-        progress=redaction.masked(decoded(job.progress)),
+        payload=decoded(job.payload),
+        result=decoded(job.result),
+        error=decoded(job.error),
+        progress=decoded(job.progress),
         attempt=job.attempt,
         max_attempts=job.max_attempts,
         fence=job.fence,
@@ -232,11 +231,10 @@ def job_full(queue: str, job: JobRecord, redaction: Redaction) -> JobFull:
         worker_id=job.worker_id,
         requester=job.requester,
         trace=job.trace,
-        extra=redaction.masked(dict(job.extra)),
+        extra=dict(job.extra),
     )
 
 
-def event_line(event: JobEvent, redaction: Redaction) -> EventLine:
-    """An event, masked."""
-    data = redaction.masked(decoded(event.data))
-    return EventLine(event.event_id, event.type, event.ts_ms, event.step, data)
+def event_line(event: JobEvent) -> EventLine:
+    """The line of an event."""
+    return EventLine(event.event_id, event.type, event.ts_ms, event.step, decoded(event.data))

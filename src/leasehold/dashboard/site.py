@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from leasehold.core.endpoint import OPEN, Endpoint, Right
 from leasehold.core.errors import LeaseholdError, NotFound, StoreError
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard import charts, wording
 from leasehold.dashboard.acting import Actor
 from leasehold.dashboard.api import Api
@@ -34,7 +35,6 @@ from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.live import Live
 from leasehold.dashboard.outbox_api import OutboxApi
 from leasehold.dashboard.pages import Page, Pages
-from leasehold.dashboard.redacting import USUAL, Redaction
 from leasehold.dashboard.visit import Notices, Visit, local_path, read_form, with_params
 from leasehold.dashboard.watching import Watch
 
@@ -82,7 +82,7 @@ class Dashboard:
         door: Doorkeeper,
         audit: AuditLog,
         *,
-        redact: Iterable[str] = USUAL,
+        redact: Iterable[str] = (),
         trace_url: str = "",
         lake: str = "",
         version: str = "",
@@ -99,7 +99,7 @@ class Dashboard:
         finder = Finder(street, redaction)
         self.actor = Actor(street, finder, audit)
         self._api = Api(street, finder, self.actor, self.watch, redaction)
-        self._outbox_api = OutboxApi(street, self.actor)
+        self._outbox_api = OutboxApi(street, self.actor, redaction)
         self._pages = Pages(
             street,
             finder,

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from leasehold import __version__
 from leasehold.core.endpoint import OPEN, Endpoint
 from leasehold.core.errors import StoreError, UsageError
-from leasehold.dashboard.redacting import USUAL
 from leasehold.dashboard.site import RIGHTS, Dashboard
 from leasehold.gateway import pages
 from leasehold.gateway.auditing import open_audit
@@ -64,19 +63,24 @@ class Gateway:
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
         check_names(self.served)
         self._side = open_side_store(settings.queues[0], "leasehold-audit")
-        self._audit = open_audit(settings.queues[0], self._side)
+        self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
         self.dashboard = Dashboard(
             self.served,
             Sessions(self.door),
             self._audit,
-            redact=(*USUAL, *settings.redact),
+            redact=settings.redact,
             trace_url=settings.trace_url,
             lake=settings.lake,
             version=__version__,
             store_warnings=Durability(self._side[0] if self._side else None).warnings,
         )
         self.operations = Operations(
-            self.served, self.ring, self.metrics, lambda: self.draining, self.dashboard.actor.steer
+            self.served,
+            self.ring,
+            self.metrics,
+            lambda: self.draining,
+            self.dashboard.actor.steer,
+            self._audit,
         )
         self._documents, router = self._routes()
         self._app = Edge(_straight(router), self.metrics)

@@ -19,6 +19,7 @@ import structlog
 
 from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobEvent, JobRecord
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Journal
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
 from leasehold.gateway.reading import FollowLedger, is_away, read_changes
@@ -80,6 +81,7 @@ class Feed:
         heartbeat_ms: int = 15_000,
         client_bytes_max: int = 256 * 1024,
         on_events: Callable[[int], object] = lambda count: None,
+        redaction: Redaction | None = None,
     ) -> None:
         self._ledger = ledger
         self._journal = journal
@@ -88,6 +90,7 @@ class Feed:
         self._sweep_s = min(sweep_ms, heartbeat_ms / 2) / 1000
         self._bytes_max = client_bytes_max
         self._on_events = on_events
+        self._redaction = redaction or Redaction()
         self._channels: dict[str, _Channel] = {}
         self._followed = asyncio.Event()
         self._away = False
@@ -115,8 +118,11 @@ class Feed:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def subscribe(self, job_id: str, after: str) -> Subscriber:
-        """A new follower of a job, after a position ("" for all); `leave` when it is done."""
+    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+        """A new follower of a job, after a position ("" for all); `leave` when it is done.
+
+        `masked` hides the secrets in the events: the follower is not the job's requester.
+        """
         now_s = time.monotonic()
         channel = self._channels.get(job_id)
         if channel is None:
@@ -124,6 +130,7 @@ class Feed:
         subscriber = Subscriber(
             job_id, after, bytes_max=self._bytes_max, now_s=now_s, catch_up=self._catch_up
         )
+        subscriber.masked = masked
         channel.subscribers.add(subscriber)
         self._followed.set()
         return subscriber
@@ -155,6 +162,8 @@ class Feed:
                 return
             await asyncio.sleep(_AWAY_S)  # the client keeps its place while the store is away
             return
+        if subscriber.masked:
+            events = [self._redaction.event(event) for event in events]
         served = sum(deliver(subscriber, event, self._final) for event in events)
         self._on_events(served)
         channel = self._channels.get(subscriber.job_id)
@@ -297,9 +306,12 @@ class Feed:
             if at <= channel.cursor:
                 continue
             channel.event_id, channel.cursor = event.event_id, at
-            framed, last = frame(event), event.type in self._final
+            framed, last = {False: frame(event)}, event.type in self._final
+            if any(subscriber.masked for subscriber in channel.subscribers):
+                framed[True] = frame(self._redaction.event(event))
             for subscriber in channel.subscribers:
-                if subscriber.live and subscriber.event(event, framed, at=at, last=last):
+                own = framed[subscriber.masked]
+                if subscriber.live and subscriber.event(event, own, at=at, last=last):
                     subscriber.pushed_s = now_s
                     served += 1
         self._on_events(served)

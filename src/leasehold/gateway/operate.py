@@ -15,6 +15,7 @@ from leasehold.core.endpoint import OPEN, Answer, Call, Endpoint, Reply, Right
 from leasehold.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
 from leasehold.core.quarantine import Quarantining
 from leasehold.core.seam import Counts, Probed
+from leasehold.dashboard.audit import AuditLog
 from leasehold.dashboard.house import that_answer
 from leasehold.gateway.dispatch import Bytes
 from leasehold.gateway.keys import TICKET_S, Keys
@@ -25,6 +26,8 @@ log = structlog.get_logger("leasehold.gateway")
 
 _READY_S = 2.0
 _BELIEVE_S = 5.0
+_SEQ_MAX = 2**53
+LINES = "application/x-ndjson"
 Steer: TypeAlias = Callable[[str, Literal["pause", "resume"], str], Awaitable[None]]
 
 
@@ -73,6 +76,14 @@ class ReadyAsks(msgspec.Struct, frozen=True):
     verbose: Annotated[str | None, Meta(description="Plain text, one check a line.")] = None
 
 
+class ExportAudit(msgspec.Struct, frozen=True):
+    """Which entries, by their numbers."""
+
+    after: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last number seen.")] = 0
+    through: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last wanted.")] = _SEQ_MAX
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="How many at most.")] = 10_000
+
+
 class Operations:
     """Handlers over all served queues.
 
@@ -87,12 +98,14 @@ class Operations:
         metrics: Metrics,
         draining: Callable[[], bool],
         steer: Steer,
+        audit: AuditLog,
     ) -> None:
         self._served = {each.name: each for each in served}
         self._ring = ring
         self._metrics = metrics
         self._draining = draining
         self._steer = steer
+        self._audit = audit
         self._probed: dict[str, float] = {}
 
     async def queues(self, call: Call) -> Answer:
@@ -119,6 +132,16 @@ class Operations:
         served = self._named(call)
         await self._steer(call.caller.requester, "resume", served.name)
         return Answer(200, view(served, await served.ledger.counts()))
+
+    async def export(self, call: Call) -> Answer:
+        """The audit log as it is stored, for a check or a copy elsewhere."""
+        asked: ExportAudit = call.query
+        lines = [
+            link.line
+            async for link in self._audit.links()
+            if link.seq > asked.after and link.seq <= asked.through
+        ]
+        return Answer(200, Bytes(b"".join(lines[: asked.limit]), LINES))
 
     async def ticket(self, call: Call) -> Answer:
         """A ticket for the caller; it may read what the caller may."""
@@ -219,6 +242,18 @@ class Operations:
             ),
             self._switch("pause", "Stop handing out jobs; what runs goes on", self.pause),
             self._switch("resume", "Hand out jobs again", self.resume),
+            Endpoint(
+                method="GET",
+                path="/api/audit/export",
+                operation="exportAudit",
+                summary="The audit log with its hashes, one JSON object a line, oldest first",
+                scope="admin",
+                handle=self.export,
+                asks=ExportAudit,
+                replies={200: Reply("Lines of `seq`, `prev`, `hash` and `entry`.", str, LINES)},
+                problems=(422,),
+                tag="observing",
+            ),
             Endpoint(
                 method="POST",
                 path="/v1/tickets",

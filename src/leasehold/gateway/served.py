@@ -12,6 +12,7 @@ from leasehold.core.endpoint import Endpoint
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent
 from leasehold.core.opening import open_journal, open_ledger, open_part, open_queue, parse_url
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.core.state import MACHINES
 from leasehold.gateway.feed import Feed
@@ -52,7 +53,11 @@ class Served:
             return []
         found = importlib.import_module(module)
         routes = found.open_routes(
-            GatheredSubmits(self.queue), self.ledger, ttl_s=settings.ttl_s, **settings.lent
+            GatheredSubmits(self.queue),
+            self.ledger,
+            ttl_s=settings.ttl_s,
+            redaction=Redaction(settings.redact),
+            **settings.lent,
         )
         if hasattr(found, "open_worker_routes"):
             routes += found.open_worker_routes(self.queue)
@@ -92,6 +97,7 @@ def open_served(url: str, settings: GatewaySettings, metrics: Metrics) -> Served
         heartbeat_ms=settings.heartbeat_ms,
         client_bytes_max=settings.client_bytes_max,
         on_events=metrics.sse_events.inc,
+        redaction=Redaction(settings.redact),
     )
     sides = queue, ledger, journal, feed
     return Served(parsed.name, parsed.contract, *sides, address=parsed.safe, outbox=_outbox(url))

@@ -21,8 +21,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
     `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
     that is good besides those of the store: whoever starts gateway and workers together shares it.
-    `redact` names payload keys whose values the
-    pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`;
+    `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
+    audit log; `trace_url` is where a trace is shown, with `{trace_id}`;
     `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
     contracts need and only the command line can make, by name: `seal` encrypts credentials,
     `check_url` refuses addresses that no worker may call.
@@ -46,12 +46,19 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     rate_burst: int = 0
     drain_ms: int = 10_000
     redact: tuple[str, ...] = ()
+    audit_keep: int = 10_000
     trace_url: str = ""
     lake: str = ""
     lent: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
-        least = {"streams_per_key": 1, "heartbeat_ms": 1, "body_bytes_max": 1, "body_timeout_ms": 1}
+        least = {
+            "streams_per_key": 1,
+            "audit_keep": 100,
+            "heartbeat_ms": 1,
+            "body_bytes_max": 1,
+            "body_timeout_ms": 1,
+        }
         for name, limit in (least | {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0}).items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")

@@ -75,7 +75,7 @@ class Streamer:
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
                 return
-            subscriber = feed.subscribe(follow.job_id, follow.after)
+            subscriber = feed.subscribe(follow.job_id, follow.after, masked=follow.masked)
             timers: list[asyncio.TimerHandle] = []
             subscriber.on_overflow = lambda: self._drop(scope, timers)
             mine = self._open.setdefault(caller, set())

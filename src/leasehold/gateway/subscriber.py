@@ -30,6 +30,7 @@ class Subscriber:
         "event_id",
         "job_id",
         "live",
+        "masked",
         "on_overflow",
         "pushed_s",
     )
@@ -47,6 +48,7 @@ class Subscriber:
         self.event_id = after
         self.cursor = position(after)
         self.live = False
+        self.masked = False
         self.ended = False
         self.pushed_s = now_s
         self.on_overflow: Callable[[], object] | None = None

@@ -24,6 +24,7 @@ import yaml
 from leasehold.cli.config import Config
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_ledger, open_queue
+from leasehold.core.redacting import USUAL
 from leasehold.webhooks.signing import new_nonce, new_secret, read_secret, signed_headers
 from tests.contract.cli.conftest import Cli, wait_until
 from tests.contract.cli.pages import ROOT, Block, page
@@ -75,6 +76,23 @@ def test_the_settings_of_the_dashboard_page_are_ones_that_there_are(
     (command,) = blocks_of("docs/howto/dashboard.md", "bash")
     said = cli(*shlex.split(command)[1:])
     assert said.code == 0, said.err
+
+
+@pytest.mark.runs("docs/operating/audit.md:bash")
+def test_the_commands_of_the_audit_page_verify_and_export(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks_of("docs/operating/audit.md", "bash")
+    for line in block.splitlines():
+        said = cli(*shlex.split(line)[1:])
+        assert said.code == 0, said.err
+    assert (tmp_path / "audit.jsonl").exists()
+
+
+def test_the_audit_page_names_every_word_that_masks() -> None:
+    text = (ROOT / "docs/operating/audit.md").read_text()
+    assert [word for word in USUAL if f"`{word}`" not in text] == []
 
 
 @pytest.mark.runs("docs/howto/webhooks.md:python")

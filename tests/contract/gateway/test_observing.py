@@ -14,11 +14,11 @@ from leasehold.cli.houses import open_street
 from leasehold.core.job import NewJob
 from leasehold.core.opening import contract_names, open_queue
 from leasehold.core.outcome import Failure, Outcome
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Staffing
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import overdue
 from leasehold.dashboard.kinds import kind_of
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.watching import Watch
 from leasehold.gateway.rings import open_keyring
 from leasehold.gateway.serve import serving

@@ -1,4 +1,4 @@
-"""Small parts: redaction, words for errors, durations, the bookkeeping of an observer."""
+"""Small parts: words for errors, durations, the bookkeeping of an observer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from leasehold.core.event import JournalEvent
 from leasehold.core.seam import Counts
@@ -16,41 +14,9 @@ from leasehold.dashboard.gathering import backlog
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.observing import Observer
 from leasehold.dashboard.reading import Fault, decoded, fault_of
-from leasehold.dashboard.redacting import MASK, Redaction
 from leasehold.dashboard.timing import quantiles
 from leasehold.dashboard.visit import local_path
 from leasehold.dashboard.watching import Listener, figures
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-def test_secrets_are_masked_at_any_depth_and_spelling() -> None:
-    value = {"a": [{"API-Key": "x", "n": 1}], "userPassword": "y", "Authorization": "z", "ok": "w"}
-    masked = Redaction().masked(value)
-    assert masked == {
-        "a": [{"API-Key": MASK, "n": 1}], "userPassword": MASK, "Authorization": MASK, "ok": "w",
-    }  # fmt: skip
-
-
-def test_own_words_can_be_added() -> None:
-    assert Redaction(["iban"]).masked({"IBAN": "DE1", "token": "t"}) == {"IBAN": MASK, "token": "t"}
-
-
-@given(JSON)
-def test_a_masked_value_that_is_left_alone_comes_back(value: Any) -> None:
-    redaction = Redaction()
-    assert redaction.restored(redaction.masked(value), value) == value
-
-
-def test_a_new_secret_replaces_the_old_one() -> None:
-    redaction = Redaction()
-    assert redaction.restored({"token": "new"}, {"token": "old"}) == {"token": "new"}
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from leasehold.cli.exits import Exit
 from leasehold.cli.houses import chosen_urls, open_street
 from leasehold.cli.options import json_option
 from leasehold.cli.output import ago, emit, emit_text, note, table
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import dead_letters
 from leasehold.dashboard.house import Street
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.search import Search, Term
 from leasehold.dashboard.shapes import DeadGroup, DeadList
 

@@ -63,6 +63,7 @@ def command(
         ttl_s=_ttl_s(config),
         lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
         redact=tuple(config.texts("gateway.redact")),
+        audit_keep=config.integer("gateway.audit_keep"),
         trace_url=config.text("gateway.trace_url"),
         lake=config.text("gateway.lake"),
         **_limits(config),

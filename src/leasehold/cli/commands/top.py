@@ -13,10 +13,10 @@ import msgspec
 from leasehold.cli.houses import chosen_urls, open_street
 from leasehold.cli.options import json_option
 from leasehold.cli.output import emit, emit_text, paint, table
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import by_kind, warnings, workers
 from leasehold.dashboard.house import Street
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.shapes import WorkerView
 from leasehold.dashboard.watching import Watch
 from leasehold.dashboard.wording import duration, number, share

@@ -10,9 +10,9 @@ import msgspec
 from leasehold.cli.houses import chosen_urls, open_street
 from leasehold.cli.options import json_option
 from leasehold.cli.output import ago, emit, emit_text, note, table
+from leasehold.core.redacting import Redaction
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import workers
-from leasehold.dashboard.redacting import Redaction
 from leasehold.dashboard.shapes import WorkerView
 from leasehold.dashboard.watching import Watch
 

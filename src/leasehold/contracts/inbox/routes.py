@@ -30,6 +30,7 @@ from leasehold.core.errors import Conflict, InvalidJob, NotFound
 from leasehold.core.idempotency import request_hash
 from leasehold.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
 from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.redacting import Redaction
 from leasehold.core.transcoding import StorageCredentials
 from leasehold.ledger.ids import uuid7
 from leasehold.ledger.settings import BoxSettings
@@ -93,12 +94,14 @@ class InboxRoutes:
         queue: Submits,
         ledger: Reads,
         *,
+        redaction: Redaction,
         seal: Seal | None = None,
         credentials: Replaces | None = None,
         secrets: Renews | None = None,
         check_url: Callable[[str], object] = lambda url: None,
         has_secret: Callable[[str], bool] = lambda requester: False,
     ) -> None:
+        self._redaction = redaction
         self._queue = queue
         self._ledger = ledger
         self._seal = seal
@@ -122,7 +125,8 @@ class InboxRoutes:
 
     async def status(self, call: Call) -> Answer:
         """The job as it is now; what was pruned is gone, what is not yours does not exist."""
-        return Answer(200, view(await self._record(call, call.query.job_id)))
+        record = await self._record(call, call.query.job_id)
+        return Answer(200, view(self._redaction.shown(record, call.caller)))
 
     async def refresh(self, call: Call) -> Answer:
         """Newer credentials for a job that is not finished."""
@@ -326,8 +330,8 @@ def _no_ring(field: str) -> Refused:
 def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:
     """The endpoints of a queue of this contract; an outbox has none.
 
-    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` may bring `seal`,
-    `check_url` and `has_secret`.
+    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` brings `redaction` and
+    may bring `seal`, `check_url` and `has_secret`.
     """
     if ledger.is_outbox:
         return []

@@ -23,6 +23,7 @@ from leasehold.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Rep
 from leasehold.core.errors import Conflict, NotFound
 from leasehold.core.intake import Submits, check_stored, idempotency_key, trace_context
 from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.redacting import Redaction
 from leasehold.core.state import PLANE as MACHINE
 from leasehold.ledger.ids import uuid7
 from leasehold.store.resending import submit_surely
@@ -36,7 +37,8 @@ _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_
 class Jobs:
     """The endpoints of the producers."""
 
-    def __init__(self, queue: Submits, ledger: PlaneLedger) -> None:
+    def __init__(self, queue: Submits, ledger: PlaneLedger, redaction: Redaction) -> None:
+        self._redaction = redaction
         self._queue = queue
         self._ledger = ledger
 
@@ -51,7 +53,7 @@ class Jobs:
         job = self._new_job(asked, call, key, trace)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
-        return await self._accepted(job, submitted)
+        return await self._accepted(call, job, submitted)
 
     async def _create_all(self, asked: Sequence[NewPlaneJob], call: Call) -> Answer:
         """Answers are per job: one that is refused harms no other."""
@@ -60,8 +62,7 @@ class Jobs:
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded, and its attempts."""
-        record = await self._record(call)
-        return Answer(200, view(record, await self._ledger.attempts(record.job_id)))
+        return Answer(200, await self._view(call))
 
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events from a position on; nothing more to come is 204, which ends a client."""
@@ -72,7 +73,8 @@ class Jobs:
         ended = after and record.state in MACHINE.final
         if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
             return Answer(204)
-        return Follow(record.job_id, record.state, after)
+        masked = not call.caller.owns(record.requester)
+        return Follow(record.job_id, record.state, after, masked)
 
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
@@ -80,18 +82,27 @@ class Jobs:
         (said,) = await self._ledger.cancel([record.job_id])
         if said not in ("ok", "requested"):
             raise Conflict(f"the job is {said} and cannot be cancelled any more")
-        record = await self._record(call)
-        shown = view(record, await self._ledger.attempts(record.job_id))
-        return Answer(200 if said == "ok" else 202, shown)
+        return Answer(200 if said == "ok" else 202, await self._view(call))
 
-    async def _accepted(self, job: NewJob, submitted: Submitted) -> Answer:
+    async def _view(self, call: Call) -> PlaneJobView:
+        record = await self._record(call)
+        attempts = await self._ledger.attempts(record.job_id)
+        if not call.caller.owns(record.requester):
+            attempts = [
+                {**each, "error": self._redaction.error(each["error"].encode()).decode()}
+                for each in attempts
+            ]
+        return view(record, attempts)
+
+    async def _accepted(self, call: Call, job: NewJob, submitted: Submitted) -> Answer:
         headers = [("location", f"/v1/plane/jobs/{submitted.job_id}")]
         if submitted.status == "replayed" and submitted.job_id != job.job_id:
             headers.append(("idempotency-replayed", "true"))
         record = await self._ledger.get(submitted.job_id)
         if record is None:  # it has ended and was removed meanwhile
             raise _unknown()
-        return Answer(202, view(record, []), tuple(headers))
+        shown = self._redaction.shown(record, call.caller)
+        return Answer(202, view(shown, []), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
@@ -101,7 +112,7 @@ class Jobs:
         streams = call.caller.streams
         if streams and record.queue not in streams:
             raise _unknown()
-        return record
+        return self._redaction.shown(record, call.caller)
 
     def _new_job(self, asked: Any, call: Call, key: str, trace: str) -> NewJob:
         check_allowed(call.caller, [asked.stream or self._ledger.default_stream])

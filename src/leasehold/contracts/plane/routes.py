@@ -63,6 +63,7 @@ from leasehold.core.outcome import (
     Retried,
     Verdict,
 )
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Upkeep
 
 BODY_BYTES_MAX = 8 << 20
@@ -287,10 +288,10 @@ def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpo
 
 
 def open_routes(
-    queue: Submits, ledger: PlaneLedger, *, ttl_s: int, **_lent: object
+    queue: Submits, ledger: PlaneLedger, *, ttl_s: int, redaction: Redaction, **_lent: object
 ) -> list[Endpoint]:
     """The endpoints of the producers."""
-    return Jobs(queue, ledger).endpoints()
+    return Jobs(queue, ledger, redaction).endpoints()
 
 
 def open_worker_routes(queue: HasPlane) -> list[Endpoint]:

@@ -34,6 +34,7 @@ from leasehold.core.intake import (
     trace_context,
 )
 from leasehold.core.job import JobRecord, NewJob, Submitted
+from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Query
 from leasehold.core.state import STREAMS
 from leasehold.core.submission import new_job_id
@@ -48,7 +49,10 @@ _EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
 class StreamsRoutes:
     """The endpoints of one `streams` queue. `ttl_s` is the contract's JOB_TTL_S."""
 
-    def __init__(self, queue: Submits, ledger: StreamsLedger, *, ttl_s: int) -> None:
+    def __init__(
+        self, queue: Submits, ledger: StreamsLedger, *, ttl_s: int, redaction: Redaction
+    ) -> None:
+        self._redaction = redaction
         self._queue = queue
         self._ledger = ledger
         self._ttl_s = ttl_s
@@ -58,7 +62,7 @@ class StreamsRoutes:
         job = self._new_job(call)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
-        return await self._accepted(job, submitted)
+        return await self._accepted(call, job, submitted)
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded."""
@@ -71,7 +75,8 @@ class StreamsRoutes:
         task = asked.task if isinstance(asked.task, str) else ""
         query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
         page = await self._ledger.find(query, requester=call.reach)
-        return Answer(200, JobPage([line(record) for record in page.jobs], page.after))
+        shown = [line(self._redaction.shown(record, call.caller)) for record in page.jobs]
+        return Answer(200, JobPage(shown, page.after))
 
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events from a position on; nothing more to come is 204, which ends a client."""
@@ -83,7 +88,8 @@ class StreamsRoutes:
         record = await self._record(call)
         if after and record.state in STREAMS.final and not await self._has_more(record, after):
             return Answer(204)
-        return Follow(record.job_id, record.state, after)
+        masked = not call.caller.owns(record.requester)
+        return Follow(record.job_id, record.state, after, masked)
 
     async def cancel(self, call: Call) -> Answer:
         """A queued job ends now (200); a running one through its worker (202)."""
@@ -93,13 +99,14 @@ class StreamsRoutes:
         if after is None:
             raise _unknown()
         if said in ("ok", "requested"):
+            after = self._redaction.shown(after, call.caller)
             return Answer(200 if after.state in STREAMS.final else 202, view(after))
         raise Conflict(f"the job is {after.state} and cannot be canceled any more")
 
     async def _has_more(self, record: JobRecord, after: str) -> bool:
         return bool(await self._ledger.events(record.job_id, after=after, limit=1))
 
-    async def _accepted(self, job: NewJob, submitted: Submitted) -> Answer:
+    async def _accepted(self, call: Call, job: NewJob, submitted: Submitted) -> Answer:
         headers = [("location", f"/v1/jobs/{submitted.job_id}")]
         # The answer to our own repeated submit is no replay: the id was chosen for this request.
         if submitted.status == "replayed" and submitted.job_id != job.job_id:
@@ -109,7 +116,8 @@ class StreamsRoutes:
             # It is stored, and an error now would make the client send it again.
             with suppress(StoreError):
                 record = await self._ledger.get(submitted.job_id)
-        return Answer(202, view(record or _as_sent(job, submitted)), tuple(headers))
+        shown = self._redaction.shown(record or _as_sent(job, submitted), call.caller)
+        return Answer(202, view(shown), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
@@ -119,7 +127,7 @@ class StreamsRoutes:
         record = await self._ledger.get(job_id)
         if record is None or not call.reaches(record.requester, job_id):
             raise _unknown()
-        return record
+        return self._redaction.shown(record, call.caller)
 
     def _new_job(self, call: Call) -> NewJob:
         asked: CreateJob = call.body
@@ -251,7 +259,7 @@ def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
 
 
 def open_routes(
-    queue: Submits, ledger: StreamsLedger, *, ttl_s: int, **_lent: object
+    queue: Submits, ledger: StreamsLedger, *, ttl_s: int, redaction: Redaction, **_lent: object
 ) -> list[Endpoint]:
     """The endpoints of a queue of this contract."""
-    return StreamsRoutes(queue, ledger, ttl_s=ttl_s).endpoints()
+    return StreamsRoutes(queue, ledger, ttl_s=ttl_s, redaction=redaction).endpoints()

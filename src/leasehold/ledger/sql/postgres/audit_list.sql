@@ -2,4 +2,4 @@
 -- Takes: before bigint, count integer
 -- Returns: a row each
 -- Clauses: I-44
-SELECT seq, entry FROM audit_log WHERE seq < :before ORDER BY seq DESC LIMIT :count
+SELECT seq, number, prev, hash, entry FROM audit_log WHERE seq < :before ORDER BY seq DESC LIMIT :count

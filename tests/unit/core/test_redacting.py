@@ -1,0 +1,174 @@
+"""Masking: by name, in text, in URLs, in JSON within strings; and nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.core.endpoint import Caller
+from leasehold.core.errors import UsageError
+from leasehold.core.job import JobRecord
+from leasehold.core.redacting import MASK, USUAL, Redaction
+
+SECRET = "hunter2x"
+KEY = "PRIVATE KEY-----"
+_NAMES = st.sampled_from(["password", "n", "url", "dbToken", "x"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just(f"a://b:{SECRET}@c"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8) | _NAMES, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_every_usual_name_masks_in_any_spelling(name: str) -> None:
+    redaction = Redaction()
+    camel = "".join(part.capitalize() for part in name.split("_"))
+    for spelled in (name, name.upper(), name.replace("_", "-"), f"db_{name}", f"my{camel}"):
+        assert redaction.masked({"a": [{spelled: SECRET}]}) == {"a": [{spelled: MASK}]}, spelled
+        assert SECRET not in redaction.text(f"failed with {spelled}={SECRET}, gave up"), spelled
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"could not connect: postgres://bob:{SECRET}@db/x",
+        f"postgres://bob:hun/{SECRET}@db/x",
+        f"redis://:{SECRET}@cache:6379/0",
+        f"https://{SECRET}@git.example/x",
+        f"http://ok.example/a,http://u:{SECRET}@h",
+        f"GET https://api.example/x?a=1&api_key={SECRET}&b=2 failed",
+        f"https://store.example/o?X-Amz-Signature={SECRET}#access_token={SECRET}",
+        f"https://maps.example/?key={SECRET}",
+        f"https://x/?next=https%3A%2F%2Fu%3A{SECRET}%40h",
+        f"Authorization: Bearer {SECRET} and more\nnext line",
+        f"got bearer {SECRET} there",
+        f"curl -H 'Cookie: a=b; sid={SECRET}; c=d' https://h",
+        f"{{'password': '{SECRET}', 'n': 1}}",
+        f'request {{"a": {{"api_key": ["{SECRET}"]}}}} failed',
+        rf"escaped {{\"token\": \"{SECRET}\", \"n\": 1}}",
+        f"Server=x;Password={SECRET};Database=z",
+        f"connection string: {SECRET}",
+        "key AKIA" + "IOSFODNN7EXAMPLE1",
+        f"-----BEGIN RSA {KEY}\n{SECRET}\n-----END RSA {KEY}",
+        json.dumps({"a": json.dumps({"token": SECRET})}),
+        json.dumps(json.dumps({"password": SECRET})),
+        f'{{"password": "{SECRET}", "password": ""}}',
+        f'{{"password": "{SECRET}", ',
+    ],
+)
+def test_secrets_within_text_are_masked(text: str) -> None:
+    redaction = Redaction()
+    for shown in (redaction.text(text), json.dumps(redaction.masked({"a": [{"b": text}]}))):
+        assert SECRET not in shown
+        assert "EXAMPLE1" not in shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "the host:80 answered 12:30 with a=b",
+        "http://h:80/@scope/package?page=2",
+        "InvalidTokenError: it has expired",
+        "basic authentication is off",
+        {"author": "Ada", "shipping": "x", "n": 1, "secret": False, "token": "", "pin": None},
+        {"body": '{"a": [1, 2]}', "name": "n", "value": "v"},
+        ["name", "value"],
+    ],
+)
+def test_what_is_no_secret_stays_as_it_is(value: Any) -> None:
+    assert Redaction().masked(value) == value
+
+
+def test_pairs_of_a_name_and_a_value_are_masked() -> None:
+    value = [["Authorization", SECRET], {"Key": "DB_PASSWORD", "Value": SECRET}]
+    masked = [["Authorization", MASK], {"Key": "DB_PASSWORD", "Value": MASK}]
+    assert Redaction().masked(value) == masked
+
+
+def test_names_and_expressions_are_a_setting() -> None:
+    redaction = Redaction(["iban", r"/order-\d+/", "-session"])
+    value = {"IBAN": "DE1", "session": "s", "token": "t", "a": "for order-17 of Ada"}
+    assert redaction.masked(value) == {
+        "IBAN": MASK, "session": "s", "token": MASK, "a": f"for {MASK} of Ada",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match=r"gateway\.redact"):
+        Redaction(["/(/"])
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a": "hunter2x', b"hunter2x", b"\xff hunter2x", b"[" * 50_000 + b'"hunter2x"']
+)
+def test_a_payload_that_cannot_be_parsed_is_masked_whole(raw: bytes) -> None:
+    job = JobRecord(job_id="1", contract="c", queue="q", task="t", state="s", payload=raw)
+    masked = Redaction().record(job)
+    assert json.loads(masked.payload) == MASK
+
+
+def test_a_name_that_stands_twice_hides_both_values() -> None:
+    assert SECRET.encode() not in Redaction().raw(b'{"token":"%b","token":""}' % SECRET.encode())
+
+
+def test_only_the_requester_sees_a_job_whole() -> None:
+    job = JobRecord(
+        job_id="1",
+        contract="c",
+        queue="q",
+        task="t",
+        state="s",
+        payload=b'{"token":"a"}',
+        requester="k1",
+    )
+    redaction = Redaction()
+    assert redaction.shown(job, Caller("k1", frozenset())) is job
+    for caller in (Caller("k2", frozenset({"admin"})), Caller("", frozenset({"admin"}))):
+        assert redaction.shown(job, caller).payload == '{"token":"•••"}'.encode()
+
+
+@given(JSON)
+def test_a_masked_value_that_is_left_alone_comes_back(value: Any) -> None:
+    redaction = Redaction()
+    assert redaction.restored(redaction.masked(value), value) == value
+
+
+@given(JSON)
+def test_no_value_that_was_masked_shows_a_secret(value: Any) -> None:
+    assert SECRET not in json.dumps(Redaction().masked(value))
+
+
+def test_a_new_secret_replaces_the_old_one() -> None:
+    redaction = Redaction()
+    assert redaction.restored({"token": "new"}, {"token": "old"}) == {"token": "new"}
+
+
+def test_a_text_that_was_edited_round_its_mask_is_refused() -> None:
+    original = {"url": "redis://:secret@a/0", "n": 1}
+    redaction = Redaction()
+    shown = redaction.masked(original)
+    assert redaction.restored({**shown, "n": 2}, original) == {**original, "n": 2}
+    with pytest.raises(UsageError, match="still has"):
+        redaction.restored({"url": "redis://:•••@b/0"}, original)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a" * 400_000, "eyJ-" * 100_000, "://" * 130_000, "a://b:c/" * 50_000, "a " * 200_000),
+        *('password="' * 40_000, "token='" * 57_000, "[" * 400_000, "a://b?" + "x=y&" * 100_000),
+        *("\\" * 400_000 + '"', "-----BEGIN PRIVATE KEY-----" * 15_000, "basic " + "a" * 400_000),
+    ],
+    ids=range(12),
+)
+def test_a_hostile_text_costs_time_in_proportion_to_its_length(text: str) -> None:
+    begun = time.process_time()
+    Redaction().text(text)
+    assert time.process_time() - begun < 3.0  # quadratic would be minutes
