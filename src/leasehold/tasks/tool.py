@@ -77,9 +77,7 @@ async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
     return _ran(tool, code, out, err)
 
 
-def _ran(
-    tool: Tool, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]
-) -> dict[str, Any]:
+def _ran(tool: Tool, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]) -> dict[str, Any]:
     said = err[0].decode(errors="replace")
     if code not in tool.ok_exit_codes:
         raise Fatal(f"it ended with {code}: {said.strip()[-_ERROR_CHARS_MAX:] or 'no words'}")

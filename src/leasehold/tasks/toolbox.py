@@ -66,7 +66,9 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         place = [self.url, parts.netloc, parts.netloc.rpartition("@")[2], parts.password or ""]
         own = [*place, *query, *self.headers.values(), *self.env.values()]
         words = [word for value in own for word in (value, value.rpartition(" ")[2])]
-        return without_secrets(text, [Secret(word) for word in sorted(words, key=len, reverse=True)])
+        return without_secrets(
+            text, [Secret(word) for word in sorted(words, key=len, reverse=True)]
+        )
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
