@@ -31,9 +31,10 @@ from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.events_document import events_document
 from leasehold.gateway.feed import Feed
+from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.joined_rings import open_keyrings
 from leasehold.gateway.keys import Keys
-from leasehold.gateway.limits import RateLimit
+from leasehold.gateway.limits import DepthLimit, RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
 from leasehold.gateway.rings import open_side_store
@@ -57,7 +58,6 @@ class Gateway:
         self.streamer = Streamer(
             self.door,
             self.metrics,
-            per_key=settings.streams_per_key,
             retry_ms=settings.retry_ms,
         )
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
@@ -120,16 +120,11 @@ class Gateway:
         return self._documents["/asyncapi.json"]
 
     def _routes(self) -> tuple[dict[str, bytes], Router]:
-        desk = Desk(
-            self.settings,
-            self.door,
-            self.streamer,
-            RateLimit(self.settings.rate_per_s, self.settings.rate_burst),
-        )
+        desk = Desk(self.settings, self.door, self.streamer, RateLimit())
         routes: list[Route] = []
         everything: list[Endpoint] = []
         for url, served in zip(self.settings.queues, self.served, strict=True):
-            endpoints = served.endpoints(self.settings)
+            endpoints = served.endpoints(self.settings, self._within_depth(served))
             everything += endpoints
             routes += _resources(desk, endpoints, served.feed, url)
         own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
@@ -146,6 +141,11 @@ class Gateway:
         routes += [Route(path, self._described, methods=["GET"]) for path in documents]
         router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
         return documents, router
+
+    def _within_depth(self, served: Served) -> DepthLimit:
+        """Submits to a queue, within the depths of the keys."""
+        queue, refused = GatheredSubmits(served.queue), self.metrics.refused.labels("depth").inc
+        return DepthLimit(queue, served.ledger, self.door.quota, refused)
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:

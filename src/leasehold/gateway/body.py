@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 from starlette.types import Receive
 
+from leasehold.gateway.limits import raised_by
 from leasehold.gateway.problems import Problem
 
 JSON_DEPTH_MAX = 128
@@ -122,7 +123,8 @@ async def discard(receive: Receive, *, bytes_max: int = 8 << 20, timeout_ms: int
 
 
 def _too_large(bytes_max: int) -> Problem:
-    detail = f"the body is limited to {bytes_max} bytes"
+    how = raised_by("--body", "gateway.body_bytes_max")
+    detail = f"the body is limited to {bytes_max} bytes; {how}"
     return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
 
 

@@ -18,7 +18,7 @@ from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.gateway.auth import Door
 from leasehold.gateway.body import check_media, decode, discard, invalid, read_body
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.limits import RateLimit
+from leasehold.gateway.limits import Quota, RateLimit
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer
@@ -80,13 +80,15 @@ class Resource:
         headers = headers_of(scope)
         desk = self._desk
         caller = await self._admit(endpoint, scope, headers)
-        if endpoint.scope and endpoint.tag != "health":  # probes and scrapers always get through
-            desk.rate.take(caller.requester)
+        quota = desk.door.quota(caller.requester)
+        # Probes and scrapers always get through, and so do workers: they are the operator's.
+        if endpoint.scope not in ("", "jobs:work") and endpoint.tag != "health":
+            desk.rate.take(caller.requester, quota)
         call = Call(
             caller=caller,
             path=scope.get("path_params", {}),
             query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers),
+            body=await self._body(endpoint, receive, headers, quota),
             headers=headers,
             gone=partial(_gone, receive),
         )
@@ -104,7 +106,9 @@ class Resource:
             raise Problem("scope", f"this needs a key with the scope {endpoint.scope}")
         return caller
 
-    async def _body(self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str]) -> Any:
+    async def _body(
+        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], quota: Quota
+    ) -> Any:
         decoder = self._decoders.get(endpoint.method)
         if decoder is None:
             return None
@@ -114,7 +118,7 @@ class Resource:
             raw = await read_body(
                 receive,
                 headers,
-                settings.body_limit(endpoint.bytes_max),
+                settings.body_limit(endpoint.bytes_max, quota),
                 settings.body_timeout_ms,
             )
         except Problem as problem:

@@ -115,6 +115,12 @@ class BoxLedger:
             oldest_waiting_ms=max(0, summary["now_ms"] - oldest_ms) if oldest_ms else 0,
         )
 
+    async def unfinished(self, requester: str, most: int) -> int:
+        """How many jobs of a requester have not ended, counted up to `most`."""
+        table, queue = self._settings.table, self._settings.queue
+        asked = {"queue": queue, "requester": requester, "most": most}
+        return int((await self._engine.run(table, "unfinished", **asked))[0]["jobs"])
+
     async def workers(self) -> list[WorkerBeat]:
         """Workers that did upkeep or claimed lately, also in vain."""
         rows = await self._engine.run(self._settings.table, "workers", queue=self._settings.queue)

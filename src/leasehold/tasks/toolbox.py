@@ -18,7 +18,6 @@ Whatever its pattern says, an argument of a command holds no `..` and no absolut
 
 from __future__ import annotations
 
-import os
 import re
 import string
 import tomllib
@@ -95,7 +94,7 @@ def _fault(tool: Tool) -> str:
         return 'needs either "command" or "url"'
     if tool.timeout_s <= 0 or tool.output_bytes_max < 1:
         return "needs limits above 0"
-    if not all(os.path.isabs(folder) for folder in (*tool.folders, tool.cwd or "/")):
+    if not all(Path(folder).is_absolute() for folder in (*tool.folders, tool.cwd or "/")):
         return "needs absolute paths in `folders` and `cwd`"
     try:
         for pattern in tool.args.values():
@@ -142,7 +141,7 @@ def fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
     for name, value in values.items():
         paths = _paths(value)
         if tool.cwd and not paths:
-            paths = [os.path.join(tool.cwd, value)]
+            paths = [f"{tool.cwd}/{value}"]
         if _UP.search(value) or not all(_inside(path, tool) for path in paths):
             raise _astray(name)
     argv = []
@@ -163,9 +162,8 @@ def _paths(text: str) -> list[str]:
 
 def _inside(path: str, tool: Tool) -> bool:
     """Whether a path lies in a folder of the tool, links followed."""
-    real = os.path.realpath(path) if path.startswith("/") else ""
-    roots = [os.path.realpath(root) for root in (*tool.folders, tool.cwd) if root]
-    return any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
+    roots = [Path(root).resolve() for root in (*tool.folders, tool.cwd) if root]
+    return path.startswith("/") and any(Path(path).resolve().is_relative_to(r) for r in roots)
 
 
 def _astray(name: str) -> Fatal:

@@ -73,14 +73,22 @@ class _Request:
 
 
 class Turns:
-    """The requests of one worker; `at_once` is how many there may be."""
+    """The requests of one worker; `at_once` is how many there may be.
+
+    `per_requester` is how many of them one requester may have; 0 is all but one.
+    """
 
     def __init__(
-        self, at_once: int = AT_ONCE, *, clock: Callable[[], float] = time.monotonic
+        self,
+        at_once: int = AT_ONCE,
+        *,
+        per_requester: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._at_once = at_once
+        self._share = per_requester or max(1, at_once - 1)
         self._receiver_max = max(1, at_once // 2)
-        self._requester_max = max(1, at_once - 2)
+        self._requester_max = min(self._share, max(1, at_once - 2))
         self._slow_max = max(1, at_once - 1)
         self._clock = clock
         self._receivers: OrderedDict[tuple[str, str], _Receiver] = OrderedDict()
@@ -131,9 +139,15 @@ class Turns:
                 if patience_s <= 0:
                     raise self._put_off(receiver, now_s)
                 return patience_s
-        elif not receiver.is_slow(now_s) and len(receiver.under_way) >= self._slow_max:
-            return None  # were it to hang all at once, one place is left for the others
+        elif self._requests_of(receiver) >= self._share:
+            return None  # were they to hang all at once, one place is left for the others
         return None if full else 0.0
+
+    def _requests_of(self, receiver: _Receiver) -> int:
+        """Of its requester; of itself alone where the requester is not known."""
+        if not receiver.requester:
+            return len(receiver.under_way)
+        return sum(each.receiver.requester == receiver.requester for each in self._under_way)
 
     def _has_its_share(self, receiver: _Receiver, now_s: float) -> bool:
         """It is slow, and the slow ones have all that they get: it, its requester, or all."""
