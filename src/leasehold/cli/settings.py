@@ -99,7 +99,7 @@ SETTINGS = {
         Setting("egress.allow", [], "private hosts and networks that jobs may name", "list"),
         Setting("webhooks.headers", "contract", "contract, or standard: those besides as well"),
         Setting(
-            "webhooks.per_key", 0, "of a worker's 5 deliveries at once; 0: all but 1", "integer"
+            "webhooks.per_key", 0, "deliveries of a key at once in a worker; 0: all", "integer"
         ),
         Setting("webhooks.secrets", "", "lines `requester = secret`; * is for all", secret=True),
         Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),

@@ -114,14 +114,17 @@ class StreamLimit:
 
 
 class _Depth:
-    """Unfinished jobs of one requester: counted at `at_s`, and submitted since."""
+    """Unfinished jobs of one requester, as far as is known.
 
-    __slots__ = ("at_s", "every_s", "jobs", "since", "task")
+    `jobs` is what the store counted and what was submitted since that count began; `sent` are
+    submits without an answer, which a count may or may not see.
+    """
+
+    __slots__ = ("at_s", "firm_s", "jobs", "sent", "since", "task")
 
     def __init__(self) -> None:
-        self.jobs = self.since = 0
-        self.at_s = -math.inf
-        self.every_s = _COUNT_EVERY_S
+        self.jobs = self.since = self.sent = 0
+        self.at_s = self.firm_s = -math.inf
         self.task: asyncio.Task[None] | None = None
 
 
@@ -152,40 +155,60 @@ class DepthLimit:
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Like the queue's own; what is beyond the quota of its requester is `full`, and unsent."""
-        refusals = [await self._refusal(job.requester) for job in jobs]
-        if not any(refusals):
+        if not self._unfinished:
             return await self._queue.submit(jobs)
-        sent = [job for job, refusal in zip(jobs, refusals, strict=True) if refusal is None]
-        answers = iter(await self._queue.submit(sent) if sent else ())
+        sent: list[NewJob] = []
+        refusals: list[Submitted | None] = []
+        depths = []
+        try:
+            for job in jobs:
+                most = self._quota(job.requester).depth if job.requester else None
+                depth = await self._room(job.requester, most) if most else _UNLIMITED
+                if depth is None:
+                    self._refused()
+                    why = f"this key has {most} unfinished jobs, its limit; "
+                    why += raised_by("--depth", "gateway.depth_per_key")
+                    refusals.append(Submitted("", "full", why, _FULL_RETRY_MS))
+                    continue
+                depth.sent += 1
+                depths.append(depth)
+                sent.append(job)
+                refusals.append(None)
+            answers = iter(await self._queue.submit(sent) if sent else ())
+        finally:
+            for depth in depths:
+                depth.sent -= 1
         return [refusal or next(answers) for refusal in refusals]
 
-    async def _refusal(self, requester: str) -> Submitted | None:
-        most = self._quota(requester).depth if requester and self._unfinished else None
-        if not most:
-            return None
+    async def _room(self, requester: str, most: int) -> _Depth | None:
+        """The depth of a requester, with one job more; None where there is no room for it."""
         depth = self._depths.get(requester)
         if depth is None:
             if len(self._depths) >= _BUCKETS_MAX:
                 self._depths.clear()
             depth = self._depths[requester] = _Depth()
-        age_s = self._clock_s() - depth.at_s
-        if depth.task is None and (
-            age_s > _BELIEVE_S or (depth.jobs >= most and age_s > depth.every_s)
-        ):
-            depth.task = asyncio.create_task(self._recount(requester, depth, most))
-        if depth.jobs >= most and depth.task is not None:
-            await asyncio.shield(depth.task)
+        now_s = self._clock_s()
+        if now_s - depth.at_s > _BELIEVE_S:
+            self._recount(requester, depth, most)
         if depth.jobs >= most:
-            self._refused()
-            why = f"this key has {most} unfinished jobs, its limit; "
-            why += raised_by("--depth", "gateway.depth_per_key")
-            return Submitted("", "full", why, _FULL_RETRY_MS)
+            if now_s > depth.firm_s:
+                self._recount(requester, depth, most)
+            if depth.task is not None:
+                await asyncio.shield(depth.task)
+                took_s = self._clock_s() - now_s
+                depth.firm_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
+        if depth.jobs >= most:
+            return None
         depth.jobs += 1
         depth.since += 1
-        return None
+        return depth
 
-    async def _recount(self, requester: str, depth: _Depth, most: int) -> None:
-        begun_s, depth.since = self._clock_s(), 0
+    def _recount(self, requester: str, depth: _Depth, most: int) -> None:
+        if depth.task is None:
+            depth.since, depth.at_s = depth.sent, self._clock_s()
+            depth.task = asyncio.create_task(self._count(requester, depth, most))
+
+    async def _count(self, requester: str, depth: _Depth, most: int) -> None:
         try:
             counted = await self._unfinished(requester, most)
         except StoreError as error:
@@ -194,5 +217,7 @@ class DepthLimit:
         else:
             depth.jobs = counted + depth.since
         finally:
-            depth.at_s, depth.task = self._clock_s(), None
-            depth.every_s = max(_COUNT_EVERY_S, _COUNT_SHARE * (depth.at_s - begun_s))
+            depth.task = None
+
+
+_UNLIMITED = _Depth()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -75,7 +75,8 @@ class _Request:
 class Turns:
     """The requests of one worker; `at_once` is how many there may be.
 
-    `per_requester` is how many of them one requester may have; 0 is all but one.
+    `per_requester` is how many of them one requester may have; 0 is all of them, and all but one
+    while another requester waits.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class Turns:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._at_once = at_once
-        self._share = per_requester or max(1, at_once - 1)
+        self._per_requester = per_requester
+        self._wanting: Counter[str] = Counter()
         self._receiver_max = max(1, at_once // 2)
-        self._requester_max = min(self._share, max(1, at_once - 2))
+        self._requester_max = max(1, at_once - 2)
         self._slow_max = max(1, at_once - 1)
         self._clock = clock
         self._receivers: OrderedDict[tuple[str, str], _Receiver] = OrderedDict()
@@ -101,11 +103,16 @@ class Turns:
         receiver = self._receiver(requester, url)
         loop = asyncio.get_running_loop()
         patient_until_s = loop.time() + _NEW_S
-        while (wait_s := self._wait_s(receiver, patient_until_s - loop.time())) != 0.0:
-            free = loop.create_future()
-            self._waiting.append(free)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(free, wait_s)
+        self._wanting[requester] += 1
+        try:
+            while (wait_s := self._wait_s(receiver, patient_until_s - loop.time())) != 0.0:
+                free = loop.create_future()
+                self._waiting.append(free)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(free, wait_s)
+        finally:
+            self._wanting[requester] -= 1
+            self._wanting += Counter()  # without those that are 0
         now_s = self._clock()
         request = _Request(receiver, now_s, trial=self._has_its_share(receiver, now_s))
         self._under_way.append(request)
@@ -139,15 +146,19 @@ class Turns:
                 if patience_s <= 0:
                     raise self._put_off(receiver, now_s)
                 return patience_s
-        elif self._requests_of(receiver) >= self._share:
-            return None  # were they to hang all at once, one place is left for the others
+        elif not receiver.is_slow(now_s) and len(receiver.under_way) >= self._slow_max:
+            return None  # were it to hang all at once, one place is left for the others
+        elif self._is_over_quota(receiver.requester):
+            return None
         return None if full else 0.0
 
-    def _requests_of(self, receiver: _Receiver) -> int:
-        """Of its requester; of itself alone where the requester is not known."""
-        if not receiver.requester:
-            return len(receiver.under_way)
-        return sum(each.receiver.requester == receiver.requester for each in self._under_way)
+    def _is_over_quota(self, requester: str) -> bool:
+        """Whether a requester has all the requests that it may have while others wait."""
+        mine = sum(each.receiver.requester == requester for each in self._under_way)
+        if self._per_requester:
+            return mine >= self._per_requester
+        others = sum(self._wanting.values()) - self._wanting[requester]
+        return others > 0 and mine >= max(1, self._at_once - 1)
 
     def _has_its_share(self, receiver: _Receiver, now_s: float) -> bool:
         """It is slow, and the slow ones have all that they get: it, its requester, or all."""
