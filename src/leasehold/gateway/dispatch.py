@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.gateway.auth import Door
-from leasehold.gateway.body import check_media, decode, discard, invalid, read_body
+from leasehold.gateway.body import check_media, decode, discard, invalid, is_beyond, read_body
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.limits import Quota, RateLimit
 from leasehold.gateway.problems import Problem
@@ -147,6 +147,11 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
     try:
         return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
     except msgspec.ValidationError as error:
+        for name, text in pairs:
+            if is_beyond(text):
+                raise Problem(
+                    "bad_number", f"{name} is a number that 64 bits do not hold"
+                ) from None
         raise invalid(error, endpoint.asks) from None
 
 

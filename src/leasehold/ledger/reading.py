@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _PAGE_STEP = 500
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 10_000
 _BEYOND = 2**62
+_POSITION = re.compile(r"[0-9]{1,18}")
 
 
 class BoxLedger:
@@ -63,7 +65,7 @@ class BoxLedger:
                 f"there are {', '.join(self._machine.states)}",
                 contract=self._settings.contract,
             )
-        if query.after and not query.after.isdecimal():
+        if query.after and not _POSITION.fullmatch(query.after):
             raise UsageError(
                 f"{query.after!r} is not a cursor; pass the `after` of the page before",
                 contract=self._settings.contract,
@@ -133,7 +135,7 @@ class BoxLedger:
             "events",
             queue=self._settings.queue,
             job_id=job_id,
-            after=int(after) if after.isdecimal() else 0,
+            after=int(after) if _POSITION.fullmatch(after) else 0,
             count=limit,
         )
         return [_event(row) for row in rows]
