@@ -14,6 +14,7 @@ import click
 
 from leasehold.cli.config import debug_wanted
 from leasehold.cli.exits import exit_code_of, line_of, problem_of
+from leasehold.cli.output import emit, note
 
 COMMANDS = {
     "up": "Start everything: a store, a gateway, a worker with samples.",
@@ -166,15 +167,13 @@ def _tell(error: BaseException, *, as_json: bool) -> int:
     if debug_wanted():
         import traceback
 
-        traceback.print_exception(error)
+        note("".join(traceback.format_exception(error)).rstrip())
     if as_json:
-        import msgspec
-
-        sys.stderr.write(msgspec.json.encode(problem_of(error)).decode() + "\n")
+        emit(problem_of(error), sys.stderr)
     elif isinstance(error, KeyboardInterrupt | click.Abort):
-        sys.stderr.write("leasehold: interrupted\n")
+        note("leasehold: interrupted")
     else:
-        sys.stderr.write(f"leasehold: {line_of(error)}\n")
+        note(f"leasehold: {line_of(error)}")
     return int(code)
 
 

@@ -62,7 +62,7 @@ class _Parts:
         self._url = url
         self._guard = guard
         self._vault = vault
-        self._turns = Turns(at_once or AT_ONCE)
+        self._turns = Turns(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
         self._file = read_secrets(config.text("webhooks.secrets"))
 
     def _secrets(self) -> EndpointSecrets:

@@ -17,7 +17,7 @@ BUILT_IN = "leasehold.tasks"
 INBOX = "leasehold.transcode"
 # By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
 # claim (section 12), and as many again as are delivered at once while the next claim is under way.
-_SLOTS = {"inbox": 5, "outbox": 15}
+SLOTS = {"inbox": 5, "outbox": 15}
 
 
 def load_all(
@@ -97,7 +97,7 @@ def _same(some: Sequence[Task], others: Sequence[Task]) -> bool:
 
 def usual(target: str) -> int | None:
     """How many attempts at once suit these tasks; None: as many as a worker takes by itself."""
-    return sum(_SLOTS.values()) if target == INBOX else None
+    return sum(SLOTS.values()) if target == INBOX else None
 
 
 def with_slots(url: str) -> str:
@@ -109,7 +109,19 @@ def with_slots(url: str) -> str:
     if not url.startswith("inbox+") or "at_once=" in url:
         return url
     box = "outbox" if "box=outbox" in url else "inbox"
-    return f"{url}{'&' if '?' in url else '?'}at_once={_SLOTS[box]}"
+    return f"{url}{'&' if '?' in url else '?'}at_once={SLOTS[box]}"
+
+
+def with_share(url: str, slots: int, per_key: int) -> str:
+    """The URL of an inbox whose worker leaves a slot to other requesters; `per_key` 0: no limit.
+
+    >>> with_share("inbox+sqlite:///a.db", 5, 0)
+    'inbox+sqlite:///a.db?share=4&requester_max=0'
+    """
+    if not url.startswith("inbox+") or "box=outbox" in url or "share=" in url:
+        return url
+    mark = "&" if "?" in url else "?"
+    return f"{url}{mark}share={max(1, slots - 1)}&requester_max={per_key}"
 
 
 def _is_path(target: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from leasehold.cli.config import Config, colours_wanted
+from leasehold.cli.output import one_line, shown
 from leasehold.core.errors import UsageError
 
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
@@ -33,8 +34,26 @@ def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] 
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), stream=sys.stderr, force=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain(logging.BASIC_FORMAT))
+    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), handlers=[handler], force=True)
     return name
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+def _plain(_logger: object, _method: str, event: Any) -> Any:
+    """Text of strangers, which a terminal shall show and not obey; other values are shown by repr.
+
+    Only a traceback has more than one line.
+    """
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = shown(value if key == "exception" else one_line(value))
+    return event
 
 
 def _processors(as_text: bool) -> list[Any]:
@@ -46,7 +65,13 @@ def _processors(as_text: bool) -> list[Any]:
         return [
             *shared,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
-            structlog.dev.ConsoleRenderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
+            structlog.processors.format_exc_info,
+            _plain,
+            structlog.dev.ConsoleRenderer(
+                colors=colours_wanted(sys.stderr),
+                pad_event_to=0,
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
         ]
     return [
         *shared,

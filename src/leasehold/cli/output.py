@@ -1,7 +1,14 @@
-"""Data on stdout, talk on stderr; colour only where somebody looks and has not set NO_COLOR."""
+"""Data on stdout, talk on stderr; colour only where somebody looks and has not set NO_COLOR.
+
+Much of what is shown is text of strangers: ids, names, payloads, errors. What a terminal would obey
+or reorder in it (control characters, bidirectional marks) is shown escaped; only colours of
+`paint` reach a terminal, which a mark that nobody can guess tells from others.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -31,31 +38,60 @@ _STATE_COLOURS = {
 }
 
 
-def emit(value: Any) -> None:
+_MARK = f"\x1b{secrets.token_hex(8)}"
+_OBEYED = (
+    r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+)
+_UNSAFE = re.compile(rf"[{_OBEYED}]|\x1b(?!{_MARK[1:]})")
+_PAINTED = re.compile(r"\x1b\[[0-9]+m")
+_BREAKS = re.compile(r"[\t\n]")
+
+
+def emit(value: Any, stream: Any = None) -> None:
     """One JSON object, one line, on stdout."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
+    stream = stream or sys.stdout
+    text = msgspec.json.encode(value).decode()  # within it, such characters stand in strings only
+    stream.write(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    stream.flush()
 
 
 def emit_text(text: str) -> None:
     """A line for people, on stdout."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(shown(text) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """A line about what is going on, on stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(shown(text) + "\n")
     sys.stderr.flush()
+
+
+def shown(text: str) -> str:
+    """Text that is safe for a terminal, and our own colours.
+
+    >>> shown("a\\x1b[2Jb\\u202ec")
+    'a\\\\x1b[2Jb\\\\u202ec'
+    """
+    return _UNSAFE.sub(_escaped, text).replace(_MARK, "\x1b")
+
+
+def one_line(text: str) -> str:
+    """Text of one line: its line breaks and tabs are shown escaped too."""
+    return _BREAKS.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 def paint(text: str, colour: str, stream: Any = None) -> str:
     """The text in a colour, where colours are wanted."""
     if colour not in _COLOURS or not colours_wanted(stream or sys.stdout):
         return text
-    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+    return f"{_MARK}[{_COLOURS[colour]}m{text}{_MARK}[0m"
 
 
 def paint_state(state: str) -> str:
@@ -65,7 +101,7 @@ def paint_state(state: str) -> str:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns, aligned by what is visible; the last one is not padded."""
-    lines = [list(headers), *(list(row) for row in rows)]
+    lines = [list(headers), *(list(map(one_line, row)) for row in rows)]
     widths = [max(_visible(line[i]) for line in lines) for i in range(len(headers))]
     out = []
     for number, line in enumerate(lines):
@@ -93,12 +129,4 @@ def ago(ts_ms: int, now_ms: int | None = None) -> str:
 
 
 def _visible(text: str) -> int:
-    length, inside = 0, False
-    for char in text:
-        if char == "\x1b":
-            inside = True
-        elif inside:
-            inside = char != "m"
-        else:
-            length += 1
-    return length
+    return len(_PAINTED.sub("", shown(text)))

@@ -73,8 +73,11 @@ SETTINGS = {
         ),
         Setting("gateway.streams_per_key", 20, "event streams open at once with a key", "integer"),
         Setting("gateway.heartbeat_s", 15.0, "how often a silent event stream is kept", "number"),
-        Setting("gateway.rate_per_s", 0.0, "requests a second with one key; 0: no limit", "number"),
-        Setting("gateway.rate_burst", 0, "requests at once with one key; 0: a second's", "integer"),
+        Setting("gateway.depth_per_key", 100_000, "unfinished jobs of a key in a queue", "integer"),
+        Setting("gateway.rate_per_s", 1_000.0, "requests a second with a key; 0: any", "number"),
+        Setting(
+            "gateway.rate_burst", 2_000, "requests at once with a key; 0: rate_per_s", "integer"
+        ),
         Setting("gateway.body_bytes_max", 204_800, "largest body of a request", "integer"),
         Setting("gateway.body_timeout_s", 30.0, "how long a body may take to arrive", "number"),
         Setting("gateway.drain_timeout_s", 10.0, "how long requests may finish", "number"),
@@ -97,9 +100,13 @@ SETTINGS = {
         Setting("vault.kms", "", "a function that makes a key ring of your own (module:function)"),
         Setting("egress.allow", [], "private hosts and networks that jobs may name", "list"),
         Setting("webhooks.headers", "contract", "contract, or standard: those besides as well"),
+        Setting(
+            "webhooks.per_key", 0, "deliveries of a key at once in a worker; 0: all", "integer"
+        ),
         Setting("webhooks.secrets", "", "lines `requester = secret`; * is for all", secret=True),
         Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
         Setting("transcode.files", "", "the one folder that file:// may name; empty: none"),
+        Setting("transcode.per_key", 0, "transcodes of a key at once in all; 0: any", "integer"),
         Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
         Setting("transcode.ffmpeg", "", "the ffmpeg to run; empty: the system's, else the wheel's"),
         Setting(

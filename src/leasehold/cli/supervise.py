@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from leasehold.cli.exits import Exit, Failed
+from leasehold.cli.output import note
 
 _USAGE = 2
 _LASTS_S = 10.0  # a child that lived this long did not die of its start
@@ -169,8 +169,7 @@ class Supervisor:
             text = line.decode(errors="replace").rstrip()
             part.last_words = [*part.last_words[-9:], text]
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"{prefix}{text}\n")
-                sys.stderr.flush()
+                note(f"{prefix}{text}")
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

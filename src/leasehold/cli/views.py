@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from leasehold.cli.output import ago, paint, paint_state
+from leasehold.cli.output import ago, one_line, paint, paint_state
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.opening import parse_url
 from leasehold.core.state import MACHINES
@@ -57,7 +57,7 @@ def event_line(event: JobEvent) -> str:
     when += f"{event.ts_ms // 1000 % 60:02d}.{event.ts_ms % 1000:03d}"
     data = "" if event.data in (b"", b"{}", b"null") else event.data.decode(errors="replace")
     words = [paint(when, "dim"), paint_state(event.type).ljust(10), event.step, data]
-    return "  ".join(word for word in words if word)
+    return "  ".join(one_line(word) for word in words if word)
 
 
 def job_row(job: dict[str, Any]) -> list[str]:

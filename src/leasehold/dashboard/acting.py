@@ -28,7 +28,7 @@ from leasehold.core.job import NewJob, Submitted
 from leasehold.core.seam import Ledger
 from leasehold.dashboard.audit import IDS_MAX, AuditLog, noted, write_down
 from leasehold.dashboard.delivering import outbox_of
-from leasehold.dashboard.finding import Finder, FoundJob
+from leasehold.dashboard.finding import COUNT_MAX, Finder, FoundJob
 from leasehold.dashboard.house import Street
 from leasehold.dashboard.search import Search
 
@@ -119,7 +119,7 @@ class Actor:
         """Begin an action on all jobs of a search."""
         if sum(bulk.state == "running" for bulk in self._bulks.values()) >= _RUNNING_MAX:
             raise Conflict(f"{_RUNNING_MAX} actions on many jobs run already; stop one, or wait")
-        count = await self._finder.count(search)
+        count = await self._finder.count(search, scan_max=COUNT_MAX)
         bulk = Bulk(
             id=secrets.token_hex(6),
             verb=verb,

@@ -6,19 +6,20 @@ Reading needs the scope `observe` (the backlog `metrics`), acting needs `admin`;
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from leasehold.core.endpoint import Answer, Call, Endpoint, Reply, Right, Scope
+from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right, Scope
 from leasehold.core.errors import Conflict, NotFound
 from leasehold.core.job import JobRecord, NewJob
 from leasehold.core.redacting import Redaction
 from leasehold.dashboard.acting import Actor, Bulk, Verb
 from leasehold.dashboard.audit import Entry
-from leasehold.dashboard.finding import Finder
+from leasehold.dashboard.finding import COUNT_MAX, Finder
 from leasehold.dashboard.gathering import backlog, dead_letters, workers
 from leasehold.dashboard.house import Street
 from leasehold.dashboard.search import Search, parse
@@ -42,6 +43,7 @@ from leasehold.dashboard.shapes import (
 from leasehold.dashboard.watching import Figures, Watch
 
 _CATCH_UP_S = 2.0
+_EVENT_ID = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")
 _Q = Annotated[str, Meta(description="A search, such as `queue:mail is:failed since:2h`.")]
 
 
@@ -123,7 +125,7 @@ class Api:
 
     async def count(self, call: Call) -> Answer:
         """How many match."""
-        count = await self._finder.count(_search(call.query.q))
+        count = await self._finder.count(_search(call.query.q), scan_max=COUNT_MAX)
         return Answer(200, CountView(count.jobs, count.exact))
 
     async def read(self, call: Call) -> Answer:
@@ -140,6 +142,10 @@ class Api:
         """Its events."""
         ledger = self._street[call.path["queue"]].ledger
         asked: ReadEvents = call.query
+        if asked.after and not _EVENT_ID.fullmatch(asked.after):
+            raise Refused(
+                "bad_cursor", "`after` is the id of an event, such as 3 or 1700000000000-0"
+            )
         job_id = call.path["job_id"]
         events = await ledger.events(job_id, after=asked.after, limit=asked.limit)
         job = await ledger.get(job_id)

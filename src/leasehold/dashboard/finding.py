@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from leasehold.core.errors import Conflict, StoreError
+from leasehold.core.endpoint import Refused
+from leasehold.core.errors import StoreError
 from leasehold.core.job import JobRecord
 from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Query
@@ -27,11 +28,16 @@ _STEP = 200
 SCAN_MAX = 4_000
 COUNT_MAX = 20_000
 _TIE_CHARS = 10
+_LEDGER_SCAN = 5_000
 _EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
 
 
 class PartlyAway(StoreError):
     """The store of a queue is away; what the others have was told."""
+
+
+class NotAll(Exception):
+    """So many jobs were looked at as there may be; the rest was not."""
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -107,32 +113,37 @@ class Finder:
         complete = not away and (len(found) >= limit or not more)
         return Found(found, _cursor(places) if more else "", complete=complete)
 
-    async def each(self, search: Search, *, step: int = _STEP) -> AsyncIterator[list[FoundJob]]:
+    async def each(
+        self, search: Search, *, step: int = _STEP, scan_max: int = 0
+    ) -> AsyncIterator[list[FoundJob]]:
         """All jobs that match, in steps; jobs that come meanwhile may or may not be among them.
 
         The lists stay open between the steps, so that jobs may be removed on the way. Where the
-        store of a queue is away, `PartlyAway` follows what the others have.
+        store of a queue is away, `PartlyAway` follows what the others have. With `scan_max` no more
+        than about so many jobs are looked at, whether they match or not; `NotAll` says so.
         """
         if search.job_id:
             yield await self._by_id(search)
             return
         sources = await self._sources(search, {})
         while any(not source.place.ended for source in sources):
+            if scan_max and sum(source.looked for source in sources) >= scan_max:
+                raise NotAll
             yield await self._merge(sources, search, step)
         _check_any(sources)
         for source in sources:
             if source.away is not None:
                 raise PartlyAway(str(source.away))
 
-    async def count(self, search: Search, *, most: int = COUNT_MAX) -> Count:
+    async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> Count:
         """How many match now, found by looking: a queue's own totals include jobs long gone."""
         seen = 0
         try:
-            async for jobs in self.each(search, step=500):
+            async for jobs in self.each(search, step=500, scan_max=scan_max):
                 seen += len(jobs)
                 if seen >= most:
                     return Count(seen, exact=False)
-        except PartlyAway:
+        except (PartlyAway, NotAll):
             return Count(seen, exact=False)
         return Count(seen)
 
@@ -228,6 +239,7 @@ class _Source:
         self._query = Query(states=states, task=task, limit=_STEP)
         self._next: str | None = None
         self.away: StoreError | None = None
+        self.looked = 0
 
     def gone(self, error: StoreError) -> _Source:
         """Its store is away: the list ends here, and those of the other queues go on."""
@@ -257,6 +269,9 @@ class _Source:
             except StoreError as error:
                 self.gone(error)
                 return
+            # A page that is not full though more follows is all that its ledger looks at for one.
+            cut = page.after and len(page.jobs) < self._query.limit
+            self.looked += _LEDGER_SCAN if cut else len(page.jobs)
             self.place.begun, self._next = begun, page.after
             self.jobs = _behind(page.jobs, self.place)
             if not self.jobs:
@@ -297,4 +312,5 @@ def _places(cursor: str) -> dict[str, _Place]:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         return msgspec.json.decode(raw, type=dict[str, _Place])
     except (ValueError, msgspec.MsgspecError):
-        raise Conflict("`after` is no place in this list; pass that of the page before") from None
+        words = "`after` is no place in this list; pass that of the page before"
+        raise Refused("bad_cursor", words) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -9,6 +10,8 @@ import msgspec
 
 from leasehold.core.job import JobRecord
 from leasehold.dashboard.reading import decoded
+
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def job_path(queue: str, job_id: str) -> str:
@@ -58,8 +61,11 @@ def facts_of(job: JobRecord) -> list[tuple[str, str]]:
 
 
 def trace_link(trace_url: str, trace: str) -> tuple[str, str]:
-    """The trace id of a W3C traceparent, and where it is shown if we were told a place."""
+    """The trace id of a W3C traceparent, and where it is shown if we were told a place.
+
+    Other programs write this field too: what is no id would change the path of the link.
+    """
     parts = trace.split("-")
-    if len(parts) < 4:
+    if len(parts) < 4 or not _TRACE_ID.fullmatch(parts[1]):
         return "", ""
     return parts[1], trace_url.replace("{trace_id}", parts[1]) if trace_url else ""

@@ -41,9 +41,10 @@ _TOKEN = re.compile(r'-?(?:[^\s"]*"[^"]*"?|[^\s"]+)')
 _TERM = re.compile(
     r"(?P<not>-?)(?P<name>[A-Za-z_][\w.\-\[\]]*)(?P<op>[:=<>])(?P<value>.*)", re.DOTALL
 )
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d|w)")
 _SPAN_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_MAX = 1_000
+_DIGITS_MAX = 18
 
 
 class SearchError(UsageError):
@@ -145,8 +146,8 @@ def _value(name: str, op: str, value: str, now_ms: int) -> str:
     if name in ("since", "before"):
         return str(_moment(value, now_ms))
     if name == "attempt":
-        if not value.isdecimal():
-            raise SearchError(f"attempt is compared with a number, not {value!r}")
+        if not value.isdecimal() or len(value) > _DIGITS_MAX:
+            raise SearchError(f"attempt is compared with a number, not {value[:40]!r}")
         return value
     if name == "is" and (wrong := set(value.split(",")) - set(KINDS)):
         raise SearchError(f"is:{min(wrong)} is unknown; there are {', '.join(KINDS)}")
@@ -163,11 +164,11 @@ def _moment(value: str, now_ms: int) -> int:
         return now_ms - int(float(span[1]) * _SPAN_MS[span[2]])
     try:
         when = datetime.fromisoformat(value)
-    except ValueError:
+        return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
         raise SearchError(
-            f"{value!r} is no time; write 30s, 15m, 2h, 7d, or 2026-01-31T12:00 (UTC)"
+            f"{value[:40]!r} is no time; write 30s, 15m, 2h, 7d, or 2026-01-31T12:00 (UTC)"
         ) from None
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _unquoted(text: str) -> str:
@@ -240,7 +241,7 @@ def _field_holds(term: Term, job: JobRecord) -> bool:
     if term.op in "<>":
         try:
             return _compares(float(found), term.op, float(term.value))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # some payloads hold larger integers
             return False
     return found is not None and _like(_plain(found), term.value)
 

@@ -126,7 +126,7 @@ class BulkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     action: Literal["retry", "cancel", "remove"]
     q: Annotated[str, Meta(min_length=1, max_length=1000, pattern=_NO_NUL)]
-    expect: Annotated[int, Meta(ge=0)] | None = None
+    expect: Annotated[int, Meta(ge=0, le=2**53)] | None = None
 
 
 class CountView(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -177,7 +178,8 @@ class Client:
                     f"{target.origin}: its certificate does not hold ({error.verify_message})"
                 ) from None
             except OSError as error:
-                problem = error.strerror or type(error).__name__
+                # Not its own words: they name the address, which may be an internal one.
+                problem = os.strerror(error.errno) if error.errno else type(error).__name__
         raise Unreachable(f"{target.origin} could not be reached: {problem}")
 
     async def _connect(self, target: Target, address: str) -> Connection:

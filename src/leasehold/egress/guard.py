@@ -91,29 +91,37 @@ class Guard:
         return [str(address) for address in found]
 
     async def _look_up(self, target: Target) -> list[Address]:
+        """The addresses of a name; none where it has none or is not resolved in time."""
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
                 texts = await self._resolve(target.host, target.port)
-        except TimeoutError:
-            raise Unreachable(f"{target.origin}: its name was not resolved in time") from None
-        except OSError as error:
-            raise Unreachable(f"{target.origin}: its name has no address ({error})") from None
-        if not texts:
-            raise Unreachable(f"{target.origin}: its name has no address")
+        except (TimeoutError, OSError):
+            return []
         # A scope (`fe80::1%eth0`) makes the address a link-local one, which is_public refuses.
         return list(dict.fromkeys(unwrapped(ipaddress.ip_address(text)) for text in texts))
 
     def _judge(self, target: Target, found: Sequence[Address]) -> None:
-        if self._policy.allows_name(target):
+        """Raise where one of the addresses is not permitted: among good ones it is an attack.
+
+        A name without an address and one with an internal address are the same error: requesters
+        would learn from the difference which internal names there are.
+        """
+        named = self._policy.allows_name(target)
+        if found and (
+            named or all(self._policy.allows_address(address, target.port) for address in found)
+        ):
             return
-        if all(self._policy.allows_address(address, target.port) for address in found):
-            return
-        self._check_form(target)
-        for address in found:  # one bad address among good ones is somebody trying
-            if not is_public(address):
-                raise Refused(f"{target.origin} leads to {address}, which is not a public address")
+        if not named:
+            self._check_form(target)
+        if _literal(target.host) is not None:
+            if not is_public(found[0]):
+                raise Refused(f"{target.origin} is not a public address")
+        elif not found or not all(map(is_public, found)):
+            raise Unreachable(f"{target.origin}: its name leads to no public address")
 
     def _check_form(self, target: Target) -> None:
+        if target.host == "localhost" or target.host.endswith(".localhost"):
+            raise Refused(f"{target.origin} is not a public address")
         if target.scheme != "https":
             raise Refused(f"{target.origin}: only https is permitted here")
         if target.port not in self._policy.ports:

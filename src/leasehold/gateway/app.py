@@ -30,9 +30,10 @@ from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
 from leasehold.gateway.events_document import events_document
 from leasehold.gateway.feed import Feed
+from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.joined_rings import open_keyrings
 from leasehold.gateway.keys import Keys
-from leasehold.gateway.limits import RateLimit
+from leasehold.gateway.limits import DepthLimit, RateLimit
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.operate import Operations
 from leasehold.gateway.rights import rights_of
@@ -57,7 +58,6 @@ class Gateway:
         self.streamer = Streamer(
             self.door,
             self.metrics,
-            per_key=settings.streams_per_key,
             retry_ms=settings.retry_ms,
         )
         self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
@@ -125,17 +125,11 @@ class Gateway:
         return self._documents["/asyncapi.json"]
 
     def _routes(self) -> tuple[dict[str, bytes], Router]:
-        desk = Desk(
-            self.settings,
-            self.door,
-            self.streamer,
-            RateLimit(self.settings.rate_per_s, self.settings.rate_burst),
-            self._audit,
-        )
+        desk = Desk(self.settings, self.door, self.streamer, RateLimit(), self._audit)
         routes: list[Route] = []
         everything: list[Endpoint] = []
         for url, served in zip(self.settings.queues, self.served, strict=True):
-            endpoints = served.endpoints(self.settings)
+            endpoints = served.endpoints(self.settings, self._within_depth(served))
             everything += endpoints
             routes += _resources(desk, endpoints, served.feed, url, served.name)
         own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
@@ -154,6 +148,11 @@ class Gateway:
         opened = dict.fromkeys(("/docs", *documents), OPEN)
         self.rights = rights_of(router.routes, RIGHTS | opened)
         return documents, router
+
+    def _within_depth(self, served: Served) -> DepthLimit:
+        """Submits to a queue, within the depths of the keys."""
+        queue, refused = GatheredSubmits(served.queue), self.metrics.refused.labels("depth").inc
+        return DepthLimit(queue, served.ledger, self.door.quota, refused)
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:

@@ -19,6 +19,7 @@ from starlette.types import Scope
 from leasehold.core.endpoint import SCOPES, Caller
 from leasehold.gateway.joined_rings import JoinedRings
 from leasehold.gateway.keys import Key, Keys, is_secret_of, split_key, worker_key
+from leasehold.gateway.limits import Quota
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings, is_loopback
 
@@ -30,6 +31,7 @@ _CACHED_MAX = 10_000
 _CHALLENGE = (("www-authenticate", 'Bearer realm="leasehold"'),)
 _PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip")
 
+_USUAL = Quota()
 ANONYMOUS = Caller("", frozenset(SCOPES))
 
 
@@ -41,6 +43,7 @@ class Door:
         self._open = settings.anonymous and settings.on_loopback
         self._unix = bool(settings.unix_socket)
         self._own = worker_key(settings.worker_key) if settings.worker_key else None
+        self._quota = settings.quota
         self._found: dict[str, tuple[float, Key | None]] = {}
         self._counted: dict[str, tuple[float, int]] = {}
         self._touched_ms: dict[str, int] = {}
@@ -70,6 +73,11 @@ class Door:
         """A key by its id, if it may be used now."""
         key = await self._find(key_id)
         return key if key is not None and key.is_live(_now_ms()) else None
+
+    def quota(self, requester: str) -> Quota:
+        """How much a caller who was just admitted may ask for."""
+        key = self._found.get(requester, (0.0, None))[1]
+        return self._quota if key is None or key.quota == _USUAL else key.quota.over(self._quota)
 
     async def is_valid(self, caller: Caller) -> bool:
         """Whether a caller who was admitted earlier still would be."""

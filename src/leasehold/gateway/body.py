@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Generator, Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 from starlette.types import Receive
 
+from leasehold.gateway.limits import raised_by
 from leasehold.gateway.problems import Problem
 
 JSON_DEPTH_MAX = 128
 # Numbers that may be beyond what a double holds, or longer than Python reads. What this leaves out
 # has less than 200 digits before its point and an exponent of at most 99.
 _FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
+_LONG = re.compile(rb"[0-9]{19}|[0-9][eE]\+?[0-9]{2}")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_INTEGER_MAX = 2**63
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
@@ -122,7 +127,8 @@ async def discard(receive: Receive, *, bytes_max: int = 8 << 20, timeout_ms: int
 
 
 def _too_large(bytes_max: int) -> Problem:
-    detail = f"the body is limited to {bytes_max} bytes"
+    how = raised_by("--body", "gateway.body_bytes_max")
+    detail = f"the body is limited to {bytes_max} bytes; {how}"
     return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
 
 
@@ -138,20 +144,39 @@ def check_media(headers: Mapping[str, str]) -> None:
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
+    deep = raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX
     try:
         value = _typed(decoder, raw)
-        deep = raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX
         if deep or b"\\u0000" in raw or _FAR.search(raw):
             _check_values(msgspec.json.decode(raw))  # also what a shape takes as it stands
     except msgspec.ValidationError as error:
-        if "out of range" in str(error):
-            raise Problem("bad_json", f"a number in the body cannot be kept: {error}") from None
+        # What no field holds is not the matter of the field where it stands.
+        if deep or _LONG.search(raw):
+            _check_values(_loose(raw), number_max=_INTEGER_MAX)
         raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise Problem("too_deep") from None
     return value
+
+
+def _loose(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise Problem("too_deep") from None
+    except msgspec.DecodeError as error:
+        raise Problem("bad_json", f"a number in the body cannot be kept: {error}") from None
+
+
+def is_beyond(text: str) -> bool:
+    """Whether a query parameter is a number that 64 bits do not hold.
+
+    >>> [is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
+    [False, True, True, False, True]
+    """
+    return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < _INTEGER_MAX
 
 
 def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
@@ -213,8 +238,8 @@ def _words(kind: Any) -> list[str]:
     ]
 
 
-def _check_values(value: Any) -> None:
-    """Depth and NUL characters, level by level, without recursion."""
+def _check_values(value: Any, *, number_max: float = sys.float_info.max) -> None:
+    """Depth, NUL characters and numbers, level by level, without recursion."""
     level = [value]
     depth = 0
     while level:
@@ -225,8 +250,11 @@ def _check_values(value: Any) -> None:
                 below.extend(item.values())
             elif isinstance(item, list):
                 below.extend(item)
-            elif isinstance(item, str) and "\0" in item:
-                raise Problem("nul")
+            elif isinstance(item, str):
+                if "\0" in item:
+                    raise Problem("nul")
+            elif isinstance(item, int | float) and abs(item) >= number_max:
+                raise Problem("bad_number")
         if any(isinstance(item, dict | list) for item in level):
             depth += 1
         if depth > JSON_DEPTH_MAX:

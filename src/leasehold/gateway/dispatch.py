@@ -18,9 +18,9 @@ from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.core.errors import ReplyLost
 from leasehold.dashboard.audit import LOST, AuditLog, write_down
 from leasehold.gateway.auth import Door
-from leasehold.gateway.body import check_media, decode, discard, invalid, read_body
+from leasehold.gateway.body import check_media, decode, discard, invalid, is_beyond, read_body
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.limits import RateLimit
+from leasehold.gateway.limits import Quota, RateLimit
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer
@@ -92,14 +92,16 @@ class Resource:
         desk = self._desk
         caller = await self._admit(endpoint, scope, headers)
         right = endpoint.right
-        if right.scope and endpoint.tag != "health":  # probes and scrapers always get through
-            desk.rate.take(caller.requester)
+        quota = desk.door.quota(caller.requester)
+        # Probes and scrapers always get through, and so do workers: they are the operator's.
+        if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
+            desk.rate.take(caller.requester, quota)
         call = Call(
             caller=caller,
             right=right,
             path=scope.get("path_params", {}),
             query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers),
+            body=await self._body(endpoint, receive, headers, quota),
             headers=headers,
             gone=partial(_gone, receive),
         )
@@ -146,7 +148,9 @@ class Resource:
             outcome=outcome,
         )
 
-    async def _body(self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str]) -> Any:
+    async def _body(
+        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], quota: Quota
+    ) -> Any:
         decoder = self._decoders.get(endpoint.method)
         if decoder is None:
             return None
@@ -156,7 +160,7 @@ class Resource:
             raw = await read_body(
                 receive,
                 headers,
-                settings.body_limit(endpoint.bytes_max),
+                settings.body_limit(endpoint.bytes_max, quota),
                 settings.body_timeout_ms,
             )
         except Problem as problem:
@@ -185,6 +189,11 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
     try:
         return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
     except msgspec.ValidationError as error:
+        for name, text in pairs:
+            if is_beyond(text):
+                raise Problem(
+                    "bad_number", f"{name} is a number that 64 bits do not hold"
+                ) from None
         raise invalid(error, endpoint.asks) from None
 
 

@@ -71,6 +71,8 @@ class Edge:
                 exc_info=error if problem is None else None,
                 error=str(error),
             )
+        elif problem.code in _QUOTAS:
+            self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
         if exchange.status:
             raise error  # half an answer is out: only the server can cut the connection now
         await exchange.refuse(problem or Problem("internal"))
@@ -128,6 +130,7 @@ class _Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
 
+_QUOTAS = {"rate_limited": "rate", "too_many_streams": "streams", "too_large": "body"}
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _BY_STATUS: dict[int, str] = {}
 for _code, (_status, _) in CODES.items():

@@ -18,6 +18,7 @@ import msgspec
 
 from leasehold.core.endpoint import SCOPES, STREAM_SCOPE, Caller
 from leasehold.core.errors import UsageError
+from leasehold.gateway.limits import Quota
 from leasehold.store.redis import Redis
 
 TICKET_S = 60
@@ -35,6 +36,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     expires_ms: int = 0
     last_used_ms: int = 0
+    quota: Quota = Quota()
 
     def is_live(self, now_ms: int) -> bool:
         """False once it has expired."""
@@ -70,6 +72,9 @@ class KeyRing(Keys, Protocol):
         self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
     ) -> tuple[Key, str]:
         """A new key and its whole text, which cannot be had again."""
+
+    async def limit(self, key_id: str, quota: Quota) -> bool:
+        """Give a key other numbers; False if there is none. Gateways obey within two seconds."""
 
     async def list(self) -> list[Key]:
         """All keys, oldest first, with the minute of their last use."""
@@ -145,6 +150,7 @@ class RedisKeyRing:
         self._redis = redis
         self._keys = f"{prefix}leasehold:keys"
         self._used = f"{prefix}leasehold:keys:used"
+        self._quotas = f"{prefix}leasehold:keys:quotas"
         self._ticket = f"{prefix}leasehold:ticket:"
         self._clock_ms = clock_ms
 
@@ -155,10 +161,19 @@ class RedisKeyRing:
         await self._redis.call("HSET", self._keys, key.id, msgspec.json.encode(key))
         return key, text
 
+    async def limit(self, key_id: str, quota: Quota) -> bool:
+        # Beside the key: one that is revoked meanwhile must not come back.
+        if not await self._redis.call("HEXISTS", self._keys, key_id):
+            return False
+        await self._redis.call("HSET", self._quotas, key_id, msgspec.json.encode(quota))
+        return True
+
     async def list(self) -> list[Key]:
         stored = await self._redis.call("HVALS", self._keys)
         used = _pairs(await self._redis.call("HGETALL", self._used))
+        quotas = _pairs(await self._redis.call("HGETALL", self._quotas))
         keys = [msgspec.json.decode(raw, type=Key) for raw in stored]
+        keys = [_with_quota(key, quotas.get(key.id.encode())) for key in keys]
         seen = [
             msgspec.structs.replace(key, last_used_ms=int(used.get(key.id.encode(), 0)))
             for key in keys
@@ -166,16 +181,21 @@ class RedisKeyRing:
         return sorted(seen, key=lambda key: key.created_ms)
 
     async def revoke(self, key_id: str) -> bool:
-        removed, _ = await self._redis.pipeline(
-            [("HDEL", self._keys, key_id), ("HDEL", self._used, key_id)]
+        removed, *_ = await self._redis.pipeline(
+            [("HDEL", name, key_id) for name in (self._keys, self._used, self._quotas)]
         )
         if isinstance(removed, Exception):
             raise removed
         return bool(removed)
 
     async def find(self, key_id: str) -> Key | None:
-        raw = await self._redis.call("HGET", self._keys, key_id)
-        return None if raw is None else msgspec.json.decode(raw, type=Key)
+        raw, quota = await self._redis.pipeline(
+            [("HGET", self._keys, key_id), ("HGET", self._quotas, key_id)]
+        )
+        for reply in (raw, quota):
+            if isinstance(reply, Exception):
+                raise reply
+        return None if raw is None else _with_quota(msgspec.json.decode(raw, type=Key), quota)
 
     async def count(self) -> int:
         return int(await self._redis.call("HLEN", self._keys))
@@ -197,6 +217,12 @@ class RedisKeyRing:
         await self._redis.close()
 
 
+def _with_quota(key: Key, raw: bytes | None) -> Key:
+    if raw is None:
+        return key
+    return msgspec.structs.replace(key, quota=msgspec.json.decode(raw, type=Quota))
+
+
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -215,6 +241,12 @@ class MemoryKeyRing:
         key, text = new_key(scopes, name, ttl_ms, self._clock_ms())
         self._keys[key.id] = key
         return key, text
+
+    async def limit(self, key_id: str, quota: Quota) -> bool:
+        if key_id not in self._keys:
+            return False
+        self._keys[key_id] = msgspec.structs.replace(self._keys[key_id], quota=quota)
+        return True
 
     async def list(self) -> list[Key]:
         return list(self._keys.values())

@@ -1,69 +1,107 @@
-"""How much one key may ask for: a token bucket for requests, a count for open event streams."""
+"""How much one key may ask for: requests a second, open event streams, unfinished jobs, bytes.
+
+The gateway's settings are the quota of every key; a key may have numbers of its own, which
+`leasehold keys create` and `leasehold keys limit` set. Rates and streams are counted in this
+process: with N gateways a key gets N times as many. Unfinished jobs are counted by the store.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
+import structlog
+
+from leasehold.core.errors import StoreError
+from leasehold.core.intake import Submits
+from leasehold.core.job import NewJob, Submitted
 from leasehold.gateway.problems import Problem
 
+_log = structlog.get_logger("leasehold.gateway")
+
 _BUCKETS_MAX = 10_000
+_FULL_RETRY_MS = 2_000
+_BELIEVE_S = 10.0
+_COUNT_EVERY_S = 1.0
+_COUNT_SHARE = 20  # counting takes at most a twentieth of the time
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much one key may ask for; 0 is no limit, None what every key may."""
+
+    rate_per_s: float | None = None
+    rate_burst: int | None = None
+    depth: int | None = None
+    body_bytes: int | None = None
+    streams: int | None = None
+    transcodes: int | None = None
+
+    def over(self, usual: Quota) -> Quota:
+        """These numbers, and the usual ones where there are none."""
+        own = {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
+        }
+        return msgspec.structs.replace(usual, **own)
+
+
+def raised_by(option: str, setting: str) -> str:
+    """How the operator raises a limit."""
+    return f"the operator raises it with `leasehold keys limit KEY_ID {option}` or {setting}"
 
 
 class RateLimit:
-    """`per_s` requests a second on average and `burst` at once, for each requester by itself.
+    """A token bucket for each requester: `rate_per_s` on average and `rate_burst` at once."""
 
-    It counts in this process: with N gateways a key gets N times as much. 0 is no limit.
-    """
-
-    def __init__(
-        self, per_s: float, burst: int = 0, *, clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._per_s = per_s
-        self._burst = burst or max(1, math.ceil(per_s))
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[str, tuple[float, float, float]] = {}
 
-    def take(self, requester: str) -> None:
+    def take(self, requester: str, quota: Quota) -> None:
         """Take one token, or `Problem` 429 that says when there is one."""
-        if not self._per_s:
+        per_s = quota.rate_per_s
+        if not per_s:
             return
+        burst = quota.rate_burst or max(1, math.ceil(per_s))
         now = self._clock_s()
-        tokens, since = self._buckets.get(requester, (float(self._burst), now))
-        tokens = min(self._burst, tokens + (now - since) * self._per_s)
+        tokens, since, _ = self._buckets.get(requester, (burst, now, 0.0))
+        tokens = min(burst, tokens + (now - since) * per_s)
         if tokens < 1:
-            wait_s = math.ceil((1 - tokens) / self._per_s)
-            raise Problem("rate_limited", retry_after_s=max(1, wait_s))
+            wait_s = max(1, math.ceil((1 - tokens) / per_s))
+            raise Problem(
+                "rate_limited",
+                f"this key may make {per_s:g} requests a second and {burst} at once; "
+                + raised_by("--rate", "gateway.rate_per_s"),
+                retry_after_s=wait_s,
+            )
         if len(self._buckets) >= _BUCKETS_MAX:
             self._forget(now)
-        self._buckets[requester] = (tokens - 1, now)
+        self._buckets[requester] = (tokens - 1, now, now + (burst - tokens + 1) / per_s)
 
     def _forget(self, now: float) -> None:
         """Drop buckets that are full again: they say nothing that a new one would not."""
-        self._buckets = {
-            name: (tokens, since)
-            for name, (tokens, since) in self._buckets.items()
-            if tokens + (now - since) * self._per_s < self._burst
-        }
+        self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket[2] > now}
 
 
 class StreamLimit:
     """Open event streams by requester; the anonymous local caller is not counted out."""
 
-    def __init__(self, per_key: int) -> None:
-        self._per_key = per_key
+    def __init__(self) -> None:
         self._open: Counter[str] = Counter()
 
     @contextmanager
-    def slot(self, requester: str) -> Iterator[None]:
+    def slot(self, requester: str, most: int | None) -> Iterator[None]:
         """Hold one place while a stream is open, or `Problem` 429."""
-        if requester and self._open[requester] >= self._per_key:
+        if requester and most and self._open[requester] >= most:
             raise Problem(
                 "too_many_streams",
-                f"at most {self._per_key} event streams may be open with one key",
+                f"at most {most} event streams may be open with this key; "
+                + raised_by("--streams", "gateway.streams_per_key"),
                 retry_after_s=1,
             )
         self._open[requester] += 1
@@ -73,3 +111,113 @@ class StreamLimit:
             self._open[requester] -= 1
             if not self._open[requester]:
                 del self._open[requester]
+
+
+class _Depth:
+    """Unfinished jobs of one requester, as far as is known.
+
+    `jobs` is what the store counted and what was submitted since that count began; `sent` are
+    submits without an answer, which a count may or may not see.
+    """
+
+    __slots__ = ("at_s", "firm_s", "jobs", "sent", "since", "task")
+
+    def __init__(self) -> None:
+        self.jobs = self.since = self.sent = 0
+        self.at_s = self.firm_s = -math.inf
+        self.task: asyncio.Task[None] | None = None
+
+
+class DepthLimit:
+    """Submits of jobs, of those only whose requester has room left.
+
+    The store is asked beside the submits, every ten seconds for a requester that submits, and a
+    submit waits for an answer only where its requester would pass the limit. Gateways of one store
+    count the same jobs, and miss what the others took since. `ledger` may be one that keeps no
+    requesters; then there is no limit.
+    """
+
+    def __init__(
+        self,
+        queue: Submits,
+        ledger: Any,
+        quota: Callable[[str], Quota],
+        refused: Callable[[], None],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._unfinished: Any = getattr(ledger, "unfinished", None)
+        self._quota = quota
+        self._refused = refused
+        self._clock_s = clock_s
+        self._depths: dict[str, _Depth] = {}
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Like the queue's own; what is beyond the quota of its requester is `full`, and unsent."""
+        if not self._unfinished:
+            return await self._queue.submit(jobs)
+        sent: list[NewJob] = []
+        refusals: list[Submitted | None] = []
+        depths = []
+        try:
+            for job in jobs:
+                most = self._quota(job.requester).depth if job.requester else None
+                depth = await self._room(job.requester, most) if most else _UNLIMITED
+                if depth is None:
+                    self._refused()
+                    why = f"this key has {most} unfinished jobs, its limit; "
+                    why += raised_by("--depth", "gateway.depth_per_key")
+                    refusals.append(Submitted("", "full", why, _FULL_RETRY_MS))
+                    continue
+                depth.sent += 1
+                depths.append(depth)
+                sent.append(job)
+                refusals.append(None)
+            answers = iter(await self._queue.submit(sent) if sent else ())
+        finally:
+            for depth in depths:
+                depth.sent -= 1
+        return [refusal or next(answers) for refusal in refusals]
+
+    async def _room(self, requester: str, most: int) -> _Depth | None:
+        """The depth of a requester, with one job more; None where there is no room for it."""
+        depth = self._depths.get(requester)
+        if depth is None:
+            if len(self._depths) >= _BUCKETS_MAX:
+                self._depths.clear()
+            depth = self._depths[requester] = _Depth()
+        now_s = self._clock_s()
+        if now_s - depth.at_s > _BELIEVE_S:
+            self._recount(requester, depth, most)
+        if depth.jobs >= most:
+            if now_s > depth.firm_s:
+                self._recount(requester, depth, most)
+            if depth.task is not None:
+                await asyncio.shield(depth.task)
+                took_s = self._clock_s() - now_s
+                depth.firm_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
+        if depth.jobs >= most:
+            return None
+        depth.jobs += 1
+        depth.since += 1
+        return depth
+
+    def _recount(self, requester: str, depth: _Depth, most: int) -> None:
+        if depth.task is None:
+            depth.since, depth.at_s = depth.sent, self._clock_s()
+            depth.task = asyncio.create_task(self._count(requester, depth, most))
+
+    async def _count(self, requester: str, depth: _Depth, most: int) -> None:
+        try:
+            counted = await self._unfinished(requester, most)
+        except StoreError as error:
+            # The submit itself is told; a limit does not stand in for an absent store.
+            _log.warning("unfinished jobs were not counted", key=requester, error=str(error))
+        else:
+            depth.jobs = counted + depth.since
+        finally:
+            depth.task = None
+
+
+_UNLIMITED = _Depth()

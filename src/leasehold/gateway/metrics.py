@@ -48,6 +48,10 @@ class Metrics:
             "leasehold_sse_slow_clients", "Clients dropped for reading too slowly.",
             registry=self.registry,
         )  # fmt: skip
+        self.refused = Counter(
+            "leasehold_quota_refusals", "Requests and jobs that the quota of a key refused.",
+            ("quota",), registry=self.registry,
+        )  # fmt: skip
         self.quarantined = Counter(
             "leasehold_quarantined", "Records that could not be read and were set aside.",
             ("queue",), registry=self.registry,

@@ -29,7 +29,12 @@ STORE_RETRY_S = 2
 CODES: dict[str, tuple[int, str]] = {
     "bad_http": (400, "The request is not HTTP/1.1."),
     "bad_json": (400, "The body is not JSON."),
-    "bad_cursor": (400, "Last-Event-ID, or ?last_event_id=, is not an id of this event stream."),
+    "bad_number": (400, "A number of the request is larger than 64 bits hold."),
+    "too_deep": (400, "JSON nested deeper than 128 levels is refused."),
+    "bad_cursor": (
+        400,
+        "A position (Last-Event-ID, last_event_id, after) is none of this list or stream.",
+    ),
     "bad_idempotency_key": (400, "Idempotency-Key has 1 to 255 printable characters."),
     "no_key": (401, "An API key is needed: Authorization: Bearer lh_..."),
     "bad_key": (401, "The API key or the ticket is unknown, used up, expired or revoked."),
@@ -44,7 +49,6 @@ CODES: dict[str, tuple[int, str]] = {
     "media_type": (415, "The body has to be application/json."),
     "invalid": (422, "The request is well formed but cannot be accepted; detail says why."),
     "no_webhook_secret": (422, "The request names an address to call, and you have no secret yet."),
-    "too_deep": (422, "JSON nested deeper than 128 levels is refused."),
     "nul": (422, "Strings with NUL characters are refused."),
     "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
     "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),

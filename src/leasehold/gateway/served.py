@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from leasehold.core.endpoint import Endpoint
 from leasehold.core.errors import UsageError
+from leasehold.core.intake import Submits
 from leasehold.core.job import JobEvent
 from leasehold.core.opening import open_journal, open_ledger, open_part, open_queue, parse_url
 from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.core.state import MACHINES
 from leasehold.gateway.feed import Feed
-from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.metrics import Metrics
 from leasehold.gateway.reading import FollowLedger
 from leasehold.gateway.settings import GatewaySettings
@@ -46,14 +46,14 @@ class Served:
         self.address = address
         self.outbox = outbox
 
-    def endpoints(self, settings: GatewaySettings) -> list[Endpoint]:
+    def endpoints(self, settings: GatewaySettings, submits: Submits) -> list[Endpoint]:
         """The HTTP side of the contract; [] for a contract that has none."""
         module = f"leasehold.contracts.{self.contract}.routes"
         if importlib.util.find_spec(module) is None:
             return []
         found = importlib.import_module(module)
         routes = found.open_routes(
-            GatheredSubmits(self.queue),
+            submits,
             self.ledger,
             ttl_s=settings.ttl_s,
             redaction=Redaction(settings.redact),

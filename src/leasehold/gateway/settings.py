@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from leasehold.core.errors import UsageError
+from leasehold.gateway.limits import Quota
 
 KIB = 1024
 BODY_BYTES_MAX = 200 * KIB
@@ -18,7 +19,8 @@ BODY_BYTES_MAX = 200 * KIB
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """`queues` are the URLs served; their stores also hold the keys, the first one's the audit log.
 
-    `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
+    `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key,
+    `depth_per_key` its unfinished jobs in one queue (0: no limit). A key may have its own numbers.
     `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
     that is good besides those of the store: whoever starts gateway and workers together shares it.
     `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
@@ -42,8 +44,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     retry_ms: int = 2_000
     client_bytes_max: int = 256 * KIB
     streams_per_key: int = 20
-    rate_per_s: float = 0.0
-    rate_burst: int = 0
+    depth_per_key: int = 100_000
+    rate_per_s: float = 1_000.0
+    rate_burst: int = 2_000
     drain_ms: int = 10_000
     redact: tuple[str, ...] = ()
     audit_keep: int = 10_000
@@ -52,21 +55,28 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     lent: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
-        least = {
-            "streams_per_key": 1,
-            "audit_keep": 100,
-            "heartbeat_ms": 1,
-            "body_bytes_max": 1,
-            "body_timeout_ms": 1,
-        }
-        for name, limit in (least | {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0}).items():
+        least = dict.fromkeys(("streams_per_key", "heartbeat_ms", "body_bytes_max"), 1)
+        least |= {"body_timeout_ms": 1, "audit_keep": 100}
+        least |= dict.fromkeys(("rate_per_s", "rate_burst", "depth_per_key", "drain_ms"), 0)
+        for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
 
-    def body_limit(self, own: int) -> int:
+    def body_limit(self, own: int, quota: Quota) -> int:
         """The largest body of an endpoint that names `own`; a limit that was lowered is for all."""
-        lowered = self.body_bytes_max < BODY_BYTES_MAX
-        return self.body_bytes_max if lowered else max(self.body_bytes_max, own)
+        most = quota.body_bytes or self.body_bytes_max
+        return most if most < BODY_BYTES_MAX else max(most, own)
+
+    @property
+    def quota(self) -> Quota:
+        """What a key may ask for that has no numbers of its own."""
+        return Quota(
+            rate_per_s=self.rate_per_s,
+            rate_burst=self.rate_burst,
+            depth=self.depth_per_key,
+            body_bytes=self.body_bytes_max,
+            streams=self.streams_per_key,
+        )
 
     @property
     def on_loopback(self) -> bool:

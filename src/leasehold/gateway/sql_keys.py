@@ -10,6 +10,7 @@ import msgspec
 from leasehold.core.endpoint import Caller
 from leasehold.core.opening import open_part
 from leasehold.gateway.keys import TICKET_S, Key, new_key, secret_hash
+from leasehold.gateway.limits import Quota
 from leasehold.ledger.engine import INBOX, Engine, Row
 
 _TICKET_BYTES = 32
@@ -36,6 +37,10 @@ class SqlKeyRing:
         )
         times = {name: rows[0][name] for name in ("created_ms", "expires_ms")}
         return msgspec.structs.replace(key, **times), text
+
+    async def limit(self, key_id: str, quota: Quota) -> bool:
+        text = msgspec.json.encode(quota).decode()
+        return bool(await self._engine.run(INBOX, "key_limit", key_id=key_id, quota=text))
 
     async def list(self) -> list[Key]:
         return [_key(row) for row in await self._engine.run(INBOX, "key_list")]
@@ -81,6 +86,7 @@ def _key(row: Row) -> Key:
         created_ms=row["created_ms"],
         expires_ms=row["expires_ms"],
         last_used_ms=row["last_used_ms"],
+        quota=msgspec.json.decode(row["quota"], type=Quota),
     )
 
 

@@ -37,10 +37,10 @@ _REVOKED = comment("the key of this connection is no longer valid")
 class Streamer:
     """Serves event streams and knows all that are open."""
 
-    def __init__(self, door: Door, metrics: Metrics, *, per_key: int, retry_ms: int) -> None:
+    def __init__(self, door: Door, metrics: Metrics, *, retry_ms: int) -> None:
         self._door = door
         self._metrics = metrics
-        self._limit = StreamLimit(per_key)
+        self._limit = StreamLimit()
         self._retry_ms = retry_ms
         self._open: dict[Caller, set[Subscriber]] = {}
         self._draining = False
@@ -70,7 +70,7 @@ class Streamer:
         if self._draining:
             await self._turn_away(scope, send)
             return
-        with self._limit.slot(caller.requester):
+        with self._limit.slot(caller.requester, self._door.quota(caller.requester).streams):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})

@@ -35,6 +35,7 @@ _LEASES_PARTS = 20
 _LEASES_WHOLE_S = 10.0
 _NOT_NOW_MS = 2**62
 _UNBLOCK_EVERY_S = 0.25
+_LEFT_AGAIN_MS = 100
 # Contract section 12: a poll when nothing rang, spread so that workers do not come together.
 POLL_MS = (500, 1_500)
 
@@ -73,6 +74,8 @@ class Claiming:
         """Up to `limit` leases, waiting for the first."""
         if limit < 1:
             return []
+        if self._settings.share:  # one by one, so that each sees what its requester has already
+            limit = 1
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if wait_ms <= 0:
@@ -155,6 +158,8 @@ class Claiming:
             from_priority=self._from[0],
             from_seq=self._from[1],
             leases_ms=leases_ms,
+            share=settings.share,
+            requester_max=settings.requester_max,
         )
         del self._unanswered[token_h]
         if rows[0]["overdue"]:
@@ -232,4 +237,6 @@ def _taken(rows: list[Row]) -> list[Row]:
 
 
 def _due_in_ms(row: Row) -> int:
-    return max(1, row["next_due_ms"] - row["now_ms"]) if row["next_due_ms"] else 0
+    due_ms = max(1, row["next_due_ms"] - row["now_ms"]) if row["next_due_ms"] else 0
+    # Nothing rings when a requester that had its share gives a job back.
+    return min(due_ms or _LEFT_AGAIN_MS, _LEFT_AGAIN_MS) if row["left_some"] else due_ms

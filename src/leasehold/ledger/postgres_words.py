@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasehold.ledger.engine import INBOX, OUTBOX, part, words_of
+from leasehold.ledger.engine import INBOX, OUTBOX, RUNNING, part, words_of
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
@@ -22,6 +22,15 @@ _SILENT = dict.fromkeys(
 )
 
 
+# A requester has no more jobs at once than its quota, nor all the slots of a worker.
+_WITHIN_SHARE = f"""(:share = 0 OR j.requester_id = '' OR j.requester_id NOT IN (
+    SELECT r.requester_id FROM {INBOX} r LEFT JOIN api_keys k ON k.key_id = r.requester_id
+    WHERE r.queue = :queue AND r.status IN {RUNNING} AND r.lease_expires_at > 0
+    GROUP BY r.requester_id, k.quota
+    HAVING count(*) FILTER (WHERE r.worker_id = :worker_id) >= :share OR count(*) >= coalesce(
+      nullif(coalesce((k.quota::json ->> 'transcodes')::bigint, :requester_max), 0), 1e9)))"""  # noqa: S608
+
+
 def postgres_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
     words = words_of(table, NOW) | {"told_by": "NULL", "span": str(2**62)}
@@ -31,7 +40,7 @@ def postgres_words(table: str) -> dict[str, str]:
         # Its history lies among the steps of its jobs, of which not all told of an event.
         words |= {"told_by": "left(:queue, -7)", "span": str(_SPAN)}
     if table == INBOX:
-        return words | _telling()
+        return words | _telling() | {"in_turn": _WITHIN_SHARE}
     tells = ", EXISTS (SELECT FROM released) AS told" if table == OUTBOX else ""
     return words | {**_SILENT, "told": "0", "tells": tells, "tells_any": tells}
 

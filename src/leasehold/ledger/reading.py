@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _PAGE_STEP = 500
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 10_000
 _BEYOND = 2**62
+_POSITION = re.compile(r"[0-9]{1,18}")
 
 
 class BoxLedger:
@@ -63,7 +65,7 @@ class BoxLedger:
                 f"there are {', '.join(self._machine.states)}",
                 contract=self._settings.contract,
             )
-        if query.after and not query.after.isdecimal():
+        if query.after and not _POSITION.fullmatch(query.after):
             raise UsageError(
                 f"{query.after!r} is not a cursor; pass the `after` of the page before",
                 contract=self._settings.contract,
@@ -115,6 +117,12 @@ class BoxLedger:
             oldest_waiting_ms=max(0, summary["now_ms"] - oldest_ms) if oldest_ms else 0,
         )
 
+    async def unfinished(self, requester: str, most: int) -> int:
+        """How many jobs of a requester have not ended, counted up to `most`."""
+        table, queue = self._settings.table, self._settings.queue
+        asked = {"queue": queue, "requester": requester, "most": most}
+        return int((await self._engine.run(table, "unfinished", **asked))[0]["jobs"])
+
     async def workers(self) -> list[WorkerBeat]:
         """Workers that did upkeep or claimed lately, also in vain."""
         rows = await self._engine.run(self._settings.table, "workers", queue=self._settings.queue)
@@ -127,7 +135,7 @@ class BoxLedger:
             "events",
             queue=self._settings.queue,
             job_id=job_id,
-            after=int(after) if after.isdecimal() else 0,
+            after=int(after) if _POSITION.fullmatch(after) else 0,
             count=limit,
         )
         return [_event(row) for row in rows]

@@ -15,7 +15,8 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One queue of one table. `lost_max` is how often a job's lease may run out (claim budget).
 
     `depth_max` 0 is no limit. `unread_ms` is how long history is kept that a reader has not read.
-    `keep_credentials` leaves sealed credentials with jobs that have ended.
+    `keep_credentials` leaves sealed credentials with jobs that have ended. `share` is how many jobs
+    of one requester a worker holds at once, `requester_max` how many all workers do (0: any).
     """
 
     contract: str
@@ -30,6 +31,8 @@ class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
     journal_ms: int
     unread_ms: int
     keep_credentials: bool = False
+    share: int = 0
+    requester_max: int = 0
 
 
 class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasehold.ledger.engine import INBOX, OUTBOX, part, words_of
+from leasehold.ledger.engine import INBOX, OUTBOX, RUNNING, part, words_of
 
 # An event that ended lets the next one of its job into the line in the same step.
 _RELEASE_NEXT = """
@@ -23,6 +23,15 @@ _SILENT = dict.fromkeys(
 )
 
 
+# A requester has no more jobs at once than its quota, nor all the slots of a worker.
+_WITHIN_SHARE = f"""(:share = 0 OR j.requester_id = '' OR j.requester_id NOT IN (
+    SELECT r.requester_id FROM {INBOX} r LEFT JOIN api_keys k ON k.key_id = r.requester_id
+    WHERE r.queue = :queue AND r.lease_expires_at > 0 AND r.status IN {RUNNING}
+    GROUP BY r.requester_id
+    HAVING sum(r.worker_id = :worker_id) >= :share OR count(*) >= coalesce(
+      nullif(coalesce(json_extract(k.quota, '$.transcodes'), :requester_max), 0), 1 << 31)))"""  # noqa: S608
+
+
 def sqlite_words(table: str) -> dict[str, str]:
     """The fragments that make the statements of one box."""
     words = words_of(table, ":now_ms") | {
@@ -34,7 +43,9 @@ def sqlite_words(table: str) -> dict[str, str]:
         words["after_settle"] = _RELEASE_NEXT.format(table=table, moved="ending", key="job_id")
         words["after_complete"] = _RELEASE_NEXT.format(table=table, moved="succeeding", key="seq")
         words["after_decide"] = _RELEASE_NEXT.format(table=table, moved="chosen", key="job_id")
-    return words | (_telling() if table == INBOX else {**_SILENT, "told": "0"})
+    if table == INBOX:
+        return words | _telling() | {"in_turn": _WITHIN_SHARE}
+    return words | {**_SILENT, "told": "0"}
 
 
 def _telling() -> dict[str, str]:

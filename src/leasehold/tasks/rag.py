@@ -124,7 +124,7 @@ def read_folder(folder: Path) -> list[tuple[str, str]]:
     """The text files of a folder, by their path in it; links that lead out are not followed."""
     root = folder.resolve()
     if not root.is_dir():
-        raise Fatal(f"{folder} is not a folder; LEASEHOLD_RAG_FOLDER names one with text files")
+        raise Fatal("LEASEHOLD_RAG_FOLDER of this worker is no folder with text files")
     files = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in _SUFFIXES]
     inside = [path for path in files if path.resolve().is_relative_to(root) and path.is_file()]
     return [

@@ -20,11 +20,13 @@ import msgspec
 from leasehold.core.errors import UsageError
 from leasehold.core.outcome import Fatal, Retry
 from leasehold.tasks.settings import ModelSettings
+from leasehold.vault.secret import Secret, without_secrets
 
 _PASSING = frozenset({408, 409, 425, 429})
 _RETRY_AFTER_S_MAX = 600.0
 _DETAIL_CHARS_MAX = 300
 _CONNECT_TIMEOUT_S = 10.0
+_NAME = "the model server"  # its address is the operator's, and errors are for requesters
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -71,7 +73,7 @@ class ModelServer:
                 ended = ended or bool(piece.finish_reason)
                 yield piece
             if not ended:
-                raise Retry(None, f"{self._root}: the answer broke off")
+                raise Retry(None, f"{_NAME}: the answer broke off")
 
     async def embed(
         self, texts: list[str], *, model: str = ""
@@ -82,7 +84,7 @@ class ModelServer:
         answer = await self._json("POST", "/embeddings", body)
         rows = sorted(answer.get("data", []), key=lambda row: row.get("index", 0))
         if len(rows) != len(texts):
-            raise Fatal(f"{self._root} answered {len(rows)} vectors for {len(texts)} texts")
+            raise Fatal(f"{_NAME} answered {len(rows)} vectors for {len(texts)} texts")
         usage: dict[str, Any] = {"model": chosen, **(answer.get("usage") or {})}
         return [row["embedding"] for row in rows], usage
 
@@ -92,7 +94,7 @@ class ModelServer:
             if not self._default_model:
                 models = (await self._json("GET", "/models", None)).get("data", [])
                 if not models:
-                    raise Fatal(f"{self._root} lists no model; set LEASEHOLD_LLM_MODEL")
+                    raise Fatal(f"{_NAME} lists no model; set LEASEHOLD_LLM_MODEL")
                 self._default_model = str(models[0]["id"])
         return self._default_model
 
@@ -104,7 +106,7 @@ class ModelServer:
 
     async def _json(self, method: str, path: str, body: Any) -> dict[str, Any]:
         async with self._request(method, path, body) as response:
-            return _object(await response.aread(), self._root)
+            return _object(await response.aread())
 
     @asynccontextmanager
     async def _request(self, method: str, path: str, body: Any) -> AsyncIterator[httpx2.Response]:
@@ -122,11 +124,17 @@ class ModelServer:
             ) as response:
                 if response.status_code != httpx2.codes.OK:
                     await response.aread()
-                    raise refusal(response, self._root)
+                    raise self._without_key(refusal(response, _NAME))
                 yield response
         except httpx2.TransportError as error:
             words = str(error) or type(error).__name__
-            raise Retry(None, f"{self._root} could not be used: {words}") from None
+            raise Retry(None, f"{_NAME} could not be used: {words}") from None
+
+    def _without_key(self, error: Retry | Fatal) -> Retry | Fatal:
+        """Servers quote the key that they refuse."""
+        own = [Secret(self._settings.key), Secret(self._root), Secret(urlsplit(self._root).netloc)]
+        error.args = (without_secrets(str(error), own),)
+        return error
 
 
 def refusal(response: httpx2.Response, name: str) -> Retry | Fatal:
@@ -167,7 +175,7 @@ def _root(url: str) -> str:
 
 
 def _piece(data: str) -> Piece:
-    chunk = _object(data.encode(), "the model server")
+    chunk = _object(data.encode())
     if chunk.get("error"):
         raise Retry(None, f"the model server broke off: {_detail(data.encode())}")
     choice = (chunk.get("choices") or [{}])[0]
@@ -179,18 +187,18 @@ def _piece(data: str) -> Piece:
 
 
 def _whole(content: bytes) -> Piece:
-    answer = _object(content, "the model server")
+    answer = _object(content)
     choice = (answer.get("choices") or [{}])[0]
     text = (choice.get("message") or {}).get("content") or ""
     return Piece(text, choice.get("finish_reason") or "stop", answer.get("usage"))
 
 
-def _object(content: bytes, name: str) -> dict[str, Any]:
+def _object(content: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError:
         words = content[:80].decode(errors="replace")
-        raise Retry(None, f"{name} did not answer with a JSON object: {words!r}") from None
+        raise Retry(None, f"{_NAME} did not answer with a JSON object: {words!r}") from None
 
 
 def _detail(content: bytes) -> str:

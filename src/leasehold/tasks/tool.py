@@ -22,7 +22,7 @@ from leasehold.core.outcome import Fatal, Retry
 from leasehold.tasks import payload as shapes
 from leasehold.tasks.running import Running
 from leasehold.tasks.server import refusal
-from leasehold.tasks.toolbox import Tool, checked_args, fill, fill_body, fill_url
+from leasehold.tasks.toolbox import Tool, checked_args, fill_body, fill_command, fill_url
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _ERROR_CHARS_MAX = 500
@@ -38,12 +38,17 @@ async def use_tool(job: Running, tools: dict[str, Tool]) -> dict[str, Any]:
     values = checked_args(tool, asked.args)
     await job.report(None, "tool", type="progress", data={"tool": asked.tool})
     started = time.monotonic()
-    made = await (_run(tool, values) if tool.command else _call(tool, values))
+    try:
+        made = await (_run(tool, values) if tool.command else _call(tool, values))
+    except (Fatal, Retry) as error:
+        # The operator's address, headers and environment are not for those who submit jobs.
+        error.args = (tool.without_secrets(f"tool {asked.tool!r}: {error}"),)
+        raise
     return {"tool": asked.tool, **made, "seconds": round(time.monotonic() - started, 3)}
 
 
 async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
-    argv = [fill(part, values) for part in tool.command]
+    argv = fill_command(tool, values)
     with contextlib.ExitStack() as stack:
         cwd = tool.cwd or stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-tool-"))
         try:
@@ -57,7 +62,7 @@ async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
                 start_new_session=True,
             )
         except OSError as error:
-            raise Fatal(f"{argv[0]} cannot be run: {error.strerror}") from None
+            raise Fatal(f"its program cannot be run: {error.strerror}") from None
         try:
             async with asyncio.timeout(tool.timeout_s):
                 out, err = await asyncio.gather(
@@ -66,20 +71,16 @@ async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
                 )
                 code = await process.wait()
         except TimeoutError:
-            raise Fatal(f"{argv[0]} took longer than its {tool.timeout_s:g} s") from None
+            raise Fatal(f"it took longer than its {tool.timeout_s:g} s") from None
         finally:
             await _end_all(process)
-    return _ran(tool, argv[0], code, out, err)
+    return _ran(tool, code, out, err)
 
 
-def _ran(
-    tool: Tool, program: str, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]
-) -> dict[str, Any]:
+def _ran(tool: Tool, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]) -> dict[str, Any]:
     said = err[0].decode(errors="replace")
     if code not in tool.ok_exit_codes:
-        raise Fatal(
-            f"{program} ended with {code}: {said.strip()[-_ERROR_CHARS_MAX:] or 'no words'}"
-        )
+        raise Fatal(f"it ended with {code}: {said.strip()[-_ERROR_CHARS_MAX:] or 'no words'}")
     return {
         "exit_code": code,
         "stdout": out[0].decode(errors="replace"),
@@ -123,12 +124,12 @@ async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
                 said = httpx2.Response(
                     response.status_code, headers=response.headers, content=body[:2000]
                 )
-                raise refusal(said, url)
+                raise refusal(said, "its server")
     except TimeoutError:
-        raise Retry(None, f"{url} took longer than its {tool.timeout_s:g} s") from None
+        raise Retry(None, f"it took longer than its {tool.timeout_s:g} s") from None
     except httpx2.TransportError as error:
         words = str(error) or type(error).__name__
-        raise Retry(None, f"{url} could not be reached: {words}") from None
+        raise Retry(None, f"its server could not be reached: {words}") from None
     return {"status": response.status_code, "body": _plain(body, response), "truncated": cut}
 
 

@@ -3,6 +3,7 @@
     [tools.disk]
     command = ["df", "-h", "{path}"]          # no shell; {path} fills one argument, never two
     args.path = "/[a-z/]*"                    # a pattern that the whole value must match
+    folders = ["/srv", "/home"]               # where an absolute path of an argument may lead
     timeout_s = 10
 
     [tools.weather]
@@ -11,6 +12,8 @@
 
 What is not in the file cannot be done. An argument without a pattern of its own may hold letters,
 digits and a few harmless signs, and never begins with a dash (it would be taken for an option).
+Whatever its pattern says, an argument of a command holds no `..` and no absolute path outside of
+`folders`, and an argument within the path of a URL is one segment of that path.
 """
 
 from __future__ import annotations
@@ -21,14 +24,21 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
 from leasehold.core.errors import UsageError
 from leasehold.core.outcome import Fatal
+from leasehold.vault.secret import Secret, without_secrets
 
 PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"
+_UP = re.compile(r"(?<![\w.-])\.\.(?![\w.-])")
+# What a program may take for an absolute path, also within `--out=/x` and `@/x`; a URL is none.
+_WEB = re.compile(r"(?i)\bhttps?://(?=[^/\s])")
+_ABSOLUTE = re.compile(r"(?<![\w./-])[/~\\][^\s,;:=@'\"]*")
+_NO_SEGMENT = re.compile(r"[/\\\x00-\x1f\x7f]|\A\.{0,2}(;.*)?\Z")
+_DECODED_TIMES = 3  # some servers decode a path more than once
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,8 +54,20 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: float = 30.0
     output_bytes_max: int = 65_536
     cwd: str = ""
+    folders: list[str] = []
     env: dict[str, str] = {}
     ok_exit_codes: tuple[int, ...] = (0,)
+
+    def without_secrets(self, text: str) -> str:
+        """Text for the requester, without what is the operator's: address, headers, environment."""
+        parts = urlsplit(self.url)
+        query = [value for pair in parts.query.split("&") for value in pair.split("=")[1:]]
+        place = [self.url, parts.netloc, parts.netloc.rpartition("@")[2], parts.password or ""]
+        own = [*place, *query, *self.headers.values(), *self.env.values()]
+        words = [word for value in own for word in (value, value.rpartition(" ")[2])]
+        return without_secrets(
+            text, [Secret(word) for word in sorted(words, key=len, reverse=True)]
+        )
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,6 +94,8 @@ def _fault(tool: Tool) -> str:
         return 'needs either "command" or "url"'
     if tool.timeout_s <= 0 or tool.output_bytes_max < 1:
         return "needs limits above 0"
+    if not all(Path(folder).is_absolute() for folder in (*tool.folders, tool.cwd or "/")):
+        return "needs absolute paths in `folders` and `cwd`"
     try:
         for pattern in tool.args.values():
             re.compile(pattern)
@@ -112,12 +136,58 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return template.format_map(values)
 
 
+def fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
+    """The command with its arguments, none of which leads out of the folders of the tool."""
+    for name, value in values.items():
+        paths = _paths(value)
+        if tool.cwd and not paths:
+            paths = [f"{tool.cwd}/{value}"]
+        if _UP.search(value) or not all(_inside(path, tool) for path in paths):
+            raise _astray(name)
+    argv = []
+    for template in tool.command:
+        filled = fill(template, values)
+        added = set(_paths(filled)) - set(_paths(template)) if tool.folders else ()
+        if _UP.search(filled) and not _UP.search(template):
+            raise _astray(template)
+        if not all(_inside(path, tool) for path in added):
+            raise _astray(template)
+        argv.append(filled)
+    return argv
+
+
+def _paths(text: str) -> list[str]:
+    return _ABSOLUTE.findall(_WEB.sub("", text))
+
+
+def _inside(path: str, tool: Tool) -> bool:
+    """Whether a path lies in a folder of the tool, links followed."""
+    roots = [Path(root).resolve() for root in (*tool.folders, tool.cwd) if root]
+    return path.startswith("/") and any(Path(path).resolve().is_relative_to(r) for r in roots)
+
+
+def _astray(name: str) -> Fatal:
+    return Fatal(
+        f"argument {name!r} would lead to a path that this tool may not use: an argument holds no "
+        '".." and no absolute path outside of the folders that the tools file allows'
+    )
+
+
 def fill_url(template: str, values: Mapping[str, str]) -> str:
     """The URL with its arguments escaped, so that none can add a path, a query or a host.
 
-    >>> fill_url("http://h/v1/{name}?q={q}", {"name": "../x?y", "q": "a&b"})
-    'http://h/v1/..%2Fx%3Fy?q=a%26b'
+    >>> fill_url("http://h/v1/{name}?q={q}", {"name": "x?y", "q": "../a&b"})
+    'http://h/v1/x%3Fy?q=..%2Fa%26b'
     """
+    for segment in urlsplit(template).path.split("/"):
+        plain = fill(segment, values)
+        for _ in range(_DECODED_TIMES):
+            plain = unquote(plain)
+        if _fields(segment) and _NO_SEGMENT.search(plain):
+            raise Fatal(
+                "an argument within the path of a URL is one segment of it: not empty, without "
+                'slashes, and neither "." nor ".."'
+            )
     return template.format_map({name: quote(value, safe="") for name, value in values.items()})
 
 

@@ -76,12 +76,21 @@ class _Request:
 
 
 class Turns:
-    """The requests of one worker; `at_once` is how many there may be."""
+    """The requests of one worker; `at_once` is how many there may be.
+
+    `per_requester` is how many of them one requester may have; 0 is all of them, and all but one
+    while another requester waits.
+    """
 
     def __init__(
-        self, at_once: int = AT_ONCE, *, clock: Callable[[], float] = time.monotonic
+        self,
+        at_once: int = AT_ONCE,
+        *,
+        per_requester: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._at_once = at_once
+        self._per_requester = per_requester
         self._requester_max = max(1, at_once * 2 // 5)
         self._slow_max = max(1, at_once * 3 // 5)
         self._all_but_one = max(1, at_once - 1)
@@ -142,6 +151,8 @@ class Turns:
     def _wait_s(self, receiver: _Receiver, waited_s: float) -> float | None:
         """0 when it may go now; else how long to wait here, None until another request ends."""
         now_s = self._clock()
+        if self._per_requester and self._is_over_quota(receiver.requester):
+            return None
         if receiver.is_new:
             return self._wait_new_s(receiver, waited_s, now_s)
         if receiver.is_slow(now_s):
@@ -149,6 +160,8 @@ class Turns:
                 raise self._put_off(receiver, now_s)
         elif len(receiver.under_way) >= self._all_but_one:
             return None  # were it to hang all at once, one place is left for the others
+        elif self._is_over_quota(receiver.requester):
+            return None
         return None if len(self._under_way) >= self._at_once else 0.0
 
     def _wait_new_s(self, receiver: _Receiver, waited_s: float, now_s: float) -> float:
@@ -167,6 +180,14 @@ class Turns:
         if left_s <= 0:
             raise Snooze(_TRIAL_S * random.uniform(1, 1.5), "its receiver is being tried")
         return left_s
+
+    def _is_over_quota(self, requester: str) -> bool:
+        """Whether a requester has all the requests that it may have while others wait."""
+        mine = sum(each.receiver.requester == requester for each in self._under_way)
+        if self._per_requester:
+            return mine >= self._per_requester
+        others = any(each.requester != requester for each in self._waiting.values())
+        return others and mine >= self._all_but_one
 
     def _has_its_share(self, receiver: _Receiver, now_s: float) -> bool:
         """The slow ones have all that they get: its requester's, or all."""

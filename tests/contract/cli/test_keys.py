@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 from pathlib import Path
 
+import pytest
+
 from tests.contract.cli.conftest import Cli, Start, wait_until
 
 
@@ -83,3 +85,29 @@ def test_a_burst_worker_without_a_key_ends_with_an_error(
     assert worker.ended() == 1
     assert "401" in worker.words
     assert "Traceback" not in worker.words
+
+
+@pytest.mark.parametrize("store", ["redis", "sqlite"])
+def test_a_key_gets_numbers_of_its_own_and_loses_them_again(
+    cli: Cli, queue_url: str, tmp_path: Path, store: str
+) -> None:
+    url = queue_url if store == "redis" else f"plane+sqlite:///{tmp_path}/plane.db"
+    made = cli("keys", "create", "shop", "--rate", "50", "--depth", "1000", "-q", url, "--json")
+    key_id = made.lines[0]["id"]
+
+    def quota() -> dict[str, float]:
+        quotas: dict[str, dict[str, float]] = {
+            line["id"]: line.get("quota", {})
+            for line in cli("keys", "ls", "-q", url, "--json").lines
+        }
+        return quotas[key_id]
+
+    assert quota() == {"rate_per_s": 50, "depth": 1000}
+    said = cli("keys", "limit", key_id, "--streams", "3", "--transcodes", "0", "-q", url)
+    assert (said.code, said.out.strip()) == (0, f"{key_id} streams 3, transcodes 0")
+    assert quota() == {"streams": 3, "transcodes": 0}
+    assert "streams 3" in cli("keys", "ls", "-q", url).out
+    assert cli("keys", "limit", key_id, "-q", url).out.strip() == f"{key_id} is as every key"
+    assert quota() == {}
+    assert cli("keys", "limit", "nobody", "-q", url).code == 3
+    assert cli("keys", "limit", key_id, "--rate", "-1", "-q", url).code == 2

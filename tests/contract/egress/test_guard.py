@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import pytest
 
-from leasehold.egress import Client, EgressError, Guard, GuardedProxy, Limits, Policy, Refused
+from leasehold.egress import (
+    Client,
+    EgressError,
+    Guard,
+    GuardedProxy,
+    Limits,
+    Policy,
+    Refused,
+    Unreachable,
+)
+from leasehold.egress.guard import Resolve
 from tests.contract.egress.canary import canary
 
 # Each means, to some program, this machine or its neighbours.
@@ -142,9 +153,41 @@ async def test_a_name_that_leads_to_a_private_address_is_refused(addresses: list
     async with canary() as bird:
         guard = Guard(Policy(ports=(bird.port,)), resolve=Rebinding(addresses))
         client = Client(guard, limits=LIMITS)
-        with pytest.raises(Refused, match="not a public address"):
+        with pytest.raises(Unreachable, match="leads to no public address"):
             await client.send("POST", f"https://hooks.example:{bird.port}/")
     assert bird.hits == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["https://db.internal/", "http://db.internal/", "https://db.internal:5432/"]
+)
+@pytest.mark.parametrize("policy", [Policy(), Policy(allow=("192.0.2.0/24", "hooks.internal"))])
+async def test_a_requester_cannot_learn_which_internal_names_there_are(
+    policy: Policy, url: str
+) -> None:
+    """No such name, none in time, and every internal address are one and the same error."""
+
+    async def fails(error: Exception) -> Sequence[str]:
+        raise error
+
+    none = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    answers = [["10.1.2.3"], ["fd00::7"], ["127.0.0.1"], ["8.8.8.8", "10.1.2.3"], []]
+    resolvers: list[Resolve] = [Rebinding(answer) for answer in answers]
+    resolvers += [lambda *_: fails(none), lambda *_: fails(TimeoutError())]
+    told = set()
+    for resolve in resolvers:
+        with pytest.raises(EgressError) as raised:
+            await Client(Guard(policy, resolve=resolve), limits=LIMITS).send("POST", url)
+        told.add((type(raised.value), raised.value.code, str(raised.value)))
+    assert len(told) == 1, told
+    assert "10.1.2.3" not in str(told)
+
+
+async def test_a_refused_connection_does_not_tell_the_address_of_its_name() -> None:
+    guard = Guard(Policy(allow=("hooks.internal",)), resolve=Rebinding(["127.0.0.9"]))
+    with pytest.raises(Unreachable, match="Connection refused") as raised:
+        await Client(guard, limits=LIMITS).send("POST", "http://hooks.internal:9/")
+    assert "127.0.0.9" not in str(raised.value)
 
 
 @pytest.mark.clause("I-53")
@@ -158,7 +201,7 @@ async def test_a_name_is_resolved_once_and_its_second_answer_is_never_used() -> 
         with pytest.raises(EgressError, match="could not be reached"):
             await client.send("GET", f"http://hooks.example:{bird.port}/")
         assert (names.asked, bird.hits) == (1, 0)
-        with pytest.raises(Refused):
+        with pytest.raises(Refused, match="only https"):
             await client.send("GET", f"http://hooks.example:{bird.port}/")
     assert (names.asked, bird.hits) == (2, 0)
 

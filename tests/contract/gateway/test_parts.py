@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ from leasehold.core.job import JobEvent, JobRecord, NewJob, Submitted
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
-from leasehold.gateway.limits import RateLimit, StreamLimit
+from leasehold.gateway.limits import Quota, RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
 from leasehold.gateway.serve import Joined
 
@@ -180,36 +181,37 @@ async def test_everyone_gets_heartbeats_while_the_store_is_away() -> None:
 
 def test_a_bucket_fills_at_its_rate_and_no_higher_than_its_burst() -> None:
     now = [0.0]
-    limit = RateLimit(2, 3, clock_s=lambda: now[0])
+    limit, quota = RateLimit(clock_s=lambda: now[0]), Quota(rate_per_s=2, rate_burst=3)
     for _ in range(3):
-        limit.take("k")
+        limit.take("k", quota)
     with pytest.raises(Problem) as refused:
-        limit.take("k")
+        limit.take("k", quota)
     assert dict(refused.value.headers)["retry-after"] == "1"
     now[0] = 0.5
-    limit.take("k")
+    limit.take("k", quota)
     now[0] = 1_000.0
     for _ in range(3):
-        limit.take("k")
+        limit.take("k", quota)
     with pytest.raises(Problem):
-        limit.take("k")
+        limit.take("k", quota)
 
 
 def test_buckets_that_are_full_again_are_forgotten() -> None:
     now = [0.0]
-    limit = RateLimit(1, 1, clock_s=lambda: now[0])
+    limit, quota = RateLimit(clock_s=lambda: now[0]), Quota(rate_per_s=1, rate_burst=1)
     for number in range(10_000):
-        limit.take(str(number))
+        limit.take(str(number), quota)
     now[0] = 10.0
-    limit.take("one more")
+    limit.take("one more", quota)
     assert len(limit._buckets) == 1
 
 
 def test_the_anonymous_caller_may_open_any_number_of_streams() -> None:
-    limit = StreamLimit(1)
-    with limit.slot(""), limit.slot(""), limit.slot("k"), pytest.raises(Problem), limit.slot("k"):
+    limit = StreamLimit()
+    slot = partial(limit.slot, most=1)
+    with slot(""), slot(""), slot("k"), pytest.raises(Problem), slot("k"):
         raise AssertionError("the second stream of a key is refused")
-    with limit.slot("k"):
+    with slot("k"):
         pass
 
 

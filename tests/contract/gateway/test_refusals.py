@@ -96,7 +96,7 @@ async def test_nul_characters_are_refused_wherever_they_stand(web: Web) -> None:
 async def test_deep_nesting_is_refused(web: Web, levels: int) -> None:
     nested = b"[" * (levels - 2) + b"]" * (levels - 2)
     body = b'{"task":"chat","payload":{"a":%b}}' % nested
-    is_problem(await post(web, body), 422, "too_deep")
+    is_problem(await post(web, body), 400, "too_deep")
 
 
 async def test_nesting_up_to_the_limit_is_taken(web: Web) -> None:

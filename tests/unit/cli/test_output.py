@@ -8,7 +8,7 @@ import json
 import pytest
 
 from leasehold.cli.group import run
-from leasehold.cli.output import ago, paint, table
+from leasehold.cli.output import ago, paint, shown, table
 from leasehold.cli.views import event_line, job_object, plain_json, safe_url
 from leasehold.core.job import JobEvent, JobRecord
 
@@ -23,14 +23,17 @@ def test_colours_only_on_a_terminal_and_not_against_no_color(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert paint("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
+    assert shown(paint("x", "red", Terminal())) == "\x1b[31mx\x1b[0m"
     assert paint("x", "red", io.StringIO()) == "x"
     monkeypatch.setenv("NO_COLOR", "1")
     assert paint("x", "red", Terminal()) == "x"
 
 
-def test_a_table_lines_up_by_what_is_visible() -> None:
-    lines = table(["A", "B"], [["\x1b[31mlong\x1b[0m", "x"], ["s", "y"]]).splitlines()
+def test_a_table_lines_up_by_what_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    red = paint("long", "red", Terminal())
+    lines = shown(table(["A", "B"], [[red, "x"], ["s", "y"]])).splitlines()
     assert [
         line.replace("\x1b[31m", "").replace("\x1b[0m", "").index(c)
         for line, c in zip(lines, "Bxy", strict=True)

@@ -11,6 +11,7 @@ from leasehold.core.event import JournalEvent
 from leasehold.core.seam import Counts
 from leasehold.core.state import MACHINES
 from leasehold.dashboard.gathering import backlog
+from leasehold.dashboard.job_facts import trace_link
 from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.observing import Observer
 from leasehold.dashboard.reading import Fault, decoded, fault_of
@@ -128,3 +129,10 @@ def test_steps_that_the_journal_left_out_are_counted_and_numbers_that_begin_anew
     assert observer.missing == 0
     observer._note(event("complete", now_ms, job_id="met late", ver=10))
     assert observer.missing == 2
+
+
+def test_what_is_no_trace_id_does_not_reach_the_link_to_a_trace() -> None:
+    url, trace_id = "https://traces.example/t/{trace_id}", "0af7651916cd43dd8448eb211c80319c"
+    assert trace_link(url, f"00-{trace_id}-b7ad6b7169203331-01")[1].endswith(f"/t/{trace_id}")
+    for other in ("../../admin?x=", "%2e%2e", "", trace_id + "/..", trace_id.upper()):
+        assert trace_link(url, f"00-{other}-b7ad6b7169203331-01") == ("", "")

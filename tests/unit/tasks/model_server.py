@@ -25,6 +25,7 @@ class Script:
     breaks_off: bool = False
     streams: bool = True
     error_in_stream: str = ""
+    says: str = "not today"
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     url: str = ""
 
@@ -45,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         script.asked.append((self.path, body, dict(self.headers)))
         if script.status != 200:
-            self._json(script.status, {"error": {"message": "not today"}}, script.headers)
+            self._json(script.status, {"error": {"message": script.says}}, script.headers)
         elif self.path.endswith("/embeddings"):
             self._json(200, embeddings(body["input"]))
         elif script.streams:

@@ -128,6 +128,21 @@ async def test_a_server_that_is_away_asks_for_a_retry() -> None:
         await server.close()
 
 
+async def test_errors_of_the_model_server_hold_neither_its_address_nor_the_key() -> None:
+    key = "sk-very-s3cret"
+    with model_server(status=401) as script:
+        script.says = f"{script.url}: wrong key {key}"
+        async with talking(script, key=key) as server:
+            with pytest.raises(Fatal, match="the model server answered 401") as refused:
+                await chat(Attempt({"prompt": "x"}), server)
+    async with talking(script, key=key) as server:
+        with pytest.raises(Retry, match="the model server could not be used") as away:
+            await chat(Attempt({"prompt": "x"}), server)
+    for raised in (refused, away):
+        assert script.url[7:] not in str(raised.value)
+        assert "s3cret" not in str(raised.value)
+
+
 async def test_a_model_that_falls_silent_asks_for_a_retry() -> None:
     with model_server(pause_s=3.0) as script:
         async with talking(script, timeout_s=0.2) as server:

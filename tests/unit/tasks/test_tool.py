@@ -114,10 +114,92 @@ async def test_a_missing_program_ends_the_job() -> None:
 
 async def test_an_http_call_is_made_and_its_json_is_the_result() -> None:
     with model_server() as script:
-        tool = Tool(url=script.url + "/v1/{what}", args={"what": ".*"})
-        result = await run(tool, what="models?x=../y")
+        tool = Tool(url=script.url + "/v1/{what}?q={q}", args={"what": ".*", "q": ".*"})
+        result = await run(tool, what="models?x=y", q="../y&z=1")
     assert (result["status"], result["body"]) == (200, {"data": [{"id": "listed-model"}]})
-    assert script.asked[0][0] == "/v1/models%3Fx%3D..%2Fy"
+    assert script.asked[0][0] == "/v1/models%3Fx%3Dy?q=..%2Fy%26z%3D1"
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["..", ".", "", "../admin", "/admin", "a/b", "..\\admin", "%2e%2e", "..%2fadmin", "%252e%252e",
+     "..;x=1", ";x", "a%2Fb", "a\nb", "%00"],
+)  # fmt: skip
+async def test_an_argument_cannot_change_the_path_of_a_url(what: str) -> None:
+    with model_server() as script:
+        tool = Tool(url=script.url + "/v1/{what}/list", args={"what": r"(?s).*"})
+        with pytest.raises(Fatal, match="one segment of it"):
+            await run(tool, what=what)
+    assert script.asked == []
+
+
+async def test_arguments_cannot_make_a_dot_segment_together() -> None:
+    tool = Tool(url="http://127.0.0.1:9/v1/.{a}{b}/x", args={"a": ".*", "b": ".*"})
+    with pytest.raises(Fatal, match="one segment of it"):
+        await run(tool, a="", b=".")
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["/etc/passwd", "..", "../x", "a/../../x", "x=/etc/passwd", "@/etc/passwd", "~/x", "~root",
+     "file:///etc/passwd", "file://localhost/etc/passwd", "a,/etc/passwd", "//etc/passwd",
+     "{inside}/../secret", "{inside}/link/passwd", "\\\\host\\share"],
+)  # fmt: skip
+@pytest.mark.parametrize("template", ["{what}", "--file={what}", "-f{what}"])
+async def test_an_argument_cannot_lead_out_of_the_folders_of_its_tool(
+    tmp_path: Path, what: str, template: str
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to("/etc")
+    ran = tmp_path / "ran"
+    command = ["sh", "-c", f"touch {ran}", "sh", template]
+    tool = Tool(command=command, args={"what": ".*"}, folders=[str(inside)])
+    with pytest.raises(Fatal, match="a path that this tool may not use"):
+        await run(tool, what=what.replace("{inside}", str(inside)))
+    assert not ran.exists()
+
+
+async def test_an_argument_may_name_what_lies_in_the_folders_of_its_tool(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    tool = Tool(command=["cat", "{what}"], args={"what": ".*"}, folders=[str(tmp_path)])
+    assert (await run(tool, what=f"{tmp_path}/a.txt"))["stdout"] == "hello"
+    below = Tool(command=["cat", f"{tmp_path}/{{what}}"], args={"what": ".*"})
+    assert (await run(below, what="a.txt"))["stdout"] == "hello"
+    echo = Tool(command=["echo", "{what}"], args={"what": ".*"})
+    for harmless in ("https://example.org/a/b", "user/repo", "1..5", "v1.2.3", "a b"):
+        assert (await run(echo, what=harmless))["stdout"].strip() == harmless
+
+
+async def test_a_link_in_the_folder_of_a_tool_does_not_lead_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    tool = Tool(command=["cat", "{what}"], args={"what": ".*"}, cwd=str(tmp_path))
+    with pytest.raises(Fatal, match="a path that this tool may not use"):
+        await run(tool, what="link/passwd")
+    below = Tool(
+        command=["cat", f"{tmp_path}/{{what}}"], args={"what": ".*"}, folders=[str(tmp_path)]
+    )
+    with pytest.raises(Fatal, match="a path that this tool may not use"):
+        await run(below, what="link/passwd")
+
+
+async def test_errors_name_the_tool_and_nothing_of_the_operators() -> None:
+    secrets = {"Authorization": "Bearer s3cret-token", "X-Key": "hunter2-hunter2"}
+    with model_server(status=403) as script:
+        script.says = f"no: {script.url}/v1?key=q-s3cret with s3cret-token and hunter2-hunter2"
+        url = script.url.replace("http://", "http://user:passw0rd@") + "/v1?key=q-s3cret"
+        called = Tool(url=url, method="POST", body={}, headers=secrets)
+        with pytest.raises(Fatal, match="tool 't': its server answered 403") as refused:
+            await run(called)
+    with pytest.raises(Retry, match="tool 't': its server could not be reached") as away:
+        await run(called)
+    words = "echo $TOKEN >&2; exit 3"
+    ran = Tool(command=["/bin/sh", "-c", words], env={"TOKEN": "env-s3cret"})
+    with pytest.raises(Fatal, match="tool 't': it ended with 3") as ended:
+        await run(ran)
+    for raised in (refused, away, ended):
+        for secret in (script.url[7:], "s3cret", "hunter2", "passw0rd", "/bin/sh"):
+            assert secret not in str(raised.value)
 
 
 async def test_an_http_call_fills_its_body_and_maps_its_errors() -> None:
@@ -148,6 +230,7 @@ def test_the_file_is_read_as_its_documentation_says(tmp_path: Path) -> None:
         ('[tools.x]\nurl = "file:///etc/passwd"\n', "http or https"),
         ('[tools.x]\ncommand = ["ls"]\nargs.a = "("\n', "pattern that is none"),
         ('[tools.x]\ncommand = ["ls", "{a.b}"]\nargs.a = ""\n', "not a plain name"),
+        ('[tools.x]\ncommand = ["ls"]\nfolders = ["data"]\n', "absolute paths"),
         ('[tools.x]\ncomand = ["ls"]\n', "unknown field `comand`"),
         ("[tools", "is not right"),
     ],

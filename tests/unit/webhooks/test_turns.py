@@ -191,6 +191,49 @@ async def test_a_quick_receiver_waits_for_its_turn_and_leaves_one_place() -> Non
     assert order == ["other", "third"]
 
 
+async def test_one_requester_leaves_a_place_to_another_that_waits() -> None:
+    """Its receivers are quick, and so many that no receiver has more than its share."""
+    turns = Turns(3, clock=Clock())
+    urls = [f"https://quick{n}" for n in range(4)]
+    await known_as_quick(turns, *urls)
+    async with turns.turn("other", "https://theirs"):
+        pass
+    order: list[str] = []
+    ends = [asyncio.Event() for _ in range(8)]
+
+    async def deliver(requester: str, url: str, end: asyncio.Event) -> None:
+        async with turns.turn(requester, url):
+            order.append(requester)
+            await end.wait()
+
+    flood = [asyncio.create_task(deliver("acme", urls[n % 4], ends[n])) for n in range(6)]
+    await until(lambda: len(order) == 3, "alone it has all places")
+    theirs = asyncio.create_task(deliver("other", "https://theirs", ends[6]))
+    await asyncio.sleep(0)
+    ends[0].set()
+    await until(lambda: len(order) == 4, "a place was freed")
+    assert order[3] == "other", "and is not for those who have most of them"
+    for end in ends:
+        end.set()
+    await asyncio.gather(theirs, *flood)
+
+
+async def test_the_deliveries_of_a_requester_at_once_are_a_setting() -> None:
+    turns = Turns(5, per_requester=2, clock=Clock())
+    urls = [f"https://quick{n}" for n in range(4)]
+    await known_as_quick(turns, *urls)
+    async with AsyncExitStack() as stack:
+        for url in urls[:2]:
+            await stack.enter_async_context(turns.turn("acme", url))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), turns.turn("acme", urls[2]):
+                raise AssertionError("the third of a requester that may have two")
+        async with turns.turn("other", urls[2]):
+            pass
+    async with turns.turn("acme", urls[2]):
+        pass
+
+
 async def test_deliveries_that_are_put_off_come_back_one_by_one() -> None:
     clock = Clock()
     turns = Turns(5, clock=clock)

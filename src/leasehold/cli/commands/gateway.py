@@ -85,6 +85,7 @@ def _limits(config: Config) -> dict[str, Any]:
     return {
         "streams_per_key": config.integer("gateway.streams_per_key"),
         "heartbeat_ms": round(config.number("gateway.heartbeat_s") * 1000),
+        "depth_per_key": config.integer("gateway.depth_per_key"),
         "rate_per_s": config.number("gateway.rate_per_s"),
         "rate_burst": config.integer("gateway.rate_burst"),
         "body_bytes_max": config.integer("gateway.body_bytes_max"),

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from leasehold.cli.options import json_option, queue_option, with_ledger
-from leasehold.cli.output import ago, emit, emit_text, paint, paint_state
+from leasehold.cli.output import ago, emit, emit_text, one_line, paint, paint_state
 from leasehold.cli.views import event_line, event_object, job_object
 from leasehold.core.errors import NotFound
 from leasehold.core.job import JobEvent, JobRecord
@@ -55,7 +55,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("result", _pretty(job["result"])),
         ("error", _pretty(job["error"])),
     ]
-    return [f"{paint(name.ljust(9), 'dim')} {value}" for name, value in rows if value]
+    return [f"{paint(name.ljust(9), 'dim')} {one_line(value)}" for name, value in rows if value]
 
 
 def _pretty(value: Any) -> str:

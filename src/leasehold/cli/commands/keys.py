@@ -22,6 +22,14 @@ from leasehold.core.errors import NotFound, UsageError
 Answer = TypeVar("Answer")
 
 
+_QUOTA = (
+    ("rate", click.FloatRange, "Requests a second"),
+    ("burst", click.IntRange, "Requests at once"),
+    ("depth", click.IntRange, "Unfinished jobs in a queue"),
+    ("body", click.IntRange, "Bytes of a request body"),
+    ("streams", click.IntRange, "Event streams open at once"),
+    ("transcodes", click.IntRange, "Transcodes at once, of all workers"),
+)
 _PRODUCER: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel")
 
 
@@ -33,6 +41,7 @@ def command() -> None:
 
     \b
     leasehold keys create "on call" --scope observe
+    leasehold keys limit KEY_ID --rate 50 --depth 1000
     leasehold keys ls --json
     leasehold keys revoke KEY_ID
     """
@@ -40,6 +49,14 @@ def command() -> None:
 
 command.add_command(rotate)
 command.add_command(new_kek)
+
+
+def _quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for name, kind, text in reversed(_QUOTA):
+        least, more = (1, "") if name == "body" else (0, "; 0: no limit")
+        option = click.option(f"--{name}", type=kind(min=least), help=f"{text}{more}.")
+        function = option(function)
+    return function
 
 
 @command.command("create")
@@ -52,20 +69,52 @@ command.add_command(new_kek)
     help=f"{', '.join(SCOPES)}, or stream:NAME for streams of a plane. May be repeated.",
 )
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is good.")
+@_quota_options
 @queue_option
 @json_option
 def create(
-    name: str, scopes: tuple[str, ...], days: float | None, queue_url: str | None, as_json: bool
+    name: str,
+    scopes: tuple[str, ...],
+    days: float | None,
+    queue_url: str | None,
+    as_json: bool,
+    **numbers: float | None,
 ) -> None:
     """Make a key and show it, this once; without --scope it may submit, read and cancel jobs."""
-    chosen = scopes or _PRODUCER
+    chosen, quota = scopes or _PRODUCER, _quota(numbers)
     ttl_ms = None if days is None else round(days * 86_400_000)
-    key, text = _with_ring(queue_url, lambda ring: ring.create(chosen, name, ttl_ms))
+
+    async def make(ring: Any) -> Any:
+        made = await ring.create(chosen, name, ttl_ms)
+        if msgspec.to_builtins(quota):
+            await ring.limit(made[0].id, quota)
+        return made
+
+    key, text = _with_ring(queue_url, make)
     if as_json:
         emit({"id": key.id, "key": text, "scopes": list(key.scopes), "expires_ms": key.expires_ms})
     else:
         emit_text(text)
         note(f"key {key.id} may do {', '.join(key.scopes)}; it cannot be shown again")
+
+
+@command.command("limit")
+@click.argument("key_id", metavar="ID")
+@_quota_options
+@queue_option
+@json_option
+def limit(key_id: str, queue_url: str | None, as_json: bool, **numbers: float | None) -> None:
+    """Give a key numbers of its own for what it may ask for; those left out are as for every key.
+
+    The settings gateway.rate_per_s, gateway.depth_per_key, ... are for keys without numbers.
+    """
+    quota = _quota(numbers)
+    if not _with_ring(queue_url, lambda ring: ring.limit(key_id, quota)):
+        raise NotFound(f"there is no key {key_id!r}; `leasehold keys ls` lists those there are")
+    if as_json:
+        emit({"id": key_id, "quota": quota})
+    else:
+        emit_text(f"{key_id} {_limits(msgspec.to_builtins(quota)) or 'is as every key'}")
 
 
 @command.command("ls")
@@ -80,7 +129,10 @@ def ls(queue_url: str | None, as_json: bool) -> None:
             emit(view)
     elif views:
         emit_text(
-            table(["ID", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES"], map(_row, views))
+            table(
+                ["ID", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES", "LIMITS"],
+                map(_row, views),
+            )
         )
     else:
         note("no keys: gateways on loopback are open, others do not start")
@@ -108,7 +160,19 @@ def _row(view: dict[str, Any]) -> list[str]:
         ago(view["created_ms"]),
         ago(view.get("last_used_ms", 0)),
         _day(view.get("expires_ms", 0)),
+        _limits(view.get("quota", {})),
     ]
+
+
+def _quota(numbers: dict[str, Any]) -> Any:
+    from leasehold.gateway.limits import Quota
+
+    names = {"rate": "rate_per_s", "burst": "rate_burst", "body": "body_bytes"}
+    return Quota(**{names.get(name, name): number for name, number in numbers.items()})
+
+
+def _limits(quota: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {number:g}" for name, number in quota.items())
 
 
 def _day(ts_ms: int) -> str:

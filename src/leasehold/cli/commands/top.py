@@ -12,7 +12,7 @@ import msgspec
 
 from leasehold.cli.houses import chosen_urls, open_street
 from leasehold.cli.options import json_option
-from leasehold.cli.output import emit, emit_text, paint, table
+from leasehold.cli.output import emit, emit_text, one_line, paint, shown, table
 from leasehold.core.redacting import Redaction
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import by_kind, warnings, workers
@@ -104,7 +104,7 @@ def _show(seen: dict[str, Any], *, live: bool, as_json: bool) -> None:
         return
     text = _text(seen)
     if live:  # over the last frame, so that nothing flickers
-        sys.stdout.write(_HOME + text.replace("\n", "\x1b[K\n") + "\x1b[K\n" + _REST)
+        sys.stdout.write(_HOME + shown(text).replace("\n", "\x1b[K\n") + "\x1b[K\n" + _REST)
         sys.stdout.flush()
     else:
         emit_text(text)
@@ -132,7 +132,7 @@ def _text(seen: dict[str, Any]) -> str:
             for w in seen["workers"][:_WORKERS_SHOWN]
         ]
         parts += ["", table(["WORKER", "QUEUE", "SLOTS", "JOBS"], rows)]
-    parts += ["", *(paint(f"! {text}", "yellow") for text in seen["warnings"])]
+    parts += ["", *(paint(f"! {one_line(text)}", "yellow") for text in seen["warnings"])]
     return "\n".join(parts).rstrip()
 
 

@@ -75,7 +75,7 @@ def with_lease(url: str, lease_ms: int) -> str:
 
 
 def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from leasehold.cli.loading import INBOX, load_all, usual, with_slots
+    from leasehold.cli.loading import INBOX, SLOTS, load_all, usual, with_share, with_slots
     from leasehold.cli.logs import set_up_logs
     from leasehold.worker import Settings, Worker, identity
     from leasehold.worker.logs import add_job
@@ -83,8 +83,10 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     level = set_up_logs(config, flags["log_level"], add=[add_job])
     concurrency = config.integer("worker.concurrency", flags["concurrency"])
     tasks = load_all(targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency)
-    if targets[0] == INBOX and not concurrency:
-        urls = [with_slots(url) for url in urls]
+    if targets[0] == INBOX:
+        per_key, slots = config.integer("transcode.per_key"), concurrency or SLOTS["inbox"]
+        urls = [with_share(url, slots, per_key) for url in urls]
+        urls = urls if concurrency else [with_slots(url) for url in urls]
     socket, watchdog_ms = notify_address()
     worker_id = identity(process_environment())
     otlp_url = config.text("worker.otlp_url")

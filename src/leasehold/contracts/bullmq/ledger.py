@@ -22,6 +22,7 @@ from leasehold.store.resending import part
 
 _STEP_MIN = 50
 # What repeats another event or tells of another request: a job's own story ends with its end.
+_EVENT_PAGES_MAX = 50
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
 
@@ -128,10 +129,10 @@ class BullmqLedger(Managing):
         """
         told: list[JobEvent] = []
         start = f"({after}" if after else "-"
-        while len(told) < limit:
+        for _ in range(_EVENT_PAGES_MAX):
             entries = await self._redis.call("XRANGE", self._keys[6], start, "+", "COUNT", 2_000)
             told += [event for event in read_events(entries, job_id) if event.type not in _UNTOLD]
-            if len(entries) < 2_000:
+            if len(entries) < 2_000 or len(told) >= limit:
                 break
             start = f"({entries[-1][0].decode()}"
         return told[:limit]

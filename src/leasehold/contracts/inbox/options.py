@@ -23,7 +23,9 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
     several inboxes of a database. `batch` is how many events one claim of an outbox takes,
-    `at_once` how many jobs of this queue one worker holds; 0 is as many as it has slots.
+    `at_once` how many jobs of this queue one worker holds; 0 is as many as it has slots. `share` is
+    how many jobs of one requester a worker of an inbox holds at once, `requester_max` how many all
+    workers do, unless the requester's key has a number of its own; 0 of `share` switches both off.
     `keep_credentials` leaves sealed credentials with jobs that have ended, so that dead letters can
     be sent back with them; without it they are removed by the step that ends the job.
     """
@@ -32,6 +34,8 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     box: Literal["inbox", "outbox"] = "inbox"
     batch: int = OUTBOX_BATCH
     at_once: int = 0
+    share: int = 0
+    requester_max: int = 0
     keep_credentials: bool = False
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise UsageError(
                 f"batch: 1 to {OUTBOX_BATCH_MAX} events, not {self.batch}", contract=CONTRACT
             )
-        check_least(self, CONTRACT, at_once=0)
+        check_least(self, CONTRACT, at_once=0, share=0, requester_max=0)
         if not self.queue or len(self.queue) > 100 or not self.queue.isprintable():
             raise UsageError("queue: 1 to 100 printable characters", contract=CONTRACT)
 
@@ -49,4 +53,5 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.box == "outbox":
             return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
         made = self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
-        return msgspec.structs.replace(made, keep_credentials=self.keep_credentials)
+        own = ("keep_credentials", "share", "requester_max")
+        return msgspec.structs.replace(made, **{name: getattr(self, name) for name in own})

@@ -91,6 +91,10 @@ class PlaneLedger:
             oldest_waiting_ms=max(part.oldest_waiting_ms for part in parts),
         )
 
+    async def unfinished(self, requester: str, most: int) -> int:
+        """How many jobs of a requester have not ended in any stream, up to `most` in each."""
+        return sum([await box.unfinished(requester, most) for box in self._boxes.values()])
+
     async def workers(self) -> list[WorkerBeat]:
         """Workers that were heard of lately in any stream."""
         newest: dict[str, WorkerBeat] = {}

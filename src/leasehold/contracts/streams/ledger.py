@@ -117,6 +117,13 @@ class StreamsLedger:
             oldest_waiting_ms=oldest,
         )
 
+    async def unfinished(self, requester: str, most: int) -> int:
+        """How many jobs of a requester have not ended; all jobs where those are less than `most`.
+
+        Of many jobs it is an estimate, by some of them.
+        """
+        return int(await self._run("unfinished", requester, most))
+
     async def workers(self) -> list[WorkerBeat]:
         """Workers that claimed lately, also in vain."""
         clock, flat = await self._redis.pipeline([("TIME",), ("HGETALL", self._keys[8])])

@@ -1,8 +1,9 @@
 -- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
 -- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
--- Takes: from_priority integer, from_seq bigint, leases_ms bigint
+-- Takes: from_priority integer, from_seq bigint, leases_ms bigint, share integer, requester_max integer
 -- Returns: on the first row the time, whether the queue is paused, whether something is overdue (then
---   nothing is taken) and when the next waiting job is due; on each further row a lease
+--   nothing is taken), when the next waiting job is due and whether jobs may have been left to others
+--   of their requester; on each further row a lease
 -- Clauses: I-7 I-8 I-9 I-12 I-36
 WITH clock AS MATERIALIZED (
   SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused
@@ -56,13 +57,15 @@ noted AS (
     max_attempts, {told}, ver > 2
   FROM taken
 ){tell_taken}
-SELECT now_ms, paused, overdue, coalesce(next_due_ms, 0) AS next_due_ms, NULL AS job_id, NULL AS task,
+SELECT now_ms, paused, overdue, coalesce(next_due_ms, 0) AS next_due_ms,
+  (:share > 0 OR :requester_max > 0) AND EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND ready)
+    AS left_some, NULL AS job_id, NULL AS task,
   NULL AS payload, NULL AS attempt_count, NULL AS max_attempts, NULL AS claim_version,
   NULL AS lease_expires_at, NULL AS created_ms, NULL AS gid, NULL AS priority, NULL AS trace,
   NULL AS seq, NULL AS requester_id, NULL AS status_webhook_url, NULL AS credential_version
 FROM chores
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, job_id, task, payload, attempt_count, max_attempts, claim_version,
+SELECT NULL, NULL, NULL, NULL, NULL, job_id, task, payload, attempt_count, max_attempts, claim_version,
   lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version
 FROM taken

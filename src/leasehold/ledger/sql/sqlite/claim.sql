@@ -1,8 +1,9 @@
 -- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
 -- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
--- Takes: from_priority integer, from_seq bigint, leases_ms bigint
+-- Takes: from_priority integer, from_seq bigint, leases_ms bigint, share integer, requester_max integer
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
---   when the next waiting job is due, and a lease on each row (one row without a lease if none)
+--   when the next waiting job is due, whether jobs may have been left to others of their requester,
+--   and a lease on each row (one row without a lease if none)
 -- Clauses: I-7 I-8 I-9 I-12 I-36
 DELETE FROM temp.head;
 INSERT INTO temp.head
@@ -35,7 +36,8 @@ SELECT :queue, j.job_id, j.ver, 'claim', :now_ms, j.task, 'queued', 'claimed', j
   j.max_attempts, {told}
 FROM temp.taking h JOIN {jobs} j ON j.seq = h.seq ORDER BY h.turn;
 {tell_taken}
-SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.job_id, t.task,
+SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms,
+  :share > 0 AND EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready) AS left_some, t.job_id, t.task,
   t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
   t.gid, t.priority, t.trace, t.seq, t.requester_id, t.status_webhook_url, t.credential_version
 FROM temp.head h

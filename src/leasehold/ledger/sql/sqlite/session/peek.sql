@@ -4,7 +4,7 @@
 -- Clauses: I-12
 SELECT :now_ms AS now_ms, p.paused, 0 AS overdue, coalesce((SELECT due_ms FROM {jobs}
     WHERE queue = :queue AND due_ms > 0 AND status = 'queued' AND NOT ready
-    ORDER BY due_ms LIMIT 1), 0) AS next_due_ms, NULL AS job_id,
+    ORDER BY due_ms LIMIT 1), 0) AS next_due_ms, 0 AS left_some, NULL AS job_id,
   NOT p.paused AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready AND status = 'queued')
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
