@@ -7,8 +7,10 @@ right to act.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -35,7 +37,7 @@ from leasehold.dashboard.live import Live
 from leasehold.dashboard.outbox_api import OutboxApi
 from leasehold.dashboard.pages import Page, Pages
 from leasehold.dashboard.redacting import USUAL, Redaction
-from leasehold.dashboard.visit import Notices, Visit, local_path, read_form, with_params
+from leasehold.dashboard.visit import Notices, Visit, local_path, read_fields, with_params
 from leasehold.dashboard.watching import Watch
 
 _log = structlog.get_logger("leasehold.dashboard")
@@ -49,6 +51,7 @@ _AWAY = {
     "title": "The store does not answer",
     "text": "This page comes back by itself when the store does. What helps: leasehold doctor",
 }
+_LOGIN_BYTES_MAX = 8_192
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
@@ -70,12 +73,16 @@ class Dashboard:
         lake: str = "",
         version: str = "",
         store_warnings: Callable[[], Awaitable[list[Warn]]] = _none,
+        read_body: Callable[[Request, int], Awaitable[bytes]],
+        form_bytes_max: int,
     ) -> None:
         street = Street(houses)
         redaction = Redaction(redact)
         self._door = door
         self._has_outbox = bool(outboxes(street))
         self._version = version
+        self._read_body = read_body
+        self._form_bytes_max = form_bytes_max
         self._notices = Notices()
         self.watch = Watch(street)
         self.live = Live(self.watch)
@@ -163,31 +170,31 @@ class Dashboard:
     def _form(self, path: str, act: Callable[[Visit], Awaitable[str]]) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
-            form = await read_form(request)
-            visit = await self._visit(request, form)
+            visit = await self._visit(request)
             if isinstance(visit, Response):
                 return visit
             if not visit.may_act:
                 words = {"title": "Read only", "text": "this key may look, not act"}
                 return self._render(visit, Page("problem.html", words, status=403))
+            body = await self._read_body(request, self._form_bytes_max)
+            # In a thread: a large form takes long enough to hold up other requests.
+            form = await asyncio.to_thread(read_fields, request, body)
             try:
-                target = await act(visit)
+                target = await act(replace(visit, form=form))
             except LeaseholdError as error:
-                back = local_path(visit.field("next"), "/")
+                back = local_path(dict(form).get("next", ""), "/")
                 target = _noticed(back, self._notices.leave(f"Not done: {error}"))
             return RedirectResponse(target, 303)
 
         return endpoint
 
-    async def _visit(
-        self, request: Request, form: tuple[tuple[str, str], ...] = ()
-    ) -> Visit | Response:
+    async def _visit(self, request: Request) -> Visit | Response:
         caller = await self._door.caller(request)
         if caller is None:
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             back = here if request.method == "GET" else "/"
             return RedirectResponse(with_params("/login", next=back), 303)
-        visit = Visit(request, caller, form)
+        visit = Visit(request, caller)
         if not caller.may("observe"):
             words = {"title": "Not yours", "text": "this key may not look at the queues; it needs "
                      "the scope observe or admin"}  # fmt: skip
@@ -211,7 +218,7 @@ class Dashboard:
         if request.method == "GET":
             back = local_path(str(request.query_params.get("next", "/")), "/")
             return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
-        form = dict(await read_form(request))
+        form = dict(read_fields(request, await self._read_body(request, _LOGIN_BYTES_MAX)))
         cookie = await self._door.sign_in(form.get("key", "").strip(), request)
         target = local_path(form.get("next", "/"), "/")
         if cookie is None:

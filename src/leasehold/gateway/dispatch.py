@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.gateway.auth import Door
-from leasehold.gateway.body import check_media, decode, discard, invalid, read_body
+from leasehold.gateway.body import check_media, decode, invalid, read_body
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.limits import RateLimit
 from leasehold.gateway.problems import Problem
@@ -110,17 +110,8 @@ class Resource:
             return None
         settings = self._desk.settings
         check_media(headers)
-        try:
-            raw = await read_body(
-                receive,
-                headers,
-                settings.body_limit(endpoint.bytes_max),
-                settings.body_timeout_ms,
-            )
-        except Problem as problem:
-            if problem.code == "too_large":
-                problem.discard = lambda: discard(receive)
-            raise
+        bytes_max = settings.body_limit(endpoint.bytes_max)
+        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
         return decode(decoder, raw)
 
 
