@@ -31,9 +31,12 @@ _URL_BYTES_MAX = 8192
 _HEADERS_MAX = 100
 _PIPELINED_MAX = 100
 # After a refusal, what a client is still sending is read for a moment: closing at once would reset
-# the connection, and the client would lose the answer that says why.
+# the connection, and the client would lose the answer that says why. It is read at a slow pace, and
+# of a few connections only: an attacker has more of it than we have time.
 _DISCARD_S = 2.0
 _DISCARD_BYTES = 8 << 20
+_DISCARD_PAUSE_S = 0.02
+_DISCARDING_MAX = 32
 _FLUSH_S = 30.0  # how long a client may take to read the rest of an answer once we have closed
 _GRACE_S = 2.0  # the application answers 408 itself before the connection is cut
 
@@ -48,6 +51,7 @@ class Connections:
         self.admin_port = -1
         self._max = connections_max
         self._exempt = [ipaddress.ip_network(each) for each in settings.trusted_proxies]
+        self.discarding: set[Connection] = set()
         self._by_address: dict[str, set[Connection]] = {}
         self._count = 0
 
@@ -69,6 +73,7 @@ class Connections:
 
     def leave(self, gone: Connection) -> None:
         """Forget a connection, if it was taken in."""
+        self.discarding.discard(gone)
         same = self._by_address.get(gone.address, set())
         if gone in same:
             same.discard(gone)
@@ -171,8 +176,7 @@ class Connection(HttpToolsProtocol):
         before = self._phase
         self._bytes += len(data)
         if before == "refused":
-            if self._bytes > _DISCARD_BYTES:
-                self.transport.abort()
+            self._read_slowly()
             return
         if before == "done":
             self._phase = "head"
@@ -182,15 +186,23 @@ class Connection(HttpToolsProtocol):
             # An answer that went out before the end of its request left no timer behind.
             answered = self.cycle.response_complete
             self.deadline = self.loop.time() + self.timeout_keep_alive if answered else math.inf
-        elif self._bytes > self._bytes_max(phase):
+        elif phase == "body" and self.cycle.response_complete:
+            self._read_slowly()
+        elif phase != "refused" and self._bytes > self._settings.head_bytes_max:
             self._refuse(Problem("head_too_large"))
-        elif phase != before and phase != "refused":
+        elif phase not in ("refused", before):
             self._wait(phase)
 
-    def _bytes_max(self, phase: Phase) -> int:
-        """How much may come without effect. Of a body that nobody reads, pieces have none."""
-        unread = phase == "body" and self.cycle.response_complete
-        return _DISCARD_BYTES if unread else self._settings.head_bytes_max
+    def _read_slowly(self) -> None:
+        if self._bytes > _DISCARD_BYTES:
+            self.transport.abort()
+        else:
+            self.flow.pause_reading()
+            self.loop.call_later(_DISCARD_PAUSE_S, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -233,6 +245,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._phase = "done"
         self._bytes = 0
+        if self.cycle.response_complete:
+            self._connections.discarding.discard(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -240,7 +254,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self.deadline = self.since + _FLUSH_S
         elif self._phase == "body" and self.cycle.response_complete:
-            self.deadline = self.since + _DISCARD_S
+            self._discard()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -250,7 +264,7 @@ class Connection(HttpToolsProtocol):
         """The deadline has passed."""
         if self._phase == "head" and self._is_answering:
             return  # bytes that came during an answer, such as an event stream, do not end it
-        if self._phase == "body" and self.flow.read_paused:
+        if self._phase == "body" and self._is_answering and self.flow.read_paused:
             return  # it is the application that does not take what came
         if self._phase == "head" and self._bytes and not self.transport.is_closing():
             self._refuse(Problem("head_timeout"))
@@ -267,7 +281,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif not self.transport.is_closing():
             self._write(problem)
-            self._discard()
+            self._end()
 
     def _write(self, problem: Problem) -> None:
         body = problem.body("", "")
@@ -280,18 +294,29 @@ class Connection(HttpToolsProtocol):
     def _close(self) -> None:
         """Close after an answer; a request that is still coming is read for a moment."""
         if self._phase == "body":
-            self._discard()
+            self._end()
         else:
             self.transport.close()
 
-    def _discard(self) -> None:
+    def _end(self) -> None:
+        """Say no more, and read for a moment."""
         self._phase = "refused"
-        self._bytes = 0
         self.pipeline.clear()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._discard()
+
+    def _discard(self) -> None:
+        """Begin to throw away what comes."""
+        cycle: Any = self.cycle
+        if cycle is not None:
+            cycle.body.clear()
+        self._bytes = 0
         self.since = self.loop.time()
         self.deadline = self.since + _DISCARD_S
-        self.flow.resume_reading()
-        self.transport.write_eof()
+        self._connections.discarding.add(self)
+        if len(self._connections.discarding) > _DISCARDING_MAX:
+            self.transport.close()
 
     def _wait(self, phase: Phase) -> None:
         settings = self._settings
