@@ -37,7 +37,7 @@ _DISCARD_S = 2.0
 _DISCARD_BYTES = 8 << 20
 _DISCARD_PAUSE_S = 0.02
 _DISCARDING_MAX = 32
-_FLUSH_S = 30.0  # how long a client may take to read the rest of an answer once we have closed
+_STALL_S = 30.0  # how long a client may leave an answer unread
 _GRACE_S = 2.0  # the application answers 408 itself before the connection is cut
 
 Phase = Literal["head", "body", "done", "refused"]
@@ -85,7 +85,9 @@ class Connections:
         """End the connections whose client took too long."""
         now = asyncio.get_running_loop().time()
         for each in list(self._all()):
-            if each.deadline < now:
+            if each.stalled_at < now - _STALL_S:
+                each.transport.abort()
+            elif each.deadline < now:
                 each.expire()
 
     def _all(self) -> Iterator[Connection]:
@@ -142,11 +144,12 @@ class Connection(HttpToolsProtocol):
         self.address = ""
         self.since = 0.0
         self.deadline = math.inf
+        self.stalled_at = math.inf
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is the client's turn."""
-        return self._phase != "done" or not self._is_answering
+        """Whether it is the client's turn, to write or to read."""
+        return self._phase != "done" or not self._is_answering or self.flow.write_paused
 
     @property
     def _is_answering(self) -> bool:
@@ -252,13 +255,21 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         self.since = self.loop.time()
         if self.transport.is_closing():
-            self.deadline = self.since + _FLUSH_S
+            self.deadline = self.since + _STALL_S
         elif self._phase == "body" and self.cycle.response_complete:
             self._discard()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.stalled_at = self.since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.stalled_at = math.inf
+
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self.deadline = self.loop.time() + _FLUSH_S
+        self.deadline = self.loop.time() + _STALL_S
 
     def expire(self) -> None:
         """The deadline has passed."""

@@ -57,9 +57,7 @@ async def slow_head(dial: Dial) -> None:
 
 async def slow_body(dial: Dial) -> None:
     """A form that comes byte by byte."""
-    await _trickle(
-        dial, b"POST /login HTTP/1.1\r\n" + FORM + b"Content-Length: 5000\r\n\r\n", b"a"
-    )
+    await _trickle(dial, b"POST /login HTTP/1.1\r\n" + FORM + b"Content-Length: 5000\r\n\r\n", b"a")
 
 
 async def huge_head(dial: Dial) -> None:

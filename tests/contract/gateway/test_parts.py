@@ -10,12 +10,12 @@ import pytest
 from leasehold.core.errors import ReplyLost, StoreUnreachable
 from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobEvent, JobRecord, NewJob, Submitted
+from leasehold.gateway.connections import Joined
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.limits import RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
-from leasehold.gateway.connections import Joined
 
 
 def job(name: str, size: int = 2) -> NewJob:
