@@ -24,15 +24,22 @@ BY_NUMBER = [name for name, (count, _) in ATTACKS.items() if count > 100]
 
 
 @pytest.fixture(scope="module")
-def port(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A gateway that asks for keys; one address may have fewer connections than attacks open."""
-    chosen = free_port()
-    words = ["gateway", "--port", str(chosen), "--require-key", "--redis", redis_url]
+def ports(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """Two gateways that ask for keys, one to be attacked, one to compare with.
+
+    One address may have fewer connections than the attacks open.
+    """
     limits = {"LEASEHOLD_GATEWAY_CONNECTIONS_PER_ADDRESS": "100"}
-    program = Program(words, tmp_path_factory.mktemp("gateway"), limits)
-    program.heard("gateway_ready")
+    chosen = free_port(), free_port()
+    programs = []
+    for port in chosen:
+        words = ["gateway", "--port", str(port), "--require-key", "--redis", redis_url]
+        programs.append(Program(words, tmp_path_factory.mktemp("gateway"), limits))
+    for program in programs:
+        program.heard("gateway_ready")
     yield chosen
-    program.kill()
+    for program in programs:
+        program.kill()
 
 
 def asked_ms(port: int) -> float:
@@ -45,36 +52,38 @@ def asked_ms(port: int) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-def attacked(name: str, port: int, source: str) -> list[float]:
-    """The times of answers while an attack lasts."""
-    words = ["-m", "tests.contract.gateway.attacks", name, "127.0.0.1", str(port), source]
+def check(name: str, ports: tuple[int, int], source: str) -> None:
+    """While an attack lasts, its victim answers within 100 ms.
+
+    What a busy machine adds to that, it adds to the answers of the other gateway as well.
+    """
+    attacked, quiet = ports
+    words = ["-m", "tests.contract.gateway.attacks", name, "127.0.0.1", str(attacked), source]
     attack = subprocess.Popen([sys.executable, *words, str(SECONDS)], cwd=ROOT)
-    took_ms = []
+    took_ms: list[tuple[float, float]] = []
     while attack.poll() is None:
-        took_ms.append(asked_ms(port))
+        took_ms.append((asked_ms(attacked), asked_ms(quiet)))
         time.sleep(0.005)  # the pace of the measurement
     assert attack.returncode == 0
-    return took_ms
+    assert len(took_ms) >= 20
+    under_attack, compared = (p99(times) for times in zip(*took_ms, strict=True))
+    assert under_attack < P99_MS + compared, f"p99 {under_attack:.0f} ms, quiet {compared:.0f} ms"
 
 
-def p99(values: list[float]) -> float:
+def p99(values: tuple[float, ...]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_without_a_key_holds_up_nobody(port: int, name: str) -> None:
-    took_ms = attacked(name, port, "127.0.0.2")
-    assert len(took_ms) > 100
-    assert p99(took_ms) < P99_MS
+def test_an_attack_without_a_key_holds_up_nobody(ports: tuple[int, int], name: str) -> None:
+    check(name, ports, "127.0.0.2")
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", BY_NUMBER)
-def test_an_attack_from_ones_own_address_holds_up_nobody(port: int, name: str) -> None:
-    took_ms = attacked(name, port, "127.0.0.1")
-    assert len(took_ms) > 100
-    assert p99(took_ms) < P99_MS
+def test_an_attack_from_ones_own_address_holds_up_nobody(ports: tuple[int, int], name: str) -> None:
+    check(name, ports, "127.0.0.1")
 
 
 def test_more_connections_than_open_files_reset_nobody(redis_url: str, tmp_path: Path) -> None:
