@@ -7,8 +7,10 @@ right to act.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -35,7 +37,7 @@ from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.live import Live
 from leasehold.dashboard.outbox_api import OutboxApi
 from leasehold.dashboard.pages import Page, Pages
-from leasehold.dashboard.visit import Notices, Visit, local_path, read_form, with_params
+from leasehold.dashboard.visit import Notices, Visit, local_path, read_fields, with_params
 from leasehold.dashboard.watching import Watch
 
 _log = structlog.get_logger("leasehold.dashboard")
@@ -66,6 +68,7 @@ _AWAY = {
     "title": "The store does not answer",
     "text": "This page comes back by itself when the store does. What helps: leasehold doctor",
 }
+_LOGIN_BYTES_MAX = 8_192
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
@@ -87,12 +90,16 @@ class Dashboard:
         lake: str = "",
         version: str = "",
         store_warnings: Callable[[], Awaitable[list[Warn]]] = _none,
+        read_body: Callable[[Request, int], Awaitable[bytes]],
+        form_bytes_max: int,
     ) -> None:
         street = Street(houses)
         redaction = Redaction(redact)
         self._door = door
         self._has_outbox = bool(outboxes(street))
         self._version = version
+        self._read_body = read_body
+        self._form_bytes_max = form_bytes_max
         self._notices = Notices()
         self.watch = Watch(street)
         self.live = Live(self.watch)
@@ -180,28 +187,28 @@ class Dashboard:
     def _form(self, path: str, act: Callable[[Visit], Awaitable[str]]) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
-            form = await read_form(request)
-            visit = await self._visit(request, RIGHTS[path], form)
+            visit = await self._visit(request, RIGHTS[path])
             if isinstance(visit, Response):
                 return visit
+            body = await self._read_body(request, self._form_bytes_max)
+            # In a thread: a large form takes long enough to hold up other requests.
+            form = await asyncio.to_thread(read_fields, request, body)
             try:
-                target = await act(visit)
+                target = await act(replace(visit, form=form))
             except LeaseholdError as error:
-                back = local_path(visit.field("next"), "/")
+                back = local_path(dict(form).get("next", ""), "/")
                 target = _noticed(back, self._notices.leave(f"Not done: {error}"))
             return RedirectResponse(target, 303)
 
         return endpoint
 
-    async def _visit(
-        self, request: Request, right: Right, form: tuple[tuple[str, str], ...] = ()
-    ) -> Visit | Response:
+    async def _visit(self, request: Request, right: Right) -> Visit | Response:
         caller = await self._door.caller(request)
         if caller is None:
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             back = here if request.method == "GET" else "/"
             return RedirectResponse(with_params("/login", next=back), 303)
-        visit = Visit(request, caller, form)
+        visit = Visit(request, caller)
         refusal = right.refusal(caller)
         if refusal:
             words = {"title": "Not for this key", "text": refusal}
@@ -227,7 +234,7 @@ class Dashboard:
         if request.method == "GET":
             back = local_path(str(request.query_params.get("next", "/")), "/")
             return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
-        form = dict(await read_form(request))
+        form = dict(read_fields(request, await self._read_body(request, _LOGIN_BYTES_MAX)))
         cookie = await self._door.sign_in(form.get("key", "").strip(), request)
         target = local_path(form.get("next", "/"), "/")
         if cookie is None:

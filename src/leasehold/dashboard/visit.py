@@ -13,7 +13,7 @@ from starlette.requests import Request
 from leasehold.core.endpoint import Caller
 from leasehold.core.errors import UsageError
 
-_FORM_BYTES_MAX = 2_000_000
+_FIELDS_MAX = 1_000
 _NOTICES_MAX = 500
 
 
@@ -48,17 +48,16 @@ class Visit:
         return str(self.request.query_params.get(name, default))
 
 
-async def read_form(request: Request) -> tuple[tuple[str, str], ...]:
+def read_fields(request: Request, body: bytes) -> tuple[tuple[str, str], ...]:
     """The fields of a posted form; only the kind that needs no parser of its own."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/x-www-form-urlencoded":
         raise UsageError("a form is sent as application/x-www-form-urlencoded")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _FORM_BYTES_MAX:
-            raise UsageError("this form is too large")
-    return tuple(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    try:
+        text = body.decode(errors="replace")
+        return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        raise UsageError(f"a form has at most {_FIELDS_MAX} fields") from None
 
 
 class Notices:

@@ -24,7 +24,9 @@ from leasehold.dashboard.site import RIGHTS, Dashboard
 from leasehold.gateway import pages
 from leasehold.gateway.auditing import open_audit
 from leasehold.gateway.auth import Door
-from leasehold.gateway.dispatch import ROUTE, Desk, Resource
+from leasehold.gateway.body import read_body
+from leasehold.gateway.connections import ADMIN
+from leasehold.gateway.dispatch import ROUTE, Desk, Resource, headers_of
 from leasehold.gateway.document import document
 from leasehold.gateway.durability import Durability
 from leasehold.gateway.edge import Edge
@@ -73,6 +75,8 @@ class Gateway:
             lake=settings.lake,
             version=__version__,
             store_warnings=Durability(self._side[0] if self._side else None).warnings,
+            read_body=self._read_body,
+            form_bytes_max=settings.form_bytes_max,
         )
         self.operations = Operations(
             self.served,
@@ -82,8 +86,8 @@ class Gateway:
             self.dashboard.actor.steer,
             self._audit,
         )
-        self._documents, router = self._routes()
-        self._app = Edge(_straight(router), self.metrics)
+        self._documents, app = self._routes()
+        self._app = Edge(app, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
@@ -93,16 +97,17 @@ class Gateway:
         """Refuse to be open to the network without a key."""
         if self.settings.on_loopback:
             return
+        where = " and ".join(filter(None, (self.settings.host, self.settings.admin_address)))
         try:
             keys = await self.ring.count()
         except StoreError as error:
             raise UsageError(
-                f"bound to {self.settings.host} the gateway needs API keys, and whether there are "
+                f"bound to {where} the gateway needs API keys, and whether there are "
                 f"any could not be asked: {error}"
             ) from error
         if not keys:
             raise UsageError(
-                f"the gateway would be open to everyone on {self.settings.host}: create a key with "
+                f"the gateway would be open to everyone on {where}: create a key with "
                 "`leasehold keys create`, or bind to 127.0.0.1"
             )
 
@@ -124,30 +129,57 @@ class Gateway:
         """What is said without being asked: the AsyncAPI document."""
         return self._documents["/asyncapi.json"]
 
-    def _routes(self) -> tuple[dict[str, bytes], Router]:
+    def _routes(self) -> tuple[dict[str, bytes], ASGIApp]:
         desk = Desk(self.settings, self.door, self.streamer, RateLimit(), self._audit)
-        routes: list[Route] = []
-        everything: list[Endpoint] = []
-        for url, served in zip(self.settings.queues, self.served, strict=True):
-            endpoints = served.endpoints(self.settings, self._within_depth(served))
-            everything += endpoints
-            routes += _resources(desk, endpoints, served.feed, url, served.name)
         own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
-        everything += own
-        routes += _resources(desk, own, None)
+        groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
+            (
+                served.endpoints(self.settings, self._within_depth(served)),
+                served.feed,
+                url,
+                served.name,
+            )
+            for url, served in zip(self.settings.queues, self.served, strict=True)
+        ]
+        groups.append((own, None, "", ""))
+        everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
         described = document(everything)
         self._docs_page = pages.docs(described)
-        routes += self.dashboard.routes()
         documents = {
             "/openapi.json": msgspec.json.encode(described),
             "/asyncapi.json": msgspec.json.encode(events_document(everything)),
         }
-        routes.append(Route("/docs", self._docs, methods=["GET"]))
-        routes += [Route(path, self._described, methods=["GET"]) for path in documents]
-        router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
-        opened = dict.fromkeys(("/docs", *documents), OPEN)
-        self.rights = rights_of(router.routes, RIGHTS | opened)
-        return documents, router
+        described_at = [Route(path, self._described, methods=["GET"]) for path in documents]
+        described_at.append(Route("/docs", self._docs, methods=["GET"]))
+
+        def answering(with_admin: bool) -> Router:
+            routes = [
+                route
+                for endpoints, feed, url, name in groups
+                for route in _resources(
+                    desk,
+                    [each for each in endpoints if with_admin or not _is_admin(each)],
+                    feed,
+                    url,
+                    name,
+                )
+            ]
+            routes += [*(self.dashboard.routes() if with_admin else ()), *described_at]
+            return Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+
+        router = answering(with_admin=True)
+        self.rights = rights_of(
+            router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN)
+        )
+        whole = _straight(router)
+        if not self.settings.admin_address:
+            return documents, whole
+        public = _straight(answering(with_admin=False))
+
+        async def by_address(scope: Scope, receive: Receive, send: Send) -> None:
+            await (whole if ADMIN in scope else public)(scope, receive, send)
+
+        return documents, by_address
 
     def _within_depth(self, served: Served) -> DepthLimit:
         """Submits to a queue, within the depths of the keys."""
@@ -172,6 +204,10 @@ class Gateway:
             if self._side is not None:
                 await self._side[0].close()
 
+    async def _read_body(self, request: Request, bytes_max: int) -> bytes:
+        headers = headers_of(request.scope)
+        return await read_body(request.receive, headers, bytes_max, self.settings.body_timeout_ms)
+
     async def _docs(self, request: Request) -> Response:
         request.scope[ROUTE] = "/docs"
         return _html(self._docs_page)
@@ -179,6 +215,11 @@ class Gateway:
     async def _described(self, request: Request) -> Response:
         path = request.scope[ROUTE] = request.url.path
         return Response(self._documents[path], media_type="application/json")
+
+
+def _is_admin(endpoint: Endpoint) -> bool:
+    """Whether an endpoint belongs to the admin address, where there is one."""
+    return endpoint.scope in ("admin", "observe") or endpoint.path == "/metrics"
 
 
 def _html(page: bytes) -> Response:

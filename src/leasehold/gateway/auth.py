@@ -29,7 +29,17 @@ BELIEVE_S = 1.0
 TOUCH_MS = 60_000
 _CACHED_MAX = 10_000
 _CHALLENGE = (("www-authenticate", 'Bearer realm="leasehold"'),)
-_PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip")
+_PROXY_HEADERS = frozenset(
+    (
+        "via",
+        "forwarded",
+        "x-real-ip",
+        "x-client-ip",
+        "true-client-ip",
+        "cf-connecting-ip",
+        "cdn-loop",
+    )
+)
 
 _USUAL = Quota()
 ANONYMOUS = Caller("", frozenset(SCOPES))
@@ -142,12 +152,16 @@ class Door:
         client = scope.get("client")
         if not self._unix and (client is None or not is_loopback(client[0])):
             raise Problem("no_key", headers=_CHALLENGE)
-        if any(name in headers for name in _PROXY_HEADERS):
+        # HTTP/1.0 is what nginx speaks to a server behind it, and by default all that tells of it.
+        if scope["http_version"] == "1.0" or any(
+            name in _PROXY_HEADERS or name.startswith("x-forwarded") for name in headers
+        ):
             raise Problem(
                 "no_key", "behind a proxy this gateway needs API keys", headers=_CHALLENGE
             )
         host = headers.get("host", "")
-        if not self._unix and not is_loopback(_host_name(host)):
+        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        if hosts > 1 or (not self._unix and not is_loopback(_host_name(host))):
             raise Problem("cross_site", "Host is not a name of this machine; use 127.0.0.1")
         origin = headers.get("origin", "")
         if origin and origin.partition("://")[2] != host:

@@ -108,24 +108,6 @@ async def _read_on(receive: Receive, first: bytes, bytes_max: int, timeout_ms: i
             return b"".join(chunks)
 
 
-async def discard(receive: Receive, *, bytes_max: int = 8 << 20, timeout_ms: int = 2_000) -> None:
-    """Swallow some of what is still coming after a refusal.
-
-    Closing a socket with unread bytes resets it, and a client that is still writing would lose the
-    answer that tells it why.
-    """
-    seen = 0
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            while seen < bytes_max:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-                seen += len(message.get("body", b""))
-    except TimeoutError:
-        return
-
-
 def _too_large(bytes_max: int) -> Problem:
     how = raised_by("--body", "gateway.body_bytes_max")
     detail = f"the body is limited to {bytes_max} bytes; {how}"

@@ -18,7 +18,7 @@ from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.core.errors import ReplyLost
 from leasehold.dashboard.audit import LOST, AuditLog, write_down
 from leasehold.gateway.auth import Door
-from leasehold.gateway.body import check_media, decode, discard, invalid, is_beyond, read_body
+from leasehold.gateway.body import check_media, decode, invalid, is_beyond, read_body
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.limits import Quota, RateLimit
 from leasehold.gateway.problems import Problem
@@ -156,17 +156,8 @@ class Resource:
             return None
         settings = self._desk.settings
         check_media(headers)
-        try:
-            raw = await read_body(
-                receive,
-                headers,
-                settings.body_limit(endpoint.bytes_max, quota),
-                settings.body_timeout_ms,
-            )
-        except Problem as problem:
-            if problem.code == "too_large":
-                problem.discard = lambda: discard(receive)
-            raise
+        bytes_max = settings.body_limit(endpoint.bytes_max, quota)
+        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
         return decode(decoder, raw)
 
 

@@ -116,17 +116,13 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, problem: Problem) -> None:
-        """Answer with the problem; what the client is still sending is swallowed for a moment."""
+        """Answer with the problem."""
         body = problem.body(self.scope["path"], self.request_id.decode())
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         headers += [(b"content-type", MEDIA), (b"content-length", b"%d" % len(body))]
         await self.send(
             {"type": "http.response.start", "status": problem.status, "headers": headers}
         )
-        if problem.discard is not None:
-            await self.send({"type": "http.response.body", "body": body, "more_body": True})
-            await problem.discard()
-            body = b""
         await self.send({"type": "http.response.body", "body": body})
 
 

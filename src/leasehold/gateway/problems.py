@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -43,9 +42,11 @@ CODES: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is no such job, queue or page, or it is not yours."),
     "method": (405, "The path does not have this method; Allow says which it has."),
     "body_timeout": (408, "The body did not arrive in time."),
+    "head_timeout": (408, "The head of the request did not arrive in time."),
     "conflict": (409, "The stored state forbids it, or the Idempotency-Key was used otherwise."),
     "gone": (410, "The job has ended, and was removed after the time for which jobs are kept."),
     "too_large": (413, "The body is larger than the limit."),
+    "url_too_long": (414, "The URL is longer than 8192 bytes."),
     "media_type": (415, "The body has to be application/json."),
     "invalid": (422, "The request is well formed but cannot be accepted; detail says why."),
     "no_webhook_secret": (422, "The request names an address to call, and you have no secret yet."),
@@ -53,9 +54,11 @@ CODES: dict[str, tuple[int, str]] = {
     "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
     "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),
     "too_many_streams": (429, "This key has too many event streams open."),
+    "head_too_large": (431, "The head of the request is larger than the limit."),
     "internal": (500, "A fault of the gateway; the log has it under this request id."),
     "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
     "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
+    "too_many_connections": (503, "The gateway has as many connections at work as it takes."),
     "draining": (503, "This gateway is shutting down: try again, another one will answer."),
 }
 
@@ -79,8 +82,6 @@ class Problem(Exception):
         self.detail = detail or usual
         self.headers = headers
         self.extra = extra
-        # Set by who reads the body: swallows what is still coming, so that the answer arrives.
-        self.discard: Callable[[], Awaitable[None]] | None = None
         if retry_after_s:
             self.headers = (*headers, ("retry-after", str(retry_after_s)))
             self.extra = {**extra, "retry_after": retry_after_s}

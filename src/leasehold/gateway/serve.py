@@ -15,83 +15,38 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from leasehold.core.errors import UsageError
 from leasehold.gateway.app import Gateway
+from leasehold.gateway.connections import Connection, Connections
 from leasehold.gateway.keys import Keys
 from leasehold.gateway.notify import Notifier
-from leasehold.gateway.problems import MEDIA, Problem
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.gateway.sse import ABORT
+from leasehold.gateway.settings import GatewaySettings, split_address
 
 _log = structlog.get_logger("leasehold.gateway")
 
 _BACKLOG = 4096
-_KEEP_ALIVE_S = 20
-
-
-class _Protocol(HttpToolsProtocol):
-    """Lets the application cut off a client that does not read: closing would wait for it.
-
-    Head and body of an answer leave in one write: a write is the dearest part of a small answer.
-    """
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self.scope["method"] != "HEAD":
-            self.cycle.transport = cast("asyncio.Transport", Joined(self.transport))
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
-        extensions[ABORT] = self.transport.abort
-
-    def send_400_response(self, msg: str) -> None:
-        """What is not even HTTP gets a problem document as well."""
-        body = Problem("bad_http", msg).body("", "")
-        head = (
-            f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA.decode()}\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()
-
-
-class Joined:
-    """A connection on which the head of an answer whose body has a length waits for that body."""
-
-    __slots__ = ("_head", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(b"HTTP/1.1 ") and b"\r\ncontent-length: " in data:
-            self._head = data
-            return
-        self._transport.write(data)
-
-    def close(self) -> None:
-        if self._head:
-            self._transport.write(self._head)
-            self._head = b""
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
+_OTHER_FILES = 256  # open files besides connections of clients: stores, logs, libraries
+_SWEEP_TICKS = 3  # the server's ticks of a tenth of a second between two looks at the deadlines
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it."""
+    """A server that leaves signals to whoever runs it, and looks after its connections."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._swept = connections
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _SWEEP_TICKS == 0:
+            self._swept.sweep()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,22 +58,30 @@ async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> Asy
     """A gateway that serves within the block, in the running loop; port 0 finds a free one."""
     gateway = Gateway(settings, ring=ring)
     await gateway.check_safe()
-    with _listening(settings) as sock:
+    connections = Connections(settings, _fitting(settings.connections_max))
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(_listening(settings.host, settings.port, settings.unix_socket))
+        ]
+        if settings.admin_address:
+            sockets.append(stack.enter_context(_listening(*split_address(settings.admin_address))))
+            connections.admin_port = sockets[1].getsockname()[1]
         config = uvicorn.Config(
             gateway,
-            http=_Protocol,
+            http=partial(Connection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=_BACKLOG,
+            timeout_keep_alive=settings.idle_timeout_s,
             timeout_graceful_shutdown=max(1, settings.drain_ms // 1000),
         )
-        server = _Server(config)
-        task = asyncio.create_task(server.serve(sockets=[sock]))
-        running = Running(gateway, server, _address(settings, sock))
+        server = _Server(config, connections)
+        task = asyncio.create_task(server.serve(sockets=sockets))
+        running = Running(gateway, server, *map(_address, sockets))
         try:
             await _started(server, task)
             yield running
@@ -128,11 +91,17 @@ async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> Asy
 
 
 class Running:
-    """A gateway that serves; `url` is where (the path of the socket for a unix socket)."""
+    """A gateway that serves; `url` is where (the path of the socket for a unix socket).
 
-    def __init__(self, gateway: Gateway, server: uvicorn.Server, url: str) -> None:
+    `admin_url` is where it answers administrators: the same, unless they have their own address.
+    """
+
+    def __init__(
+        self, gateway: Gateway, server: uvicorn.Server, url: str, admin_url: str = ""
+    ) -> None:
         self.gateway = gateway
         self.url = url
+        self.admin_url = admin_url or url
         self._server = server
 
     async def stop(self) -> None:
@@ -166,7 +135,12 @@ async def serve(settings: GatewaySettings, notifier: Notifier | None = None) -> 
     stop = asyncio.Event()
     async with serving(settings) as running:
         _on_signals(running, stop)
-        _log.info("gateway_ready", url=running.url, queues=len(settings.queues))
+        _log.info(
+            "gateway_ready",
+            url=running.url,
+            queues=len(settings.queues),
+            **({"admin_url": running.admin_url} if settings.admin_address else {}),
+        )
         notifier.say(f"READY=1\nSTATUS=serving on {running.url}")
         watchdog = asyncio.create_task(notifier.keep_alive())
         await stop.wait()
@@ -216,14 +190,34 @@ async def _started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
         await asyncio.sleep(0.01)
 
 
+def _fitting(connections_max: int) -> int:
+    """How many connections the limit of open files permits; it is raised where that is possible.
+
+    A process without a free file resets every new connection, so the limit must not be reached.
+    """
+    if sys.platform == "win32":
+        return connections_max
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections_max + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections_max
+    fitting = max(soft - _OTHER_FILES, soft // 2)
+    _log.warning("gateway_few_open_files", open_files=soft, connections_max=fitting)
+    return fitting
+
+
 @contextmanager
-def _listening(settings: GatewaySettings) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, path: str = "") -> Iterator[socket.socket]:
     """The bound socket; an address that is taken is a plain message, not a stack."""
-    path = settings.unix_socket
     try:
-        sock = _unix(path) if path else _tcp(settings.host, settings.port)
+        sock = _unix(path) if path else _tcp(host, port)
     except OSError as error:
-        where = path or f"{settings.host}:{settings.port}"
+        where = path or f"{host}:{port}"
         raise UsageError(f"the gateway cannot listen on {where}: {error.strerror}") from None
     try:
         yield sock
@@ -275,8 +269,8 @@ def _answers(path: str) -> bool:
         return True
 
 
-def _address(settings: GatewaySettings, sock: socket.socket) -> str:
-    if settings.unix_socket:
-        return f"unix:{settings.unix_socket}"
+def _address(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

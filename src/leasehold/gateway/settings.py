@@ -14,6 +14,17 @@ from leasehold.gateway.limits import Quota
 
 KIB = 1024
 BODY_BYTES_MAX = 200 * KIB
+_POSITIVE = (
+    "streams_per_key",
+    "heartbeat_ms",
+    "body_bytes_max",
+    "body_timeout_ms",
+    "form_bytes_max",
+    "head_timeout_ms",
+    "idle_timeout_s",
+    "connections_max",
+    "connections_per_address",
+)
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +34,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     `depth_per_key` its unfinished jobs in one queue (0: no limit). A key may have its own numbers.
     `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
     that is good besides those of the store: whoever starts gateway and workers together shares it.
+    `admin_address` (host:port) answers what administrators and observers ask for, which is then not
+    found at the other address. `trusted_proxies` are addresses and networks of proxies: they may
+    have more connections than `connections_per_address`.
     `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
     audit log; `trace_url` is where a trace is shown, with `{trace_id}`;
     `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
@@ -34,11 +48,19 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8470
     unix_socket: str = ""
+    admin_address: str = ""
     anonymous: bool = True
     worker_key: str = ""
     ttl_s: int = 86_400
     body_bytes_max: int = BODY_BYTES_MAX
     body_timeout_ms: int = 30_000
+    form_bytes_max: int = 1024 * KIB
+    head_bytes_max: int = 32 * KIB
+    head_timeout_ms: int = 10_000
+    idle_timeout_s: int = 20
+    connections_max: int = 4_000
+    connections_per_address: int = 1_000
+    trusted_proxies: tuple[str, ...] = ()
     heartbeat_ms: int = 15_000
     sweep_ms: int = 1_000
     retry_ms: int = 2_000
@@ -55,12 +77,18 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     lent: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("streams_per_key", "heartbeat_ms", "body_bytes_max"), 1)
-        least |= {"body_timeout_ms": 1, "audit_keep": 100}
+        least = dict.fromkeys(_POSITIVE, 1) | {"head_bytes_max": 1024, "audit_keep": 100}
         least |= dict.fromkeys(("rate_per_s", "rate_burst", "depth_per_key", "drain_ms"), 0)
         for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
+        for each in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(each)
+            except ValueError as error:
+                raise UsageError(f"gateway: trusted_proxies: {error}") from None
+        if self.admin_address and split_address(self.admin_address)[1] == self.port != 0:
+            raise UsageError("gateway: the admin address needs a port of its own")
 
     def body_limit(self, own: int, quota: Quota) -> int:
         """The largest body of an endpoint that names `own`; a limit that was lowered is for all."""
@@ -81,7 +109,20 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the gateway."""
-        return bool(self.unix_socket) or is_loopback(self.host)
+        admin = split_address(self.admin_address)[0] if self.admin_address else "localhost"
+        return is_loopback(admin) and (bool(self.unix_socket) or is_loopback(self.host))
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of an address to listen on.
+
+    >>> [split_address(text) for text in ("127.0.0.1:8081", "[::1]:8081")]
+    [('127.0.0.1', 8081), ('::1', 8081)]
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address to listen on; one looks like 127.0.0.1:8081")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from leasehold.gateway.serve import serving
 from leasehold.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
-from tests.contract.gateway.web import Web
+from tests.contract.gateway.web import Web, read_reply
 from tests.waiting import until
 
 BODY = {"task": "chat", "payload": {}}
@@ -247,6 +247,13 @@ async def test_as_soon_as_there_is_a_key_keys_are_asked_for(site: Site, keys: Ke
         ({"sec-fetch-site": "same-site"}, 403),
         ({"x-forwarded-for": "203.0.113.7"}, 401),
         ({"forwarded": "for=203.0.113.7"}, 401),
+        ({"via": "1.1 proxy"}, 401),
+        ({"x-real-ip": "203.0.113.7"}, 401),
+        ({"x-forwarded-host": "jobs.example"}, 401),
+        ({"X-Forwarded-Proto": "https"}, 401),
+        ({"x-forwarded-anything": ""}, 401),
+        ({"cf-connecting-ip": "203.0.113.7"}, 401),
+        ({"host": "127.0.0.1\r\nHost: 127.0.0.1"}, 403),
         ({"sec-fetch-site": "same-origin"}, 200),
         ({"host": "localhost:8470"}, 200),
         ({"host": "[::1]:8470"}, 200),
@@ -258,6 +265,19 @@ async def test_a_page_of_another_site_or_a_proxy_is_not_a_local_caller(
     assert (await web.send("GET", "/v1/jobs", headers=headers)).status == status
     steering = await web.send("POST", "/api/queues/streams/resume", headers=headers)
     assert steering.status == status
+
+
+async def test_a_proxy_that_says_nothing_but_http_1_0_is_not_a_local_caller(web: Web) -> None:
+    """So nginx speaks to what is behind it, unless its configuration says otherwise."""
+    reader, writer = await web.connect()
+    writer.write(web.head("GET", "/v1/jobs").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    is_problem(await read_reply(reader), 401, "no_key")
+    writer.close()
+
+
+async def test_a_dashboard_behind_a_proxy_asks_for_a_key(web: Web) -> None:
+    home = await web.get("/", via="1.1 proxy")
+    assert (home.status, home.headers["location"]) == (303, "/login?next=%2F")
 
 
 async def test_anonymous_callers_can_be_shut_out_on_loopback_too(site: Site) -> None:

@@ -11,12 +11,12 @@ import pytest
 from leasehold.core.errors import ReplyLost, StoreUnreachable
 from leasehold.core.event import JournalEvent
 from leasehold.core.job import JobEvent, JobRecord, NewJob, Submitted
+from leasehold.gateway.connections import Joined
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
 from leasehold.gateway.limits import Quota, RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
-from leasehold.gateway.serve import Joined
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -250,7 +250,7 @@ ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
     wire = Wire()
-    joined = Joined(wire)  # type: ignore[arg-type]
+    joined = Joined(wire, wire.close)  # type: ignore[arg-type]
     joined.write(LENGTHY)
     assert wire.writes == []
     joined.write(b"ok")
@@ -259,13 +259,13 @@ def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
 
 def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
     wire = Wire()
-    Joined(wire).write(ENDLESS)  # type: ignore[arg-type]
+    Joined(wire, wire.close).write(ENDLESS)  # type: ignore[arg-type]
     assert wire.writes == [ENDLESS]
 
 
 def test_a_connection_that_is_closed_has_sent_its_head() -> None:
     wire = Wire()
-    joined = Joined(wire)  # type: ignore[arg-type]
+    joined = Joined(wire, wire.close)  # type: ignore[arg-type]
     joined.write(LENGTHY)
     joined.close()
     assert (wire.writes, wire.closed) == ([LENGTHY], True)

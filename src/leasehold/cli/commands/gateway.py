@@ -15,6 +15,9 @@ from leasehold.core.errors import UsageError
 @click.command("gateway", short_help="Serve jobs over HTTP.")
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
+@click.option(
+    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
+)
 @click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
 @click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
 @click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
@@ -24,6 +27,7 @@ from leasehold.core.errors import UsageError
 def command(
     host: str | None,
     port: int | None,
+    admin_address: str | None,
     queue_urls: tuple[str, ...],
     redis_url: str | None,
     require_key: bool,
@@ -58,6 +62,7 @@ def command(
         queues=queues,
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
+        admin_address=config.text("gateway.admin_address", admin_address),
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
@@ -90,6 +95,13 @@ def _limits(config: Config) -> dict[str, Any]:
         "rate_burst": config.integer("gateway.rate_burst"),
         "body_bytes_max": config.integer("gateway.body_bytes_max"),
         "body_timeout_ms": round(config.number("gateway.body_timeout_s") * 1000),
+        "form_bytes_max": config.integer("gateway.form_bytes_max"),
+        "head_bytes_max": config.integer("gateway.head_bytes_max"),
+        "head_timeout_ms": round(config.number("gateway.head_timeout_s") * 1000),
+        "idle_timeout_s": config.integer("gateway.idle_timeout_s"),
+        "connections_max": config.integer("gateway.connections_max"),
+        "connections_per_address": config.integer("gateway.connections_per_address"),
+        "trusted_proxies": tuple(config.texts("gateway.trusted_proxies")),
         "drain_ms": round(config.number("gateway.drain_timeout_s") * 1000),
     }
 
