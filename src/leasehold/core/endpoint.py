@@ -45,6 +45,10 @@ class Caller(msgspec.Struct, frozen=True):
         """Whether the caller may change objects of this owner: its own, or all for an admin."""
         return owner == self.requester or "admin" in self.scopes
 
+    def owns(self, requester: str) -> bool:
+        """Whether the caller is this requester, who alone sees a job without masks."""
+        return requester == self.requester
+
     @property
     def streams(self) -> frozenset[str]:
         """The streams that a key names; none means that it is good for all."""
@@ -95,10 +99,6 @@ class Right(msgspec.Struct, frozen=True):
 
 
 OPEN = Right("", "none")
-
-    def owns(self, requester: str) -> bool:
-        """Whether the caller is this requester, who alone sees a job without masks."""
-        return requester == self.requester
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -168,9 +168,7 @@ class Gateway:
             return Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
         router = answering(with_admin=True)
-        self.rights = rights_of(
-            router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN)
-        )
+        self.rights = rights_of(router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN))
         whole = _straight(router)
         if not self.settings.admin_address:
             return documents, whole
@@ -219,7 +217,7 @@ class Gateway:
 
 def _is_admin(endpoint: Endpoint) -> bool:
     """Whether an endpoint belongs to the admin address, where there is one."""
-    return endpoint.scope in ("admin", "observe") or endpoint.path == "/metrics"
+    return endpoint.right.scope in ("admin", "observe") or endpoint.path == "/metrics"
 
 
 def _html(page: bytes) -> Response:

@@ -187,7 +187,7 @@ def _fails(cage: Cage, program: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="leasehold-cage-") as folder:
         give_to_cage(Path(folder))
         try:
-            done = subprocess.run(  # noqa: S603 - the launcher and ffmpeg
+            done = subprocess.run(
                 [*_LAUNCH, str(_LAUNCHER), cage.words(limits), str(program), "-version"],
                 cwd=folder,
                 env={},
