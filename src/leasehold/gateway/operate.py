@@ -247,7 +247,7 @@ class Operations:
                 path="/api/audit/export",
                 operation="exportAudit",
                 summary="The audit log with its hashes, one JSON object a line, oldest first",
-                scope="admin",
+                right=Right("admin", "all"),
                 handle=self.export,
                 asks=ExportAudit,
                 replies={200: Reply("Lines of `seq`, `prev`, `hash` and `entry`.", str, LINES)},

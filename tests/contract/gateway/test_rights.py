@@ -127,6 +127,7 @@ ASKED: dict[str, Ask] = {
     "GET /api/queues": READ,
     "POST /api/queues/{queue}/pause": Ask(lambda it: "/api/queues/streams/pause", whole=True),
     "POST /api/queues/{queue}/resume": Ask(lambda it: "/api/queues/streams/resume", whole=True),
+    "GET /api/audit/export": READ,
     "GET /livez": READ,
     "GET /readyz": READ,
     "GET /metrics": READ,
