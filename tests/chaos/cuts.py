@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 
 async def cuts(setup: Setup, *, each: int = 1, shortest_ms: int = 0, longest_ms: int = 0) -> Report:
     """Each of the workers but one is cut off `each` times; without bounds as briefly as can be."""
-    # A claim that a cut-off worker left waiting at the gateway may take the job once more, for a lease.
+    # A claim that a worker left waiting at the gateway may take the job once more, for a lease.
     shortest_ms = shortest_ms or 2 * setup.lease_ms + LONGEST_SEARCH_MS + SLACK_MS
     longest_ms = max(longest_ms, shortest_ms)
     async with Stage(setup) as stage, AsyncExitStack() as proxies:

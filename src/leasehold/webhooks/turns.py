@@ -175,9 +175,7 @@ class Turns:
             for each in self._under_way
             if not each.trial and each.receiver.is_slow(now_s)
         ]
-        return (
-            slow.count(receiver.requester) >= self._requester_max or len(slow) >= self._slow_max
-        )
+        return slow.count(receiver.requester) >= self._requester_max or len(slow) >= self._slow_max
 
     def _put_off(self, receiver: _Receiver, now_s: float) -> Snooze:
         step_s = receiver.expected_s(now_s) / self._requester_max

@@ -92,7 +92,7 @@ async def test_a_claimer_that_comes_straight_back_wakes_no_other(
     await asyncio.gather(*(until(lambda queue=queue: waits(queue)) for queue in queues))
     await queues[0].submit([NewJob(task="t", payload=b"{}")] * 40)
     await until(lambda: sum(taken) == 40)
-    assert sorted(taken)[-1] == 40
+    assert max(taken) == 40
     assert woken == ["inbox"]
     for worker in workers:
         worker.cancel()
