@@ -107,7 +107,7 @@ def recovery_ms(
     """By kind of fault: from its begin to the next claim of each job that it hit.
 
     A store has recovered with the first claim after it, a gateway with the first job it takes. What
-    a store, or the machine, was away meanwhile is not the fault of the others and does not count.
+    a store or the machine was away meanwhile is not the others' fault and is not counted for them.
     """
     leases = leases_of(events)
     claims = [lease.from_ms for lease in leases]

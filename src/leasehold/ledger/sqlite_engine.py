@@ -60,7 +60,10 @@ class SqliteEngine:
     async def _claim(
         self, box: Operations, operation: str, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
     ) -> Sequence[Row]:
-        """An empty line is seen without the right to write; one that just gave all is not empty."""
+        """An empty line is seen without the right to write; one that just gave all is not empty.
+
+        A claim for one, which is what an idle worker makes, tells nothing of the line.
+        """
         queue = takes["queue"]
         if queue not in self._plenty:
             head = await self._run(box["peek"], (), {"queue": queue})
@@ -69,7 +72,7 @@ class SqliteEngine:
         self._plenty.discard(queue)
         rows = await self._run(box[operation], batch, takes)
         wanted = takes["count"] if "count" in takes else sum(asker[-1] for asker in batch)
-        if len(rows) >= wanted and rows[0]["job_id"] is not None:
+        if len(rows) >= wanted > 1 and rows[0]["job_id"] is not None:
             self._plenty.add(queue)
         return rows
 

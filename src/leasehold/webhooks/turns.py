@@ -178,7 +178,7 @@ class Turns:
                 return 0.0
             left_s = 2 * _TRIAL_S - waited_s
         if left_s <= 0:
-            raise Snooze(_TRIAL_S * random.uniform(1, 1.5), "its receiver is being tried")
+            raise Snooze(_TRIAL_S * random.uniform(1, 1.5), "its receiver is not known yet")
         return left_s
 
     def _is_over_quota(self, requester: str) -> bool:
