@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -23,8 +25,9 @@ from leasehold.core.opening import open_ledger
 from tests.chaos.sim.test_verdict import a_stale_token_is_accepted, sound
 from tests.contract.cli.conftest import Program
 from tests.contract.cli.pages import page
+from tests.contract.store.test_private import open_to_others
 from tests.spark.connecting import free_port
-from tests.spark.typing_commands import typed
+from tests.spark.typing_commands import HERE, typed
 from tests.spark.working import as_rows, journal_of, work
 
 PAGE = page("docs/howto/pipeline.md")
@@ -154,3 +157,18 @@ def tables_are_read_by_others(folder: Path) -> None:
     ]
     assert {"submit", "claim"} <= {kind for kind, _ in events}
     assert failed
+
+
+@pytest.mark.timeout(900)
+async def test_a_lake_is_private_with_an_open_umask(tmp_path: Path, streams_url: str) -> None:
+    """What Python writes into it, and what Java writes."""
+    await work(streams_url, 5)
+    for words in (["capture", streams_url, "--once"], ["tables"]):
+        program = [sys.executable, "-m", "leasehold.cli", "pipeline", *words, "--lake", "lake"]
+        done = subprocess.run(
+            [*program, *HERE], cwd=tmp_path, umask=0, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lake").stat().st_mode & 0o777 == 0o700
+    assert len(list((tmp_path / "lake").rglob("*.parquet"))) > 1
+    assert open_to_others(tmp_path / "lake") == []

@@ -27,12 +27,17 @@ class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running_up(folder: Path) -> RunningUp | None:
-    """The `leasehold up` that owns this data folder now, if its process is alive."""
+    """The `leasehold up` that owns this data folder now, if its process is alive.
+
+    A file that another user made is not believed: it would lead our jobs to a store of theirs.
+    """
     try:
-        up = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=RunningUp)
+        with (folder / FILE_NAME).open("rb") as file:
+            ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+            up = msgspec.json.decode(file.read(), type=RunningUp)
     except (OSError, msgspec.MsgspecError):
         return None
-    return up if _alive(up.pid) else None
+    return up if ours and _alive(up.pid) else None
 
 
 def announce_up(folder: Path, up: RunningUp) -> None:

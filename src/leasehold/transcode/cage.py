@@ -30,6 +30,7 @@ _LAUNCH = (sys.executable, "-I", "-S")
 _LAUNCHER = Path(__file__).with_name("confine.py")
 _ERROR_BYTES_MAX = 4_096
 _LINE_BYTES_MAX = 65_536
+_WATCH_EVERY_S = 0.5
 NOBODY = 65_534
 
 # What a dynamically linked ffmpeg needs to start, and nothing that differs between machines.
@@ -55,6 +56,7 @@ class Limits:
     """What the program may use: bytes of memory and of each file, seconds of CPU and in all.
 
     `threads` counts processes too, and all of its user where it has no namespace of its own.
+    `folder_bytes` is what its folder may take of the disk, looked at twice a second.
     """
 
     memory_bytes: int
@@ -62,6 +64,7 @@ class Limits:
     cpu_s: int
     wall_s: float
     threads: int = 1024
+    folder_bytes: int = sys.maxsize
 
     def as_rlimits(self) -> dict[str, int]:
         """By the kernel's names. No core dumps: they would hold the customer's pictures."""
@@ -81,11 +84,13 @@ class Ended:
 
     code: int
     said: str
+    filled_folder: bool = False
 
     @property
     def hit_file_limit(self) -> bool:
-        """It wanted to write a larger file than permitted."""
-        return self.code in (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)  # the second by bubblewrap
+        """It wanted to write a larger file than permitted, or too many."""
+        by_kernel = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)  # the second as bubblewrap says it
+        return self.filled_folder or self.code in by_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class Cage:
         """Run to its end in `folder`, handing on what it says on stdout line by line."""
         asked = self.words(limits)
         process = await _start([asked, *argv], folder)
+        watch = asyncio.create_task(_watch(folder, limits.folder_bytes, process))
         try:
             async with asyncio.timeout(limits.wall_s):
                 said, _ = await asyncio.gather(
@@ -133,8 +139,10 @@ class Cage:
                 code = await process.wait()
         finally:
             _end_all(process)
+            filled = watch.done()
+            watch.cancel()
             await asyncio.shield(process.wait())
-        return Ended(code, said)
+        return Ended(code, said, filled)
 
 
 @cache
@@ -227,6 +235,22 @@ async def _start(words: Sequence[str], folder: Path) -> asyncio.subprocess.Proce
         start_new_session=True,
         limit=_LINE_BYTES_MAX,
     )
+
+
+async def _watch(folder: Path, bytes_max: int, process: asyncio.subprocess.Process) -> None:
+    """Ends the program when its folder takes more of the disk than permitted; else for ever."""
+    while await asyncio.to_thread(_disk_bytes, folder) <= bytes_max:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(_WATCH_EVERY_S)
+    _end_all(process)
+
+
+def _disk_bytes(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
 
 
 async def _lines(stream: asyncio.StreamReader | None, take: TakeLine) -> None:

@@ -34,6 +34,7 @@ from leasehold.vault.secret import without_secrets
 
 _SAID_CHARS_MAX = 500
 _DISK_WAIT_S = 60.0
+_SLACK = 2**20  # blocks that are not full
 
 
 class Running(Protocol):
@@ -200,6 +201,7 @@ class _Attempt:
             cpu_s=chosen.cpu_s_max,
             wall_s=chosen.wall_s_max,
             threads=chosen.threads_max,
+            folder_bytes=size + len(self.request.outputs) * chosen.output_cap_bytes(size) + _SLACK,
         )
         try:
             async with self.shared.turns:

@@ -145,6 +145,19 @@ async def test_a_file_grows_no_larger_than_its_limit(cage: Cage, folder: Path) -
     assert (folder / "out.mp4").stat().st_size <= 1_000
 
 
+async def test_many_small_files_are_bounded_by_the_size_of_the_folder(
+    cage: Cage, folder: Path
+) -> None:
+    shell = replace(cage, readable=(*cage.readable, "/bin", "/usr/bin"))
+    program = shutil.which("sh")
+    assert program
+    many = "i=0; while :; do echo x > f$i; i=$((i+1)); done"
+    few = replace(LIMITS, folder_bytes=4_000_000)
+    ended = await run(shell, folder, program, "-c", many, limits=few)
+    assert ended.hit_file_limit
+    assert ended.code < 0
+
+
 async def test_links_and_devices_cannot_be_made(cage: Cage, folder: Path) -> None:
     tools = replace(cage, readable=(*cage.readable, "/bin", "/usr/bin"))
     for words in (("ln", "-s", "/etc/passwd", "link"), ("ln", "input", "hard"), ("mkfifo", "pipe")):

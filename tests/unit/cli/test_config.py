@@ -148,3 +148,13 @@ def test_an_up_that_died_without_a_word_is_not_believed(tmp_path: Path) -> None:
     assert running_up(tmp_path) is None
     (tmp_path / "up.json").write_text("{half")
     assert running_up(tmp_path) is None
+
+
+def test_what_another_user_says_of_a_running_up_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted in a shared folder, it would lead our jobs to a store of theirs."""
+    announce_up(tmp_path, up_of(os.getpid()))
+    assert running_up(tmp_path) is not None
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert running_up(tmp_path) is None
