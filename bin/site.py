@@ -36,6 +36,7 @@ FOLDERS = {
 PROJECT = {
     "ARCHITECTURE.md": "Architecture",
     "CONTRIBUTING.md": "Contributing",
+    "SECURITY.md": "Security policy",
     "CHANGELOG.md": "Changelog",
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?![a-z][a-z0-9+.-]*:|#)([^)\s#]+)(#[^)\s]*)?(\))")

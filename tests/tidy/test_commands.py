@@ -262,16 +262,21 @@ def test_who_is_not_root_asks_sudo_without_being_asked_for_a_password(
     assert "tests in a browser will fail" in done.stderr
 
 
-def test_the_lane_that_needs_promtool_takes_it_out_of_its_package_once(
+def test_the_lane_that_needs_promtool_and_nginx_takes_them_out_of_their_packages_once(
     copy: Copy, apt: Path
 ) -> None:
-    unpack = "#!/bin/sh\nmkdir -p usr/bin && echo >usr/bin/promtool && chmod +x usr/bin/promtool\n"
-    copy.program(copy.path / "dpkg-deb", unpack)
+    unpack = """\
+        #!/bin/sh
+        mkdir -p usr/bin usr/sbin && echo >usr/bin/promtool && echo >usr/sbin/nginx
+        chmod +x usr/*/*
+    """
+    copy.program(copy.path / "dpkg-deb", dedent(unpack))
     copy.lane("contract", "def test_of_metrics(): pass")
     for _ in range(2):
         assert copy.run("bin/test", "contract").returncode == 0
-    assert apt.read_text() == "download prometheus\n"
-    assert (copy.root / ".tools" / "promtool").is_file()
+    assert apt.read_text() == "download prometheus\ndownload nginx\n"
+    for name in ("promtool", "nginx"):
+        assert (copy.root / ".tools" / name).is_file()
 
 
 def test_up_hands_its_arguments_on_and_stays_where_it_was_called(

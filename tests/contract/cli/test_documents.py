@@ -31,7 +31,7 @@ from tests.contract.cli.pages import ROOT, Block, page
 
 DOCUMENTS = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = ("bash", "sh", "console")
-KNOWN = {*SHELL, "python", "javascript", "json", "toml", "yaml", "sql", "text", "mermaid"}
+KNOWN = {*SHELL, "python", "javascript", "json", "toml", "yaml", "sql", "text", "mermaid", "nginx"}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
