@@ -238,9 +238,10 @@ async def test_credentials_end_with_their_job_unless_the_queue_keeps_them(
 @pytest.mark.parametrize("side", ["source", "destination"])
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "FILE:///etc/passwd", "file:/etc/passwd"])
 async def test_a_place_on_the_workers_own_disk_is_refused_where_no_folder_is_permitted(
-    inbox: InboxStage, tmp_path: Path, side: str, url: str
+    inbox: InboxStage, tmp_path: Any, side: str, url: str
 ) -> None:
-    settings = GatewaySettings(queues=(inbox.url,), port=0, lent={**lent(tmp_path), "files": False})
+    given = {**lent(tmp_path), "files": False}
+    settings = GatewaySettings(queues=(inbox.url,), port=0, lent=given)
     body = {
         "source": {"url": "s3://b/k"},
         "destination": {"url": "s3://b/out"},
