@@ -221,16 +221,27 @@ def _parse(setting: Setting, raw: Any, where: str) -> Value:
         match setting.kind:
             case "text" if isinstance(raw, str):
                 return raw
-            case "integer" if not isinstance(raw, bool | float):
+            case "integer" if not isinstance(raw, bool | float) and is_kept(int(raw)):
                 return int(raw)
-            case "number" if not isinstance(raw, bool):
+            case "number" if not isinstance(raw, bool) and is_kept(float(raw)):
                 return float(raw)
             case "list":
                 parts = raw.split("\n" if "\n" in raw else ",") if isinstance(raw, str) else raw
                 return [str(part).strip() for part in parts if str(part).strip()]
     except (TypeError, ValueError):
         pass
-    raise UsageError(f"{where}: {setting.name} is {raw!r}, which is not a valid {setting.kind}")
+    raise UsageError(
+        f"{where}: {setting.name} is {repr(raw)[:80]}, which is not a valid {setting.kind}"
+    )
+
+
+def is_kept(number: float) -> bool:
+    """Whether a number of the command line or a setting is one that stores and clocks hold.
+
+    >>> [is_kept(number) for number in (0, -1.5, 2**53, float("inf"), float("nan"), 10**400)]
+    [True, True, True, False, False, False]
+    """
+    return abs(number) <= 2**53
 
 
 def _read_secret(setting: Setting, path: str, where: str) -> Value:

@@ -8,11 +8,12 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
 
-from leasehold.cli.config import debug_wanted
+from leasehold.cli.config import debug_wanted, is_kept
 from leasehold.cli.exits import exit_code_of, line_of, problem_of
 from leasehold.cli.output import emit, note
 
@@ -67,7 +68,7 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"leasehold.cli.commands.{cmd_name}")
         command: click.Command = module.command
-        return command
+        return _bounded(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -83,6 +84,25 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _bounded(command: click.Command) -> click.Command:
+    """The command, which refuses numbers that no store and no clock holds (1e400, nan)."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _bounded(inner)
+    for param in command.params:
+        numbers = param.type.name.startswith(("float", "integer"))
+        if numbers and not isinstance(param.type.convert, partial):
+            param.type.convert = partial(_converted, param.type.convert)  # type: ignore[method-assign]
+    return command
+
+
+def _converted(convert: Any, value: Any, param: Any, ctx: Any) -> Any:
+    number = convert(value, param, ctx)
+    if not is_kept(number):
+        raise click.BadParameter("a number is at most 2^53, and none is infinite", ctx, param)
+    return number
 
 
 @click.group(

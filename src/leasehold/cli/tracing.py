@@ -7,6 +7,8 @@ from leasehold.core.errors import UsageError
 
 def set_up_traces(otlp_url: str, worker_id: str) -> None:
     """Make the process's tracer provider; it sends what is left when the process ends."""
+    if not otlp_url.lower().startswith(("http://", "https://")):
+        raise UsageError("worker.otlp_url is an http or https URL, such as http://127.0.0.1:4318")
     try:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -22,6 +22,7 @@ from leasehold.core.tape import Tape
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
+_NUMBER_MAX = 2**53
 _GROUP = "leasehold.contracts"
 _SECRET = frozenset({"password", "sslpassword"})
 
@@ -51,6 +52,12 @@ class QueueUrl(msgspec.Struct, frozen=True):
             read = msgspec.convert(mine, options, strict=False)
         except msgspec.ValidationError as error:
             raise UsageError(f"queue URL {self.safe}: {error}", contract=self.contract) from None
+        for name, value in msgspec.structs.asdict(read).items():
+            if isinstance(value, int | float) and not abs(value) <= _NUMBER_MAX:
+                raise UsageError(
+                    f"queue URL {self.safe}: {name} is a number up to {_NUMBER_MAX}",
+                    contract=self.contract,
+                )
         for key in rest:
             import difflib
 

@@ -8,11 +8,14 @@ Checks that cost time are made only for values that may need them.
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import msgspec
 
 JSON_DEPTH_MAX = 100
+TAKEN_DEPTH_MAX = 128
+"""How deep the JSON of a request may be: more than a handler may return, since it stands in it."""
 REPLACED = "characters that the store cannot hold were replaced by U+FFFD"
 
 _TOO_DEEP = f"it is nested deeper than {JSON_DEPTH_MAX} levels"
@@ -45,6 +48,56 @@ def to_json(value: Any) -> tuple[bytes, bool]:
     if len(body) > 2 * JSON_DEPTH_MAX and _too_deep(body):
         raise ValueError(_TOO_DEEP)
     return body, replaced
+
+
+_FAULTS = {
+    "bad_json": "it is no JSON, or holds a number that cannot be kept",
+    "too_deep": f"it is nested deeper than {TAKEN_DEPTH_MAX} levels",
+    "nul": "it holds NUL characters",
+    "bad_number": "it holds a number that no reader can keep",
+}
+
+
+def json_fault(value: Any, *, number_max: float = sys.float_info.max) -> str:
+    """What of decoded JSON some reader cannot take: "too_deep", "nul", "bad_number"; "" if nothing.
+
+    Level by level, without recursion.
+
+    >>> json_fault([1, {"a": 2.5}]), json_fault([10**400]), json_fault(["a" + chr(0)])
+    ('', 'bad_number', 'nul')
+    """
+    level, depth = [value], 0
+    while level:
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item)
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, str):
+                if "\0" in item:
+                    return "nul"
+            elif isinstance(item, int | float) and abs(item) >= number_max:
+                return "bad_number"
+        if any(isinstance(item, dict | list) for item in level):
+            depth += 1
+        if depth > TAKEN_DEPTH_MAX:
+            return "too_deep"
+        level = below
+    return ""
+
+
+def check_json(raw: bytes | str) -> None:
+    """Raise ValueError for a payload that is no JSON, or such that some reader cannot take it."""
+    try:
+        fault = json_fault(msgspec.json.decode(raw))
+    except RecursionError:
+        fault = "too_deep"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{_FAULTS['bad_json']} ({error})") from None
+    if fault and fault != "nul":  # some stores hold it, and the others say so
+        raise ValueError(_FAULTS[fault])
 
 
 def whole_text(text: str) -> str:

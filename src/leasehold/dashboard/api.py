@@ -66,7 +66,13 @@ class CountJobs(msgspec.Struct, frozen=True):
 class ReadEvents(msgspec.Struct, frozen=True):
     """Query of the events."""
 
-    after: Annotated[str, Meta(description="The id of the last event seen.")] = ""
+    after: Annotated[
+        str,
+        Meta(
+            description="The id of the last event seen.",
+            extra_json_schema={"pattern": f"^({_EVENT_ID.pattern})?$"},
+        ),
+    ] = ""
     limit: Annotated[int, Meta(ge=1, le=1000, description="How many at most.")] = 200
 
 

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from leasehold.core.endpoint import Refused
-from leasehold.core.errors import StoreError
+from leasehold.core.errors import Conflict, StoreError
 from leasehold.core.job import JobRecord
 from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Query
@@ -312,5 +311,4 @@ def _places(cursor: str) -> dict[str, _Place]:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         return msgspec.json.decode(raw, type=dict[str, _Place])
     except (ValueError, msgspec.MsgspecError):
-        words = "`after` is no place in this list; pass that of the page before"
-        raise Refused("bad_cursor", words) from None
+        raise Conflict("`after` is no place in this list; pass that of the page before") from None

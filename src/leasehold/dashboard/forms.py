@@ -11,6 +11,7 @@ import msgspec
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import NewJob
 from leasehold.core.redacting import Redaction
+from leasehold.core.storable import check_json
 from leasehold.dashboard.acting import VERBS, Actor, Verb
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.house import Street
@@ -146,9 +147,9 @@ def _task(visit: Visit) -> str:
 def _json_of(text: str) -> bytes:
     """The text as it stands if it is JSON: numbers are not to lose digits on the way."""
     try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"the payload is not JSON: {error}") from None
+        check_json(text)
+    except ValueError as error:
+        raise UsageError(f"the payload cannot be kept: {error}") from None
     return text.encode()
 
 

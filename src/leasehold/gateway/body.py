@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Generator, Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 from starlette.types import Receive
 
+from leasehold.core.storable import TAKEN_DEPTH_MAX, json_fault
 from leasehold.gateway.limits import raised_by
 from leasehold.gateway.problems import Problem
 
-JSON_DEPTH_MAX = 128
 # Numbers that may be beyond what a double holds, or longer than Python reads. What this leaves out
 # has less than 200 digits before its point and an exponent of at most 99.
 _FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
@@ -126,21 +125,26 @@ def check_media(headers: Mapping[str, str]) -> None:
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
-    deep = raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX
+    deep = raw.count(b"{") + raw.count(b"[") > TAKEN_DEPTH_MAX
     try:
         value = _typed(decoder, raw)
         if deep or b"\\u0000" in raw or _FAR.search(raw):
-            _check_values(msgspec.json.decode(raw))  # also what a shape takes as it stands
+            _check(json_fault(msgspec.json.decode(raw)))  # also what a shape takes as it stands
     except msgspec.ValidationError as error:
         # What no field holds is not the matter of the field where it stands.
         if deep or _LONG.search(raw):
-            _check_values(_loose(raw), number_max=_INTEGER_MAX)
+            _check(json_fault(_loose(raw), number_max=_INTEGER_MAX))
         raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise Problem("too_deep") from None
     return value
+
+
+def _check(fault: str) -> None:
+    if fault:
+        raise Problem(fault)
 
 
 def _loose(raw: bytes) -> Any:
@@ -218,27 +222,3 @@ def _words(kind: Any) -> list[str]:
         for part in get_args(kind)
         for word in ([part] if isinstance(part, str) else _words(part))
     ]
-
-
-def _check_values(value: Any, *, number_max: float = sys.float_info.max) -> None:
-    """Depth, NUL characters and numbers, level by level, without recursion."""
-    level = [value]
-    depth = 0
-    while level:
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item)
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-            elif isinstance(item, str):
-                if "\0" in item:
-                    raise Problem("nul")
-            elif isinstance(item, int | float) and abs(item) >= number_max:
-                raise Problem("bad_number")
-        if any(isinstance(item, dict | list) for item in level):
-            depth += 1
-        if depth > JSON_DEPTH_MAX:
-            raise Problem("too_deep")
-        level = below

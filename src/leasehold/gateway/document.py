@@ -122,6 +122,7 @@ def _parameter(name: str, place: str, schema: Mapping[str, Any]) -> dict[str, An
 def _responses(endpoint: Endpoint) -> dict[str, Any]:
     made = {str(status): _reply(reply) for status, reply in endpoint.replies.items()}
     usual = (*_EVERYWHERE, *(_WITH_SCOPE if endpoint.right.scope else ()))
+    usual += (400,) if endpoint.asks is not None else ()
     for status in sorted({*endpoint.problems, *usual}):
         made.setdefault(str(status), _problem(status))
     return made

@@ -9,6 +9,7 @@ import msgspec
 from leasehold.core.opening import check_least
 
 _DAY_MS = 86_400_000
+_KEPT_MS_MAX = 2**53
 
 
 class BoxSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +78,8 @@ class BoxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             depth_max=self.depth_max,
             idempotency_ms=self.idempotency_ttl_s * 1000,
             keep_ms=self.keep_ms,
-            journal_ms=round(self.journal_days * _DAY_MS),
-            unread_ms=round(max(self.journal_days, self.unread_days) * _DAY_MS),
+            journal_ms=min(round(self.journal_days * _DAY_MS), _KEPT_MS_MAX),
+            unread_ms=min(round(max(self.journal_days, self.unread_days) * _DAY_MS), _KEPT_MS_MAX),
         )
 
     def engine(self, store: str, *, pinned: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from leasehold.core.outcome import Fatal, Retry
-from leasehold.egress import EgressError, Refused
+from leasehold.egress import EgressError, Refused, read_target
 from leasehold.transcode.access import AccessDenied
 from leasehold.transcode.request import Place
 
@@ -56,6 +56,12 @@ def open_store(
     transfer_s_max: float,
 ) -> Opened:
     """The store that a URL names."""
+    if place.endpoint:
+        try:
+            read_target(place.endpoint)  # the storage client ends the worker's thread over file://
+        except Refused as error:
+            words = f"an endpoint is an http or https URL with a host: {error}"
+            raise Fatal(words, code="address_refused") from None
     parts = urlsplit(place.url)
     key = unquote(parts.path).lstrip("/")
     client: Any = {

@@ -233,3 +233,23 @@ async def test_credentials_end_with_their_job_unless_the_queue_keeps_them(
         assert [tuple(map(bool, row)) for row in await sql(f"{sealed} inbox_jobs")] == [
             (kept, kept)
         ]
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "FILE:///etc/passwd", "file:/etc/passwd"])
+async def test_a_place_on_the_workers_own_disk_is_refused_where_no_folder_is_permitted(
+    inbox: InboxStage, tmp_path: Any, side: str, url: str
+) -> None:
+    given = {**lent(tmp_path), "files": False}
+    settings = GatewaySettings(queues=(inbox.url,), port=0, lent=given)
+    body = {
+        "source": {"url": "s3://b/k"},
+        "destination": {"url": "s3://b/out"},
+        "outputs": [{"name": "a.jpg", "format": "jpg"}],
+    }
+    async with serving(settings) as running:
+        refused = await post(Web(running.url), body | {side: {"url": url}})
+        assert (await post(Web(running.url), body)).status == 202
+    assert refused.status == 422
+    assert refused.json["field"] == f"{side}.url"
+    assert "file:// is not permitted" in refused.json["detail"]

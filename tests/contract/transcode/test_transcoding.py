@@ -173,3 +173,20 @@ async def test_a_local_folder_serves_only_what_lies_within_it(
             await handler(Job(payload | {"source": {"url": outside}}))
     with pytest.raises(Fatal, match="not permitted"):
         await (await studio.handler())(Job(payload))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize(
+    "endpoint", ["file:///etc", "file://localhost/etc/passwd", "FILE:///x", "unix:///run/x", "x"]
+)
+async def test_an_endpoint_that_is_no_web_address_is_a_clear_refusal(
+    studio: Studio, scheme: str, endpoint: str
+) -> None:
+    """The storage client's thread would panic over it, and the job be tried again."""
+    await studio.store.add(studio.vault, "job-1", "acme", None)
+    place = {"url": f"{scheme}://bucket/key", "endpoint": endpoint, "account": "a"}
+    outputs = [{"name": "a.jpg", "format": "jpg"}]
+    payload = {"source": place, "destination": place, "outputs": outputs}
+    with pytest.raises(Fatal, match="an endpoint is an http or https URL with a host") as raised:
+        await (await studio.handler())(Job(payload))
+    assert raised.value.code == "address_refused"

@@ -121,4 +121,9 @@ def _lent(config: Config) -> dict[str, Any]:
 
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     signed = read_secrets(config.text("webhooks.secrets"))
-    return {"seal": open_seal(config), "check_url": guard.check_url, "has_secret": signed.has}
+    return {
+        "seal": open_seal(config),
+        "check_url": guard.check_url,
+        "has_secret": signed.has,
+        "files": bool(config.text("transcode.files")),
+    }

@@ -68,7 +68,9 @@ def _quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="SCOPE",
     help=f"{', '.join(SCOPES)}, or stream:NAME for streams of a plane. May be repeated.",
 )
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is good.")
+@click.option(
+    "--days", type=click.FloatRange(0, 36_500, min_open=True), help="How long it is good."
+)
 @_quota_options
 @queue_option
 @json_option

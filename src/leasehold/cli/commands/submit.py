@@ -18,6 +18,7 @@ from leasehold.cli.output import emit, emit_text, note
 from leasehold.cli.views import error_text, event_line, event_object, is_success
 from leasehold.core.errors import Conflict, InvalidJob, QueueFull
 from leasehold.core.job import JobEvent, NewJob, Submitted
+from leasehold.core.storable import check_json
 from leasehold.core.submission import new_job_id
 
 
@@ -106,10 +107,11 @@ def _payload(data: str) -> bytes:
         except OSError as error:
             raise click.BadParameter(f"{where} cannot be read: {error.strerror}") from None
     try:
+        check_json(raw)
         return msgspec.json.encode(msgspec.Raw(msgspec.json.format(raw, indent=-1)))
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise click.BadParameter(
-            f'{where} is not JSON ({error}); a payload looks like \'{{"prompt": "hello"}}\''
+            f'{where}: {error}; a payload looks like \'{{"prompt": "hello"}}\''
         ) from None
 
 

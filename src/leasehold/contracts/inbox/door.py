@@ -23,14 +23,21 @@ _BUCKETS = ("s3", "gs", "az")
 _PLACES = "s3://bucket/key, gs://bucket/key, az://container/key"
 
 
-def checked(asked: CreateTranscode, check: CheckUrl) -> tuple[Transcode, StorageCredentials]:
-    """The job without its secrets, and the secrets; raises `Refused` with the field's name."""
+def checked(
+    asked: CreateTranscode, check: CheckUrl, *, files: bool = True
+) -> tuple[Transcode, StorageCredentials]:
+    """The job without its secrets, and the secrets; raises `Refused` with the field's name.
+
+    Without `files` no worker takes places of its own machine, `file://`.
+    """
     given = asked.credentials or StorageCredentials()
     check_credentials(given, check)
     names = [output.name for output in asked.outputs]
     if len(set(names)) != len(names):
         raise wrong("outputs", "each output has a name of its own")
     for side, place in (("source", asked.source), ("destination", asked.destination)):
+        if not files and place.url.strip().lower().startswith("file:"):
+            raise wrong(f"{side}.url", f"{_PLACES}; file:// is not permitted (transcode.files)")
         if place.endpoint:  # stored as it is, whatever the URL is
             _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
     source, keys = _source(asked.source, given.source, check)

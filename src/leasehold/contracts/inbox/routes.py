@@ -86,7 +86,8 @@ class InboxRoutes:
 
     `check_url` raises for an address that no worker would be let to call, so that the requester
     hears of it now; it is checked again, with its name resolved, when it is called. `has_secret`
-    tells whether the operator's own file has a webhook secret for a requester.
+    tells whether the operator's own file has a webhook secret for a requester, `files` whether
+    places may be `file://`.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class InboxRoutes:
         secrets: Renews | None = None,
         check_url: Callable[[str], object] = lambda url: None,
         has_secret: Callable[[str], bool] = lambda requester: False,
+        files: bool = True,
     ) -> None:
         self._redaction = redaction
         self._queue = queue
@@ -109,6 +111,7 @@ class InboxRoutes:
         self._secrets = secrets
         self._check_url = check_url
         self._has_secret = has_secret
+        self._files = files
         self._with_secret: set[str] = set()
         self._told_to_keep = False
 
@@ -178,7 +181,7 @@ class InboxRoutes:
             "refresh_url": check_called("refresh_url", refresh, self._check_url),
             "request_hash": request_hash(requester, asked),
         }
-        job, secrets = checked(asked, self._check_url)
+        job, secrets = checked(asked, self._check_url, files=self._files)
         if secrets != StorageCredentials():
             if self._seal is None:
                 raise _no_ring("credentials" if asked.credentials else "source.url")
@@ -331,7 +334,7 @@ def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list
     """The endpoints of a queue of this contract; an outbox has none.
 
     `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` brings `redaction` and
-    may bring `seal`, `check_url` and `has_secret`.
+    may bring `seal`, `check_url`, `has_secret` and `files`.
     """
     if ledger.is_outbox:
         return []
