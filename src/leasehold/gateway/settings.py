@@ -74,7 +74,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(_POSITIVE, 1) | {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0}
-        for name, limit in (least | {"head_bytes_max": 1024}).items():
+        for name, limit in (least | {"head_bytes_max": 8192}).items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
         for each in self.trusted_proxies:
