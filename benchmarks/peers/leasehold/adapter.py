@@ -34,7 +34,12 @@ class Producer(QueueProducer):
     def gateway(self, port: int) -> dict[str, Any]:
         """How a user starts the gateway."""
         argv = ["leasehold", "gateway", "--from", URL, "--port", str(port)]
-        return {"argv": argv, "body": '{"task": "chat", "payload": {"prompt": "hello"}}'}
+        env = {  # thousands of followers come from one address
+            "LEASEHOLD_GATEWAY_CONNECTIONS_MAX": "20000",
+            "LEASEHOLD_GATEWAY_TRUSTED_PROXIES": "127.0.0.1",
+        }
+        body = '{"task": "chat", "payload": {"prompt": "hello"}}'
+        return {"argv": argv, "env": env, "body": body}
 
     async def follow(self, count: int) -> dict[str, Any]:
         """Start `count` jobs that clients can follow; answers their ids."""

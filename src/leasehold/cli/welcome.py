@@ -13,12 +13,15 @@ from leasehold.cli.output import paint
 from leasehold.cli.settings import DATA_FOLDER
 
 
-def welcome(url: str, invitations: Sequence[str], program: str, *, samples: bool) -> str:
-    """Where things are, and what to try next, ready to be copied."""
+def welcome(
+    url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
+) -> str:
+    """Where things are, and what to try next; `pages` is the URL of the dashboard."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
+    metrics = f"{pages}/metrics"
     more = "".join(f"\n  {line}" for line in invitations)
     return f"""\
-{paint(f"leasehold is up: {url}", "bold")}   API {url}/docs   metrics {url}/metrics   ({flowing})
+{paint(f"leasehold is up: {pages}", "bold")}   API {url}/docs   metrics {metrics}   ({flowing})
 
   submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
                     -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -138,7 +138,8 @@ class Connection(HttpToolsProtocol):
         self._connections = connections
         self._settings = connections.settings
         self._phase: Phase = "head"
-        self._bytes = 0  # since the parser last made something of them
+        self._read = 0  # bytes that came at once
+        self._bytes = 0  # those since the parser last made something of them
         self._refusal: Problem | None = None
         self._by_admin_address = False
         self.address = ""
@@ -177,7 +178,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         before = self._phase
-        self._bytes += len(data)
+        self._read = len(data)
+        self._bytes += self._read
         if before == "refused":
             self._read_slowly()
             return
@@ -210,29 +212,29 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._phase = "head"
-        scope: dict[str, Any] = cast("dict[str, Any]", self.scope)
+        scope: Any = self.scope
         scope["extensions"] = {ABORT: self.transport.abort}
         if self._by_admin_address:
             scope[ADMIN] = True
 
     def on_headers_complete(self) -> None:
-        self._check_head()
+        # Most need no closer look. A head may be the second one in what was read.
+        large = self._bytes > _URL_BYTES_MAX or self._read > _URL_BYTES_MAX
+        if large or len(self.headers) > _HEADERS_MAX or self.pipeline:
+            self._check_head()
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":
-            self.cycle.transport = cast("asyncio.Transport", Joined(self.transport, self._close))
+            joined: Any = Joined(self.transport, self._close)
+            self.cycle.transport = joined
         self._phase = "body"
         self._bytes = 0
 
     def _check_head(self) -> None:
         """Raise what is wrong with a head; `send_400_response` then answers it."""
-        limit = self._settings.head_bytes_max
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.url) > _URL_BYTES_MAX:
             self._refusal = Problem("url_too_long")
-        elif len(self.headers) > _HEADERS_MAX or (
-            self._bytes > limit
-            and len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            > limit
-        ):
+        elif len(self.headers) > _HEADERS_MAX or size > self._settings.head_bytes_max:
             self._refusal = Problem("head_too_large")
         elif len(self.pipeline) >= _PIPELINED_MAX:
             self._refusal = Problem("bad_http", "too many requests wait on this connection")

@@ -79,7 +79,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.trace_url and not self.trace_url.lower().startswith(("http://", "https://")):
             raise UsageError("gateway: trace_url is an http or https URL with {trace_id}")
-        least = dict.fromkeys(_POSITIVE, 1) | {"head_bytes_max": 1024, "audit_keep": 100}
+        least = dict.fromkeys(_POSITIVE, 1) | {"head_bytes_max": 8192, "audit_keep": 100}
         least |= dict.fromkeys(("rate_per_s", "rate_burst", "depth_per_key", "drain_ms"), 0)
         for name, limit in least.items():
             if getattr(self, name) < limit:

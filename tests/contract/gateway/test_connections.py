@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -76,7 +77,7 @@ async def is_cut(reader: asyncio.StreamReader, within_s: float = 10) -> bool:
         b"X-Large: " + b"x" * 40_000 + b"\r\n\r\n",
         b"X-Endless: " + b"x" * 2_000_000,
         b"X-Line: 12345\r\n" * 3_000,
-        b"A: b\r\n" * 101 + b"\r\n",
+        b"A:\r\n" * 101 + b"\r\n",
     ],
     ids=["one header", "a header without end", "lines without end", "too many headers"],
 )
@@ -97,6 +98,19 @@ async def test_a_head_within_the_limit_is_served(site: Site) -> None:
 async def test_a_url_over_the_limit_is_refused_with_414(web: Web) -> None:
     reply = await web.get("/readyz?" + "a&" * 5_000)
     is_refusal(reply, 414, "url_too_long")
+
+
+async def test_a_head_behind_another_request_is_bounded_as_well(web: Web) -> None:
+    reader, writer = await web.connect()
+    long = web.head("GET", "/readyz?" + "a&" * 100_000)
+    writer.write(web.head("GET", "/livez") + long)
+    answers = []
+    async with asyncio.timeout(10):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                answers.append((await read_reply(reader)).status)
+    assert answers in ([], [200], [200, 414])
+    writer.close()
 
 
 async def test_trailers_without_end_end_their_connection(site: Site) -> None:
@@ -319,7 +333,7 @@ async def test_when_all_connections_are_taken_the_largest_holder_gives_one_up(si
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"head_bytes_max": 10}, "head_bytes_max is at least 1024"),
+        ({"head_bytes_max": 10}, "head_bytes_max is at least 8192"),
         ({"idle_timeout_s": 0}, "idle_timeout_s is at least 1"),
         ({"trusted_proxies": ("proxy.example",)}, "trusted_proxies"),
         ({"admin_address": "8081"}, "127.0.0.1:8081"),

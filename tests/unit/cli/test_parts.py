@@ -49,7 +49,8 @@ def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
 
 def test_the_welcome_can_be_copied_with_its_live_port() -> None:
     node = "from Node       new Queue('q')"
-    text = welcome("http://127.0.0.1:9999", [node], how_to_call(Path(".leasehold")), samples=True)
+    url = "http://127.0.0.1:9999"
+    text = welcome(url, url, [node], how_to_call(Path(".leasehold")), samples=True)
     assert text.count("curl -s") == 3
     assert "  from Node       new Queue('q')" in text.splitlines()
     assert "8470" not in text

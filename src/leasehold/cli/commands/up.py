@@ -69,18 +69,35 @@ class Wish:
     drain_timeout_s: float
     postgres_url: str = ""
     targets: tuple[str, ...] = ()
+    admin_address: str = ""
 
     @property
     def gateway_url(self) -> str:
         """Where this machine reaches the gateway."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # nosec B104 # not to bind to
-        return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{self.port}"
+        return _url(self.host, self.port)
+
+    @property
+    def admin_url(self) -> str:
+        """Where this machine reaches the pages and the metrics."""
+        if not self.admin_address:
+            return self.gateway_url
+        from leasehold.gateway.settings import split_address
+
+        return _url(*split_address(self.admin_address))
+
+
+def _url(host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # nosec B104 # not to bind to
+    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
 
 
 @click.command("up", short_help="Start everything: a store, a gateway, a worker with samples.")
 @click.argument("targets", metavar="[APP.py|MODULE]...", nargs=-1)
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
 @click.option("--host", help="The gateway's address (127.0.0.1).")
+@click.option(
+    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
+)
 @click.option("--data", type=click.Path(path_type=Path), help="The data folder (.leasehold).")
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
 @click.option(
@@ -93,6 +110,7 @@ def command(
     targets: tuple[str, ...],
     port: int | None,
     host: str | None,
+    admin_address: str | None,
     data: Path | None,
     redis_url: str | None,
     postgres_url: str | None,
@@ -114,6 +132,7 @@ def command(
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         targets=targets,
+        admin_address=config.text("gateway.admin_address", admin_address),
         data=(data or config.data).expanduser().absolute(),
         redis_url=config.text("redis_url", redis_url),
         postgres_url=config.text("postgres_url", postgres_url).partition("?")[0],
@@ -275,6 +294,7 @@ async def _start_parts(
     mine = ["--parent", str(os.getpid())]
     gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
     gateway += ["--worker-key-file", str(worker_key)]
+    gateway += ["--admin-address", wish.admin_address] if wish.admin_address else []
     tasks = ["leasehold.tasks", *wish.targets]
     worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine]
     worker += ["--drain-timeout", str(wish.drain_timeout_s)]
@@ -301,9 +321,10 @@ def _announce(
     stack.callback(withdraw_up, wish.data)
     lines = [flow.invitation(stores) for flow in flows if flow.invitation]
     calls = how_to_call(wish.data)
-    emit_text(welcome(wish.gateway_url, list(filter(None, lines)), calls, samples=wish.samples))
+    urls = wish.gateway_url, wish.admin_url
+    emit_text(welcome(*urls, list(filter(None, lines)), calls, samples=wish.samples))
     if wish.browser:
-        webbrowser.open(wish.gateway_url)
+        webbrowser.open(wish.admin_url)
 
 
 async def _start_samples(
