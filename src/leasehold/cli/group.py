@@ -13,6 +13,7 @@ import click
 
 from leasehold.cli.config import debug_wanted
 from leasehold.cli.exits import exit_code_of, line_of, problem_of
+from leasehold.core.errors import traceback_of
 
 COMMANDS = {
     "up": "Start everything: a store, a gateway, a worker with samples.",
@@ -121,9 +122,7 @@ def run(args: Sequence[str] | None = None) -> int:
 def _tell(error: BaseException, *, as_json: bool) -> int:
     code = exit_code_of(error)
     if debug_wanted():
-        import traceback
-
-        traceback.print_exception(error)
+        sys.stderr.write(traceback_of(error))
     if as_json:
         import msgspec
 

@@ -11,6 +11,7 @@ import structlog
 
 from leasehold.cli.config import Config, colours_wanted
 from leasehold.core.errors import UsageError
+from leasehold.worker.logs import PlainFormatter, plain_errors, text_renderer
 
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
 _FORMATS = ("auto", "json", "text")
@@ -33,7 +34,9 @@ def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] 
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), stream=sys.stderr, force=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(logging.BASIC_FORMAT))
+    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), handlers=[handler], force=True)
     return name
 
 
@@ -41,16 +44,16 @@ def _processors(as_text: bool) -> list[Any]:
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        plain_errors,
     ]
     if as_text:
         return [
             *shared,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
-            structlog.dev.ConsoleRenderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
+            text_renderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
         ]
     return [
         *shared,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-        structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(),
     ]
