@@ -14,6 +14,7 @@ from leasehold.core.endpoint import Caller
 from leasehold.core.errors import UsageError
 
 _FORM_BYTES_MAX = 2_000_000
+_FIELDS_MAX = 10_000
 _NOTICES_MAX = 500
 
 
@@ -33,7 +34,7 @@ class Visit:
     @property
     def who(self) -> str:
         """For the audit log."""
-        return self.caller.requester
+        return self.caller.who
 
     def field(self, name: str, default: str = "") -> str:
         """The last posted value of a field."""
@@ -58,7 +59,15 @@ async def read_form(request: Request) -> tuple[tuple[str, str], ...]:
         body += chunk
         if len(body) > _FORM_BYTES_MAX:
             raise UsageError("this form is too large")
-    return tuple(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    text = body.decode(errors="replace")
+    if text.count("&") >= _FIELDS_MAX:
+        raise UsageError(f"a form has at most {_FIELDS_MAX} fields")
+    return tuple(parse_qsl(text, keep_blank_values=True))
+
+
+def path_of(request: Request) -> str:
+    """The path as it was sent, whatever the Host header says."""
+    return str(request.scope.get("raw_path", b"/").decode("latin-1"))
 
 
 class Notices:

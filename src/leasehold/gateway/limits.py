@@ -1,14 +1,19 @@
-"""How much one key may ask for: a token bucket for requests, a count for open event streams."""
+"""How much one key may ask for, and how often a stranger may show a wrong one."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import structlog
 
 from leasehold.gateway.problems import Problem
+from leasehold.gateway.proxies import whereabouts
+
+_log = structlog.get_logger("leasehold.gateway")
 
 _BUCKETS_MAX = 10_000
 
@@ -16,16 +21,23 @@ _BUCKETS_MAX = 10_000
 class RateLimit:
     """`per_s` requests a second on average and `burst` at once, for each requester by itself.
 
-    It counts in this process: with N gateways a key gets N times as much. 0 is no limit.
+    It counts in this process: with N gateways a key gets N times as much. 0 is no limit. The
+    buckets that were used last are kept, so that requesters without number cost no memory.
     """
 
     def __init__(
-        self, per_s: float, burst: int = 0, *, clock_s: Callable[[], float] = time.monotonic
+        self,
+        per_s: float,
+        burst: int = 0,
+        *,
+        code: str = "rate_limited",
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._per_s = per_s
+        self._code = code
         self._burst = burst or max(1, math.ceil(per_s))
         self._clock_s = clock_s
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, requester: str) -> None:
         """Take one token, or `Problem` 429 that says when there is one."""
@@ -36,18 +48,44 @@ class RateLimit:
         tokens = min(self._burst, tokens + (now - since) * self._per_s)
         if tokens < 1:
             wait_s = math.ceil((1 - tokens) / self._per_s)
-            raise Problem("rate_limited", retry_after_s=max(1, wait_s))
-        if len(self._buckets) >= _BUCKETS_MAX:
-            self._forget(now)
+            raise Problem(self._code, retry_after_s=max(1, wait_s))
         self._buckets[requester] = (tokens - 1, now)
+        self._buckets.move_to_end(requester)
+        if len(self._buckets) > _BUCKETS_MAX:
+            self._buckets.popitem(last=False)
 
-    def _forget(self, now: float) -> None:
-        """Drop buckets that are full again: they say nothing that a new one would not."""
-        self._buckets = {
-            name: (tokens, since)
-            for name, (tokens, since) in self._buckets.items()
-            if tokens + (now - since) * self._per_s < self._burst
-        }
+
+class FailedLogins:
+    """Logs who showed a wrong key, and limits it by address and by the key that was meant.
+
+    Only failures are counted and only failures are refused: a right key is always let in, so a
+    stranger can lock out neither its owner nor others behind the same address. That is safe since
+    a secret of 256 random bits cannot be guessed at any rate.
+    """
+
+    def __init__(self, per_min: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        rate = per_min / 60
+        self._addresses = RateLimit(rate, per_min, code="login_limited", clock_s=clock_s)
+        self._keys = RateLimit(rate, per_min, code="login_limited", clock_s=clock_s)
+        self._lines = RateLimit(1 / 60, 1, clock_s=clock_s)
+
+    def note(self, address: str, key_id: str, way: str) -> None:
+        """Write one failure to the log, or `Problem` 429 when there were too many of late."""
+        origin = whereabouts(address)
+        try:
+            self._addresses.take(origin)
+            if key_id:
+                self._keys.take(key_id)
+        except Problem:
+            self._note_limited(origin, address, key_id, way)
+            raise
+        _log.warning("login_failed", address=address, key=key_id, way=way)
+
+    def _note_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
+        """Once a minute and address: a flood of failures does not become a flood of lines."""
+        with suppress(Problem):
+            self._lines.take(origin)
+            _log.warning("login_limited", address=address, key=key_id, way=way)
 
 
 class StreamLimit:

@@ -21,6 +21,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key.
     `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
     that is good besides those of the store: whoever starts gateway and workers together shares it.
+    A session of a browser ends `session_ms` after it began and `session_idle_ms` after its last
+    use. So many failed logins a minute are answered by address and by key, 0: all of them. Peers of
+    `trusted_proxies` (addresses, networks, "unix") may name the person who sent a request and the
+    person's groups in two headers; `sso_groups` says what members of a group may do.
     `redact` names payload keys whose values the
     pages mask, besides the usual ones; `trace_url` is where a trace is shown, with `{trace_id}`;
     `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
@@ -45,6 +49,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float = 0.0
     rate_burst: int = 0
     drain_ms: int = 10_000
+    session_ms: int = 12 * 3_600_000
+    session_idle_ms: int = 2 * 3_600_000
+    failed_logins_per_min: int = 30
+    trusted_proxies: tuple[str, ...] = ()
+    sso_groups: tuple[str, ...] = ()
+    sso_user_header: str = "X-Forwarded-User"
+    sso_groups_header: str = "X-Forwarded-Groups"
     redact: tuple[str, ...] = ()
     trace_url: str = ""
     lake: str = ""
@@ -52,7 +63,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         least = {"streams_per_key": 1, "heartbeat_ms": 1, "body_bytes_max": 1, "body_timeout_ms": 1}
-        for name, limit in (least | {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0}).items():
+        least |= {"rate_per_s": 0, "rate_burst": 0, "drain_ms": 0, "failed_logins_per_min": 0}
+        least |= {"session_ms": 1, "session_idle_ms": 1}
+        for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
 
