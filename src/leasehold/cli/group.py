@@ -16,6 +16,7 @@ import click
 from leasehold.cli.config import debug_wanted, is_kept
 from leasehold.cli.exits import exit_code_of, line_of, problem_of
 from leasehold.cli.output import emit, note
+from leasehold.core.errors import traceback_of
 
 COMMANDS = {
     "up": "Start everything: a store, a gateway, a worker with samples.",
@@ -185,9 +186,7 @@ def _replaced(word: str, known: dict[str, str]) -> str:
 def _tell(error: BaseException, *, as_json: bool) -> int:
     code = exit_code_of(error)
     if debug_wanted():
-        import traceback
-
-        note("".join(traceback.format_exception(error)).rstrip())
+        note(traceback_of(error).rstrip())
     if as_json:
         emit(problem_of(error), sys.stderr)
     elif isinstance(error, KeyboardInterrupt | click.Abort):

@@ -10,6 +10,7 @@ from leasehold.cli.config import load_config
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.seam import Journal, Ledger, Queue
 from leasehold.dashboard.house import Street
+from leasehold.worker.logs import ensure_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
 @asynccontextmanager
 async def open_street(urls: Sequence[str]) -> AsyncIterator[Street]:
     """The queues behind these URLs, until the block ends."""
+    ensure_logs()
     houses = [_house(url, number, urls) for number, url in enumerate(urls)]
     try:
         yield Street(houses)

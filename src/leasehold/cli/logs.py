@@ -10,8 +10,8 @@ from typing import Any
 import structlog
 
 from leasehold.cli.config import Config, colours_wanted
-from leasehold.cli.output import one_line, shown
 from leasehold.core.errors import UsageError
+from leasehold.worker.logs import PlainFormatter, plain_errors, plain_text, text_renderer
 
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
 _FORMATS = ("auto", "json", "text")
@@ -35,47 +35,26 @@ def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] 
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Plain(logging.BASIC_FORMAT))
+    handler.setFormatter(PlainFormatter(logging.BASIC_FORMAT))
     logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), handlers=[handler], force=True)
     return name
-
-
-class _Plain(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
-
-
-def _plain(_logger: object, _method: str, event: Any) -> Any:
-    """Text of strangers, which a terminal shall show and not obey; other values are shown by repr.
-
-    Only a traceback has more than one line.
-    """
-    for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = shown(value if key == "exception" else one_line(value))
-    return event
 
 
 def _processors(as_text: bool) -> list[Any]:
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        plain_errors,
     ]
     if as_text:
         return [
             *shared,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
-            structlog.processors.format_exc_info,
-            _plain,
-            structlog.dev.ConsoleRenderer(
-                colors=colours_wanted(sys.stderr),
-                pad_event_to=0,
-                exception_formatter=structlog.dev.plain_traceback,
-            ),
+            plain_text,
+            text_renderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
         ]
     return [
         *shared,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-        structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(),
     ]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from leasehold.cli.config import colours_wanted
+from leasehold.core.printable import OBEYED, escaped, one_line
 
 _COLOURS = {
     "green": "32",
@@ -39,12 +40,8 @@ _STATE_COLOURS = {
 
 
 _MARK = f"\x1b{secrets.token_hex(8)}"
-_OBEYED = (
-    r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-)
-_UNSAFE = re.compile(rf"[{_OBEYED}]|\x1b(?!{_MARK[1:]})")
+_UNSAFE = re.compile(rf"[{OBEYED}]|\x1b(?!{_MARK[1:]})")
 _PAINTED = re.compile(r"\x1b\[[0-9]+m")
-_BREAKS = re.compile(r"[\t\n]")
 
 
 def emit(value: Any, stream: Any = None) -> None:
@@ -75,16 +72,7 @@ def shown(text: str) -> str:
     >>> shown("a\\x1b[2Jb\\u202ec")
     'a\\\\x1b[2Jb\\\\u202ec'
     """
-    return _UNSAFE.sub(_escaped, text).replace(_MARK, "\x1b")
-
-
-def one_line(text: str) -> str:
-    """Text of one line: its line breaks and tabs are shown escaped too."""
-    return _BREAKS.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
+    return _UNSAFE.sub(escaped, text).replace(_MARK, "\x1b")
 
 
 def paint(text: str, colour: str, stream: Any = None) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from leasehold.cli.output import ago, one_line, paint, paint_state
+from leasehold.cli.output import ago, paint, paint_state
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.opening import parse_url
+from leasehold.core.printable import one_line
 from leasehold.core.state import MACHINES
 from leasehold.core.values import shown_json
 

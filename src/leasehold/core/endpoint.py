@@ -26,10 +26,19 @@ _OBSERVED = ("jobs:read", "metrics")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who is asking. `requester` is the id of the API key, "" for the anonymous local caller."""
+    """Who is asking. `requester` is the id of the API key, "" for the anonymous local caller.
+
+    `person` is the name of a person who signed in at a proxy that the gateway trusts.
+    """
 
     requester: str = ""
     scopes: frozenset[str] = frozenset()
+    person: str = ""
+
+    @property
+    def who(self) -> str:
+        """For the audit log: the person, else the key."""
+        return f"sso:{self.person}" if self.person else self.requester
 
     def may(self, scope: str) -> bool:
         """Whether the caller holds this scope; an admin holds all, an observer those that read."""

@@ -20,6 +20,10 @@ Signals that a handler raises to say how its attempt ends are in `core.outcome`.
 
 from __future__ import annotations
 
+_FRAMES_MAX = 50
+_PART_CHARS_MAX = 2_000
+_TRACEBACK_CHARS_MAX = 8_000
+
 
 class LeaseholdError(Exception):
     """Root of the tree; says in which `contract` and `operation`, and what was the `reply`."""
@@ -125,3 +129,12 @@ class ReplyLost(StoreError):
     ids or a request id may be sent again."""
 
     code = "reply_lost"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The last frames of an error as plain text of bounded length, without any local variable."""
+    import traceback  # needed where something failed: commands start faster without it
+
+    parts = traceback.format_exception(error, limit=-_FRAMES_MAX)
+    short = (p if len(p) <= _PART_CHARS_MAX else f"{p[:_PART_CHARS_MAX]}...\n" for p in parts)
+    return "".join(short)[-_TRACEBACK_CHARS_MAX:]

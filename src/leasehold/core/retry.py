@@ -5,13 +5,12 @@ Pure: randomness comes in as a number between 0 and 1, so that a test can pin it
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from leasehold.core.errors import LeaseLost
+from leasehold.core.errors import LeaseLost, traceback_of
 from leasehold.core.lease import Lease
 from leasehold.core.outcome import (
     Cancel,
@@ -29,7 +28,6 @@ from leasehold.core.storable import REPLACED, whole_text
 
 Jitter = Literal["none", "equal", "full"]
 
-_STACK_CHARS_MAX = 8_000
 _MESSAGE_CHARS_MAX = 2_000
 # Beyond this exponent every delay is at its cap; without the limit 2**attempt grows without end.
 _EXPONENT_MAX = 32
@@ -110,7 +108,7 @@ def failure_of(error: BaseException, *, retryable: bool = True) -> Failure:
     return _failure(
         code if isinstance(code, str) and code else type(error).__name__,
         _text_of(error),
-        "".join(traceback.format_exception(error))[-_STACK_CHARS_MAX:],
+        traceback_of(error),
         retryable=retryable,
     )
 

@@ -174,7 +174,7 @@ class Api:
             gid=body.gid,
             requester=call.caller.requester,
         )
-        made = await self._actor.submit(call.caller.requester, queue, job)
+        made = await self._actor.submit(call.caller.who, queue, job)
         status = 201 if made.status == "created" else 200
         return Answer(status, SubmittedJob(queue, made.job_id, made.status))
 
@@ -186,7 +186,7 @@ class Api:
             count = await self._finder.count(search)
             if count.jobs > body.expect:
                 raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}: look again")
-        return Answer(202, await self._actor.begin(call.caller.requester, body.action, search))
+        return Answer(202, await self._actor.begin(call.caller.who, body.action, search))
 
     async def bulk_state(self, call: Call) -> Answer:
         """How far it is."""
@@ -194,7 +194,7 @@ class Api:
 
     async def bulk_stop(self, call: Call) -> Answer:
         """Stop it."""
-        return Answer(200, await self._actor.stop(call.caller.requester, call.path["bulk_id"]))
+        return Answer(200, await self._actor.stop(call.caller.who, call.path["bulk_id"]))
 
     async def workers(self, call: Call) -> Answer:
         """Who works."""
@@ -301,7 +301,7 @@ class Api:
     def _verb(self, verb: Verb) -> Endpoint:
         async def handle(call: Call) -> Answer:
             ids: Ids = call.body
-            who, queue = call.caller.requester, call.path["queue"]
+            who, queue = call.caller.who, call.path["queue"]
             answers = await self._actor.act(who, verb, queue, ids.job_ids)
             return Answer(200, ActionAnswers(dict(zip(ids.job_ids, answers, strict=True))))
 

@@ -21,5 +21,11 @@ class Doorkeeper(Protocol):
     async def sign_in(self, key_text: str, request: Request) -> str | None:
         """The session that a key opens, as a Set-Cookie value; None for a key that is no good."""
 
-    def sign_out(self) -> str:
-        """The Set-Cookie value that ends a session."""
+    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+        """Whether the caller of an earlier request would be admitted now."""
+
+    async def sign_out(self, request: Request) -> str:
+        """End the session of a request; the Set-Cookie value that takes its place.
+
+        Raises what the gateway answers to a request that comes from another site's page.
+        """

@@ -101,7 +101,9 @@ class Forms:
         """A new job from the page."""
         queue = visit.field("queue")
         job = NewJob(
-            task=_task(visit), payload=_json_of(visit.field("payload")), requester=visit.who
+            task=_task(visit),
+            payload=_json_of(visit.field("payload")),
+            requester=visit.caller.requester,
         )
         made = await self._actor.submit(visit.who, queue, job)
         return f"{job_path(queue, made.job_id)}?n={self._notices.leave('Submitted.')}"

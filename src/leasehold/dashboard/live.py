@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.types import Receive, Send
 
+from leasehold.core.errors import StoreError
 from leasehold.dashboard.watching import Listener, Watch
 
 HEADERS = [
@@ -22,6 +24,7 @@ HEADERS = [
 ]
 _BEAT_S = 0.25
 _QUIET_S = 1.0
+_CHECK_S = 2.0
 _RETRY_MS = 1_000
 STREAMS_MAX = 200
 
@@ -64,18 +67,26 @@ class Live:
         """Whether one more would be too many."""
         return self._draining or len(self._open) >= STREAMS_MAX
 
-    async def serve(self, queue: str, receive: Receive, send: Send) -> None:
-        """Write the stream until the page is closed or the gateway goes."""
+    async def serve(
+        self,
+        queue: str,
+        receive: Receive,
+        send: Send,
+        is_still_in: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Write the stream until the page is closed, its reader signs out or the gateway goes."""
         over = asyncio.Event()
         self._open.add(over)
         listener = self._watch.listen()
-        gone = asyncio.create_task(_until_gone(receive, over))
+        ends = [_until_gone(receive, over), _until_out(is_still_in, over)]
+        waiting = [asyncio.create_task(end) for end in ends]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await self._write(queue, listener, over, send)
             await send({"type": "http.response.body"})
         finally:
-            gone.cancel()
+            for wait in waiting:
+                wait.cancel()
             self._watch.leave(listener)
             self._open.discard(over)
 
@@ -110,6 +121,14 @@ async def _either(event: asyncio.Event | None, over: asyncio.Event, most_s: floa
     finally:
         for wait in waits:
             wait.cancel()
+
+
+async def _until_out(is_still_in: Callable[[], Awaitable[bool]], over: asyncio.Event) -> None:
+    while not over.is_set():
+        await asyncio.sleep(_CHECK_S)
+        with contextlib.suppress(StoreError):  # a store that is away says nothing of a session
+            if not await is_still_in():
+                over.set()
 
 
 async def _until_gone(receive: Receive, over: asyncio.Event) -> None:

@@ -72,7 +72,7 @@ class OutboxApi:
     async def redeliver(self, call: Call) -> Answer:
         """Send events again."""
         ids: RedeliverBody = call.body
-        who, queue = call.caller.requester, call.path["queue"]
+        who, queue = call.caller.who, call.path["queue"]
         event_ids = list(dict.fromkeys(ids.event_ids))
         answers = await self._actor.redeliver(who, queue, event_ids)
         return Answer(200, ActionAnswers(dict(zip(event_ids, answers, strict=True))))

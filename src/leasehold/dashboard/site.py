@@ -37,7 +37,14 @@ from leasehold.dashboard.kinds import KINDS, kind_of
 from leasehold.dashboard.live import Live
 from leasehold.dashboard.outbox_api import OutboxApi
 from leasehold.dashboard.pages import Page, Pages
-from leasehold.dashboard.visit import Notices, Visit, local_path, read_fields, with_params
+from leasehold.dashboard.visit import (
+    Notices,
+    Visit,
+    local_path,
+    path_of,
+    read_fields,
+    with_params,
+)
 from leasehold.dashboard.watching import Watch
 
 _log = structlog.get_logger("leasehold.dashboard")
@@ -205,7 +212,8 @@ class Dashboard:
     async def _visit(self, request: Request, right: Right) -> Visit | Response:
         caller = await self._door.caller(request)
         if caller is None:
-            here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            query = request.scope["query_string"].decode("latin-1")
+            here = path_of(request) + (f"?{query}" if query else "")
             back = here if request.method == "GET" else "/"
             return RedirectResponse(with_params("/login", next=back), 303)
         visit = Visit(request, caller)
@@ -227,7 +235,11 @@ class Dashboard:
         self.watch.touch()
         queue = str(request.query_params.get("queue", ""))
         known = queue if queue in self.watch.observers else ""
-        return _Streamed(lambda receive, send: self.live.serve(known, receive, send))
+
+        def is_still_in() -> Awaitable[bool]:
+            return self._door.is_still_in(request, caller)
+
+        return _Streamed(lambda receive, send: self.live.serve(known, receive, send, is_still_in))
 
     async def _login(self, request: Request) -> Response:
         request.scope[ROUTE] = "/login"
@@ -244,17 +256,19 @@ class Dashboard:
 
     async def _logout(self, request: Request) -> Response:
         request.scope[ROUTE] = "/logout"
-        return RedirectResponse("/login", 303, headers={"set-cookie": self._door.sign_out()})
+        cookie = await self._door.sign_out(request)
+        return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
 
     def _render(self, visit: Visit | None, page: Page) -> Response:
         now_ms = time.time_ns() // 1_000_000
         values: dict[str, Any] = {
             "wrong": False,
             "now_ms": now_ms,
-            "path": visit.request.url.path if visit else "/login",
+            "path": visit.request.scope["path"] if visit else "/login",
             "here": _here(visit),
             "may_act": bool(visit and visit.may_act),
             "who": visit.who if visit else "",
+            "person": visit.caller.person if visit else "",
             "signed_in": visit is not None,
             "notice": self._notices.read(visit.query("n")) if visit else "",
             "assets": assets(),
@@ -279,7 +293,7 @@ class _Streamed(Response):
 async def _static(request: Request) -> Response:
     request.scope[ROUTE] = "/static"
     asset = assets().get(request.path_params["name"])
-    if asset is None or asset.path != request.url.path:
+    if asset is None or asset.path != request.scope["path"]:
         return Response(status_code=404)
     headers = {"cache-control": _FOR_EVER, "content-type": asset.media}
     return Response(asset.content, headers=headers)
@@ -290,7 +304,7 @@ def _here(visit: Visit | None) -> str:
     if visit is None or visit.request.method != "GET":
         return "/"
     params = [(k, v) for k, v in visit.request.query_params.multi_items() if k != "n"]
-    return with_params(visit.request.url.path, **dict(params))
+    return with_params(path_of(visit.request), **dict(params))
 
 
 def _noticed(target: str, token: str) -> str:

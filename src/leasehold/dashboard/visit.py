@@ -33,7 +33,7 @@ class Visit:
     @property
     def who(self) -> str:
         """For the audit log."""
-        return self.caller.requester
+        return self.caller.who
 
     def field(self, name: str, default: str = "") -> str:
         """The last posted value of a field."""
@@ -58,6 +58,11 @@ def read_fields(request: Request, body: bytes) -> tuple[tuple[str, str], ...]:
         return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
     except ValueError:
         raise UsageError(f"a form has at most {_FIELDS_MAX} fields") from None
+
+
+def path_of(request: Request) -> str:
+    """The path as it was sent, whatever the Host header says."""
+    return str(request.scope.get("raw_path", b"/").decode("latin-1"))
 
 
 class Notices:

@@ -44,6 +44,7 @@ from leasehold.gateway.served import Served, check_names, open_served
 from leasehold.gateway.session import Sessions
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer
+from leasehold.worker.logs import ensure_logs
 
 
 class Gateway:
@@ -52,6 +53,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, *, ring: Keys | None = None) -> None:
         if not settings.queues:
             raise UsageError("a gateway needs the URL of a queue")
+        ensure_logs()
         self.settings = settings
         self.ring = ring or open_keyrings(settings.queues)
         self.metrics = Metrics()
@@ -68,7 +70,7 @@ class Gateway:
         self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
         self.dashboard = Dashboard(
             self.served,
-            Sessions(self.door),
+            Sessions(self.door, self.ring, settings),
             self._audit,
             redact=settings.redact,
             trace_url=settings.trace_url,
@@ -94,8 +96,8 @@ class Gateway:
         await self._app(scope, receive, send)
 
     async def check_safe(self) -> None:
-        """Refuse to be open to the network without a key."""
-        if self.settings.on_loopback:
+        """Refuse to be open to the network without keys and without people who sign in."""
+        if self.settings.on_loopback or self.settings.sso_groups:
             return
         where = " and ".join(filter(None, (self.settings.host, self.settings.admin_address)))
         try:
@@ -211,7 +213,7 @@ class Gateway:
         return _html(self._docs_page)
 
     async def _described(self, request: Request) -> Response:
-        path = request.scope[ROUTE] = request.url.path
+        path = request.scope[ROUTE] = request.scope["path"]
         return Response(self._documents[path], media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Who may come in: by key, by ticket, or without either from this very machine.
+"""Who may come in: by key, by ticket, by a trusted proxy's word, or locally without any of them.
 
 Without keys the gateway is open, but only to local programs: it must be bound to loopback, the
 client must come from there without a proxy in between, and a browser must not have been sent by
@@ -18,15 +18,15 @@ from starlette.types import Scope
 
 from leasehold.core.endpoint import SCOPES, Caller
 from leasehold.gateway.joined_rings import JoinedRings
-from leasehold.gateway.keys import Key, Keys, is_secret_of, split_key, worker_key
-from leasehold.gateway.limits import Quota
+from leasehold.gateway.keys import TOUCH_MS, Key, Keys, is_secret_of, split_key, worker_key
+from leasehold.gateway.limits import FailedLogins, Quota
 from leasehold.gateway.problems import Problem
+from leasehold.gateway.proxies import Proxies
 from leasehold.gateway.settings import GatewaySettings, is_loopback
 
 T = TypeVar("T")
 
 BELIEVE_S = 1.0
-TOUCH_MS = 60_000
 _CACHED_MAX = 10_000
 _CHALLENGE = (("www-authenticate", 'Bearer realm="leasehold"'),)
 _PROXY_HEADERS = frozenset(
@@ -50,7 +50,10 @@ class Door:
 
     def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
         self._ring = ring
-        self._open = settings.anonymous and settings.on_loopback
+        self._proxies = Proxies(settings)
+        self._failed = FailedLogins(settings.failed_logins_per_min)
+        own = not self._proxies.name_people  # else a request that no proxy named is a stranger's
+        self._open = settings.anonymous and settings.on_loopback and own
         self._unix = bool(settings.unix_socket)
         self._own = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
@@ -68,12 +71,16 @@ class Door:
         """
         text = _key_text(headers)
         if text:
-            return await self.by_key(text)
+            return await self.by_key(text, scope, headers)
         ticket = _ticket(scope)
         if ticket:
             if acts:
                 raise Problem("scope", "a ticket is good for reading alone; send the key itself")
-            return await self._by_ticket(ticket)
+            return await self._by_ticket(ticket, scope, headers)
+        person = self._proxies.person(scope)
+        if person is not None:
+            check_own_page(scope["method"], headers, form=False)
+            return person
         if not self._open or await self._count(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
@@ -91,27 +98,39 @@ class Door:
 
     async def is_valid(self, caller: Caller) -> bool:
         """Whether a caller who was admitted earlier still would be."""
+        if caller.person:
+            return self._proxies.name_people
         if not caller.requester:
             return self._open and not await self._count()
         return await self.live_key(caller.requester) is not None
 
-    async def by_key(self, text: str) -> Caller:
-        """The caller who shows this key, or `Problem` 401."""
+    async def by_key(
+        self, text: str, scope: Scope, headers: Mapping[str, str], *, way: str = "api"
+    ) -> Caller:
+        """The caller who shows this key, or `Problem` 401, or 429 after too many wrong ones."""
         parts = split_key(text)
         key = await self._find(parts[0]) if parts else None
         now_ms = _now_ms()
         if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(now_ms):
-            raise Problem("bad_key", headers=_CHALLENGE)
+            raise self._refused(parts[0] if parts else "", scope, headers, way)
         if key is not self._own and now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
             self._touched_ms[key.id] = now_ms
             await self._ring.touch(key.id, now_ms)
         return Caller(key.id, frozenset(key.scopes))
 
-    async def _by_ticket(self, ticket: str) -> Caller:
+    async def _by_ticket(self, ticket: str, scope: Scope, headers: Mapping[str, str]) -> Caller:
         caller = await self._ring.redeem(ticket)
         if caller is None or not await self.is_valid(caller):
-            raise Problem("bad_key", headers=_CHALLENGE)
+            raise self._refused("", scope, headers, "ticket")
         return caller
+
+    def address(self, scope: Scope, headers: Mapping[str, str]) -> str:
+        """Where a request comes from."""
+        return self._proxies.address(scope, headers)
+
+    def _refused(self, key_id: str, scope: Scope, headers: Mapping[str, str], way: str) -> Problem:
+        self._failed.note(self.address(scope, headers), key_id, way)
+        return Problem("bad_key", headers=_CHALLENGE)
 
     async def _find(self, key_id: str) -> Key | None:
         if self._own is not None and key_id == self._own.id:
@@ -168,6 +187,26 @@ class Door:
             raise Problem("cross_site")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Problem("cross_site")
+
+
+def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True) -> None:
+    """Refuse what another site's page sent; a form must come from a page of ours.
+
+    With `form` False it may come from a program too, which names no page at all.
+    """
+    site = headers.get("sec-fetch-site", "")
+    if method in ("GET", "HEAD"):
+        # A link from elsewhere may lead here; a frame or a script from elsewhere may not.
+        if site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+            raise Problem("cross_site")
+        return
+    if site:
+        if site != "same-origin":
+            raise Problem("cross_site")
+        return
+    origin = headers.get("origin", "")
+    if (origin or form) and origin.partition("://")[2] != headers.get("host", "-"):
+        raise Problem("cross_site", "a form has to come from a page of this gateway")
 
 
 def _now_ms() -> int:

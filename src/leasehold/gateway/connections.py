@@ -50,7 +50,9 @@ class Connections:
         self.settings = settings
         self.admin_port = -1
         self._max = connections_max
-        self._exempt = [ipaddress.ip_network(each) for each in settings.trusted_proxies]
+        self._exempt = [
+            ipaddress.ip_network(each) for each in settings.trusted_proxies if each != "unix"
+        ]
         self.discarding: set[Connection] = set()
         self._by_address: dict[str, set[Connection]] = {}
         self._count = 0

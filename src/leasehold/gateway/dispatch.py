@@ -134,17 +134,17 @@ class Resource:
         return answer
 
     async def _note(self, call: Call, outcome: str) -> None:
-        who, right = call.caller.requester, call.right
-        foreign = any(owner != who for owner, _ in call.touched)
+        caller, right = call.caller, call.right
+        foreign = any(not caller.owns(owner) for owner, _ in call.touched)
         if right.audit != "call" and not (right.audit == "others" and foreign):
             return
         await write_down(
             self._desk.audit,
-            who,
+            caller.who,
             right.does,
             queue=self._queue,
             ids=list(dict.fromkeys(object_id for _, object_id in call.touched if object_id)),
-            whose=[owner for owner, _ in call.touched] or [who],
+            whose=[owner for owner, _ in call.touched] or [caller.requester],
             outcome=outcome,
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leasehold.gateway.body import ClientGone
@@ -49,7 +50,7 @@ class Edge:
         begun = time.perf_counter()
         try:
             await self._app(scope, receive, exchange.send)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             return
         except Exception as error:
             await self._failed(error, exchange)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from leasehold.core.endpoint import Caller
 from leasehold.core.errors import StoreError, StoreUnreachable
 from leasehold.core.opening import parse_url
-from leasehold.gateway.keys import Key, Keys
+from leasehold.gateway.keys import Key, Keys, Session
 from leasehold.gateway.rings import open_keyring
 
 T = TypeVar("T")
@@ -104,6 +104,22 @@ class JoinedRings:
     async def redeem(self, ticket: str) -> Caller | None:
         found = await _first(self._members, lambda ring: ring.redeem(ticket))
         return found[1] if found else None
+
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        home = self._homes.get(key_id)
+        members = [home] if home else self._members
+        found = await _first(members, lambda ring: ring.open_session(key_id, ttl_ms, idle_ms))
+        return found[1] if found else ""  # a ring opens one or raises
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        found = await _first(self._members, lambda ring: ring.find_session(session_h, used=used))
+        return found[1] if found else None
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        """In every ring: an error where one is away, since it may keep the session."""
+        takes = {"session_h": session_h, "key_id": key_id}
+        asked = (each.ask(lambda ring: ring.end_sessions(**takes)) for each in self._members)
+        return sum(await asyncio.gather(*asked))
 
     async def close(self) -> None:
         for member in self._members:

@@ -2,7 +2,8 @@
 
 The ring of a gateway on Redis lies in that Redis (`leasehold:keys`), so that all gateways of a
 queue share it and `leasehold keys` needs no gateway. A ticket is good for one request within a
-minute; it is what may stand in a URL where a key must not.
+minute; it is what may stand in a URL where a key must not. A session is what a browser holds
+instead of a key: a random id, kept as a hash with the dates at which it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hmac import compare_digest
 from typing import Protocol
 
@@ -22,6 +23,10 @@ from leasehold.gateway.limits import Quota
 from leasehold.store.redis import Redis
 
 TICKET_S = 60
+TOUCH_MS = 60_000
+"""The last use of a key or a session is noted this often."""
+
+SESSIONS_PER_KEY = 100
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
@@ -43,8 +48,23 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return not self.expires_ms or now_ms < self.expires_ms
 
 
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a session. It ends at `expires_ms`, or `idle_ms` after its last use."""
+
+    session_h: str
+    key_id: str
+    created_ms: int
+    expires_ms: int
+    idle_ms: int
+    seen_ms: int
+
+    def is_live(self, now_ms: int) -> bool:
+        """False once it is over."""
+        return now_ms < min(self.expires_ms, self.seen_ms + self.idle_ms)
+
+
 class Keys(Protocol):
-    """What a gateway needs of the place where keys and tickets are kept."""
+    """What a gateway needs of the place where keys, tickets and sessions are kept."""
 
     async def find(self, key_id: str) -> Key | None:
         """One key, expired or not; `last_used_ms` is not filled in."""
@@ -60,6 +80,15 @@ class Keys(Protocol):
 
     async def redeem(self, ticket: str) -> Caller | None:
         """The caller of a ticket, which is spent by asking."""
+
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        """The id of a new session, of which only the hash is kept."""
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        """A session by the hash of its id, None once it is over; `used` prolongs it."""
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        """End one session, or all of a key; returns how many there were."""
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -80,11 +109,39 @@ class KeyRing(Keys, Protocol):
         """All keys, oldest first, with the minute of their last use."""
 
     async def revoke(self, key_id: str) -> bool:
-        """Take a key away; False if there was none. Every gateway obeys within two seconds."""
+        """Take a key away, with its sessions; False if there was none.
+
+        Every gateway obeys within two seconds.
+        """
+
+    async def sessions(self) -> Sequence[Session]:
+        """All sessions that are not over, oldest first."""
 
 
-def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:
-    """Make a key; refuses scopes that do not exist and keys that may do nothing."""
+def new_session(key_id: str, ttl_ms: int, idle_ms: int, now_ms: int) -> tuple[Session, str]:
+    """Make a session; the text is its id."""
+    text = secrets.token_urlsafe(_SECRET_BYTES)
+    session = Session(
+        session_h=secret_hash(text),
+        key_id=key_id,
+        created_ms=now_ms,
+        expires_ms=now_ms + ttl_ms,
+        idle_ms=idle_ms,
+        seen_ms=now_ms,
+    )
+    return session, text
+
+
+def _surplus(sessions: Iterable[Session], key_id: str, now_ms: int) -> list[str]:
+    """Sessions that are over, and the oldest of a key that is about to open one too many."""
+    kept = sorted(sessions, key=lambda session: session.created_ms, reverse=True)
+    own = [each.session_h for each in kept if each.key_id == key_id and each.is_live(now_ms)]
+    over = [each.session_h for each in kept if not each.is_live(now_ms)]
+    return over + own[SESSIONS_PER_KEY - 1 :]
+
+
+def checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
+    """The scopes without repetition; those that do not exist, and none at all, are refused."""
     chosen = tuple(dict.fromkeys(scopes))
     streams = [scope for scope in chosen if scope.startswith(STREAM_SCOPE)]
     unknown = [scope for scope in chosen if scope not in SCOPES and scope not in streams]
@@ -94,6 +151,12 @@ def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -
             f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
             "a key to streams of the plane"
         )
+    return chosen
+
+
+def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:
+    """Make a key; refuses scopes that do not exist and keys that may do nothing."""
+    chosen = checked_scopes(scopes)
     if ttl_ms is not None and ttl_ms <= 0:
         raise UsageError(f"a key lives for a positive time, not {ttl_ms} ms")
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
@@ -152,6 +215,8 @@ class RedisKeyRing:
         self._used = f"{prefix}leasehold:keys:used"
         self._quotas = f"{prefix}leasehold:keys:quotas"
         self._ticket = f"{prefix}leasehold:ticket:"
+        self._sessions = f"{prefix}leasehold:sessions"
+        self._seen = f"{prefix}leasehold:sessions:seen"
         self._clock_ms = clock_ms
 
     async def create(
@@ -186,6 +251,7 @@ class RedisKeyRing:
         )
         if isinstance(removed, Exception):
             raise removed
+        await self.end_sessions(key_id=key_id)
         return bool(removed)
 
     async def find(self, key_id: str) -> Key | None:
@@ -213,6 +279,52 @@ class RedisKeyRing:
         raw = await self._redis.call("GETDEL", self._ticket + secret_hash(ticket))
         return None if raw is None else msgspec.json.decode(raw, type=Caller)
 
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        now_ms = self._clock_ms()
+        await self._forget(_surplus(await self._all_sessions(), key_id, now_ms))
+        session, text = new_session(key_id, ttl_ms, idle_ms, now_ms)
+        raw = msgspec.json.encode(session)
+        await self._redis.call("HSET", self._sessions, session.session_h, raw)
+        return text
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        raw = await self._redis.call("HGET", self._sessions, session_h)
+        if raw is None:
+            return None
+        # The last use has a hash of its own: noting it cannot bring back a session that has ended.
+        seen = await self._redis.call("HGET", self._seen, session_h)
+        session, now_ms = _read_session(raw, seen), self._clock_ms()
+        if session is None or not session.is_live(now_ms):
+            return None
+        if used and now_ms - session.seen_ms > TOUCH_MS:
+            await self._redis.call("HSET", self._seen, session_h, now_ms)
+        return session
+
+    async def sessions(self) -> Sequence[Session]:
+        now_ms = self._clock_ms()
+        live = [each for each in await self._all_sessions() if each.is_live(now_ms)]
+        return sorted(live, key=lambda session: session.created_ms)
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        hashes = [session_h] if session_h else []
+        if key_id:
+            every = await self._all_sessions()
+            hashes += [each.session_h for each in every if each.key_id == key_id]
+        return await self._forget(hashes)
+
+    async def _all_sessions(self) -> Sequence[Session]:
+        stored = _pairs(await self._redis.call("HGETALL", self._sessions))
+        seen = _pairs(await self._redis.call("HGETALL", self._seen))
+        read = (_read_session(raw, seen.get(name)) for name, raw in stored.items())
+        return [session for session in read if session is not None]
+
+    async def _forget(self, hashes: Sequence[str]) -> int:
+        if not hashes:
+            return 0
+        gone = int(await self._redis.call("HDEL", self._sessions, *hashes))
+        await self._redis.call("HDEL", self._seen, *hashes)
+        return gone
+
     async def close(self) -> None:
         await self._redis.close()
 
@@ -221,6 +333,15 @@ def _with_quota(key: Key, raw: bytes | None) -> Key:
     if raw is None:
         return key
     return msgspec.structs.replace(key, quota=msgspec.json.decode(raw, type=Quota))
+
+
+def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
+    """A stored session; None for a record that is none, which opens nothing."""
+    try:
+        session = msgspec.json.decode(raw, type=Session)
+        return msgspec.structs.replace(session, seen_ms=int(seen)) if seen else session
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
@@ -234,6 +355,7 @@ class MemoryKeyRing:
         self._clock_ms = clock_ms
         self._keys: dict[str, Key] = {}
         self._tickets: dict[str, tuple[int, Caller]] = {}
+        self._sessions: dict[str, Session] = {}
 
     async def create(
         self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
@@ -252,6 +374,7 @@ class MemoryKeyRing:
         return list(self._keys.values())
 
     async def revoke(self, key_id: str) -> bool:
+        await self.end_sessions(key_id=key_id)
         return self._keys.pop(key_id, None) is not None
 
     async def find(self, key_id: str) -> Key | None:
@@ -274,6 +397,31 @@ class MemoryKeyRing:
     async def redeem(self, ticket: str) -> Caller | None:
         until_ms, caller = self._tickets.pop(secret_hash(ticket), (0, None))
         return caller if until_ms > self._clock_ms() else None
+
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        now_ms = self._clock_ms()
+        for session_h in _surplus(self._sessions.values(), key_id, now_ms):
+            del self._sessions[session_h]
+        session, text = new_session(key_id, ttl_ms, idle_ms, now_ms)
+        self._sessions[session.session_h] = session
+        return text
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        session, now_ms = self._sessions.get(session_h), self._clock_ms()
+        if session is None or not session.is_live(now_ms):
+            return None
+        if used:
+            self._sessions[session_h] = msgspec.structs.replace(session, seen_ms=now_ms)
+        return session
+
+    async def sessions(self) -> Sequence[Session]:
+        return [each for each in self._sessions.values() if each.is_live(self._clock_ms())]
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        ended = [h for h, s in self._sessions.items() if h == session_h or s.key_id == key_id]
+        for each in ended:
+            del self._sessions[each]
+        return len(ended)
 
     async def close(self) -> None:
         """Nothing is held."""

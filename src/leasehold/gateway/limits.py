@@ -1,4 +1,4 @@
-"""How much one key may ask for: requests a second, open event streams, unfinished jobs, bytes.
+"""How much one key may ask for, and how often a stranger may show a wrong one.
 
 The gateway's settings are the quota of every key; a key may have numbers of its own, which
 `leasehold keys create` and `leasehold keys limit` set. Rates and streams are counted in this
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from leasehold.core.errors import StoreError
 from leasehold.core.intake import Submits
 from leasehold.core.job import NewJob, Submitted
 from leasehold.gateway.problems import Problem
+from leasehold.gateway.proxies import whereabouts
 
 _log = structlog.get_logger("leasehold.gateway")
 
@@ -55,12 +56,29 @@ def raised_by(option: str, setting: str) -> str:
     return f"the operator raises it with `leasehold keys limit KEY_ID {option}` or {setting}"
 
 
-class RateLimit:
-    """A token bucket for each requester: `rate_per_s` on average and `rate_burst` at once."""
+def _too_fast(per_s: float, burst: int) -> str:
+    return f"this key may make {per_s:g} requests a second and {burst} at once; " + raised_by(
+        "--rate", "gateway.rate_per_s"
+    )
 
-    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+
+class RateLimit:
+    """A token bucket for each requester: `rate_per_s` on average and `rate_burst` at once.
+
+    The buckets that were used last are kept, so that requesters without number cost no memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        code: str = "rate_limited",
+        says: Callable[[float, int], str] = _too_fast,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._code = code
+        self._says = says
         self._clock_s = clock_s
-        self._buckets: dict[str, tuple[float, float, float]] = {}
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, requester: str, quota: Quota) -> None:
         """Take one token, or `Problem` 429 that says when there is one."""
@@ -69,23 +87,51 @@ class RateLimit:
             return
         burst = quota.rate_burst or max(1, math.ceil(per_s))
         now = self._clock_s()
-        tokens, since, _ = self._buckets.get(requester, (burst, now, 0.0))
+        tokens, since = self._buckets.get(requester, (float(burst), now))
         tokens = min(burst, tokens + (now - since) * per_s)
         if tokens < 1:
             wait_s = max(1, math.ceil((1 - tokens) / per_s))
-            raise Problem(
-                "rate_limited",
-                f"this key may make {per_s:g} requests a second and {burst} at once; "
-                + raised_by("--rate", "gateway.rate_per_s"),
-                retry_after_s=wait_s,
-            )
-        if len(self._buckets) >= _BUCKETS_MAX:
-            self._forget(now)
-        self._buckets[requester] = (tokens - 1, now, now + (burst - tokens + 1) / per_s)
+            raise Problem(self._code, self._says(per_s, burst), retry_after_s=wait_s)
+        self._buckets[requester] = (tokens - 1, now)
+        self._buckets.move_to_end(requester)
+        if len(self._buckets) > _BUCKETS_MAX:
+            self._buckets.popitem(last=False)
 
-    def _forget(self, now: float) -> None:
-        """Drop buckets that are full again: they say nothing that a new one would not."""
-        self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket[2] > now}
+
+_LINES = Quota(rate_per_s=1 / 60, rate_burst=1)
+
+
+class FailedLogins:
+    """Logs who showed a wrong key, and limits it by address and by the key that was meant.
+
+    Only failures are counted and only failures are refused: a right key is always let in, so a
+    stranger can lock out neither its owner nor others behind the same address. That is safe since
+    a secret of 256 random bits cannot be guessed at any rate.
+    """
+
+    def __init__(self, per_min: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._quota = Quota(rate_per_s=per_min / 60, rate_burst=per_min)
+        self._addresses, self._keys, self._lines = (
+            RateLimit(code="login_limited", says=lambda *_: "", clock_s=clock_s) for _ in range(3)
+        )
+
+    def note(self, address: str, key_id: str, way: str) -> None:
+        """Write one failure to the log, or `Problem` 429 when there were too many of late."""
+        origin = whereabouts(address)
+        try:
+            self._addresses.take(origin, self._quota)
+            if key_id:
+                self._keys.take(key_id, self._quota)
+        except Problem:
+            self._note_limited(origin, address, key_id, way)
+            raise
+        _log.warning("login_failed", address=address, key=key_id, way=way)
+
+    def _note_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
+        """Once a minute and address: a flood of failures does not become a flood of lines."""
+        with suppress(Problem):
+            self._lines.take(origin, _LINES)
+            _log.warning("login_limited", address=address, key=key_id, way=way)
 
 
 class StreamLimit:

@@ -124,13 +124,13 @@ class Operations:
     async def pause(self, call: Call) -> Answer:
         """Stop handing out leases."""
         served = self._named(call)
-        await self._steer(call.caller.requester, "pause", served.name)
+        await self._steer(call.caller.who, "pause", served.name)
         return Answer(200, view(served, await served.ledger.counts()))
 
     async def resume(self, call: Call) -> Answer:
         """Hand out leases again."""
         served = self._named(call)
-        await self._steer(call.caller.requester, "resume", served.name)
+        await self._steer(call.caller.who, "resume", served.name)
         return Answer(200, view(served, await served.ledger.counts()))
 
     async def export(self, call: Call) -> Answer:

@@ -53,6 +53,7 @@ CODES: dict[str, tuple[int, str]] = {
     "nul": (422, "Strings with NUL characters are refused."),
     "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
     "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),
+    "login_limited": (429, "Too many wrong keys: try again after Retry-After seconds."),
     "too_many_streams": (429, "This key has too many event streams open."),
     "head_too_large": (431, "The head of the request is larger than the limit."),
     "internal": (500, "A fault of the gateway; the log has it under this request id."),

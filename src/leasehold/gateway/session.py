@@ -1,44 +1,52 @@
-"""Sessions of browsers: a cookie that a key has signed, for pages that cannot send headers.
+"""Sessions of browsers: a cookie with a random id, for pages that cannot send headers.
 
-The cookie holds the key's id and an end, signed with what the ring keeps of the key. So every
-gateway of a queue understands it without keeping anything, it ends with its key, and whoever steals
-it has no key. Browsers send it to us alone (SameSite), and a request that another site's page sent
-is refused besides.
+The store keeps the hash of the id, the key that opened the session, and the dates at which it ends;
+so every gateway of a queue understands it, it ends with its key or by signing out, and what can be
+read in the store opens nothing. Browsers send the cookie to us alone (SameSite), and a request that
+another site's page sent is refused besides.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import time
-from http.cookies import CookieError, SimpleCookie
+import re
 
+import structlog
 from starlette.requests import Request
 
 from leasehold.core.endpoint import Caller
-from leasehold.gateway.auth import Door
+from leasehold.gateway.auth import Door, check_own_page
 from leasehold.gateway.dispatch import headers_of
-from leasehold.gateway.keys import Key
+from leasehold.gateway.keys import Keys, secret_hash
 from leasehold.gateway.problems import Problem
+from leasehold.gateway.settings import GatewaySettings
+
+_log = structlog.get_logger("leasehold.gateway")
 
 COOKIE = "leasehold_session"
-SESSION_S = 12 * 3600
+_SESSION = "leasehold.session"  # where a request keeps by which session it was admitted
+_COOKIE_CHARS_MAX = 8_192
+# Only what an id can look like is looked for: whatever else a cookie holds is nothing to parse.
+_ID = re.compile(rf"(?:^|;) ?{COOKIE}=([\w-]{{43}}) ?(?:;|$)", re.ASCII)
 
 
 class Sessions:
     """The doorkeeper of the dashboard."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, ring: Keys, settings: GatewaySettings) -> None:
         self._door = door
+        self._ring = ring
+        self._ttl_ms = settings.session_ms
+        self._idle_ms = settings.session_idle_ms
 
     async def caller(self, request: Request) -> Caller | None:
         """By session, else as the API would admit; None for somebody who has to sign in."""
         headers = headers_of(request.scope)
         check_own_page(request.method, headers)
-        cookie = _cookie(headers.get("cookie", ""))
-        if cookie:
-            caller = await self._by_session(cookie)
+        session_h = _session_h(headers)
+        if session_h:
+            caller = await self._by_session(session_h)
             if caller is not None:
+                request.scope[_SESSION] = session_h
                 return caller
         try:
             acts = request.method not in ("GET", "HEAD")
@@ -48,35 +56,43 @@ class Sessions:
                 return None
             raise
 
+    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+        """Whether a caller whom a request brought would be admitted now; that is no use of it."""
+        session_h = request.scope.get(_SESSION)
+        if session_h:
+            return await self._by_session(session_h, used=False) is not None
+        return await self._door.is_valid(caller)
+
     async def sign_in(self, key_text: str, request: Request) -> str | None:
         """The cookie of a new session, or None for a key that is no good."""
         headers = headers_of(request.scope)
         check_own_page(request.method, headers)
         try:
-            caller = await self._door.by_key(key_text)
-        except Problem:
-            return None
-        key = await self._door.live_key(caller.requester)
-        if key is None:
-            return None
-        until_s = int(time.time()) + SESSION_S
+            caller = await self._door.by_key(key_text, request.scope, headers, way="login")
+        except Problem as problem:
+            if problem.status == 401:
+                return None
+            raise
+        text = await self._ring.open_session(caller.requester, self._ttl_ms, self._idle_ms)
+        address = self._door.address(request.scope, headers)
+        _log.info("signed_in", key=caller.requester, address=address)
         # The browser's own word: behind a proxy that ends TLS our scheme would say http.
         secure = headers.get("origin", "").startswith("https://")
-        return _set_cookie(f"{key.id}.{until_s}.{_signature(key, until_s)}", SESSION_S, secure)
+        return _set_cookie(text, self._ttl_ms // 1000, secure)
 
-    def sign_out(self) -> str:
-        """The cookie that takes the session's place."""
+    async def sign_out(self, request: Request) -> str:
+        """End the session; the cookie that takes its place."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        session_h = _session_h(headers)
+        if session_h:
+            await self._ring.end_sessions(session_h=session_h)
         return _set_cookie("", 0, secure=False)
 
-    async def _by_session(self, text: str) -> Caller | None:
-        key_id, _, rest = text.partition(".")
-        until, _, signature = rest.partition(".")
-        if not until.isdecimal() or int(until) < time.time():
-            return None
-        key = await self._door.live_key(key_id)
-        if key is None or not hmac.compare_digest(signature, _signature(key, int(until))):
-            return None
-        return Caller(key.id, frozenset(key.scopes))
+    async def _by_session(self, session_h: str, *, used: bool = True) -> Caller | None:
+        session = await self._ring.find_session(session_h, used=used)
+        key = await self._door.live_key(session.key_id) if session is not None else None
+        return Caller(key.id, frozenset(key.scopes)) if key is not None else None
 
 
 def _set_cookie(value: str, max_age_s: int, secure: bool) -> str:
@@ -84,31 +100,7 @@ def _set_cookie(value: str, max_age_s: int, secure: bool) -> str:
     return f"{COOKIE}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{only_tls}"
 
 
-def check_own_page(method: str, headers: dict[str, str]) -> None:
-    """Refuse what another site's page sent; a form must come from a page of ours."""
-    site = headers.get("sec-fetch-site", "")
-    if method in ("GET", "HEAD"):
-        # A link from elsewhere may lead here; a frame or a script from elsewhere may not.
-        if site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            raise Problem("cross_site")
-        return
-    if site:
-        if site != "same-origin":
-            raise Problem("cross_site")
-        return
-    origin = headers.get("origin", "")
-    if origin.partition("://")[2] != headers.get("host", "-"):
-        raise Problem("cross_site", "a form has to come from a page of this gateway")
-
-
-def _signature(key: Key, until_s: int) -> str:
-    words = f"leasehold session {key.id} {until_s}".encode()
-    return hmac.new(key.secret_h.encode(), words, hashlib.sha256).hexdigest()
-
-
-def _cookie(text: str) -> str:
-    try:
-        found = SimpleCookie(text).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+def _session_h(headers: dict[str, str]) -> str:
+    """What the store keeps of the session in a cookie; "" where there is none."""
+    found = _ID.search(headers.get("cookie", "")[:_COOKIE_CHARS_MAX])
+    return secret_hash(found.group(1)) if found else ""

@@ -35,8 +35,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
     that is good besides those of the store: whoever starts gateway and workers together shares it.
     `admin_address` (host:port) answers what administrators and observers ask for, which is then not
-    found at the other address. `trusted_proxies` are addresses and networks of proxies: they may
-    have more connections than `connections_per_address`.
+    found at the other address. Peers of `trusted_proxies` (addresses, networks, "unix") may have
+    more connections than `connections_per_address`, and may name the person who sent a request and
+    the person's groups in two headers; `sso_groups` says what members of a group may do.
+    A session of a browser ends `session_ms` after it began and `session_idle_ms` after its last
+    use. So many failed logins a minute are answered by address and by key, 0: all of them.
     `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
     audit log; `trace_url` is where a trace is shown, with `{trace_id}`;
     `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
@@ -60,7 +63,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_s: int = 20
     connections_max: int = 4_000
     connections_per_address: int = 1_000
-    trusted_proxies: tuple[str, ...] = ()
     heartbeat_ms: int = 15_000
     sweep_ms: int = 1_000
     retry_ms: int = 2_000
@@ -70,6 +72,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float = 1_000.0
     rate_burst: int = 2_000
     drain_ms: int = 10_000
+    session_ms: int = 12 * 3_600_000
+    session_idle_ms: int = 2 * 3_600_000
+    failed_logins_per_min: int = 30
+    trusted_proxies: tuple[str, ...] = ()
+    sso_groups: tuple[str, ...] = ()
+    sso_user_header: str = "X-Forwarded-User"
+    sso_groups_header: str = "X-Forwarded-Groups"
     redact: tuple[str, ...] = ()
     audit_keep: int = 10_000
     trace_url: str = ""
@@ -81,14 +90,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("gateway: trace_url is an http or https URL with {trace_id}")
         least = dict.fromkeys(_POSITIVE, 1) | {"head_bytes_max": 8192, "audit_keep": 100}
         least |= dict.fromkeys(("rate_per_s", "rate_burst", "depth_per_key", "drain_ms"), 0)
+        least |= {"failed_logins_per_min": 0, "session_ms": 1, "session_idle_ms": 1}
         for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
-        for each in self.trusted_proxies:
-            try:
-                ipaddress.ip_network(each)
-            except ValueError as error:
-                raise UsageError(f"gateway: trusted_proxies: {error}") from None
         if self.admin_address and split_address(self.admin_address)[1] == self.port != 0:
             raise UsageError("gateway: the admin address needs a port of its own")
 

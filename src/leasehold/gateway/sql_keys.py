@@ -1,15 +1,23 @@
-"""The key ring of a queue in a database: the tables `api_keys` and `api_tickets` of its ledger."""
+"""The key ring of a queue in a database: the tables `api_keys`, `api_tickets`, `api_sessions`."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from leasehold.core.endpoint import Caller
 from leasehold.core.opening import open_part
-from leasehold.gateway.keys import TICKET_S, Key, new_key, secret_hash
+from leasehold.gateway.keys import (
+    SESSIONS_PER_KEY,
+    TICKET_S,
+    TOUCH_MS,
+    Key,
+    Session,
+    new_key,
+    secret_hash,
+)
 from leasehold.gateway.limits import Quota
 from leasehold.ledger.engine import INBOX, Engine, Row
 
@@ -73,6 +81,33 @@ class SqlKeyRing:
         rows = await self._engine.run(INBOX, "ticket_take", ticket_h=secret_hash(ticket))
         return msgspec.json.decode(rows[0]["caller"], type=Caller) if rows else None
 
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        text = secrets.token_urlsafe(_TICKET_BYTES)
+        await self._engine.run(
+            INBOX,
+            "session_add",
+            session_h=secret_hash(text),
+            key_id=key_id,
+            ttl_ms=ttl_ms,
+            idle_ms=idle_ms,
+            others=SESSIONS_PER_KEY - 1,
+        )
+        return text
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        rows = await self._engine.run(INBOX, "session_find", session_h=session_h)
+        if rows and used and rows[0]["unused_ms"] > TOUCH_MS:
+            await self._engine.run(INBOX, "session_touch", session_h=session_h)
+        return _session(rows[0]) if rows else None
+
+    async def sessions(self) -> Sequence[Session]:
+        rows = await self._engine.run(INBOX, "session_find", session_h="")
+        return [_session(row) for row in rows]
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        takes = {"session_h": session_h, "key_id": key_id}
+        return int((await self._engine.run(INBOX, "session_end", **takes))[0]["gone"])
+
     async def close(self) -> None:
         await self._engine.close()
 
@@ -88,6 +123,10 @@ def _key(row: Row) -> Key:
         last_used_ms=row["last_used_ms"],
         quota=msgspec.json.decode(row["quota"], type=Quota),
     )
+
+
+def _session(row: Row) -> Session:
+    return Session(**{name: row[name] for name in Session.__struct_fields__})
 
 
 def open_sql_keyring(queue_url: str) -> SqlKeyRing:

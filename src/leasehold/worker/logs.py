@@ -13,6 +13,8 @@ from typing import Any, TextIO
 
 import structlog
 
+from leasehold.core.errors import traceback_of
+from leasehold.core.printable import one_line, printable
 from leasehold.worker.job import current_job, job_facts
 
 
@@ -25,27 +27,67 @@ def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mutab
     return line
 
 
+def _traceback(exc_info: Any) -> str:
+    return traceback_of(exc_info[1]) if exc_info[1] is not None else ""
+
+
+# The usual text renderer prints the local variables of every frame where `rich` is installed: they
+# hold keys and credentials, and rendering them takes a second.
+plain_errors = structlog.processors.ExceptionRenderer(_traceback)
+"""A structlog processor: errors as plain tracebacks of bounded length."""
+
+
+def plain_text(
+    _logger: Any, _method: str, line: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor: text of strangers that a terminal shows and does not obey.
+
+    Only a traceback has more than one line. The renderer shows other values by their repr.
+    """
+    for key, value in line.items():
+        if isinstance(value, str):
+            line[key] = printable(value if key == "exception" else one_line(value))
+    return line
+
+
+def text_renderer(**options: Any) -> Any:
+    """Lines for people; errors have been rendered by `plain_errors`."""
+    return structlog.dev.ConsoleRenderer(
+        exception_formatter=structlog.dev.plain_traceback, **options
+    )
+
+
+class PlainFormatter(logging.Formatter):
+    """The same for lines of the standard library's logging."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _traceback(ei)
+
+
 def configure_logs(
     *, level: str = "info", json: bool | None = None, stream: TextIO | None = None
 ) -> None:
     """Set up structlog for this process; `json` None means: unless stderr is a terminal."""
     out = stream or sys.stderr
     as_json = not out.isatty() if json is None else json
-    renderer: Any = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    rendered: list[Any] = (
+        [structlog.processors.JSONRenderer()] if as_json else [plain_text, text_renderer()]
     )
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         add_job,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        plain_errors,
     ]
-    if as_json:
-        processors.append(structlog.processors.format_exc_info)
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=[*processors, *rendered],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        # Looked up at each line, since a library's user may replace it.
+        logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
 

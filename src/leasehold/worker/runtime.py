@@ -109,7 +109,6 @@ class Worker:
         """Serve until told to stop; returns the exit code: 0 after a clean drain."""
         if is_child.is_set():
             return 0  # a handler's process imports the file that made this worker
-        ensure_logs()
         return host(self._serve_with_signals(), uvloop=self.settings.uvloop)
 
     async def serve(self) -> int:
@@ -118,6 +117,7 @@ class Worker:
             return 0
         if self.state != "new":
             raise UsageError("a worker serves once; make another one")
+        ensure_logs()
         self.state = "serving"
         self._loop = asyncio.get_running_loop()
         self._open()

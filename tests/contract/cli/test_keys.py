@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import tomllib
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
 from tests.contract.cli.conftest import Cli, Start, wait_until
+from tests.contract.cli.pages import console, page
 
 
 def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(cli: Cli) -> None:
@@ -111,3 +114,75 @@ def test_a_key_gets_numbers_of_its_own_and_loses_them_again(
     assert quota() == {}
     assert cli("keys", "limit", "nobody", "-q", url).code == 3
     assert cli("keys", "limit", key_id, "--rate", "-1", "-q", url).code == 2
+
+
+PAGE = "docs/operating/signing-in.md"
+
+
+def ask(
+    port: int, method: str, path: str, body: str = "", **headers: str
+) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body or None, sent)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer
+
+
+@pytest.mark.runs("docs/operating/signing-in.md:console")
+def test_who_is_signed_in_is_listed_and_signed_out(cli: Cli, start: Start, free_port: int) -> None:
+    key = cli("keys", "create", "--scope", "observe").out.strip()
+    start("gateway", "--port", str(free_port)).heard("gateway_ready")
+    assert "no sessions" in cli("keys", "sessions").err
+    form = {"content_type": "application/x-www-form-urlencoded", "sec_fetch_site": "same-origin"}
+
+    def sign_in() -> str:
+        made = ask(free_port, "POST", "/login", urlencode({"key": key}), **form)
+        return str(made.headers["set-cookie"]).partition(";")[0]
+
+    one, two = sign_in(), sign_in()
+    (block,) = [block.text for block in page(PAGE).blocks if block.language == "console"]
+    (listing, shown), (ending, said) = console(block)
+    table = cli(*listing.split()[1:]).out.splitlines()
+    assert table[0].split("  ")[0] == shown.splitlines()[0].split("  ")[0]
+    assert len(table) == 3
+    first, *_ = cli("keys", "sessions", "--json").lines
+    assert one.partition("=")[2] not in str(first)
+    assert ask(free_port, "GET", "/jobs", cookie=one).status == 200
+    assert cli("keys", "sign-out", first["session_h"][:12]).out == said
+    assert ask(free_port, "GET", "/jobs", cookie=one).status == 303
+    assert ask(free_port, "GET", "/jobs", cookie=two).status == 200
+    words = ending.replace('"$KEY_ID"', first["key_id"]).split()[1:]
+    assert cli(*words).out == said
+    assert ask(free_port, "GET", "/jobs", cookie=two).status == 303
+    assert cli(*words).code == 3
+    assert cli("keys", "sign-out").code == 2
+
+
+@pytest.mark.runs("docs/operating/signing-in.md:toml")
+@pytest.mark.parametrize("by", ["file", "environment", "flags"])
+def test_people_sign_in_at_the_proxy_that_the_settings_name(
+    start: Start, free_port: int, tmp_path: Path, by: str
+) -> None:
+    (block,) = [block.text for block in page(PAGE).blocks if block.language == "toml"]
+    flags, environment = [], {}
+    if by == "file":
+        (tmp_path / "leasehold.toml").write_text(block)
+    else:
+        table = tomllib.loads(block)["gateway"]
+        proxies, groups = table["trusted_proxies"], table["sso_groups"]
+        if by == "flags":
+            flags = [f"--trusted-proxy={each}" for each in proxies]
+            flags += [f"--sso-group={each}" for each in groups]
+        else:
+            environment["LEASEHOLD_GATEWAY_TRUSTED_PROXIES"] = ",".join(proxies)
+            environment["LEASEHOLD_GATEWAY_SSO_GROUPS"] = ",".join(groups)
+    start("gateway", "--port", str(free_port), *flags, **environment).heard("gateway_ready")
+    zoe = {"x_forwarded_user": "zoe", "x_forwarded_groups": "ops"}
+    assert ask(free_port, "GET", "/", **zoe).status == 200
+    assert ask(free_port, "POST", "/api/queues/streams/pause", **zoe).status == 200
+    sam = {"x_forwarded_user": "sam", "x_forwarded_groups": "support"}
+    assert ask(free_port, "POST", "/api/queues/streams/pause", **sam).status == 403
+    assert ask(free_port, "GET", "/api/queues").status == 401

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from leasehold.core.errors import ReplyLost, StoreUnreachable
 from leasehold.core.event import JournalEvent
@@ -15,7 +16,7 @@ from leasehold.gateway.connections import Joined
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.frames import HEARTBEAT, comment, frame, position
 from leasehold.gateway.gather import GatheredSubmits
-from leasehold.gateway.limits import Quota, RateLimit, StreamLimit
+from leasehold.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
 from leasehold.gateway.problems import CODES, Problem
 
 
@@ -196,14 +197,43 @@ def test_a_bucket_fills_at_its_rate_and_no_higher_than_its_burst() -> None:
         limit.take("k", quota)
 
 
-def test_buckets_that_are_full_again_are_forgotten() -> None:
-    now = [0.0]
-    limit, quota = RateLimit(clock_s=lambda: now[0]), Quota(rate_per_s=1, rate_burst=1)
-    for number in range(10_000):
+def test_requesters_without_number_cost_bounded_memory() -> None:
+    limit, quota = RateLimit(clock_s=lambda: 0.0), Quota(rate_per_s=1, rate_burst=1)
+    for number in range(12_000):
         limit.take(str(number), quota)
+    assert len(limit._buckets) == 10_000
+    with pytest.raises(Problem):  # those who asked last are still known
+        limit.take("11999", quota)
+
+
+def test_failed_logins_are_limited_by_address_and_by_key_and_come_back() -> None:
+    now = [0.0]
+    failed = FailedLogins(6, clock_s=lambda: now[0])
+    with capture_logs() as lines:
+        for _ in range(6):
+            failed.note("192.0.2.1", "k1", "api")
+        for _ in range(20):
+            with pytest.raises(Problem) as refused:
+                failed.note("192.0.2.1", "k2", "api")
+            assert dict(refused.value.headers)["retry-after"] == "10"
+        with pytest.raises(Problem):  # the same key from elsewhere
+            failed.note("192.0.2.2", "k1", "api")
+        failed.note("192.0.2.2", "k2", "api")
+    told = [(line["event"], line["address"]) for line in lines]
+    one, two = "192.0.2.1", "192.0.2.2"
+    assert told[:6] == [("login_failed", one)] * 6
+    assert told[6:] == [("login_limited", one), ("login_limited", two), ("login_failed", two)]
     now[0] = 10.0
-    limit.take("one more", quota)
-    assert len(limit._buckets) == 1
+    failed.note("192.0.2.1", "k3", "api")
+
+
+def test_an_ipv6_host_cannot_fail_from_addresses_without_number() -> None:
+    failed = FailedLogins(2, clock_s=lambda: 0.0)
+    failed.note("2001:db8::1", "", "api")
+    failed.note("2001:db8::2", "", "api")
+    with pytest.raises(Problem):
+        failed.note("2001:db8::3", "", "api")
+    failed.note("2001:db8:0:1::3", "", "api")
 
 
 def test_the_anonymous_caller_may_open_any_number_of_streams() -> None:

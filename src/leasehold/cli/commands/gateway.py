@@ -22,6 +22,20 @@ from leasehold.core.errors import UsageError
 @click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
 @click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
 @click.option("--worker-key-file", help="A file with a key that is good for workers besides.")
+@click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    help="A proxy whose headers name the client and the person; again.",
+)
+@click.option(
+    "--sso-group",
+    "sso_groups",
+    metavar="GROUP=SCOPES",
+    multiple=True,
+    help="What people of a group may do, such as ops=admin; again.",
+)
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--parent", type=int, default=0, hidden=True)
 def command(
@@ -32,6 +46,8 @@ def command(
     redis_url: str | None,
     require_key: bool,
     worker_key_file: str | None,
+    trusted_proxies: tuple[str, ...],
+    sso_groups: tuple[str, ...],
     log_level: str | None,
     parent: int,
 ) -> None:
@@ -71,6 +87,10 @@ def command(
         audit_keep=config.integer("gateway.audit_keep"),
         trace_url=config.text("gateway.trace_url"),
         lake=config.text("gateway.lake"),
+        trusted_proxies=tuple(config.texts("gateway.trusted_proxies", trusted_proxies)),
+        sso_groups=tuple(config.texts("gateway.sso_groups", sso_groups)),
+        sso_user_header=config.text("gateway.sso_user_header"),
+        sso_groups_header=config.text("gateway.sso_groups_header"),
         **_limits(config),
     )
     address, watchdog_ms = notify_address()
@@ -101,7 +121,9 @@ def _limits(config: Config) -> dict[str, Any]:
         "idle_timeout_s": config.integer("gateway.idle_timeout_s"),
         "connections_max": config.integer("gateway.connections_max"),
         "connections_per_address": config.integer("gateway.connections_per_address"),
-        "trusted_proxies": tuple(config.texts("gateway.trusted_proxies")),
+        "session_ms": round(config.number("gateway.session_s") * 1000),
+        "session_idle_ms": round(config.number("gateway.session_idle_s") * 1000),
+        "failed_logins_per_min": config.integer("gateway.failed_logins_per_min"),
         "drain_ms": round(config.number("gateway.drain_timeout_s") * 1000),
     }
 

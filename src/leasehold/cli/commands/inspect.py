@@ -8,10 +8,11 @@ import click
 import msgspec
 
 from leasehold.cli.options import json_option, queue_option, with_ledger
-from leasehold.cli.output import ago, emit, emit_text, one_line, paint, paint_state
+from leasehold.cli.output import ago, emit, emit_text, paint, paint_state
 from leasehold.cli.views import event_line, event_object, job_object
 from leasehold.core.errors import NotFound
 from leasehold.core.job import JobEvent, JobRecord
+from leasehold.core.printable import one_line
 from leasehold.core.seam import Ledger
 
 

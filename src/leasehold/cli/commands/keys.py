@@ -30,6 +30,7 @@ _QUOTA = (
     ("streams", click.IntRange, "Event streams open at once"),
     ("transcodes", click.IntRange, "Transcodes at once, of all workers"),
 )
+_SHOWN = 12  # so much of a session's hash tells it from the others
 _PRODUCER: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel")
 
 
@@ -152,6 +153,61 @@ def revoke(key_id: str, queue_url: str | None, as_json: bool) -> None:
         emit({"id": key_id, "revoked": True})
     else:
         emit_text(f"{key_id} revoked")
+
+
+@command.command("sessions")
+@queue_option
+@json_option
+def sessions(queue_url: str | None, as_json: bool) -> None:
+    """List the sessions that are signed in to the pages, and their keys."""
+    views = [
+        msgspec.to_builtins(each) for each in _with_ring(queue_url, lambda ring: ring.sessions())
+    ]
+    if as_json:
+        for view in views:
+            emit(view)
+    elif views:
+        rows = (
+            [
+                view["session_h"][:_SHOWN],
+                view["key_id"],
+                ago(view["created_ms"]),
+                ago(view["seen_ms"]),
+            ]
+            for view in views
+        )
+        emit_text(table(["SESSION", "KEY", "SIGNED IN", "LAST USED"], rows))
+    else:
+        note("no sessions: no browser is signed in")
+
+
+@command.command("sign-out")
+@click.argument("session", metavar="SESSION", default="")
+@click.option("--key", "key_id", metavar="ID", default="", help="All sessions of this key.")
+@queue_option
+@json_option
+def sign_out(session: str, key_id: str, queue_url: str | None, as_json: bool) -> None:
+    """End a session that `keys sessions` lists, or all of a key."""
+    if bool(session) == bool(key_id):
+        raise UsageError("name one session, or --key ID for all of a key")
+
+    async def end(ring: Any) -> int:
+        meant = [
+            each.session_h
+            for each in await ring.sessions()
+            if each.key_id == key_id or (session and each.session_h.startswith(session))
+        ]
+        if session and len(meant) > 1:
+            raise UsageError(f"{len(meant)} sessions begin with {session!r}; write more of it")
+        return sum([await ring.end_sessions(session_h=each) for each in meant])
+
+    ended = _with_ring(queue_url, end)
+    if not ended:
+        raise NotFound("there is no such session; `leasehold keys sessions` lists those there are")
+    if as_json:
+        emit({"ended": ended})
+    else:
+        emit_text(f"{ended} signed out")
 
 
 def _row(view: dict[str, Any]) -> list[str]:

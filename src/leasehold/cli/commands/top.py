@@ -12,7 +12,8 @@ import msgspec
 
 from leasehold.cli.houses import chosen_urls, open_street
 from leasehold.cli.options import json_option
-from leasehold.cli.output import emit, emit_text, one_line, paint, shown, table
+from leasehold.cli.output import emit, emit_text, paint, shown, table
+from leasehold.core.printable import one_line
 from leasehold.core.redacting import Redaction
 from leasehold.dashboard.finding import Finder
 from leasehold.dashboard.gathering import by_kind, warnings, workers
