@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from leasehold.gateway.limits import origin_of
 from leasehold.gateway.problems import MEDIA, Problem
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import ABORT
@@ -116,19 +117,6 @@ def _closed_longest(among: set[Connection]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _address_of(host: str) -> str:
-    """What is counted as one address: of IPv6 the /64, which a single host may have whole.
-
-    >>> [_address_of(host) for host in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::5")]
-    ['10.0.0.1', '10.0.0.1', '2001:db8::/64']
-    """
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    if mapped or address.version == 4:
-        return str(mapped or address)
-    return str(ipaddress.ip_network((address, 64), strict=False))
-
-
 class Connection(HttpToolsProtocol):
     """One connection. Head and body of an answer leave in one write: writes are what costs most.
 
@@ -161,7 +149,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = _address_of(self.client[0]) if self.client else ""
+        self.address = origin_of(self.client[0]) if self.client else ""
         self._by_admin_address = (
             self.server is not None and self.server[1] == self._connections.admin_port
         )

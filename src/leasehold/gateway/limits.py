@@ -8,6 +8,7 @@ process: with N gateways a key gets N times as many. Unfinished jobs are counted
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import time
 from collections import Counter, OrderedDict
@@ -22,7 +23,6 @@ from leasehold.core.errors import StoreError
 from leasehold.core.intake import Submits
 from leasehold.core.job import NewJob, Submitted
 from leasehold.gateway.problems import Problem
-from leasehold.gateway.proxies import whereabouts
 
 _log = structlog.get_logger("leasehold.gateway")
 
@@ -98,6 +98,22 @@ class RateLimit:
             self._buckets.popitem(last=False)
 
 
+def origin_of(host: str) -> str:
+    """What is counted as one address: of IPv6 the /64, which a single host may have whole.
+
+    >>> [origin_of(host) for host in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::5", "")]
+    ['10.0.0.1', '10.0.0.1', '2001:db8::/64', '']
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host  # a unix socket has none
+    mapped = getattr(address, "ipv4_mapped", None)
+    if mapped or address.version == 4:
+        return str(mapped or address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
 _LINES = Quota(rate_per_s=1 / 60, rate_burst=1)
 
 
@@ -117,7 +133,7 @@ class FailedLogins:
 
     def note(self, address: str, key_id: str, way: str) -> None:
         """Write one failure to the log, or `Problem` 429 when there were too many of late."""
-        origin = whereabouts(address)
+        origin = origin_of(address)
         try:
             self._addresses.take(origin, self._quota)
             if key_id:

@@ -92,18 +92,6 @@ class Proxies:
         return address is not None and any(address in network for network in self._networks)
 
 
-def whereabouts(address: str) -> str:
-    """What failures are counted by: an address, or the network of an IPv6 host, who has many.
-
-    >>> whereabouts("192.0.2.7"), whereabouts("2001:db8::1:2:3:4")
-    ('192.0.2.7', '2001:db8::/64')
-    """
-    parsed = _address(address)
-    if isinstance(parsed, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((parsed, 64), strict=False))
-    return address
-
-
 @lru_cache(maxsize=1024)
 def _address(text: str) -> _Address | None:
     try:
@@ -152,4 +140,4 @@ def _is_name(text: str) -> bool:
     )
 
 
-__all__ = ["Group", "Proxies", "whereabouts"]
+__all__ = ["Group", "Proxies"]
