@@ -225,9 +225,15 @@ async def test_an_answer_that_is_not_read_ends_its_connection(
         asked = Web(gateway.url).head("GET", "/docs") * 90
         deaf.sendall(asked)
 
-        async def cut() -> bool:
-            return not gateway._server.server_state.connections
+        open_now = gateway._server.server_state.connections
 
+        async def stalled() -> bool:
+            return any(each.flow.write_paused for each in open_now)
+
+        async def cut() -> bool:
+            return not open_now
+
+        await until(stalled, within_s=15)
         await until(cut, within_s=15)
 
 
