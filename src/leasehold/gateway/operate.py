@@ -27,7 +27,6 @@ log = structlog.get_logger("leasehold.gateway")
 _READY_S = 2.0
 _BELIEVE_S = 5.0
 _SEQ_MAX = 2**53
-LINES = "application/x-ndjson"
 Steer: TypeAlias = Callable[[str, Literal["pause", "resume"], str], Awaitable[None]]
 
 
@@ -141,7 +140,7 @@ class Operations:
             async for link in self._audit.links()
             if link.seq > asked.after and link.seq <= asked.through
         ]
-        return Answer(200, Bytes(b"".join(lines[: asked.limit]), LINES))
+        return Answer(200, Bytes(b"".join(lines[: asked.limit]), "text/plain; charset=utf-8"))
 
     async def ticket(self, call: Call) -> Answer:
         """A ticket for the caller; it may read what the caller may."""
@@ -250,7 +249,9 @@ class Operations:
                 right=Right("admin", "all"),
                 handle=self.export,
                 asks=ExportAudit,
-                replies={200: Reply("Lines of `seq`, `prev`, `hash` and `entry`.", str, LINES)},
+                replies={
+                    200: Reply("Lines of `seq`, `prev`, `hash`, `entry`.", str, media="text/plain")
+                },
                 problems=(422,),
                 tag="observing",
             ),

@@ -266,7 +266,7 @@ async def test_an_export_over_http_is_for_admins_and_verifies(shelf: Shelf) -> N
         sees, acts = (Web(running.url, {"x-api-key": keys[who]}) for who in ("observe", "admin"))
         assert (await sees.get("/api/audit/export")).status == 403
         reply = await acts.get("/api/audit/export?after=1&through=5")
-        assert reply.headers["content-type"] == "application/x-ndjson"
+        assert reply.headers["content-type"].startswith("text/plain")
         part = linked(reply.body.splitlines())
         assert [link.seq for link in part] == [2, 3, 4, 5]
         assert not verify(part, whole=False).problem
