@@ -147,7 +147,7 @@ async def test_jobs_whose_wake_up_died_with_its_process_are_found_by_the_next_po
             while dies.returncode is None:  # which of the two a submit wakes, time decides
                 for answer in await queue.submit([JOB] * 3):
                     submitted.add(answer.job_id)
-                await asyncio.sleep(0.06)
+                await asyncio.sleep(0.06)  # another time, another preference
 
             def all_taken() -> bool:
                 return set((tmp_path / "taken").read_text().split()) == submitted
