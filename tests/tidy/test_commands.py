@@ -221,6 +221,7 @@ def apt(copy: Copy) -> Path:
     copy.program(copy.path / "apt-get", dedent(APT).format(log=log, path=copy.path))
     (copy.path / "id").unlink()
     copy.program(copy.path / "id", "#!/bin/sh\necho 0\n")
+    copy.program(copy.path / "curl", "#!/bin/sh\n")
     copy.lane("interop", "def test_in_a_browser(): pass")
     return log
 
@@ -237,6 +238,13 @@ def test_the_lanes_that_need_a_browser_bring_one_once(
     ]
 
 
+def test_a_machine_without_curl_is_given_one(copy: Copy, apt: Path) -> None:
+    (copy.path / "curl").unlink()
+    done = copy.run("bin/test", "interop")
+    assert apt.read_text().splitlines()[1].endswith("chromium curl")
+    assert "apt did not bring curl" in done.stderr
+
+
 def test_no_other_lane_and_not_up_asks_for_a_browser(copy: Copy, apt: Path) -> None:
     assert copy.run("bin/test", "unit", "-k", "company").returncode == 0
     assert copy.run("bin/up").returncode == 0
@@ -248,7 +256,10 @@ def test_a_browser_that_cannot_be_got_is_told_of_and_the_tests_still_run(
 ) -> None:
     copy.program(copy.path / "apt-get", "#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
     done = copy.run("bin/test", "interop")
-    assert "apt did not bring Chromium: E: no network. As root: apt-get install" in done.stderr
+    assert (
+        "apt did not bring chromium: E: no network. As root: apt-get install chromium"
+        in done.stderr
+    )
     assert done.stdout.splitlines()[-1].startswith("==== 1 passed, 0 failed in ")
 
 
@@ -259,7 +270,7 @@ def test_who_is_not_root_asks_sudo_without_being_asked_for_a_password(
     copy.program(copy.path / "sudo", f'#!/bin/sh\necho "sudo $*" >>"{apt}"\nexit 1\n')
     done = copy.run("bin/test", "interop")
     assert apt.read_text() == "sudo -n DEBIAN_FRONTEND=noninteractive apt-get update\n"
-    assert "tests in a browser will fail" in done.stderr
+    assert "tests that use chromium will fail" in done.stderr
 
 
 def test_the_lane_that_needs_promtool_and_nginx_takes_them_out_of_their_packages_once(
@@ -274,7 +285,7 @@ def test_the_lane_that_needs_promtool_and_nginx_takes_them_out_of_their_packages
     copy.lane("contract", "def test_of_metrics(): pass")
     for _ in range(2):
         assert copy.run("bin/test", "contract").returncode == 0
-    assert apt.read_text() == "download prometheus\ndownload nginx\n"
+    assert apt.read_text() == "download promtool\ndownload nginx\n"
     for name in ("promtool", "nginx"):
         assert (copy.root / ".tools" / name).is_file()
 

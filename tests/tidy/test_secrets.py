@@ -11,10 +11,15 @@ from tests.tidy.reading import ROOT
 
 # What looks like a secret and is none, by its whole text, and why it is none. Tests and pages take
 # their made-up passwords from here, so that a real one is not taken for one more of them.
-WORDS = "password secret SECRET pw canary-pw s3cret s3cr3t s@cret hush guess hunter2"
+WORDS = (
+    "password secret SECRET pw canary-pw s3cret s3cr3t s@cret hush guess hunter2 hunter2x nonsense"
+)
 MADE_UP = dict.fromkeys(WORDS.split(), "a made-up password of documentation and tests")
 NO_SECRETS = MADE_UP | {
     r"{port}\\": "a port in an address that is made to be misread, in a test of the guard",
+    "canary-of-another-tenant": "what a caged program tries to read",
+    "BEGIN PRIVATE KEY": "the head of a key that has no key, which redaction masks",
+    "streams+redis://:***@127.0.0.1:21034/0`. While `leasehold up": "a URL that is masked",
     "succeeded": "a state of jobs, given in the place of a password",
     "whsec_": "how every secret of a webhook begins",
     "0123456789ABCDEFGHJKMNPQRSTVWXYZ": "the alphabet of ULIDs",

@@ -28,7 +28,7 @@ _WITHIN_SHARE = f"""(:share = 0 OR j.requester_id = '' OR j.requester_id NOT IN 
     WHERE r.queue = :queue AND r.status IN {RUNNING} AND r.lease_expires_at > 0
     GROUP BY r.requester_id, k.quota
     HAVING count(*) FILTER (WHERE r.worker_id = :worker_id) >= :share OR count(*) >= coalesce(
-      nullif(coalesce((k.quota::json ->> 'transcodes')::bigint, :requester_max), 0), 1e9)))"""
+      nullif(coalesce((k.quota::json ->> 'transcodes')::bigint, :requester_max), 0), 1e9)))"""  # nosec B608 # names of ours
 
 
 def postgres_words(table: str) -> dict[str, str]:
