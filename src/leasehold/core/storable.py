@@ -51,10 +51,8 @@ def to_json(value: Any) -> tuple[bytes, bool]:
 
 
 _FAULTS = {
-    "bad_json": "it is no JSON, or holds a number that cannot be kept",
-    "too_deep": f"it is nested deeper than {TAKEN_DEPTH_MAX} levels",
-    "nul": "it holds NUL characters",
-    "bad_number": "it holds a number that no reader can keep",
+    "too_deep": f"is nested deeper than {TAKEN_DEPTH_MAX} levels",
+    "bad_number": "holds a number that no reader can keep",
 }
 
 
@@ -95,8 +93,8 @@ def check_json(raw: bytes | str) -> None:
     except RecursionError:
         fault = "too_deep"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{_FAULTS['bad_json']} ({error})") from None
-    if fault and fault != "nul":  # some stores hold it, and the others say so
+        raise ValueError(f"is not JSON ({error})") from None
+    if fault in _FAULTS:  # some stores hold NUL, and the others say so
         raise ValueError(_FAULTS[fault])
 
 

@@ -151,7 +151,7 @@ def _json_of(text: str) -> bytes:
     try:
         check_json(text)
     except ValueError as error:
-        raise UsageError(f"the payload cannot be kept: {error}") from None
+        raise UsageError(f"the payload {error}") from None
     return text.encode()
 
 

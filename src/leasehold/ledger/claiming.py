@@ -148,7 +148,7 @@ class Claiming:
         self._unanswered[token_h] = (token, now + settings.lease_ms / 1000)
         rows = await self._engine.run(
             settings.table,
-            "claim",
+            "claim+share" if settings.share else "claim",
             queue=settings.queue,
             count=limit,
             lease_ms=settings.lease_ms,

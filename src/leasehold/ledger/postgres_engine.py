@@ -22,6 +22,7 @@ HORIZON_PATIENCE_S = 2.0
 # write their events themselves, and the end of an event lets the next one of its job go.
 _TELLING = {
     (INBOX, "claim"): "status_webhook_url",
+    (INBOX, "claim+share"): "status_webhook_url",
     **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("complete", "settle", "decide")},
 }
 

@@ -23,7 +23,7 @@ _SILENT = dict.fromkeys(
 
 
 # A requester has no more jobs at once than its quota, nor all the slots of a worker.
-_WITHIN_SHARE = f"""(:share = 0 OR j.requester_id = '' OR j.requester_id NOT IN (
+_WITHIN_SHARE = f"""(j.requester_id = '' OR j.requester_id NOT IN (
     SELECT r.requester_id FROM {INBOX} r LEFT JOIN api_keys k ON k.key_id = r.requester_id
     WHERE r.queue = :queue AND r.status IN {RUNNING} AND r.lease_expires_at > 0
     GROUP BY r.requester_id, k.quota
@@ -40,7 +40,7 @@ def postgres_words(table: str) -> dict[str, str]:
         # Its history lies among the steps of its jobs, of which not all told of an event.
         words |= {"told_by": "left(:queue, -7)", "span": str(_SPAN)}
     if table == INBOX:
-        return words | _telling() | {"in_turn": _WITHIN_SHARE}
+        return words | _telling() | {"share": _WITHIN_SHARE}
     tells = ", EXISTS (SELECT FROM released) AS told" if table == OUTBOX else ""
     return words | {**_SILENT, "told": "0", "tells": tells, "tells_any": tells}
 

@@ -29,7 +29,7 @@ READS = frozenset(
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
     | {"plane_current", "audit_list", "audit_read", "audit_head", "reader_list"}
 )
-CLAIMS = frozenset({"claim", "plane_claim"})
+CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
 _KEEP_S = 0.01
 """How long a claimer that rests keeps a ring for its next claim."""

@@ -24,7 +24,7 @@ _SILENT = dict.fromkeys(
 
 
 # A requester has no more jobs at once than its quota, nor all the slots of a worker.
-_WITHIN_SHARE = f"""(:share = 0 OR j.requester_id = '' OR j.requester_id NOT IN (
+_WITHIN_SHARE = f"""(j.requester_id = '' OR j.requester_id NOT IN (
     SELECT r.requester_id FROM {INBOX} r LEFT JOIN api_keys k ON k.key_id = r.requester_id
     WHERE r.queue = :queue AND r.lease_expires_at > 0 AND r.status IN {RUNNING}
     GROUP BY r.requester_id
@@ -44,7 +44,7 @@ def sqlite_words(table: str) -> dict[str, str]:
         words["after_complete"] = _RELEASE_NEXT.format(table=table, moved="succeeding", key="seq")
         words["after_decide"] = _RELEASE_NEXT.format(table=table, moved="chosen", key="job_id")
     if table == INBOX:
-        return words | _telling() | {"in_turn": _WITHIN_SHARE}
+        return words | _telling() | {"share": _WITHIN_SHARE}
     return words | {**_SILENT, "told": "0"}
 
 

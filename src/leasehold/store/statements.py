@@ -53,7 +53,8 @@ class Operation:
 class Operations(dict[str, Operation]):
     """The operations of a package's `sql/<dialect>` folder, each read when it is first asked for.
 
-    Those of its folder `session` belong to one dialect alone.
+    Those of its folder `session` belong to one dialect alone. `claim+share` is the file of `claim`
+    with the fragment `share` as its `in_turn`.
     """
 
     def __init__(self, package: str, dialect: Dialect, words: Mapping[str, str]) -> None:
@@ -62,10 +63,12 @@ class Operations(dict[str, Operation]):
         self._words = words
 
     def __missing__(self, name: str) -> Operation:
-        path = self._folder / f"{name}.sql"
+        file, _, variant = name.partition("+")
+        path = self._folder / f"{file}.sql"
         if not path.is_file():
-            path = self._folder / "session" / f"{name}.sql"
-        self[name] = operation = load_operation(path, self._dialect, self._words)
+            path = self._folder / "session" / f"{file}.sql"
+        words = {**self._words, "in_turn": self._words[variant]} if variant else self._words
+        self[name] = operation = load_operation(path, self._dialect, words)
         return operation
 
 

@@ -77,7 +77,7 @@ async def test_a_claim_reads_its_own_index_whatever_the_statistics_say(
     server: str, share: int
 ) -> None:
     given = ("q", 10, 1000, "w", "h", True, -(2**31), -1, 0, share, share)
-    text = await plan_of(server, INBOX, "claim", *given)
+    text = await plan_of(server, INBOX, "claim+share" if share else "claim", *given)
     assert "inbox_jobs_in_line" in text
     assert "Tid Scan on inbox_jobs" in text
     assert "Seq Scan on inbox_jobs" not in text

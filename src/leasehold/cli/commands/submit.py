@@ -111,7 +111,7 @@ def _payload(data: str) -> bytes:
         return msgspec.json.encode(msgspec.Raw(msgspec.json.format(raw, indent=-1)))
     except ValueError as error:
         raise click.BadParameter(
-            f'{where}: {error}; a payload looks like \'{{"prompt": "hello"}}\''
+            f'{where} {error}; a payload looks like \'{{"prompt": "hello"}}\''
         ) from None
 
 
