@@ -244,7 +244,7 @@ class RedisWriter:
         pairs: list[bytes | str] = []
         for name in names:
             junk = self._junk()
-            # Running without a lease is a job of a worker of another make, for which we rightly wait.
+            # Running without a lease means a worker of another make, which we rightly wait for.
             pairs += [name, b"runs" if (name, junk) == ("status", b"running") else junk]
         await self._call("HSET", self._layout.record.replace("{id}", bad), *pairs)
 
