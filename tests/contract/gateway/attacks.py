@@ -127,13 +127,14 @@ async def run(name: str, host: str, port: int, source: str, seconds: float) -> N
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(host, port, local_addr=(source, 0))
 
-    async def again_and_again() -> None:
+    async def again_and_again(place: float) -> None:
+        await asyncio.sleep(place / 2)  # spread over half a second, as are the repetitions
         for _ in range(ROUNDS_MAX):
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await attack(dial)
             await asyncio.sleep(0.5)  # so that it lasts: the gateway ends most of them at once
 
-    tasks = [asyncio.create_task(again_and_again()) for _ in range(count)]
+    tasks = [asyncio.create_task(again_and_again(n / count)) for n in range(count)]
     _, going_on = await asyncio.wait(tasks, timeout=seconds)
     for task in going_on:
         task.cancel()
