@@ -14,7 +14,6 @@ import asyncio
 import ipaddress
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -116,7 +115,6 @@ def _closed_longest(among: set[Connection]) -> bool:
     return True
 
 
-@lru_cache(maxsize=4096)
 class Connection(HttpToolsProtocol):
     """One connection. Head and body of an answer leave in one write: writes are what costs most.
 

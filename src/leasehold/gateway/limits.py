@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -98,6 +99,7 @@ class RateLimit:
             self._buckets.popitem(last=False)
 
 
+@lru_cache(maxsize=4096)
 def origin_of(host: str) -> str:
     """What is counted as one address: of IPv6 the /64, which a single host may have whole.
 
