@@ -36,7 +36,13 @@ _PLACE = ("id", "seq", "hash")
 _TRIES = 200
 _PAGE = 1_000
 _SCRIPTS = ScriptFolder("leasehold.dashboard")
+_POSITION = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")
 _PRUNED = re.compile(r"through ([0-9]+) ([0-9a-f]*)")
+
+
+def is_position(text: str) -> bool:
+    """Whether a text can be the place of an entry in a store."""
+    return _POSITION.fullmatch(text) is not None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +228,7 @@ class AuditLog(ABC):
 
     @abstractmethod
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
-        """The newest first; `before` is the id of the last one seen."""
+        """The newest first; `before` is the id of the last one seen, what is none means the end."""
 
     async def links(self) -> AsyncIterator[Link]:
         """All that is stored, oldest first."""
@@ -318,7 +324,7 @@ class RedisAudit(AuditLog):
 
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
         # Read inclusively and drop the one that was seen: an open end before 0-1 is an error.
-        found = await self._newest(before or "+", limit + 1)
+        found = await self._newest(before if is_position(before) else "+", limit + 1)
         return [link.read() for link in found if link.id != before][:limit]
 
     async def _newest(self, end: str, count: int) -> Sequence[Link]:

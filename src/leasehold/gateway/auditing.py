@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from leasehold.core.opening import open_part, parse_url
-from leasehold.dashboard.audit import KEPT, AuditLog, Entry, Head, Link, MemoryAudit, RedisAudit
+from leasehold.dashboard.audit import (
+    KEPT,
+    AuditLog,
+    Entry,
+    Head,
+    Link,
+    MemoryAudit,
+    RedisAudit,
+    is_position,
+)
 from leasehold.ledger.engine import INBOX, Engine
 from leasehold.store.redis import Redis
 
@@ -21,7 +30,7 @@ class SqlAudit(AuditLog):
         self._engine = engine
 
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
-        last = int(before) if before.isdecimal() else _BEYOND
+        last = int(before) if is_position(before) and before.isdecimal() else _BEYOND
         rows = await self._engine.run(INBOX, "audit_list", before=last, count=limit)
         return [_link(row).read() for row in rows]
 

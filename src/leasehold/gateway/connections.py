@@ -50,9 +50,7 @@ class Connections:
         self.settings = settings
         self.admin_port = -1
         self._max = connections_max
-        self._exempt = [
-            ipaddress.ip_network(each) for each in settings.trusted_proxies if each != "unix"
-        ]
+        self._exempt = settings.proxy_networks
         self.discarding: set[Connection] = set()
         self._by_address: dict[str, set[Connection]] = {}
         self._count = 0

@@ -19,10 +19,9 @@ from leasehold.core.endpoint import Caller
 from leasehold.core.errors import UsageError
 from leasehold.gateway.keys import checked_scopes
 from leasehold.gateway.problems import Problem
-from leasehold.gateway.settings import GatewaySettings
+from leasehold.gateway.settings import UNIX, GatewaySettings
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-_UNIX = "unix"
 _HOPS_MAX = 32
 _VALUE_CHARS_MAX = 4_096
 
@@ -39,8 +38,8 @@ class Proxies:
     """The proxies that are trusted, and the groups of people whom they may announce."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._networks = [_network(text) for text in settings.trusted_proxies if text != _UNIX]
-        self._unix = _UNIX in settings.trusted_proxies
+        self._networks = settings.proxy_networks
+        self._unix = UNIX in settings.trusted_proxies
         self._groups = [_group(text) for text in settings.sso_groups]
         self._user = settings.sso_user_header.lower()
         self._member_of = settings.sso_groups_header.lower()
@@ -58,7 +57,7 @@ class Proxies:
     def address(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """Where a request comes from: the peer, or whom trusted proxies name as their client."""
         client = scope.get("client")
-        peer: str = client[0] if client else _UNIX
+        peer: str = client[0] if client else UNIX
         if not self._trusts(peer):
             return peer
         hops = headers.get("x-forwarded-for", "").rsplit(",", _HOPS_MAX)[-_HOPS_MAX:]
@@ -74,7 +73,7 @@ class Proxies:
     def person(self, scope: Scope) -> Caller | None:
         """The person whom a trusted proxy names; None where there is none, or no such proxy."""
         client = scope.get("client")
-        if not self._groups or not self._trusts(client[0] if client else _UNIX):
+        if not self._groups or not self._trusts(client[0] if client else UNIX):
             return None
         user = _only(scope, self._user)
         if not user:
@@ -86,7 +85,7 @@ class Proxies:
         raise Problem("scope", "gateway.sso_groups names none of this person's groups")
 
     def _trusts(self, peer: str) -> bool:
-        if peer == _UNIX:
+        if peer == UNIX:
             return self._unix
         address = _address(peer)
         return address is not None and any(address in network for network in self._networks)
@@ -99,15 +98,6 @@ def _address(text: str) -> _Address | None:
     except ValueError:
         return None
     return getattr(parsed, "ipv4_mapped", None) or parsed
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    try:
-        return ipaddress.ip_network(text)
-    except ValueError as error:
-        raise UsageError(
-            f"gateway.trusted_proxies: {error}; right are 10.0.0.7, 10.0.0.0/8 and unix"
-        ) from None
 
 
 def _group(text: str) -> Group:

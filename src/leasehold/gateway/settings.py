@@ -13,6 +13,7 @@ from leasehold.core.errors import UsageError
 from leasehold.gateway.limits import Quota
 
 KIB = 1024
+UNIX = "unix"
 BODY_BYTES_MAX = 200 * KIB
 _POSITIVE = (
     "streams_per_key",
@@ -94,6 +95,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise UsageError(f"gateway: {name} is at least {limit}, not {getattr(self, name)}")
+        _ = self.proxy_networks
         if self.admin_address and split_address(self.admin_address)[1] == self.port != 0:
             raise UsageError("gateway: the admin address needs a port of its own")
 
@@ -101,6 +103,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """The largest body of an endpoint that names `own`; a limit that was lowered is for all."""
         most = quota.body_bytes or self.body_bytes_max
         return most if most < BODY_BYTES_MAX else max(most, own)
+
+    @property
+    def proxy_networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        """The networks among `trusted_proxies`."""
+        try:
+            return [ipaddress.ip_network(each) for each in self.trusted_proxies if each != UNIX]
+        except ValueError as error:
+            raise UsageError(
+                f"gateway.trusted_proxies: {error}; right are 10.0.0.7, 10.0.0.0/8 and unix"
+            ) from None
 
     @property
     def quota(self) -> Quota:

@@ -28,7 +28,7 @@ class Tenants:
         self._url = gateway_url
 
     async def new(self, *scopes: str, **numbers: float) -> Web:
-        key, text = await self.ring.create(scopes or ALL, "tenant")
+        key, text = await self.ring.create((*(scopes or ALL), "metrics"), "tenant")
         assert await self.ring.limit(key.id, Quota(**numbers))  # type: ignore[arg-type]
         return Web(self._url, {"authorization": f"Bearer {text}"})
 
