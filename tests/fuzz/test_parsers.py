@@ -48,7 +48,11 @@ def transcode(text: str) -> None:
 
 # What reads, samples that it takes (junk is put into them), and what it may raise.
 PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exception], ...]]] = {
-    "cookie": (session._cookie, ["leasehold_session=a.1.b; x=y"], ()),
+    "cookie": (
+        lambda text: session._session_h({"cookie": text}),
+        ["leasehold_session=a-b; x=y"],
+        (),
+    ),
     "search": (
         lambda text: search.parse(text, now_ms=1),
         ["state:failed task:a* attempt>3 -is:stuck since:2h payload.a.b:c"],

@@ -71,6 +71,8 @@ async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenera
         async with serving(GatewaySettings(queues=(served_url(stage),), port=0)) as running:
             yield Place(stage, ring, Web(running.url))
     finally:
+        for key in await ring.list():  # the next test shares the schema
+            await ring.revoke(key.id)
         await ring.close()
         await stage.close()
 
