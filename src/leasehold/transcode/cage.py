@@ -31,6 +31,7 @@ _LAUNCHER = Path(__file__).with_name("confine.py")
 _ERROR_BYTES_MAX = 4_096
 _LINE_BYTES_MAX = 65_536
 _WATCH_EVERY_S = 0.5
+_BLOCK_BYTES = 4_096
 NOBODY = 65_534
 
 # What a dynamically linked ffmpeg needs to start, and nothing that differs between machines.
@@ -245,11 +246,15 @@ async def _watch(folder: Path, bytes_max: int, process: asyncio.subprocess.Proce
 
 
 def _disk_bytes(folder: Path) -> int:
-    total = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    """Of all files below; an empty one counts as a block, for it takes an inode."""
+    total, folders = 0, [str(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512 or _BLOCK_BYTES
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
     return total
 
 

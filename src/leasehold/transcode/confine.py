@@ -28,28 +28,54 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 4096, 16384, 1 << 18, 2
 _NOBODY = 65_534
+_PID_IN_BUBBLEWRAP = 2  # it makes a namespace of processes, and is the first in it
 _FAILED = 125  # as `env` and `timeout` say it: the wrapper failed, not the program
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 _ROOT, _WORK = "/tmp", "/attempt"  # nosec B108 # covered by a mount that the cage alone sees
 
-# By machine: the number of the audit architecture, of clone, and of pivot_root.
-_MACHINES = {"x86_64": (0xC000003E, 56, 155), "aarch64": (0xC00000B7, 220, 41)}
-_CLONE3 = 435
-# Networks and other processes; mounts, namespaces and foreign roots; modes, owners, links and
-# devices; keys, modules, clocks, BPF and other ways into the kernel. Same numbers everywhere first.
-_DENIED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 442, 452)
+# By machine: the number of the audit architecture, and of calls that are looked at more closely.
+_LOOKED_AT = (
+    *("architecture", "clone", "pivot_root", "prlimit64"),
+    *("tgkill", "sched_setaffinity", "prctl", "fcntl", "openat"),
+)
+_MACHINES = {
+    "x86_64": (0xC000003E, 56, 155, 302, 234, 203, 157, 72, 257),
+    "aarch64": (0xC00000B7, 220, 41, 261, 131, 122, 167, 25, 56),
+}
+_OPEN_X86_64 = 2  # aarch64 has openat alone
+_CLONE3, _OPENAT2 = 435, 437
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_TMPFILE = 0o20000000  # a file without a name
+# What is refused, one line for each kind, in the same order: sockets and new processes; other
+# processes (signals, memory, priorities); mounts, namespaces and foreign roots; modes, owners,
+# links, devices and attributes; folders, removing and renaming, and shared memory and queues, which
+# would all hide bytes from the limits; keys, modules, clocks, BPF and other ways into the kernel
+# (two lines). First the calls that have the same numbers everywhere.
+_DENIED_EVERYWHERE = (
+    *(424, 434, 438, 440, 448),
+    *(428, 429, 430, 431, 432, 433, 442, 467),
+    *(452, 463),
+    *(447,),
+    *(425, 426, 427),
+)
 _DENIED = {
     "x86_64": (
-        *(41, 53, 57, 58, 62, 101, 200, 310, 311),
+        *(41, 53, 57, 58),
+        *(62, 101, 129, 141, 142, 144, 200, 251, 256, 274, 279, 297, 310, 311, 312, 314),
         *(155, 161, 165, 166, 167, 168, 272, 303, 304, 308),
-        *(86, 88, 90, 91, 92, 93, 94, 133, 259, 260, 265, 266, 268),
+        *(86, 88, 90, 91, 92, 93, 94, 133, 188, 189, 190, 259, 260, 265, 266, 268),
+        *(82, 83, 84, 87, 258, 263, 264, 316),
+        *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220, 240, 241, 319),
         *(103, 135, 154, 159, 163, 164, 169, 170, 171, 172, 173, 175, 176, 179, 227),
         *(246, 248, 249, 250, 298, 313, 320, 321, 323),
     ),
     "aarch64": (
-        *(117, 129, 130, 198, 199, 270, 271),
+        *(198, 199),
+        *(129, 117, 138, 140, 118, 119, 130, 30, 238, 100, 239, 240, 270, 271, 272, 274),
         *(39, 40, 41, 51, 97, 224, 225, 264, 265, 268),
-        *(33, 36, 37, 52, 53, 54, 55),
+        *(5, 6, 7, 33, 36, 37, 52, 53, 54, 55),
+        *(34, 35, 38, 276),
+        *(194, 196, 195, 190, 193, 191, 186, 189, 188, 187, 192, 180, 181, 279),
         *(60, 89, 92, 104, 105, 106, 112, 116, 142, 161, 162, 170, 171),
         *(217, 218, 219, 241, 273, 280, 282, 294),
     ),
@@ -68,10 +94,17 @@ def _check(answer: int, what: str) -> int:
     return answer
 
 
+def _calls() -> dict[str, int]:
+    machine = os.uname().machine
+    if machine not in _MACHINES:
+        raise Refused(f"the numbers of system calls on {machine} are unknown")
+    return dict(zip(_LOOKED_AT, _MACHINES[machine], strict=True))
+
+
 def leave(network: bool, files: bool) -> None:
     """Into namespaces of our own. Without root a user namespace is needed for that."""
-    flags = _CLONE_NEWNET * network
-    flags |= (_CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWUTS) * files
+    flags = _CLONE_NEWNET * network | (_CLONE_NEWNS | _CLONE_NEWUTS) * files
+    flags |= _CLONE_NEWIPC * (network or files)
     uid, gid = os.geteuid(), os.getegid()
     if flags and uid != 0:
         flags |= _CLONE_NEWUSER
@@ -124,15 +157,15 @@ def build_root(readable: list[str]) -> None:
     _bind(here, _ROOT + _WORK, _MS_NOSUID | _MS_NODEV)
     _mount("", _ROOT, flags=_MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     os.chdir(_ROOT)
-    _check(_libc.syscall(_MACHINES[os.uname().machine][2], b".", b"."), "no root of our own")
+    _check(_libc.syscall(_calls()["pivot_root"], b".", b"."), "no root of our own")
     _check(_libc.umount2(b".", _MNT_DETACH), "the old root stays")
     os.chdir(_WORK)
 
 
 def landlock(readable: list[str], program: int) -> int:
-    """The rules of Landlock: read and execute these, read and write regular files here."""
+    """The rules of Landlock: read and execute these, make, read and write files here."""
     version = _check(_libc.syscall(444, None, 0, 1), "no Landlock")
-    execute, write, read, read_folder, remove, make = (1 << bit for bit in (0, 1, 2, 3, 5, 8))
+    execute, write, read, read_folder, make = (1 << bit for bit in (0, 1, 2, 3, 8))
     truncate = 1 << 14 if version >= 3 else 0
     # All that this version knows of files, TCP, signals and abstract sockets is refused.
     bits = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
@@ -142,7 +175,7 @@ def landlock(readable: list[str], program: int) -> int:
     of_files = execute | write | read | truncate
     allowed = {os.open(path, os.O_PATH): execute | read | read_folder for path in readable}
     allowed |= {program: execute | read}
-    allowed |= {os.open(".", os.O_PATH): read | read_folder | write | truncate | make | remove}
+    allowed |= {os.open(".", os.O_PATH): read | read_folder | write | truncate | make}
     for fd, rights in allowed.items():
         mode = os.fstat(fd).st_mode
         if not stat.S_ISDIR(mode):
@@ -152,29 +185,43 @@ def landlock(readable: list[str], program: int) -> int:
     return rules
 
 
-def syscall_filter() -> bytes:
-    """A BPF program: processes cannot be made (threads can), and what is listed is refused."""
-    machine = os.uname().machine
-    if machine not in _MACHINES:
-        raise Refused(f"no filter for {machine}")
-    architecture, clone, _ = _MACHINES[machine]
+def syscall_filter(own: int) -> bytes:
+    """A BPF program that refuses what is listed, and what reaches past the process `own`.
+
+    Threads can be made, processes cannot; signals and limits are for the process itself, by a
+    call or by a file's owner; it keeps the signal for its parent's death, and its files a name.
+    """
+    calls, machine = _calls(), os.uname().machine
     load, equal, least, any_of, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    allow, refuse, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
     steps = [
         (load, 0, 0, 4),
-        (equal, 1, 0, architecture),
+        (equal, 1, 0, calls["architecture"]),
         (give, 0, 0, 0x80000000),  # of another architecture: the process ends
         (load, 0, 0, 0),
         (least, 0, 1, 0x40000000),  # x32 has other numbers for the same calls
         (give, 0, 0, refuse),
-        (equal, 0, 1, _CLONE3),  # its flags cannot be read here; the C library then uses clone
-        (give, 0, 0, 0x00050000 | errno.ENOSYS),
-        (equal, 0, 4, clone),
-        (load, 0, 0, 16),
-        (any_of, 0, 1, _CLONE_THREAD),
-        (give, 0, 0, allow),
-        (give, 0, 0, refuse),
     ]
+
+    def look(number: int, argument: int, test: int, values: tuple[int, ...], found: int) -> None:
+        """Answer `found` where the low half of the argument passes the test, else the contrary."""
+        body = [(load, 0, 0, 16 + 8 * argument)]
+        for value in values:
+            body += [(test, 0, 1, value), (give, 0, 0, found)]
+        body += [(give, 0, 0, refuse if found == allow else allow)]
+        steps.extend([(equal, 0, len(body), number), *body])
+
+    look(calls["clone"], 0, any_of, (_CLONE_THREAD,), allow)
+    look(calls["tgkill"], 0, equal, (own,), allow)
+    look(calls["prlimit64"], 0, equal, (0,), allow)
+    look(calls["sched_setaffinity"], 0, equal, (0,), allow)
+    look(calls["prctl"], 0, equal, (_PR_SET_PDEATHSIG,), refuse)
+    look(calls["fcntl"], 1, equal, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), refuse)
+    look(calls["openat"], 2, any_of, (_TMPFILE,), refuse)
+    if machine == "x86_64":
+        look(_OPEN_X86_64, 1, any_of, (_TMPFILE,), refuse)
+    for number in (_CLONE3, _OPENAT2):  # flags out of sight; the C library then uses the older call
+        steps += [(equal, 0, 1, number), (give, 0, 0, unknown)]
     for number in (*_DENIED_EVERYWHERE, *_DENIED[machine]):
         steps += [(equal, 0, 1, number), (give, 0, 0, refuse)]
     return b"".join(struct.pack("=HBBI", *step) for step in [*steps, (give, 0, 0, allow)])
@@ -218,9 +265,10 @@ def bubblewrapped(program: str, bwrap: str, readable: list[str], syscalls: bool)
         how = ("--symlink", os.readlink(path)) if os.path.islink(path) else ("--ro-bind", path)
         words += [*how, path]
     words += ["--ro-bind", program, program, "--bind", os.getcwd(), _WORK, "--chdir", _WORK]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/"]  # both are memory, which no limit counts
     if syscalls:
         fd = os.memfd_create("filter", 0)
-        os.write(fd, syscall_filter())
+        os.write(fd, syscall_filter(_PID_IN_BUBBLEWRAP))
         os.lseek(fd, 0, os.SEEK_SET)
         words += ["--seccomp", str(fd)]
     return [*words, "--"]
@@ -252,7 +300,7 @@ def main(asked: dict[str, object], argv: list[str]) -> None:
     if rules >= 0:
         _check(_libc.syscall(446, rules, 0), "Landlock does not restrict us")
     if syscalls and files != "bubblewrap":
-        filter_syscalls(syscall_filter())
+        filter_syscalls(syscall_filter(os.getpid()))
     os.execve(program, argv, _ENVIRONMENT)  # nosec B606 # no shell is the point
 
 
