@@ -179,7 +179,7 @@ def test_no_part_imports_what_others_put_into_the_current_folder(
         words = [*words, "--port", str(free_port())]
     program = Program(words, folder, {"LEASEHOLD_QUEUE_URL": queue_url, "PYTHONSAFEPATH": ""}, "-P")
     try:
-        program.heard("leasehold is up" if words[0] == "up" else "worker_started", within_s=60)
+        program.heard("leasehold is up" if words[0] == "up" else "worker starts")
     finally:
         program.signal(signal.SIGINT)
         program.ended()
