@@ -215,10 +215,10 @@ def _read_trusted(path: Path, *, chosen: bool) -> str:
                 f"root's{named}, and not open to all: `chmod o-w {path}`"
             )
         if not chosen and found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
-            from leasehold.core.printable import one_line
+            from leasehold.core.printable import printable
 
             warning = f"warning: {path} can be written by group {found.st_gid}: `chmod g-w {path}`"
-            sys.stderr.write(one_line(warning) + "\n")
+            sys.stderr.write(printable(warning) + "\n")
         return file.read()
 
 
