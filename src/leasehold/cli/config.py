@@ -8,6 +8,7 @@ what it needs. The queue has one source more: a `leasehold up` that runs in this
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 from leasehold.cli.settings import PREFIX, SETTINGS, Setting, Value
 from leasehold.core.errors import UsageError
+from leasehold.store.private import why_untrusted
 
 FILE_NAME = "leasehold.toml"
 _UP = "`leasehold up`"
@@ -188,12 +190,36 @@ def _read_file(environment: Mapping[str, str], folder: Path) -> tuple[Path, dict
     import tomllib
 
     try:
-        table = _flatten(tomllib.loads(path.read_text()))
+        table = _flatten(tomllib.loads(_read_trusted(path, chosen=bool(named))))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     for name in table:
         _check_name(path, name)
     return path, table
+
+
+def _read_trusted(path: Path, *, chosen: bool) -> str:
+    """The text of a file; raises if other users could have written it.
+
+    Settings say where jobs and secrets are sent. `chosen`: its user named the file.
+    """
+    with path.open(encoding="utf-8") as file:
+        found = os.fstat(file.fileno())
+        why = why_untrusted(found, chosen=chosen)
+        if not chosen and not why:
+            why = why_untrusted(path.lstat())  # a link of another user's to a file of ours
+        if why:
+            named = "" if chosen else " (one that LEASEHOLD_CONFIG names may be another user's)"
+            raise UsageError(
+                f"{path} {why}, who could send jobs and secrets elsewhere; it must be yours or "
+                f"root's{named}, and not open to all: `chmod o-w {path}`"
+            )
+        if not chosen and found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
+            from leasehold.core.printable import printable
+
+            warning = f"warning: {path} can be written by group {found.st_gid}: `chmod g-w {path}`"
+            sys.stderr.write(printable(warning) + "\n")
+        return file.read()
 
 
 def _flatten(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +273,7 @@ def is_kept(number: float) -> bool:
 def _read_secret(setting: Setting, path: str, where: str) -> Value:
     """What the file says; a list has a line for each."""
     try:
-        text = Path(path).expanduser().read_text().strip()
+        text = _read_trusted(Path(path).expanduser(), chosen=True).strip()
     except OSError as error:
         raise UsageError(f"{where}: the secret's file cannot be read: {error}") from None
     return _parse(setting, text.splitlines() if setting.kind == "list" else text, where)

@@ -25,6 +25,7 @@ import msgspec
 from leasehold.cli.config import child_environment
 from leasehold.core.errors import UsageError
 from leasehold.core.opening import QueueUrl, open_ledger, open_part
+from leasehold.store.private import why_untrusted
 from leasehold.store.redis import Redis
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)
@@ -54,6 +55,8 @@ def suite_folder() -> Path:
     """Where the suite is; raises if this is an installed package without its source."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / "tests" / "contract" / "suite").is_dir():
+            if why := why_untrusted(root.stat()):
+                raise UsageError(f"{root} {why}; run this in a checkout of your own")
             return root
     raise UsageError("the conformance suite comes with the source: run this in a checkout of it")
 
@@ -65,7 +68,7 @@ def run_suite(url: QueueUrl, *, words: str = "") -> list[Ran]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "ran.json"
         environment[RESULT] = str(result)
-        command = [sys.executable, "-m", "pytest", "tests/contract/suite", "-q", "-p"]
+        command = [sys.executable, "-P", "-m", "pytest", "tests/contract/suite", "-q", "-p"]
         command += ["leasehold.cli.conformance_notes", "-p", "no:cacheprovider"]
         command += ["-k", words] if words else []
         done = subprocess.Popen(  # nosec B603 # our own pytest

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 from leasehold.cli.config import Config
+from leasehold.cli.output import note
 from leasehold.core.errors import UsageError
+from leasehold.store.private import why_untrusted
 from leasehold.worker.task import Task
 
 BUILT_IN = "leasehold.tasks"
@@ -129,11 +131,12 @@ def _is_path(target: str) -> bool:
 
 
 def _file(path: Path) -> ModuleType:
-    """Import a file under its own name, its folder first on the path, as `python app.py` would."""
+    """Import a file under its own name; it may import its neighbours."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give the file that holds your @task functions")
     name = path.stem
-    sys.path.insert(0, str(path.resolve().parent))
+    if why := _add_to_path(path.resolve().parent):
+        note(f"warning: {why}")
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
@@ -144,11 +147,24 @@ def _file(path: Path) -> ModuleType:
 
 
 def _module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
+    left_off = _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the module is there; something that it imports is not
         hint = f"; for a file write {name}.py" if Path(f"{name}.py").is_file() else ""
-        raise UsageError(f"there is no module {name!r} here{hint}") from None
+        why = f"; {left_off}" if left_off else ""
+        raise UsageError(f"there is no module {name!r} here{hint}{why}") from None
+
+
+def _add_to_path(folder: Path) -> str:
+    """Make the modules of a folder importable; returns why they are not.
+
+    They come after all installed modules, so that none of them takes the place of one of those. A
+    folder in which every user may write is left off: another user could have put a module there.
+    """
+    if why := why_untrusted(folder.stat(), chosen=True):
+        return f"modules in {folder} are not imported: it {why}; run `chmod o-w {folder}`"
+    sys.path.append(str(folder))
+    return ""

@@ -16,7 +16,6 @@ from leasehold.core.outcome import Failure, Outcome, Verdict
 from leasehold.core.quarantine import Quarantined
 
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
-_SHOWN_CHARS = 200
 _NOTED_MAX = 1_000
 
 Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
@@ -32,7 +31,8 @@ class UnreadableRow(dict[str, Any]):
             if isinstance(value, bytes):
                 self[name] = value.decode(errors="replace")
                 if self[name].encode() != value:
-                    self.why = f"column {name} is not UTF-8: {value!r}"[:_SHOWN_CHARS]
+                    # Not the value: those who may not read the payload read this reason.
+                    self.why = f"column {name} is not UTF-8"
             else:
                 self[name] = value
 

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import msgspec
 
+from leasehold.store.private import why_untrusted
+
 PRELOADED = (
     *("numpy", "pandas", "pyarrow.compute", "pyarrow.csv", "pyarrow.parquet", "pyspark.worker"),
     *("pyspark.sql.conversion", "pyspark.sql.pandas.serializers", "pyspark.sql.pandas.types"),
@@ -100,7 +102,7 @@ def launcher() -> str:
         listening.bind(address)
         listening.listen(64)  # who asks before the imports are done waits for them
         _Running.server = subprocess.Popen(  # nosec B603 # this module
-            [sys.executable, "-m", __name__, str(listening.fileno())],
+            [sys.executable, "-P", "-m", __name__, str(listening.fileno())],
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
             env=os.environ | {"PYTHONHASHSEED": "0"},
@@ -196,7 +198,10 @@ def _ended(key: selectors.SelectorKey, watching: selectors.BaseSelector) -> None
 
 
 def _become(request: Request, files: list[int]) -> None:
-    """In the child: run the module that Spark named, as Python's own `-m` would."""
+    """In the child: run the module that Spark named, as Python's own `-m` would.
+
+    But modules of the current folder come last, and only where no other user can have put them.
+    """
     code = 1
     try:
         for number, file in enumerate(files):
@@ -206,7 +211,8 @@ def _become(request: Request, files: list[int]) -> None:
         os.environ.update(request.env)
         os.chdir(request.cwd)
         named = [path for path in request.env.get("PYTHONPATH", "").split(os.pathsep) if path]
-        sys.path[:] = list(dict.fromkeys([request.cwd, *named, *sys.path]))
+        own = [] if why_untrusted(Path(request.cwd).stat()) else [request.cwd]
+        sys.path[:] = list(dict.fromkeys([*named, *sys.path, *own]))
         _run(*request.argv)
         code = 0
     except SystemExit as end:

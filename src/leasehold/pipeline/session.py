@@ -19,7 +19,7 @@ import msgspec
 from leasehold.core.errors import UsageError
 from leasehold.pipeline.fork_server import launcher
 from leasehold.pipeline.java import find_java
-from leasehold.store.private import private_folder
+from leasehold.store.private import private_folder, why_untrusted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,12 +150,15 @@ def _classic(
 def _python(program: str) -> Iterator[None]:
     """What Spark starts as Python: this one, not the first on PATH, unless the user named one."""
     names = [name for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name not in os.environ]
-    os.environ.update(dict.fromkeys(names, program))
+    chosen = dict.fromkeys(names, program)
+    if "PYTHONSAFEPATH" not in os.environ and why_untrusted(Path.cwd().stat()):
+        chosen["PYTHONSAFEPATH"] = "1"  # no modules of other users from the current folder
+    os.environ.update(chosen)
     try:
         yield
     finally:
         # Of this session alone: a program that is started from here makes its own choice.
-        for name in names:
+        for name in chosen:
             del os.environ[name]
 
 

@@ -40,6 +40,7 @@ async def use_tool(job: Running, tools: dict[str, Tool]) -> dict[str, Any]:
     started = time.monotonic()
     try:
         made = await (_run(tool, values) if tool.command else _call(tool, values))
+        made = tool.result_without_secrets(made)
     except (Fatal, Retry) as error:
         # The operator's address, headers and environment are not for those who submit jobs.
         error.args = (tool.without_secrets(f"tool {asked.tool!r}: {error}"),)
@@ -80,7 +81,8 @@ async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
 def _ran(tool: Tool, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]) -> dict[str, Any]:
     said = err[0].decode(errors="replace")
     if code not in tool.ok_exit_codes:
-        raise Fatal(f"it ended with {code}: {said.strip()[-_ERROR_CHARS_MAX:] or 'no words'}")
+        last = tool.without_secrets(said).strip()[-_ERROR_CHARS_MAX:]  # no part of a secret
+        raise Fatal(f"it ended with {code}: {last or 'no words'}")
     return {
         "exit_code": code,
         "stdout": out[0].decode(errors="replace"),
@@ -127,6 +129,8 @@ async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
                 raise refusal(said, "its server")
     except TimeoutError:
         raise Retry(None, f"it took longer than its {tool.timeout_s:g} s") from None
+    except httpx2.InvalidURL as error:
+        raise Fatal(f"its URL with these arguments cannot be called: {error}") from None
     except httpx2.TransportError as error:
         words = str(error) or type(error).__name__
         raise Retry(None, f"its server could not be reached: {words}") from None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 import string
 import tomllib
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ import msgspec
 
 from leasehold.core.errors import UsageError
 from leasehold.core.outcome import Fatal
-from leasehold.vault.secret import Secret, without_secrets
+from leasehold.core.redacting import Redaction
+from leasehold.vault.secret import Secret, hide, without_secrets
 
 PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"
 _UP = re.compile(r"(?<![\w.-])\.\.(?![\w.-])")
@@ -38,6 +40,7 @@ _UP = re.compile(r"(?<![\w.-])\.\.(?![\w.-])")
 _WEB = re.compile(r"(?i)\bhttps?://(?=[^/\s])")
 _ABSOLUTE = re.compile(r"(?<![\w./-])[/~\\][^\s,;:=@'\"]*")
 _NO_SEGMENT = re.compile(r"[/\\\x00-\x1f\x7f]|\A\.{0,2}(;.*)?\Z")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _DECODED_TIMES = 3  # some servers decode a path more than once
 
 
@@ -61,13 +64,44 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def without_secrets(self, text: str) -> str:
         """Text for the requester, without what is the operator's: address, headers, environment."""
         parts = urlsplit(self.url)
-        query = [value for pair in parts.query.split("&") for value in pair.split("=")[1:]]
-        place = [self.url, parts.netloc, parts.netloc.rpartition("@")[2], parts.password or ""]
-        own = [*place, *query, *self.headers.values(), *self.env.values()]
-        words = [word for value in own for word in (value, value.rpartition(" ")[2])]
-        return without_secrets(
-            text, [Secret(word) for word in sorted(words, key=len, reverse=True)]
-        )
+        place = [self.url, parts.netloc, parts.netloc.rpartition("@")[2]]
+        own = [value for _, value in self._given()]
+        return without_secrets(text, _secrets([*place, *own, *self._logins()]))
+
+    def result_without_secrets(self, made: Any) -> Any:
+        """A result for the requester, without the passwords and keys of the operator.
+
+        Other values of headers, query and environment are ordinary words: `units=metric`.
+        """
+        usual = Redaction()
+        keys = [
+            value
+            for name, value in self._given()
+            if usual.is_secret(name) or "key" in name.lower() or usual.text(value) != value
+        ]
+        secrets = _secrets([*keys, *self._logins()])
+        try:
+            return _without(secrets, made) if secrets else made
+        except RecursionError:
+            raise Fatal("its answer is nested too deeply to be searched for secrets") from None
+
+    def _given(self) -> list[tuple[str, str]]:
+        query = [pair.partition("=")[::2] for pair in urlsplit(self.url).query.split("&")]
+        plain = [(name, unquote(value)) for name, value in query]
+        return [*query, *plain, *self.headers.items(), *self.env.items()]
+
+    def _logins(self) -> list[str]:
+        parts = urlsplit(self.url)
+        user, password = (unquote(part or "") for part in (parts.username, parts.password))
+        return [parts.password or "", password, f"{user}:{password}"] if password else []
+
+
+def _secrets(values: list[str]) -> list[Secret]:
+    """The values, longest first: also without `Bearer`, and in Base64, as a login is sent."""
+    words = {word for value in values for word in (value, value.rpartition(" ")[2]) if word}
+    forms = [form(word.encode()) for word in words for form in (b64encode, urlsafe_b64encode)]
+    words |= {form.decode().rstrip("=") for form in forms}
+    return [Secret(word) for word in sorted(words, key=len, reverse=True)]
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,6 +150,7 @@ def checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
     """The arguments as text, each matched against its pattern as a whole."""
     if set(given) != set(tool.args):
         wanted, got = (", ".join(sorted(names)) or "none" for names in (tool.args, given))
+        got = got.encode(errors="backslashreplace").decode()
         raise Fatal(f"this tool takes these arguments: {wanted}; given were: {got}")
     values: dict[str, str] = {}
     for name, raw in given.items():
@@ -123,6 +158,8 @@ def checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
         pattern = tool.args[name] or PLAIN_VALUE
         if "\0" in text or re.fullmatch(pattern, text) is None:
             raise Fatal(f"argument {name!r} is {text[:60]!r}, which does not match {pattern!r}")
+        if _SURROGATE.search(text):
+            raise Fatal(f"argument {name!r} is {text[:60]!r}, which is no Unicode text")
         values[name] = text
     return values
 
@@ -202,6 +239,18 @@ def fill_body(body: Any, values: Mapping[str, str]) -> Any:
             return [fill_body(value, values) for value in body]
         case _:
             return body
+
+
+def _without(secrets: list[Secret], made: Any) -> Any:
+    match made:
+        case str():
+            return hide(made, secrets)
+        case dict():
+            return {hide(key, secrets): _without(secrets, made[key]) for key in made}
+        case list():
+            return [_without(secrets, value) for value in made]
+        case _:
+            return made
 
 
 def _templates(tool: Tool) -> list[str]:

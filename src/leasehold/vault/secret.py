@@ -65,11 +65,16 @@ def without_secrets(text: str, secrets: Iterable[Secret] = ()) -> str:
     >>> without_secrets("GET https://u:p@h.example/a?X-Amz-Signature=abc failed")
     'GET https://h.example/a?*** failed'
     """
+    return _URL_SECRETS.sub(_hidden, hide(text, secrets))
+
+
+def hide(text: str, secrets: Iterable[Secret]) -> str:
+    """Text without these secrets."""
     for secret in secrets:
         plain = secret.reveal().decode(errors="replace")
         if len(plain) >= _SHORTEST:  # shorter ones would blank out ordinary words
             text = text.replace(plain, HIDDEN)
-    return _URL_SECRETS.sub(_hidden, text)
+    return text
 
 
 def _hidden(match: re.Match[str]) -> Any:

@@ -40,7 +40,7 @@ class Child:
         code = _START.format(path=sys.path, fd=theirs.fileno())
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 # nosec B603 # a vfork of a known program
-                [sys.executable, "-c", code],
+                [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

@@ -82,10 +82,12 @@ def cli(
 class Program:
     """A `leasehold` process: its words are kept, and it is gone at the end."""
 
-    def __init__(self, args: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, args: list[str], folder: Path, environment: dict[str, str], *python: str
+    ) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "leasehold.cli", *args],
+            [sys.executable, *python, "-m", "leasehold.cli", *args],
             cwd=folder,
             env=clean | {"PYTHONUNBUFFERED": "1"} | environment,
             stdout=subprocess.PIPE,

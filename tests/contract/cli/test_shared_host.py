@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import leasehold
 from leasehold.core.errors import ServerError
 from leasehold.store.embedded import EmbeddedPostgres
 from leasehold.store.redis import Redis
@@ -144,3 +150,64 @@ def test_a_data_folder_open_to_others_is_refused_with_the_remedy(tmp_path: Path)
     refused = Program(["up", "--port", str(free_port()), "--data", str(data)], tmp_path, {})
     assert refused.ended() == 2
     assert f"chmod 700 {data}" in refused.words
+
+
+PLANTED = """
+import os, pathlib
+pathlib.Path(__file__).with_name(f"imported.{os.getpid()}").touch()
+raise SystemExit(9)
+"""
+
+
+def planted(folder: Path) -> Path:
+    """A folder like /tmp, in which another user has put modules."""
+    for name in ("structlog", "msgspec", "uvloop", "memory_profiler"):
+        (folder / f"{name}.py").write_text(PLANTED)
+    (folder / "app.py").write_text(APP)
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words", [["up", "app.py", "--no-samples"], ["worker", "app.py", "--processes", "2"]]
+)
+def test_no_part_imports_what_others_put_into_the_current_folder(
+    words: list[str], tmp_path: Path, queue_url: str
+) -> None:
+    folder = planted(tmp_path)
+    if words[0] == "up":
+        words = [*words, "--port", str(free_port())]
+    program = Program(words, folder, {"LEASEHOLD_QUEUE_URL": queue_url, "PYTHONSAFEPATH": ""}, "-P")
+    try:
+        program.heard("leasehold is up" if words[0] == "up" else "worker starts")
+    finally:
+        program.signal(signal.SIGINT)
+        program.ended()
+    assert not list(folder.glob("imported.*")), program.words
+
+
+def test_every_python_that_is_started_is_kept_from_the_current_folder() -> None:
+    source = Path(leasehold.__file__).parent
+    started = re.compile(r"sys\.executable(?:,|\})\s*\"?(-\w+)")
+    found = {
+        f"{path.relative_to(source)} {option}"
+        for path in source.rglob("*.py")
+        for option in started.findall(path.read_text())
+    }
+    assert len(found) >= 7
+    assert not [each for each in found if not each.endswith((" -P", " -I"))]
+
+
+def test_a_python_of_spark_imports_nothing_from_a_folder_of_others(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from leasehold.pipeline.fork_server import Request, _become\n"
+        "ask = ['-c', 'import sys; print(sys.path)']\n"
+        "_become(Request(argv=ask, env=dict(os.environ), cwd=sys.argv[1]), [])"
+    )
+    for mode, is_there in ((0o755, True), (0o1777, False)):
+        tmp_path.chmod(mode)
+        words = [sys.executable, "-P", "-c", code, str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        path = ast.literal_eval(done.stdout)
+        assert (path[-1] == str(tmp_path)) is is_there
+        assert str(tmp_path) not in path[:-1]

@@ -186,13 +186,15 @@ async def test_a_job_with_bytes_that_are_no_text_is_a_dead_letter_with_the_reaso
     await queue.submit([NewJob(task="t", payload=b"{}", job_id=name) for name in ("bad", "good")])
     with sqlite3.connect(tmp_path / "jobs.db") as file:
         file.execute(
-            f"UPDATE {TABLES[contract]} SET {column} = CAST(x'61ff' AS TEXT) WHERE job_id = 'bad'"
+            f"UPDATE {TABLES[contract]} SET {column} = CAST(x'ff' || 'CANARY' AS TEXT) "
+            "WHERE job_id = 'bad'"
         )
     assert [lease.job_id for lease in await queue.claim(1, wait_ms=0)] == ["good"]
     bad = await _get(ledger, "bad")
     assert bad.state in ("dead_letter", "DLQ")
     assert b"unreadable" in bad.error
     assert f"column {column} is not UTF-8".encode() in bad.error
+    assert b"CANARY" not in bad.error  # those read it who may not read the payload
     assert [record.job_id for record in queue.take_quarantined()] == ["bad"]
     await queue.close()
     await ledger.close()
@@ -335,7 +337,7 @@ async def test_a_job_or_event_with_a_high_number_does_not_slow_claims(
 
 @pytest.mark.parametrize("contract", ["inbox", "plane"])
 @pytest.mark.parametrize(
-    "name", ["CAST(x'61ff' AS TEXT)", "CAST(x'6180' AS TEXT)", "'a' || char(0)"]
+    "name", ["CAST(x'ff' || 'CANARY' AS TEXT)", "CAST(x'6180' AS TEXT)", "'a' || char(0)"]
 )
 async def test_an_id_that_is_no_text_is_refused_by_sqlite(
     contract: str, name: str, tmp_path: Path

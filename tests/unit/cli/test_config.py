@@ -13,6 +13,8 @@ from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_u
 from leasehold.cli.settings import SETTINGS
 from leasehold.core.errors import UsageError
 
+NOBODY = 65534
+
 
 def config_in(folder: Path, toml: str = "", **environment: str) -> Config:
     if toml:
@@ -158,3 +160,68 @@ def test_what_another_user_says_of_a_running_up_is_not_believed(
     assert running_up(tmp_path) is not None
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     assert running_up(tmp_path) is None
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the file another user's; an ordinary user, who may not, becomes another."""
+    if os.geteuid() == 0:
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+
+
+def test_a_settings_file_of_another_user_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "leasehold.toml"
+    path.write_text('queue_url = "streams+redis://planted.example/0"\n')
+    give_away(path, monkeypatch)
+    with pytest.raises(UsageError, match=r"leasehold\.toml belongs to user \d+.* root's"):
+        config_in(tmp_path)
+    named = config_in(tmp_path, LEASEHOLD_CONFIG=str(path))  # its user trusts the owner
+    assert "planted" in named.text("queue_url")
+
+
+def test_a_link_of_another_user_to_a_settings_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "leasehold.toml"
+    (tmp_path / "mine.toml").write_text("")
+    link.symlink_to(tmp_path / "mine.toml")
+    assert config_in(tmp_path).find("queue_url").origin == "default"
+    give_away(link, monkeypatch)
+    with pytest.raises(UsageError, match=r"belongs to user \d+"):
+        config_in(tmp_path)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_settings_file_that_all_users_can_write_is_not_believed(
+    tmp_path: Path, named: bool
+) -> None:
+    path = tmp_path / "leasehold.toml"
+    path.write_text("")
+    path.chmod(0o666)
+    environment = {"LEASEHOLD_CONFIG": str(path)} if named else {}
+    with pytest.raises(UsageError, match=r"written by all users \(mode 0666\).*chmod o-w"):
+        config_in(tmp_path, **environment)
+    secret = tmp_path / "key"
+    secret.write_text("k")
+    secret.chmod(0o602)
+    path.chmod(0o600)
+    config = config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=str(secret), **environment)
+    with pytest.raises(UsageError, match=r"key can be written by all users"):
+        config.text("llm.key")
+
+
+def test_a_settings_file_that_a_foreign_group_can_write_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "leasehold.toml"
+    path.write_text("")
+    path.chmod(0o664)
+    monkeypatch.setattr(os, "getegid", lambda: path.stat().st_gid)
+    config_in(tmp_path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(os, "getegid", lambda: NOBODY)
+    config_in(tmp_path)
+    assert f"warning: {path} can be written by group" in capsys.readouterr().err

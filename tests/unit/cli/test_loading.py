@@ -126,3 +126,28 @@ def test_a_task_that_one_file_imports_from_another_is_one_task(
     (tmp_path / "shop_app.py").write_text("from shared_tasks import mail\n")
     (found,) = load_all(["shop_app.py", "shared_tasks.py"], config)
     assert found.name == "mail"
+
+
+def test_a_module_beside_the_tasks_never_takes_the_place_of_an_installed_one(
+    tmp_path: Path, config: Config
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "neighbour.py").write_text("import tabnanny\nWORD = tabnanny.__file__\n")
+    (tmp_path / "tabnanny.py").write_text("raise SystemExit(9)\n")
+    greet, _ = load_tasks("app.py", config)
+    assert not greet.handler.__globals__["neighbour"].WORD.startswith(str(tmp_path))
+
+
+def test_modules_are_not_imported_from_a_folder_in_which_all_users_may_write(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "neighbour.py").write_text("raise SystemExit(9)\n")
+    (tmp_path / "alone.py").write_text(APP.replace("import neighbour", ""))
+    tmp_path.chmod(0o1777)
+    assert len(load_tasks("alone.py", config)) == 2
+    assert f"modules in {tmp_path} are not imported" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError, match="neighbour"):
+        load_tasks("app.py", config)
+    with pytest.raises(UsageError, match=r"no module 'neighbour' here.*all users \(mode 1777\)"):
+        load_tasks("neighbour", config)

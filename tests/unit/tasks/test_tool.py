@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,42 @@ def test_a_fault_in_the_file_is_named_before_any_job_runs(
     with pytest.raises(UsageError) as raised:
         load_tools(tools_file(tmp_path, text))
     assert words in str(raised.value)
+
+
+async def test_a_server_that_echoes_its_request_shows_no_login_and_no_key_of_the_operator() -> None:
+    login, key = b64encode(b"user:passw0rd").decode(), "hunter2-hunter2"
+    echoed = f"Basic {login} {key} {b64encode(key.encode()).decode()} passw0rd metric"
+    for status in (200, 403):
+        with model_server(status=status) as script:
+            script.says, script.tokens, script.streams = echoed, [echoed], False
+            url = script.url.replace("http://", "http://user:passw0rd@") + "/v1?units=metric"
+            tool = Tool(url=url, method="POST", body={}, headers={"X-Key": key})
+            try:
+                said = str(await run(tool))
+                assert "metric" in said  # an ordinary word of the address
+            except Fatal as refused:
+                said = str(refused)
+        assert "***" in said
+        for secret in (login.rstrip("="), key, b64encode(key.encode()).decode(), "passw0rd"):
+            assert secret not in said
+
+
+async def test_the_output_of_a_command_shows_no_secret_of_its_environment() -> None:
+    tool = Tool(command=["env"], env={"API_TOKEN": "env-s3cret", "REGION": "north-west"})
+    said = (await run(tool))["stdout"]
+    assert "API_TOKEN=***" in said
+    assert "REGION=north-west" in said
+    words = f"printf %s%s $API_TOKEN {'x' * 495} >&2; exit 3"  # the error ends within the secret
+    failing = Tool(command=["/bin/sh", "-c", words], env={"API_TOKEN": "env-s3cret"})
+    with pytest.raises(Fatal) as ended:
+        await run(failing)
+    assert "cret" not in str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("a\ud800", "is no Unicode text"), ("a" * 70_000, "cannot be called: URL too long")],
+)
+async def test_an_argument_that_no_url_can_hold_is_refused(value: str, words: str) -> None:
+    with pytest.raises(Fatal, match=words):
+        await run(Tool(url="http://127.0.0.1:9/{what}", args={"what": ".*"}), what=value)

@@ -33,7 +33,7 @@ def command(folder: Path) -> None:
     there = [name for name in _FILES if (folder / name).exists()]
     if there:
         raise Failed(Exit.CONFLICT, f"{', '.join(there)} is there already; nothing was written")
-    program = shutil.which("leasehold") or f"{sys.executable} -m leasehold.cli"
+    program = shutil.which("leasehold") or f"{sys.executable} -P -m leasehold.cli"
     for name, source in _FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,8 @@ from leasehold.store.sqlite import file_of
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
 _STORE_LOOK_EVERY_S = 0.5
-_PROGRAM = (sys.executable, "-m", "leasehold.cli")
+# -P: modules in the current folder, where other users may write, are not imported.
+_PROGRAM = (sys.executable, "-P", "-m", "leasehold.cli")
 WORKER_KEY = "worker.key"
 
 

@@ -129,7 +129,7 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
-    base = [sys.executable, "-m", "leasehold.cli", "worker", *targets, "--processes", "1"]
+    base = [sys.executable, "-P", "-m", "leasehold.cli", "worker", *targets, "--processes", "1"]
     for name in ("concurrency", "log_level"):
         if flags[name] is not None:
             base += [f"--{name.replace('_', '-')}", str(flags[name])]

@@ -46,8 +46,9 @@ logfile ""
 class EmbeddedRedis:
     """A Redis of our own, its append-only file in `data_dir` (temporary without one).
 
-    `port` fixes the address across processes; `program` names another server to run. With a
-    password, a random one is kept in the folder: on a shared machine loopback is no protection.
+    `port` fixes the address across processes; `program` names another server to run. By default
+    it has no password, and every user of the machine can connect; with `with_password` a random
+    one is kept in the folder.
     The methods block; the context manager `embedded_redis` does not.
     """
 
