@@ -22,7 +22,7 @@ from leasehold.gateway.keys import TOUCH_MS, Key, Keys, is_secret_of, split_key,
 from leasehold.gateway.limits import FailedLogins, Quota
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.proxies import Proxies
-from leasehold.gateway.settings import GatewaySettings, is_loopback
+from leasehold.gateway.settings import GatewaySettings, is_local_host, is_loopback
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class Door:
                 "no_key", "behind a proxy this gateway needs API keys", headers=_CHALLENGE
             )
         host = headers.get("host", "")
-        is_local = self._unix or is_loopback(_host_name(host))
+        is_local = self._unix or is_local_host(host)
         if len(headers) < len(scope["headers"]):  # some name came twice
             is_local = is_local and sum(name == b"host" for name, _ in scope["headers"]) < 2
         if not is_local:
@@ -212,13 +212,6 @@ def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 def _key_text(headers: Mapping[str, str]) -> str:

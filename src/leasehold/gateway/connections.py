@@ -14,15 +14,19 @@ import asyncio
 import ipaddress
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Literal
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from leasehold.gateway.limits import origin_of
+from leasehold.gateway.limits import LINES, RateLimit, origin_of
 from leasehold.gateway.problems import MEDIA, Problem
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import ABORT
+
+_log = structlog.get_logger("leasehold.gateway")
 
 ADMIN = "leasehold.admin"
 """In the scope of a request that came in by the admin address."""
@@ -52,6 +56,7 @@ class Connections:
         self._max = connections_max
         self._exempt = settings.proxy_networks
         self.discarding: set[Connection] = set()
+        self.lines = RateLimit()
         self._by_address: dict[str, set[Connection]] = {}
         self._count = 0
 
@@ -272,7 +277,17 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is not even HTTP gets a problem document as well."""
+        self._note(msg)
         self._refuse(self._refusal or Problem("bad_http", msg))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self._note("Unsupported upgrade request.")
+
+    def _note(self, reason: str) -> None:
+        """Once a minute and address: strangers do not fill the log."""
+        with suppress(Problem):
+            self._connections.lines.take(self.address, LINES)
+            _log.warning("bad_request", address=self.address, reason=reason)
 
     def _refuse(self, problem: Problem) -> None:
         """Answer and close, unless another answer is on its way: then only close."""

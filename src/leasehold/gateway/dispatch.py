@@ -12,11 +12,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
+import structlog
 from starlette.types import Receive, Scope, Send
 
 from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.core.errors import ReplyLost
-from leasehold.dashboard.audit import LOST, AuditLog, write_down
+from leasehold.dashboard.audit import IDS_MAX, LOST, AuditLog, write_down
 from leasehold.gateway.auth import Door
 from leasehold.gateway.body import check_media, decode, invalid, is_beyond, read_body
 from leasehold.gateway.feed import Feed
@@ -24,6 +25,8 @@ from leasehold.gateway.limits import Quota, RateLimit
 from leasehold.gateway.problems import Problem
 from leasehold.gateway.settings import GatewaySettings
 from leasehold.gateway.sse import Streamer
+
+_log = structlog.get_logger("leasehold.audit")
 
 ROUTE = "leasehold.route"  # where the edge finds the path's template for its metrics
 _JSON = b"application/json"
@@ -53,6 +56,11 @@ class Desk:
         self.streamer = streamer
         self.rate = rate
         self.audit = audit
+        # A key's acts on its own objects add at most a hundredth of the log a day: else one tenant
+        # could have the acts of administrators pruned.
+        share = max(1, settings.audit_keep // 100)
+        self.own_share = Quota(rate_per_s=share / 86_400, rate_burst=share)
+        self.own_acts = RateLimit()
 
 
 class Resource:
@@ -138,12 +146,20 @@ class Resource:
         foreign = any(not caller.owns(owner) for owner, _ in call.touched)
         if right.audit != "call" and not (right.audit == "others" and foreign):
             return
+        ids = list(dict.fromkeys(object_id for _, object_id in call.touched if object_id))
+        if not foreign and not caller.may("admin"):
+            try:
+                self._desk.own_acts.take(caller.who, self._desk.own_share)
+            except Problem:
+                said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
+                _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
+                return
         await write_down(
             self._desk.audit,
             caller.who,
             right.does,
             queue=self._queue,
-            ids=list(dict.fromkeys(object_id for _, object_id in call.touched if object_id)),
+            ids=ids,
             whose=[owner for owner, _ in call.touched] or [caller.requester],
             outcome=outcome,
         )

@@ -116,7 +116,7 @@ def origin_of(host: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False))
 
 
-_LINES = Quota(rate_per_s=1 / 60, rate_burst=1)
+LINES = Quota(rate_per_s=1 / 60, rate_burst=1)
 
 
 class FailedLogins:
@@ -148,7 +148,7 @@ class FailedLogins:
     def _note_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
         """Once a minute and address: a flood of failures does not become a flood of lines."""
         with suppress(Problem):
-            self._lines.take(origin, _LINES)
+            self._lines.take(origin, LINES)
             _log.warning("login_limited", address=address, key=key_id, way=way)
 
 

@@ -58,6 +58,7 @@ async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> Asy
     """A gateway that serves within the block, in the running loop; port 0 finds a free one."""
     gateway = Gateway(settings, ring=ring)
     await gateway.check_safe()
+    logging.getLogger("uvicorn.error").addFilter(_without_cut_off)
     connections = Connections(settings, _fitting(settings.connections_max))
     with contextlib.ExitStack() as stack:
         sockets = [
@@ -117,8 +118,13 @@ class Running:
 
 
 def _without_cut_off(record: logging.LogRecord) -> bool:
-    """Whether uvicorn's line stays: a request cut off by the end of the process is no error."""
+    """Whether uvicorn's line stays: a request cut off by the end of the process is no error.
+
+    A request that is no HTTP has a line of ours, `bad_request`, which is limited.
+    """
     said = str(record.msg)
+    if said == "Invalid HTTP request received.":
+        return False
     cut_off = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     if cut_off or said.rstrip().endswith("asyncio.exceptions.CancelledError"):
         return False
@@ -131,7 +137,6 @@ def _without_cut_off(record: logging.LogRecord) -> bool:
 async def serve(settings: GatewaySettings, notifier: Notifier | None = None) -> None:
     """Serve until a signal says stop."""
     notifier = notifier or Notifier()
-    logging.getLogger("uvicorn.error").addFilter(_without_cut_off)
     stop = asyncio.Event()
     async with serving(settings) as running:
         _on_signals(running, stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from leasehold.gateway.limits import Quota
 
 KIB = 1024
 UNIX = "unix"
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([0-9a-z.-]+))(?::[0-9]{1,5})?")
 BODY_BYTES_MAX = 200 * KIB
 _POSITIVE = (
     "streams_per_key",
@@ -159,3 +161,15 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def is_local_host(header: str) -> bool:
+    """Whether a Host header names this machine, with a port or without.
+
+    >>> [is_local_host(text) for text in ("127.0.0.1:8470", "[::1]:8470", "localhost")]
+    [True, True, True]
+    >>> [is_local_host(text) for text in ("[::1].evil.com", "localhost:80@evil", "::1", "")]
+    [False, False, False, False]
+    """
+    named = _HOST.fullmatch(header)
+    return named is not None and is_loopback(named[1] or named[2])

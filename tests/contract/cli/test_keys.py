@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import os
+import pwd
 import tomllib
 from pathlib import Path
 from urllib.parse import urlencode
@@ -27,6 +29,25 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(cli: Cli) -> 
     assert cli("keys", "revoke", listed["id"]).code == 0
     assert cli("keys", "revoke", listed["id"]).code == 3
     assert cli("keys", "create", "--scope", "everything").code == 2
+
+
+@pytest.mark.parametrize("store", ["redis", "sqlite"])
+def test_what_the_command_does_to_keys_is_in_the_audit_log(
+    cli: Cli, tmp_path: Path, store: str
+) -> None:
+    where = ["-q", f"inbox+sqlite:///{tmp_path}/jobs.db"] if store == "sqlite" else []
+    key_id = cli("keys", "create", "tenant", "--json", *where).lines[0]["id"]
+    assert cli("keys", "limit", key_id, "--rate", "5", *where).code == 0
+    assert cli("keys", "revoke", key_id, *where).code == 0
+    assert cli("keys", "revoke", key_id, *where).code == 3, "nothing was done: no entry"
+    entries = [line["entry"] for line in cli("audit", "export", *where).lines]
+    assert [(each["action"], each["whose"], each["outcome"]) for each in entries] == [
+        ("create key", [key_id], "jobs:write jobs:read jobs:cancel"),
+        ("limit key", [key_id], "rate_per_s 5"),
+        ("revoke key", [key_id], "ok"),
+    ]
+    assert {each["who"] for each in entries} == {f"cli:{pwd.getpwuid(os.getuid()).pw_name}"}
+    assert cli("audit", "verify", *where).code == 0
 
 
 def test_a_gateway_asks_for_the_key_and_submit_shows_it(

@@ -11,10 +11,10 @@ from leasehold.webhooks.signing import new_nonce
 from tests.contract.cli.conftest import Start, wait_until
 
 
-def get(port: int, path: str) -> bytes:
+def get(port: int, path: str, **headers: str) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         return connection.getresponse().read()
     finally:
         connection.close()
@@ -60,3 +60,12 @@ def test_without_a_secret_one_is_made_and_printed(start: Start, free_port: int) 
     wait_until(lambda: answers(free_port))
     wait_until(lambda: program.out)
     assert post(free_port, program.out[0]) == 204
+
+
+def test_a_name_that_leads_to_this_machine_is_not_answered(start: Start, free_port: int) -> None:
+    """A site whose name was made to lead to loopback would read the deliveries in a browser."""
+    start("receiver", "--port", str(free_port))
+    wait_until(lambda: answers(free_port))
+    for host in ("evil.example", f"localhost:{free_port}@evil.example", "[::1].evil.example"):
+        assert get(free_port, "/deliveries", Host=host) == b"use http://127.0.0.1\n"
+    assert get(free_port, "/deliveries", Host=f"localhost:{free_port}") == b"[]"

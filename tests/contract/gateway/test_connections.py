@@ -10,6 +10,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from structlog.testing import capture_logs
 
 from leasehold.core.errors import UsageError
 from leasehold.gateway import connections
@@ -120,6 +121,23 @@ async def test_trailers_without_end_end_their_connection(site: Site) -> None:
     writer.write(b"1\r\na\r\n0\r\nX-Endless: " + b"x" * 1_000_000)
     assert await is_cut(reader)
     writer.close()
+
+
+async def test_requests_that_are_no_http_do_not_fill_the_log(
+    web: Web, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = web.head("GET", "/livez", None, {"connection": "upgrade", "upgrade": "websocket"})
+    with capture_logs() as lines, caplog.at_level("DEBUG", "uvicorn.error"):
+        for sent in (b"no http at all\r\n\r\n", upgrade, b"CONNECT a:1 HTTP/1.1\r\n\r\n") * 5:
+            reader, writer = await dial(web)
+            writer.write(sent)
+            async with asyncio.timeout(10):
+                await read_head(reader)
+            writer.close()
+        await served(web, "127.0.0.1")
+    ours = [line for line in lines if line["event"] == "bad_request"]
+    assert [line["address"] for line in ours] == ["127.0.0.1"], "one a minute and address"
+    assert not [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"]
 
 
 async def test_too_many_requests_at_once_end_their_connection(web: Web) -> None:

@@ -6,6 +6,7 @@ The routes declare which right they ask for; what that means is written here a s
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import time
@@ -371,6 +372,25 @@ async def test_every_change_over_http_is_written_to_the_audit_log(town: Town) ->
         assert len(await town.audit(me)) > before, route
 
 
+async def test_a_tenant_adds_little_to_the_audit_log_by_acts_on_its_own_objects(
+    town: Town,
+) -> None:
+    """The log keeps the newest entries: else a tenant has those of administrators pruned."""
+    me, web = await town.key("jobs:write", "jobs:cancel")
+    _, admin = await town.key("admin")
+    for contract, path in (("streams", "/v1/jobs"), ("plane", "/v1/plane/jobs")):
+        job_id = await town.made(contract, me)
+        assert (await web.post(f"{path}/{job_id}/cancel")).status < 300
+    assert await town.audit(me) == [], "the history of the job has it"
+    share = town.gateway.settings.audit_keep // 100
+    for _ in range(share + 20):
+        assert (await web.post("/transcode/webhook-secret")).status == 201
+    noted = [entry for entry in await town.actor.audit.list(limit=1_000) if entry.who == me]
+    assert len(noted) == share
+    await admin.post("/api/queues/streams/pause")
+    assert (await town.actor.audit.list(limit=1))[0].action == "pause", "others are not limited"
+
+
 async def test_a_job_keeps_who_submitted_it_and_which_workers_held_it(town: Town) -> None:
     me, web = await town.key("jobs:write", "jobs:read", "jobs:work")
     made = await web.post("/v1/plane/jobs", {"payload": {}, "stream": "b"})
@@ -431,6 +451,35 @@ async def test_a_key_for_one_stream_that_names_none_writes_into_no_other(town: T
     job_id = await town.submit("plane", NewJob(task="t", payload=b"{}", options={"stream": "a"}))
     assert (await admin.get(f"/v1/plane/jobs/{job_id}")).status == 404
     assert (await admin.post(f"/v1/plane/jobs/{job_id}/cancel")).status == 404
+
+
+@pytest.mark.clause("P-20")
+async def test_a_worker_for_one_stream_does_not_learn_of_jobs_in_others(town: Town) -> None:
+    _, web = await town.key("jobs:work", "stream:b")
+    job_id = await town.submit("plane", NewJob(task="t", payload=b"{}", options={"stream": "a"}))
+    answers = [
+        (await web.post("/internal/worker/heartbeat", held)).json
+        for each in (job_id, "unknown")
+        for held in (
+            {"worker_id": "w1", "job_id": each, "lease_token": "x"},
+            {"worker_id": "w1", "leases": [{"job_id": each, "lease_token": "x"}]},
+        )
+    ]
+    assert answers[:2] == answers[2:]
+
+
+@pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq", "inbox", "plane"])
+async def test_a_forged_cursor_is_refused_by_every_contract(town: Town, contract: str) -> None:
+    _, web = await town.key("observe")
+    [served] = [each for each in town.gateway.served if each.contract == contract]
+    await town.submit(contract, NewJob(task="t", payload=b"{}"))
+    nines = "9" * 4_500
+    for begun in ("{}", "x:1", ":", f"{nines}:1", nines, f"{nines}_1", "\u0663:1", "\u0663", "-"):
+        raw = json.dumps({served.name: [begun]}, ensure_ascii=False).encode()
+        after = base64.urlsafe_b64encode(raw).decode().rstrip("=")
+        for path in ("/api/jobs", "/jobs"):
+            reply = await web.get(f"{path}?after={after}")
+            assert reply.status in (400, 409, 422), (path, begun[:20], reply.status, reply.body)
 
 
 async def test_a_ticket_reads_once_and_neither_acts_nor_makes_tickets(town: Town) -> None:

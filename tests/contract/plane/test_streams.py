@@ -152,3 +152,15 @@ async def test_a_key_is_good_for_its_scope_and_its_streams(site: Site) -> None:
     assert video["stream"]["name"] == "video"
     assert (await ask(keys["mailer"], "complete", **proof(video), result=1)).status == 403
     assert (await ask(keys["mailer"], "complete", **proof(mail), result=1)).json["ok"]
+
+
+@pytest.mark.clause("P-20")
+async def test_a_worker_for_one_stream_does_the_upkeep_of_that_stream_alone(site: Site) -> None:
+    web = await site.web(streams="mail,video")
+    for stream in ("mail", "video"):
+        await enqueue(web, stream=stream, delay_ms=1)
+    mailer = (await site.ring.create(["jobs:work", "stream:mail"], "mailer"))[1]
+    worker = (await site.ring.create(["jobs:work"], "worker"))[1]
+    for key in (mailer, worker):  # what is due has become so before the second look
+        reply = await web.post("/internal/worker/upkeep", {"worker_id": "w1"}, X_Api_Key=key)
+        assert (reply.status, reply.json["promoted"]) == (200, 1)

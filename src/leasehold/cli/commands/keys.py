@@ -6,6 +6,10 @@ The keys of the vault are `rotate` and `new-kek`, in `cli/rotating.py`.
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,7 +21,7 @@ from leasehold.cli.options import json_option, queue_option
 from leasehold.cli.output import ago, emit, emit_text, note, table
 from leasehold.cli.rotating import new_kek, rotate
 from leasehold.core.endpoint import SCOPES, Scope
-from leasehold.core.errors import NotFound, UsageError
+from leasehold.core.errors import NotFound, StoreError, UsageError
 
 Answer = TypeVar("Answer")
 
@@ -93,7 +97,9 @@ def create(
             await ring.limit(made[0].id, quota)
         return made
 
-    key, text = _with_ring(queue_url, make)
+    key, text = _with_ring(
+        queue_url, make, lambda made: ("create key", made[0].id, " ".join(made[0].scopes))
+    )
     if as_json:
         emit({"id": key.id, "key": text, "scopes": list(key.scopes), "expires_ms": key.expires_ms})
     else:
@@ -112,12 +118,14 @@ def limit(key_id: str, queue_url: str | None, as_json: bool, **numbers: float | 
     The settings gateway.rate_per_s, gateway.depth_per_key, ... are for keys without numbers.
     """
     quota = _quota(numbers)
-    if not _with_ring(queue_url, lambda ring: ring.limit(key_id, quota)):
+    said = _limits(msgspec.to_builtins(quota)) or "is as every key"
+    done = ("limit key", key_id, said)
+    if not _with_ring(queue_url, lambda ring: ring.limit(key_id, quota), lambda _: done):
         raise NotFound(f"there is no key {key_id!r}; `leasehold keys ls` lists those there are")
     if as_json:
         emit({"id": key_id, "quota": quota})
     else:
-        emit_text(f"{key_id} {_limits(msgspec.to_builtins(quota)) or 'is as every key'}")
+        emit_text(f"{key_id} {said}")
 
 
 @command.command("ls")
@@ -147,7 +155,8 @@ def ls(queue_url: str | None, as_json: bool) -> None:
 @json_option
 def revoke(key_id: str, queue_url: str | None, as_json: bool) -> None:
     """Take a key away; gateways obey within seconds."""
-    if not _with_ring(queue_url, lambda ring: ring.revoke(key_id)):
+    done = ("revoke key", key_id, "ok")
+    if not _with_ring(queue_url, lambda ring: ring.revoke(key_id), lambda _: done):
         raise NotFound(f"there is no key {key_id!r}; `leasehold keys ls` lists those there are")
     if as_json:
         emit({"id": key_id, "revoked": True})
@@ -201,7 +210,9 @@ def sign_out(session: str, key_id: str, queue_url: str | None, as_json: bool) ->
             raise UsageError(f"{len(meant)} sessions begin with {session!r}; write more of it")
         return sum([await ring.end_sessions(session_h=each) for each in meant])
 
-    ended = _with_ring(queue_url, end)
+    ended = _with_ring(
+        queue_url, end, lambda count: ("sign out", key_id, f"{count} {session[:_SHOWN]}".strip())
+    )
     if not ended:
         raise NotFound("there is no such session; `leasehold keys sessions` lists those there are")
     if as_json:
@@ -239,17 +250,63 @@ def _day(ts_ms: int) -> str:
     return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%d") if ts_ms else "never"
 
 
-def _with_ring(queue_url: str | None, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
+def _with_ring(
+    queue_url: str | None,
+    ask: Callable[[Any], Awaitable[Answer]],
+    did: Callable[[Answer], tuple[str, str, str]] | None = None,
+) -> Answer:
+    """The ring's answer. What changed it, `did` says for the audit log: action, key and outcome."""
     from leasehold.gateway.keys import MemoryKeyRing
     from leasehold.gateway.rings import open_keyring
 
     async def asked() -> Answer:
-        ring = open_keyring(load_config().text("queue_url", queue_url))
+        url = load_config().text("queue_url", queue_url)
+        ring = open_keyring(url)
         if isinstance(ring, MemoryKeyRing):
             raise UsageError("the keys of this queue live in its process and cannot be reached")
         try:
-            return await ask(ring)
+            answer = await ask(ring)
         finally:
             await ring.close()
+        if did is not None and answer:
+            await _write_down(url, *did(answer))
+        return answer
 
     return asyncio.run(asked())
+
+
+async def _write_down(url: str, action: str, key_id: str, outcome: str) -> None:
+    """An entry in the audit log beside the ring; the change itself has been made."""
+    from leasehold.dashboard.audit import Entry
+    from leasehold.gateway.auditing import open_audit
+    from leasehold.gateway.rings import open_side_store
+
+    side = open_side_store(url, "leasehold-audit")
+    log = open_audit(url, side, keep=load_config().integer("gateway.audit_keep"))
+    entry = Entry(
+        ts_ms=time.time_ns() // 1_000_000,
+        who=f"cli:{_unix_user()}",
+        action=action,
+        whose=(key_id,) if key_id else (),
+        outcome=outcome,
+    )
+    try:
+        await log.add(entry)
+    except StoreError as error:
+        note(f"the audit log has no entry of it: {error}")
+    finally:
+        await log.close()
+        if side is not None:
+            await side[0].close()
+
+
+def _unix_user() -> str:
+    """The account of this process; a variable of the environment could name another."""
+    if sys.platform == "win32":
+        return getpass.getuser()
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run under ids without a name
+        return str(os.getuid())

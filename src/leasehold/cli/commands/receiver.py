@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from leasehold.cli.config import load_config
@@ -32,9 +34,24 @@ def command(port: int, requester: str, parent: int) -> None:
         ) from None
     from leasehold.webhooks.showing import ReceiverPage
 
-    app = ReceiverPage(_secrets(requester))
+    app = _kept_local(ReceiverPage(_secrets(requester)))
     note(f"receiving on http://127.0.0.1:{port}/hooks, shown on http://127.0.0.1:{port}/")
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
+
+
+def _kept_local(page: Any) -> Any:
+    """The page for requests to a name of this machine: no site reads it by a name of its own."""
+    from leasehold.gateway.settings import is_local_host
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        hosts = [text.decode("latin-1") for name, text in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and is_local_host(hosts[0]):
+            await page(scope, receive, send)
+        else:
+            await send({"type": "http.response.start", "status": 421, "headers": []})
+            await send({"type": "http.response.body", "body": b"use http://127.0.0.1\n"})
+
+    return app
 
 
 def _secrets(requester: str) -> list[bytes]:

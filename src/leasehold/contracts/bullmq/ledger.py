@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from leasehold.core.values import to_json
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.resending import part
 
+_CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 _STEP_MIN = 50
 # What repeats another event or tells of another request: a job's own story ends with its end.
 _EVENT_PAGES_MAX = 50
@@ -47,6 +49,11 @@ class BullmqLedger(Managing):
         if unknown:
             raise UsageError(
                 f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(STATES)}",
+                contract=CONTRACT,
+            )
+        if query.after and not _CURSOR.fullmatch(query.after):
+            raise UsageError(
+                f"{query.after!r} is not a cursor; pass the `after` of the page before",
                 contract=CONTRACT,
             )
         listed = await self._finder.newest(query.states or STATES, query.after)

@@ -22,7 +22,7 @@ from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.seam import Counts, Page, Query, WorkerBeat
 from leasehold.store.redis import Arg, Redis
 
-_CURSOR = re.compile(r"\d+:.+", re.DOTALL)
+_CURSOR = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
 _STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer task is found page by page.
 _SCAN_MAX = 5_000

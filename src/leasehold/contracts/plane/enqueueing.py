@@ -199,7 +199,7 @@ class Jobs:
                 path=f"{path}/cancel",
                 operation="cancelPlaneJob",
                 summary="Cancel a job of the plane",
-                right=Right("jobs:cancel", "own", does="cancel", streams=True),
+                right=Right("jobs:cancel", "own", does="cancel", audit="others", streams=True),
                 handle=self.cancel,
                 replies={
                     200: Reply("The job was waiting and has ended.", PlaneJobView),

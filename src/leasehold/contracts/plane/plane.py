@@ -223,13 +223,17 @@ class Plane:
         if self._rounds is None and self.options.upkeep_ms:
             self._rounds = asyncio.create_task(self._keep_up())
 
-    async def upkeep(self, worker_id: str = "", *, slots: int = 0) -> Upkeep:
-        """One round over all streams."""
+    async def upkeep(
+        self, worker_id: str = "", *, slots: int = 0, streams: Sequence[str] = ()
+    ) -> Upkeep:
+        """One round over these streams, or over all and the messages of all."""
+        chosen = tuple(streams) or self.streams
         if worker_id:
-            await self._seen(_SAFE_ID.sub("-", worker_id)[:200], self.streams, slots=slots)
-        rounds = [await chores.upkeep() for chores in self._chores.values()]
-        await self._transport.upkeep()
-        for stream, done in zip(self._boxes, rounds, strict=True):
+            await self._seen(_SAFE_ID.sub("-", worker_id)[:200], chosen, slots=slots)
+        rounds = [await self._chores[stream].upkeep() for stream in chosen]
+        if chosen == self.streams:
+            await self._transport.upkeep()
+        for stream, done in zip(chosen, rounds, strict=True):
             if done.promoted or done.reclaimed:
                 await self._transport.sent_back(stream)
                 self._line.wake(stream)

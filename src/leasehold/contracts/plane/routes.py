@@ -164,7 +164,7 @@ class WorkerRoutes:
     async def _kept(
         self, held: Sequence[HeldLease], caller: Caller, asked: HeartbeatRequest
     ) -> list[Kept]:
-        leases = [await self._held(each) for each in held]
+        leases = [await self._held(each, caller) for each in held]
         known = [lease for lease in leases if lease is not None]
         check_allowed(caller, {lease.queue for lease in known})
         answers = iter(await self._plane.extend(known, always=not asked.if_short))
@@ -173,8 +173,11 @@ class WorkerRoutes:
             for lease in leases
         ]
 
-    async def _held(self, held: HeldLease) -> Lease | None:
-        """The lease meant; what the contract's heartbeat does not say is looked up."""
+    async def _held(self, held: HeldLease, caller: Caller) -> Lease | None:
+        """The lease meant; what the contract's heartbeat does not say is looked up.
+
+        A key for some streams does not learn of jobs in others.
+        """
         stream, _ = stream_and_message(held.stream)
         if stream and held.attempt_id:
             fence = fence_of(held.job_id, held.attempt_id)
@@ -183,6 +186,8 @@ class WorkerRoutes:
         if found is None:
             return None
         stream, fence = found
+        if caller.streams and stream not in caller.streams:
+            return None
         if held.attempt_id:
             fence = fence_of(held.job_id, held.attempt_id)
         return named(held.job_id, fence, held.lease_token, stream)
@@ -246,7 +251,9 @@ class WorkerRoutes:
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
         asked: UpkeepRequest = call.body
-        return Answer(200, await self._plane.upkeep(asked.worker_id, slots=asked.slots))
+        streams = allowed(call.caller, self._plane.streams, named=False)
+        done = await self._plane.upkeep(asked.worker_id, slots=asked.slots, streams=streams)
+        return Answer(200, done)
 
     def endpoints(self) -> list[Endpoint]:
         """What the gateway shall serve."""

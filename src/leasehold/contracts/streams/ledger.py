@@ -19,7 +19,7 @@ from leasehold.store.resending import part
 from leasehold.store.wire import is_wrong_type
 
 _STATES = ("queued", "running", "done", "error", "canceled")
-_CURSOR = re.compile(r"\d+:.*", re.DOTALL)
+_CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)
 _PAGE_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 5_000

@@ -225,7 +225,7 @@ class StreamsRoutes:
             path="/v1/jobs/{job_id}/cancel",
             operation="cancelJob",
             summary="Cancel a job",
-            right=Right("jobs:cancel", "own", does="cancel"),
+            right=Right("jobs:cancel", "own", does="cancel", audit="others"),
             handle=self.cancel,
             replies={
                 200: Reply("The job was waiting and has ended.", JobView),
