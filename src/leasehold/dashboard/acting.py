@@ -119,6 +119,7 @@ class Actor:
         """Begin an action on all jobs of a search."""
         if sum(bulk.state == "running" for bulk in self._bulks.values()) >= _RUNNING_MAX:
             raise Conflict(f"{_RUNNING_MAX} actions on many jobs run already; stop one, or wait")
+        await self.audit.check()
         count = await self._finder.count(search, scan_max=COUNT_MAX)
         bulk = Bulk(
             id=secrets.token_hex(6),

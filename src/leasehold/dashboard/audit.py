@@ -15,15 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import structlog
 
-from leasehold.core.errors import ReplyLost, StoreError
+from leasehold.core.errors import ReplyLost, StoreError, StoreUnreachable
 from leasehold.core.values import to_json
-from leasehold.store.redis import Redis
-from leasehold.store.scripts import ScriptFolder
 
 _log = structlog.get_logger("leasehold.audit")
 
@@ -32,17 +30,22 @@ LOCAL = "local"
 LOST = "unknown: the answer of the store was lost"
 IDS_MAX = 20
 PRUNE = "prune audit log"
+RESUME = "resume audit log"
 _PLACE = ("id", "seq", "hash")
 _TRIES = 200
-_PAGE = 1_000
-_SCRIPTS = ScriptFolder("leasehold.dashboard")
-_POSITION = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")
-_PRUNED = re.compile(r"through ([0-9]+) ([0-9a-f]*)")
+PAGE = 1_000
+_POSITION = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+_PRUNED = re.compile(r"through ([0-9]{1,18}) ([0-9a-f]*)")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# Up to the year 9999: a stored number beyond it cannot be shown.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]
 
 
 def is_position(text: str) -> bool:
     """Whether a text can be the place of an entry in a store."""
-    return _POSITION.fullmatch(text) is not None
+    found = _POSITION.fullmatch(text)
+    return found is not None and all(int(part or 0) < 2**64 for part in found.groups())
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,13 +56,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     had none.
     """
 
-    ts_ms: int
+    ts_ms: _Count
     who: str
     action: str
     queue: str = ""
     whose: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
-    jobs: int = 0
+    jobs: _Count = 0
     search: str = ""
     outcome: str = ""
     id: str = ""
@@ -87,7 +90,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         try:
             msgspec.json.decode(self.entry)
             entry: Any = msgspec.Raw(self.entry)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             entry = self.entry.decode(errors="replace")
         shown = {"seq": self.seq, "prev": self.prev, "hash": self.hash, "entry": entry}
         return msgspec.json.encode(shown) + b"\n"
@@ -96,7 +99,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """The entry; one that cannot be read says so, and the others are shown all the same."""
         try:
             entry = msgspec.json.decode(self.entry, type=Entry)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             text = self.entry.decode(errors="replace")[:200]
             entry = Entry(ts_ms=0, who="", action="unreadable", outcome=text)
         return msgspec.structs.replace(entry, id=self.id, seq=self.seq, hash=self.hash)
@@ -189,6 +192,8 @@ def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str
     for link in links:
         if not link.hash:
             return seq + 1, f"an entry without a hash was inserted after entry {seq}"
+        if link.seq < 1:
+            return seq + 1, f"an entry without a readable number follows entry {seq}"
         if link.seq != seq + 1 and link.is_sound:
             if link.seq <= seq:
                 return link.seq, f"another entry {link.seq} was inserted after entry {seq}"
@@ -211,6 +216,32 @@ class AuditLog(ABC):
         self._keep = keep
         self._head: Head | None = None
         self._turn = asyncio.Lock()
+        self._missed = ""
+
+    async def check(self) -> None:
+        """Raise what the store says against the log: before an action, which must have its entry.
+
+        After an entry that could not be stored, one that says so must be stored first. A store
+        that is away is no reason: whether the action can be done is for its own store to say.
+        """
+        try:
+            if self._missed:
+                now_ms = time.time_ns() // 1_000_000
+                said = f"not stored: {self._missed}"
+                await self.add(Entry(ts_ms=now_ms, who="leasehold", action=RESUME, outcome=said))
+                self._missed = ""
+            else:
+                await self._read_head()
+        except (StoreUnreachable, ReplyLost):
+            return
+        except StoreError as error:
+            raise StoreError(
+                f"the audit log takes no entry, so nothing is done: {error}"
+            ) from error
+
+    def missed(self, action: str) -> None:
+        """Note that the entry of an action could not be stored."""
+        self._missed = action
 
     async def add(self, entry: Entry) -> Link:
         """Write one down; it is in the store when this returns."""
@@ -233,7 +264,7 @@ class AuditLog(ABC):
     async def links(self) -> AsyncIterator[Link]:
         """All that is stored, oldest first."""
         after = ""
-        while page := await self._read(after, _PAGE):
+        while page := await self._read(after, PAGE):
             for link in page:
                 yield link
             after = page[-1].id
@@ -314,61 +345,6 @@ class MemoryAudit(AuditLog):
         return stored.id
 
 
-class RedisAudit(AuditLog):
-    """Kept in the store that also keeps the keys, so that all gateways of a queue share it."""
-
-    def __init__(self, redis: Redis, *, prefix: str = "", keep: int = KEPT) -> None:
-        super().__init__(keep=keep)
-        self._redis = redis
-        self._key = f"{prefix}leasehold:audit"
-
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
-        # Read inclusively and drop the one that was seen: an open end before 0-1 is an error.
-        found = await self._newest(before if is_position(before) else "+", limit + 1)
-        return [link.read() for link in found if link.id != before][:limit]
-
-    async def _newest(self, end: str, count: int) -> Sequence[Link]:
-        rows: Any = await self._redis.call("XREVRANGE", self._key, end, "-", "COUNT", count)
-        return [_link(row) for row in rows]
-
-    async def _read_head(self) -> Head:
-        size = int(await self._redis.call("XLEN", self._key))
-        place, end = "", "+"
-        while found := await self._newest(end, _PAGE if place else 1):
-            place = place or found[0].id
-            for link in found:
-                if link.hash:  # behind it are entries of an earlier version, if any
-                    return Head(link.seq, link.hash, place, size)
-            if found[-1].id == end:
-                break
-            end = found[-1].id
-        return Head(id=place, size=size)
-
-    async def _read(self, after: str, count: int) -> Sequence[Link]:
-        begin = _next_id(after) if after else "-"
-        rows: Any = await self._redis.call("XRANGE", self._key, begin, "+", "COUNT", count)
-        return [_link(row) for row in rows]
-
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
-        fields = (link.seq, link.prev, link.hash, link.entry)
-        oldest = _next_id(pruned) if pruned else ""
-        place = await self._redis.run(_SCRIPTS["audit"], [self._key], [head.id, *fields, oldest])
-        return place.decode() if place else ""
-
-
-def _link(row: Any) -> Link:
-    place, fields = row
-    named = dict(zip(fields[::2], fields[1::2], strict=False))
-    seq, prev, own = (named.get(name, b"").decode(errors="replace") for name in (b"n", b"p", b"h"))
-    number = int(seq) if seq.isdecimal() else 0
-    return Link(seq=number, prev=prev, hash=own, entry=named.get(b"e", b""), id=place.decode())
-
-
-def _next_id(place: str) -> str:
-    time_ms, _, number = place.partition("-")
-    return f"{time_ms}-{int(number or 0) + 1}"
-
-
 async def write_down(
     log: AuditLog,
     who: str,
@@ -383,8 +359,9 @@ async def write_down(
 ) -> None:
     """Note an action, in the audit log and in the process's own log.
 
-    The action has been done by then: where the audit log's store is away, the process's log has
-    the entry alone. That log also has the hash of each entry, so it can stand for the kept head.
+    The action has been done by then: where the entry cannot be stored, the process's log has it
+    alone, and `AuditLog.check` stands before the next action. That log also has the hash of each
+    entry, so it can stand for the kept head.
     """
     entry = Entry(
         ts_ms=time.time_ns() // 1_000_000,
@@ -401,7 +378,8 @@ async def write_down(
     try:
         link = await log.add(entry)
         _log.info("audit_stored", seq=link.seq, hash=link.hash)
-    except StoreError as error:
+    except Exception as error:  # the action is done: whatever this is, it must not hide that
+        log.missed(action)
         _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
 
 
@@ -411,10 +389,12 @@ async def noted(
 ) -> AsyncGenerator[dict[str, Any]]:
     """Write down what is done within, with what that adds to the entry.
 
-    Where the store's answer was lost it may have been done: the entry says so. An
-    action that was refused or failed in another way changed nothing and has no entry.
+    Nothing is done where the log is known to take no entry. Where the store's answer was lost it
+    may have been done: the entry says so. An action that was refused or failed in another way
+    changed nothing and has no entry.
     """
     entry = dict(what)
+    await log.check()
     try:
         yield entry
     except ReplyLost:

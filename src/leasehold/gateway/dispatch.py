@@ -133,6 +133,8 @@ class Resource:
 
     async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
         """The answer to a call that changes something, and its entry in the audit log."""
+        if call.right.audit == "call":
+            await self._desk.audit.check()
         try:
             answer = await endpoint.handle(call)
         except ReplyLost:  # it may have been done

@@ -9,19 +9,23 @@ instead of a key: a random id, kept as a hash with the dates at which it ends.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from hmac import compare_digest
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
+import structlog
 
 from leasehold.core.endpoint import SCOPES, STREAM_SCOPE, Caller
-from leasehold.core.errors import UsageError
-from leasehold.gateway.limits import Quota
+from leasehold.core.errors import ServerError, UsageError
+from leasehold.gateway.limits import Quota, read_quota
 from leasehold.store.redis import Redis
 
+_log = structlog.get_logger("leasehold.gateway")
 TICKET_S = 60
 TOUCH_MS = 60_000
 """The last use of a key or a session is noted this often."""
@@ -29,6 +33,9 @@ TOUCH_MS = 60_000
 SESSIONS_PER_KEY = 100
 _SECRET_BYTES = 32
 _ID_BYTES = 6
+
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the year 9999
+_TIME = re.compile(rb"[0-9]{1,14}")
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +45,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     scopes: tuple[str, ...]
     secret_h: str
-    created_ms: int
-    expires_ms: int = 0
-    last_used_ms: int = 0
+    created_ms: TimeMs
+    expires_ms: TimeMs = 0
+    last_used_ms: TimeMs = 0
     quota: Quota = Quota()
 
     def is_live(self, now_ms: int) -> bool:
@@ -234,16 +241,15 @@ class RedisKeyRing:
         return True
 
     async def list(self) -> list[Key]:
-        stored = await self._redis.call("HVALS", self._keys)
-        used = _pairs(await self._redis.call("HGETALL", self._used))
-        quotas = _pairs(await self._redis.call("HGETALL", self._quotas))
-        keys = [msgspec.json.decode(raw, type=Key) for raw in stored]
-        keys = [_with_quota(key, quotas.get(key.id.encode())) for key in keys]
-        seen = [
-            msgspec.structs.replace(key, last_used_ms=int(used.get(key.id.encode(), 0)))
-            for key in keys
-        ]
-        return sorted(seen, key=lambda key: key.created_ms)
+        stored, *beside = await self._redis.pipeline(
+            [("HGETALL", name) for name in (self._keys, self._used, self._quotas)]
+        )
+        if isinstance(stored, Exception):
+            raise stored
+        used, quotas = (_pairs(_beside(reply) or []) for reply in beside)
+        every = _pairs(stored).items()
+        keys = [_read_key(name, raw, quotas.get(name), used.get(name)) for name, raw in every]
+        return sorted(filter(None, keys), key=lambda key: key.created_ms)
 
     async def revoke(self, key_id: str) -> bool:
         removed, *_ = await self._redis.pipeline(
@@ -258,16 +264,16 @@ class RedisKeyRing:
         raw, quota = await self._redis.pipeline(
             [("HGET", self._keys, key_id), ("HGET", self._quotas, key_id)]
         )
-        for reply in (raw, quota):
-            if isinstance(reply, Exception):
-                raise reply
-        return None if raw is None else _with_quota(msgspec.json.decode(raw, type=Key), quota)
+        if isinstance(raw, Exception):
+            raise raw
+        return None if raw is None else _read_key(key_id.encode(), raw, _beside(quota))
 
     async def count(self) -> int:
         return int(await self._redis.call("HLEN", self._keys))
 
     async def touch(self, key_id: str, now_ms: int) -> None:
-        await self._redis.call("HSET", self._used, key_id, now_ms)
+        with suppress(ServerError):  # the last use is only shown: it refuses no key
+            await self._redis.call("HSET", self._used, key_id, now_ms)
 
     async def issue(self, caller: Caller) -> str:
         ticket = secrets.token_urlsafe(_SECRET_BYTES)
@@ -329,10 +335,27 @@ class RedisKeyRing:
         await self._redis.close()
 
 
-def _with_quota(key: Key, raw: bytes | None) -> Key:
-    if raw is None:
-        return key
-    return msgspec.structs.replace(key, quota=msgspec.json.decode(raw, type=Quota))
+def _beside(reply: Any) -> Any:
+    """What is kept beside the keys; a record of another type is none, and refuses no key."""
+    if isinstance(reply, Exception) and not isinstance(reply, ServerError):
+        raise reply
+    if isinstance(reply, ServerError):
+        _log.error("key_record_unreadable", error=str(reply))
+    return None if isinstance(reply, ServerError) else reply
+
+
+def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | None:
+    """A stored key; None for a record that is none, which opens nothing."""
+    try:
+        key = msgspec.json.decode(raw, type=Key)
+    except (ValueError, RecursionError) as error:
+        _log.error("key_unreadable", key_id=name.decode(errors="replace"), error=str(error))
+        return None
+    return msgspec.structs.replace(
+        key,
+        quota=key.quota if quota is None else read_quota(quota, key.id),
+        last_used_ms=int(used) if used and _TIME.fullmatch(used) else 0,
+    )
 
 
 def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
@@ -340,7 +363,7 @@ def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
     try:
         session = msgspec.json.decode(raw, type=Session)
         return msgspec.structs.replace(session, seen_ms=int(seen)) if seen else session
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):
         return None
 
 

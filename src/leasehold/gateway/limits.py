@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import structlog
@@ -34,15 +34,18 @@ _COUNT_EVERY_S = 1.0
 _COUNT_SHARE = 20  # counting takes at most a twentieth of the time
 
 
+_Limit = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much one key may ask for; 0 is no limit, None what every key may."""
 
-    rate_per_s: float | None = None
-    rate_burst: int | None = None
-    depth: int | None = None
-    body_bytes: int | None = None
-    streams: int | None = None
-    transcodes: int | None = None
+    rate_per_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    rate_burst: _Limit | None = None
+    depth: _Limit | None = None
+    body_bytes: _Limit | None = None
+    streams: _Limit | None = None
+    transcodes: _Limit | None = None
 
     def over(self, usual: Quota) -> Quota:
         """These numbers, and the usual ones where there are none."""
@@ -50,6 +53,15 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
         }
         return msgspec.structs.replace(usual, **own)
+
+
+def read_quota(raw: bytes | str, key_id: str) -> Quota:
+    """A stored quota; what cannot be read, or is below 0, is what every key may."""
+    try:
+        return msgspec.json.decode(raw, type=Quota)
+    except (ValueError, RecursionError) as error:
+        _log.error("quota_unreadable", key_id=key_id, error=str(error))
+        return Quota()
 
 
 def raised_by(option: str, setting: str) -> str:

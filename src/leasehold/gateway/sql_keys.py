@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import structlog
 
 from leasehold.core.endpoint import Caller
 from leasehold.core.opening import open_part
@@ -18,10 +19,12 @@ from leasehold.gateway.keys import (
     new_key,
     secret_hash,
 )
-from leasehold.gateway.limits import Quota
+from leasehold.gateway.limits import Quota, read_quota
 from leasehold.ledger.engine import INBOX, Engine, Row
 
 _TICKET_BYTES = 32
+_TIMES = ("created_ms", "expires_ms", "last_used_ms")
+_log = structlog.get_logger("leasehold.gateway")
 
 
 class SqlKeyRing:
@@ -51,7 +54,8 @@ class SqlKeyRing:
         return bool(await self._engine.run(INBOX, "key_limit", key_id=key_id, quota=text))
 
     async def list(self) -> list[Key]:
-        return [_key(row) for row in await self._engine.run(INBOX, "key_list")]
+        keys = [_key(row) for row in await self._engine.run(INBOX, "key_list")]
+        return [key for key in keys if key]
 
     async def revoke(self, key_id: str) -> bool:
         return bool((await self._engine.run(INBOX, "key_revoke", key_id=key_id))[0]["gone"])
@@ -112,17 +116,16 @@ class SqlKeyRing:
         await self._engine.close()
 
 
-def _key(row: Row) -> Key:
-    return Key(
-        id=row["key_id"],
-        name=row["name"],
-        scopes=tuple(row["scopes"].split()),
-        secret_h=row["secret_h"],
-        created_ms=row["created_ms"],
-        expires_ms=row["expires_ms"],
-        last_used_ms=row["last_used_ms"],
-        quota=msgspec.json.decode(row["quota"], type=Quota),
-    )
+def _key(row: Row) -> Key | None:
+    """A stored key; None for a row that is none."""
+    named = {name: row[name] for name in ("name", "secret_h", *_TIMES)}
+    quota = read_quota(row["quota"], row["key_id"])
+    scopes = row["scopes"].split()
+    try:
+        return msgspec.convert({"id": row["key_id"], "scopes": scopes, "quota": quota} | named, Key)
+    except msgspec.ValidationError as error:
+        _log.error("key_unreadable", key_id=row["key_id"], error=str(error))
+        return None
 
 
 def _session(row: Row) -> Session:

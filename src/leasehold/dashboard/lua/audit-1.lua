@@ -1,16 +1,44 @@
 -- Appends an entry to the audit log if the log still ends with the entry that was seen, and removes
--- the oldest entries if it is told to.
+-- the oldest entries if it is told to. Where an entry with the last of all ids leaves none for the next
+-- one, the log is written anew, with ids of now for entries of the far future, and goes on.
 -- KEYS[1]  the log, a stream
 -- ARGV     [1] the id of the last entry seen ("" for an empty log), [2] number, [3] hash of the
 --          entry before it, [4] its own hash, [5] its text, [6] the id of the oldest entry to keep
 --          ("" to keep all)
 -- Returns  the id of the entry, or nil when the log has gone on
 -- Clauses  I-44
+local TIME_DIGITS = 15
+
+local function add(id, number, prev, own, text)
+  return redis.pcall('XADD', KEYS[1], id, 'n', number, 'p', prev, 'h', own, 'e', text)
+end
+
+-- A stream forgets its last id only as a whole (XSETID refuses ids before one that was deleted).
+local function write_anew()
+  local entries = redis.call('XRANGE', KEYS[1], '-', '+')
+  redis.call('DEL', KEYS[1])
+  for _, entry in ipairs(entries) do
+    local named = {n = '', p = '', h = '', e = ''}
+    for at = 1, #entry[2] - 1, 2 do
+      named[entry[2][at]] = entry[2][at + 1]
+    end
+    local is_sane = string.find(entry[1], '-', 1, true) <= TIME_DIGITS + 1
+    add(is_sane and entry[1] or '*', named.n, named.p, named.h, named.e)
+  end
+end
+
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 if (last[1] and last[1][1] or '') ~= ARGV[1] then
   return false
 end
-local id = redis.call('XADD', KEYS[1], '*', 'n', ARGV[2], 'p', ARGV[3], 'h', ARGV[4], 'e', ARGV[5])
+local id = add('*', ARGV[2], ARGV[3], ARGV[4], ARGV[5])
+if id.err and string.find(id.err, 'exhausted', 1, true) then
+  write_anew()
+  id = add('*', ARGV[2], ARGV[3], ARGV[4], ARGV[5])
+end
+if id.err then
+  return id
+end
 if ARGV[6] ~= '' then
   redis.call('XTRIM', KEYS[1], 'MINID', ARGV[6])
 end

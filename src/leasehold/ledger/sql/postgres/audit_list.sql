@@ -1,5 +1,5 @@
 -- Actions of people, newest first.
--- Takes: before bigint, count integer
+-- Takes: through bigint, count integer
 -- Returns: a row each
 -- Clauses: I-44
-SELECT seq, number, prev, hash, entry FROM audit_log WHERE seq < :before ORDER BY seq DESC LIMIT :count
+SELECT seq, number, prev, hash, entry FROM audit_log WHERE seq <= :through ORDER BY seq DESC LIMIT :count
