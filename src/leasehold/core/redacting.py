@@ -3,15 +3,20 @@
 A value is masked by its name, at any depth and also in JSON within strings; in other text by what
 stands before it (`password=...`, `Authorization: ...`), by its place in a URL (the password, and
 query parameters with such names), and by the forms of usual credentials. What should be JSON and
-is not is masked whole: nothing in it can be told apart. Every step is linear in the text.
+is not is masked whole: nothing in it can be told apart. Every step is linear in the text; a longer
+text than `_TEXT_MAX`, and what is nested deeper than `_DEEP` encodings, are masked whole. Large
+jobs are masked in a thread, because the event loop serves everyone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable
-from functools import lru_cache
-from typing import Any
+import unicodedata
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -27,21 +32,53 @@ USUAL = (
     *("authorization", "auth", "bearer", "cookie", "credential", "session", "sid", "dsn"),
     *("private_key", "access_key", "account_key", "signing_key", "encryption_key", "kek", "dek"),
     *("connection_string", "conn_str", "signature", "sig", "otp", "pin", "cvv", "cvc"),
+    *("pw", "creds", "ssh_key", "license_key", "hmac_key", "master_key", "client_key"),
 )
+# A name that ends in `pass`, or whose last part is `key`, is secret too, except these.
+_NO_PASS = (
+    *("bypass", "compass", "surpass", "trespass", "overpass", "underpass"),
+    *("lowpass", "highpass", "bandpass"),
+)
+_NO_KEY = frozenset(
+    (
+        *("primary", "foreign", "sort", "partition", "idempotency", "cache", "public", "object"),
+        *("s", "routing", "dedup", "dedupe", "deduplication", "group", "row", "shard", "hash"),
+        *("range", "index", "unique", "natural", "composite", "storage", "blob", "file", "order"),
+        *("ordering", "message", "event", "job", "task", "queue", "record", "item", "entity"),
+        *("lookup", "join", "parent", "child", "issue", "project", "search", "lock", "map"),
+        *("column", "field", "metric", "feature", "translation", "correlation", "host", "hot"),
+    )
+)
+_T = TypeVar("_T")
+_TEXT_MAX = 64 * 1024
+_DEEP = 3
+_LARGE = 32 * 1024
+_APART = ThreadPoolExecutor(1, "redaction")  # one: more would only contend with the event loop
 _SHORT = 4
 _NAME_CHARS = 128
-_NAMES = ("name", "key", "header", "field")
-_VALUES = ("value", "values", "content")
+_NAMES = ("name", "key", "header", "field", "k", "option", "parameter", "variable", "property")
+_VALUES = ("value", "values", "content", "v", "val", "default")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WORD = re.compile(r"[^\s\"'<>]+")
+_SCHEME = re.compile(r"(:(?:\\*/){2})")  # JSON may have escaped the slashes
 _PARAMETER = re.compile(r"([?&;#])([^=&;#?]+)=([^&;#]*)")
+_ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
+_SERVER = re.compile(r"\w+\(|[\w.\-]+(?:/|:\d{2,5}(?!\w))")
+_ELEMENT = re.compile(r"<([\w.:\-]++)((?:\s[^<>]*+)?>(?:<!\[CDATA\[)?)([^<]+)")
+_USER_OPTION = re.compile(
+    r"(?<!\S)(-u|--user|--proxy-user)(=|\s{1,4})([\"']?)(?!\d+:\d+\b|\w+:/)([^\s:\"']{1,128}):[^\s\"']+"
+)
+_USER_OPTIONS = ("-u", "--user", "--proxy-user")
+_OPTION = re.compile(r"(?<![\w.\-])--?([\w.\-]++)\s{1,4}(?=[^\s\-])")
 # The lookbehinds let a match begin only where a word does: without them long words cost n * n.
 _ASSIGNED = re.compile(
-    r"(?<![\w.\-])([\w.\-]++(?: [\w.\-]++)?)(?:\\*[\"'])?\s{0,4}[:=]\s{0,4}(?=[^\s:=])"
+    r"(?<![\w.\-])([\w.\-]++(?: [\w.\-]++)?)(?:\\*[\"'])?\s{0,4}(?::=|={1,2}>?|:)"
+    r"\s{0,4}(?=[^\s:=])"
 )
 _ESCAPED_QUOTE = re.compile(r"\\+[\"']")
 _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?", re.DOTALL)
 _UNQUOTED = re.compile(r"\S+")
+_PHRASE = re.compile(r"\S*[^\s,;](?:[^\r\n,;\"']*)|\S+")
 _HEADER_LINE = re.compile(r"[^\r\n\"']+")
 _CLASS = re.compile(r"\w+(?:Error|Exception)")  # its colon stands before a message
 _HEADER = re.compile("authorization|cookie")
@@ -50,7 +87,8 @@ _CREDENTIAL = re.compile(
     r"|(?i:\bbearer)\s{1,4}[\w.~+/=\-]{6,}|(?i:\bbasic)\s{1,4}(?=[A-Za-z]*[\d+/=])[\w+/=\-]{6,}"
     r"|(?<![\w\-])(?:(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}|eyJ[\w\-]{8,}\.[\w\-]{8,}[\w.\-]*"
     r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|xox[abeprs]-[\w\-]{10,}"
-    r"|[srp]k_(?:live|test)_\w{10,}|sk-[\w\-]{20,}|AIza[\w\-]{30,}|lh_\w{8,})",
+    r"|[srp]k_(?:live|test)_\w{10,}|sk-[\w\-]{20,}|AIza[\w\-]{30,}|lh_\w{8,}"
+    r"|hooks\.slack\.com/(?:services|workflows)/\S+)",
     re.DOTALL,
 )
 
@@ -60,7 +98,8 @@ class Redaction:
 
     `/expression/` masks what the regular expression finds in any text. A name of up to four letters
     must be a whole part of a key (`pin` is in `card_pin`, not in `shipping`), a longer one may
-    stand anywhere; case, `-` and `_` do not matter.
+    stand anywhere; case, `-` and `_` do not matter. A name that ends in `pass`, or in `_key` or
+    `Key` after a word that is not known to be harmless, is secret as well.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -68,6 +107,7 @@ class Redaction:
         dropped = {_flat(word[1:]) for word in given if word.startswith("-")}
         patterns = [word[1:-1] for word in given if len(word) > 2 and word[0] == word[-1] == "/"]
         named = [word for word in given if word[0] not in "-/"]
+        self._dropped = dropped
         words = [word for word in map(_flat, (*USUAL, *named)) if word and word not in dropped]
         self._short = frozenset(word for word in words if len(word) <= _SHORT)
         self._long = re.compile("|".join(re.escape(w) for w in words if len(w) > _SHORT) or "(?!)")
@@ -84,14 +124,40 @@ class Redaction:
         return self._known(name) if len(name) <= _NAME_CHARS else self._is_secret(name)
 
     def _is_secret(self, name: str) -> bool:
+        if not name.isascii():  # full-width letters
+            name = unicodedata.normalize("NFKC", name)
         flat = _flat(name)
         if self._long.search(flat):
             return True
-        return not self._short.isdisjoint((flat, *(part.lower() for part in _PART.findall(name))))
+        parts = [part.lower() for part in _PART.findall(name)]
+        if not self._short.isdisjoint((flat, *parts)):
+            return True
+        if flat in self._dropped:
+            return False
+        if flat.endswith("pass"):
+            return "pass" not in self._dropped and not flat.endswith(_NO_PASS)
+        # In plain text `missing key: x` is a message.
+        is_key = len(parts) > 1 and parts[-1] == "key" and " " not in name
+        return is_key and parts[-2] not in _NO_KEY and "key" not in self._dropped
 
-    def shown(self, job: JobRecord, caller: Caller) -> JobRecord:
+    async def apart(self, chars: int, mask: Callable[[], _T]) -> _T:
+        """Run what masks so many characters, in a thread where they are many."""
+        if chars <= _LARGE:
+            return mask()
+        return await asyncio.get_running_loop().run_in_executor(_APART, mask)
+
+    async def shown(self, job: JobRecord, caller: Caller) -> JobRecord:
         """A job as this caller sees it: whole for its requester."""
-        return job if caller.owns(job.requester) else self.record(job)
+        return job if caller.owns(job.requester) else await self.seen(job)
+
+    async def seen(self, job: JobRecord) -> JobRecord:
+        """`record`, away from the event loop where the job is large."""
+        return await self.apart(size_of(job), partial(self.record, job))
+
+    async def events(self, events: list[JobEvent]) -> list[JobEvent]:
+        """Events as they are shown to those who did not submit the job."""
+        chars = sum(len(event.data) for event in events)
+        return await self.apart(chars, lambda: [self.event(event) for event in events])
 
     def record(self, job: JobRecord) -> JobRecord:
         """A job as it is shown to those who did not submit it."""
@@ -128,74 +194,111 @@ class Redaction:
             return to_json(self.text(raw.decode(errors="replace"))) if raw else raw
         return self.raw(raw)
 
-    def masked(self, value: Any) -> Any:
-        """The value with secrets masked, at any depth; the original stays as it is."""
+    def masked(self, value: Any, deep: int = _DEEP) -> Any:
+        """The value with secrets masked, at any depth; the original stays as it is.
+
+        `deep` is how many more encodings (JSON or parameters within a string) are looked into.
+        """
         if isinstance(value, str):
-            return self.text(value)
+            return self.text(value, deep)
         if isinstance(value, dict):
-            return self._object(value)
+            return self._object(value, deep)
         if isinstance(value, list):
             if len(value) == 2 and isinstance(value[0], str) and self.is_secret(value[0]):
                 return [value[0], _hidden(value[1])]  # a header as a pair
-            return [self.masked(inner) for inner in value]
+            return self._list(value, deep)
         return value
 
-    def _object(self, value: dict[str, Any]) -> dict[str, Any]:
+    def _list(self, value: list[Any], deep: int) -> list[Any]:
+        masked, before = [], ""
+        for inner in value:
+            if before[:1] == "-" and "=" not in before and self.is_secret(before):
+                masked.append(_hidden(inner))  # ["--password", ...]
+            elif before in _USER_OPTIONS and isinstance(inner, str) and ":" in inner:
+                masked.append(f"{inner.partition(':')[0]}:{MASK}")
+            else:
+                masked.append(self.masked(inner, deep))
+            before = inner if isinstance(inner, str) else ""
+        return masked
+
+    def _object(self, value: dict[str, Any], deep: int) -> dict[str, Any]:
         named = False  # such as {"name": "Authorization", "value": ...}
         if len(value) <= len(_NAMES) + len(_VALUES):
             names = [inner for key, inner in value.items() if key.lower() in _NAMES]
             named = any(isinstance(name, str) and self.is_secret(name) for name in names)
         return {
-            self.text(key): _hidden(inner)
+            self.text(key, deep): _hidden(inner)
             if self.is_secret(key) or (named and key.lower() in _VALUES)
-            else self.masked(inner)
+            else self.masked(inner, deep)
             for key, inner in value.items()
         }
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, deep: int = _DEEP) -> str:
         """A string with the secrets in it masked."""
+        if len(text) < _SHORT:
+            return text
+        if len(text) > _TEXT_MAX:
+            return MASK
         try:
-            return self._text(text) if len(text) >= _SHORT else text
+            return self._text(text, deep)
         except RecursionError:
             return MASK
 
-    def _text(self, text: str) -> str:
+    def _text(self, text: str, deep: int) -> str:
         if text.lstrip()[:1] in ("{", "[", '"'):
             try:
                 inner = from_json(text.encode(errors="surrogatepass"))
             except (msgspec.DecodeError, UnicodeError):
                 pass
             else:
-                masked = self.masked(inner)
+                masked = self.masked(inner, deep - 1) if deep else MASK
                 if masked != inner:
-                    return to_json(masked).decode()
-        if "://" in text:
-            text = _WORD.sub(lambda found: self._url(found[0]), text)
-        if ":" in text or "=" in text:
-            text = self._assigned(text)
-        text = _CREDENTIAL.sub(MASK, text)
+                    return to_json(masked).decode() if deep else MASK
+        text = self._plain(text, deep)
         for pattern in self._patterns:
             text = pattern.sub(MASK, text)
         return text
 
-    def _url(self, word: str) -> str:
-        """A word without the logins of the URLs in it, nor the values of secret parameters."""
-        scheme, *rest = word.split("://")
-        shown = "://".join((scheme, *map(_without_login, rest)))
-        return _PARAMETER.sub(self._parameter, shown) if rest else word
+    def _plain(self, text: str, deep: int) -> str:
+        if "@" in text or _SCHEME.search(text):
+            text = _WORD.sub(lambda found: self._url(found[0], deep), text)
+        if "<" in text:
+            text = _ELEMENT.sub(self._element, text)
+        if "-" in text:
+            text = _USER_OPTION.sub(rf"\1\2\3\4:{MASK}", text)
+            text = self._assigned(text, _OPTION)
+        if ":" in text or "=" in text:
+            text = self._assigned(text, _ASSIGNED)
+        return _CREDENTIAL.sub(MASK, text)
 
-    def _parameter(self, found: re.Match[str]) -> str:
+    def _url(self, word: str, deep: int) -> str:
+        """A word without the logins of the URLs in it, nor the values of secret parameters."""
+        first, *rest = _SCHEME.split(word)
+        if not rest:
+            return _without_schemeless_login(word)
+        rest[1::2] = map(_without_login, rest[1::2])
+        return _PARAMETER.sub(lambda found: self._parameter(found, deep), first + "".join(rest))
+
+    def _parameter(self, found: re.Match[str], deep: int) -> str:
         mark, name, value = found.groups()
-        plain = unquote_plus(value) if value and "%" in value else ""
-        named = unquote_plus(name)
-        if self.is_secret(named) or named.lower() == "key" or self.text(plain) != plain:
+        named = unquote_plus(name) if "%" in name else name
+        if self.is_secret(named) or named.lower() == "key":
             return f"{mark}{name}={MASK}"
+        if "%" in value:
+            plain = unquote_plus(unquote_plus(value))
+            # What is encoded more often than twice is not followed.
+            if not deep or _ENCODED.search(plain) or self.text(plain, deep - 1) != plain:
+                return f"{mark}{name}={MASK}"
         return found[0]
 
-    def _assigned(self, text: str) -> str:
-        """The text without the values of `name=value` and `name: value` whose names are secret."""
+    def _element(self, found: re.Match[str]) -> str:
+        secret = self.is_secret(found[1]) and not found[3].isspace()
+        return f"<{found[1]}{found[2]}{MASK}" if secret else found[0]
+
+    def _assigned(self, text: str, expression: re.Pattern[str]) -> str:
+        """The text without the values that follow secret names as the expression says."""
         parts, at = [], 0
-        while found := _ASSIGNED.search(text, at):
+        while found := expression.search(text, at):
             parts.append(text[at : found.end()])
             at = found.end()
             name = found[1]
@@ -210,9 +313,14 @@ class Redaction:
             return original
         if isinstance(edited, dict):
             known = original if isinstance(original, dict) else {}
+            # Beside another name the value might be shown, or be sent to another place.
+            shown = self.masked(known)
+            kept = edited.keys() == shown.keys() and all(
+                inner in (MASK, shown[key]) for key, inner in edited.items()
+            )
             return {
                 key: known[key]
-                if inner == MASK and key in known
+                if inner == MASK and kept and key in known
                 else self.restored(inner, known.get(key))
                 for key, inner in edited.items()
             }
@@ -224,8 +332,8 @@ class Redaction:
             ]
         if isinstance(edited, str) and MASK in edited:
             raise UsageError(
-                f"the payload still has {MASK} in a text that was edited: write the value itself, "
-                "or leave the text as it was"
+                f"the payload still has {MASK} in a text or object that was edited: write the "
+                "value itself, or leave the text or object as it was"
             )
         return edited
 
@@ -235,15 +343,35 @@ def _hidden(value: Any) -> Any:
     return value if value is None or value == "" or isinstance(value, bool) else MASK
 
 
+def size_of(job: JobRecord) -> int:
+    """How much of a job there is to mask; `extra` is counted as far as it is text."""
+    contents = (job.payload, job.result, job.error, job.progress, *job.extra.values())
+    return sum(len(each) for each in contents if isinstance(each, bytes | str))
+
+
+def without_contents(job: JobRecord) -> JobRecord:
+    """A job as lists show it, of which only the error is to be masked."""
+    return msgspec.structs.replace(job, payload=b"", result=b"", progress=b"", extra={})
+
+
 def _without_login(rest: str) -> str:
     """What follows `://`, without a password; a user alone may be a token, and is masked too."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    _, colon, after = authority.partition(":")
     # A password may hold an unescaped slash: then the last @ is in what looks like the path.
-    whole = rest if colon and not after.isdecimal() else authority
+    whole = rest if ":" in authority else authority
     login, at, host = whole.rpartition("@")
     user, colon, _ = login.partition(":")
     return f"{user if colon else ''}{colon}{MASK}@{host}{rest[len(whole) :]}" if at else rest
+
+
+def _without_schemeless_login(word: str) -> str:
+    """`user:password@server` and Oracle's `user/password@server`."""
+    login, at, server = word.rpartition("@")
+    user, colon, _ = login.partition(":")
+    if at and (server.startswith("//") or "jdbc:" in login.lower()):
+        user, slash, _ = login.partition("/")
+        return f"{user}{slash}{MASK}@{server}" if slash else word
+    return f"{user}:{MASK}@{server}" if at and colon and _SERVER.match(server) else word
 
 
 def _value_end(text: str, at: int, name: str) -> int:
@@ -255,7 +383,9 @@ def _value_end(text: str, at: int, name: str) -> int:
         end = text.find(escaped[0], escaped.end())
         return len(text) if end < 0 else end + len(escaped[0])
     header = _HEADER.search(_flat(name))
-    found = _QUOTED.match(text, at) or (_HEADER_LINE if header else _UNQUOTED).match(text, at)
+    spaced = text[at - 1] == " " and text[max(at - 5, 0) : at].rstrip()[-1:] == ":"
+    unquoted = _PHRASE if spaced else _UNQUOTED
+    found = _QUOTED.match(text, at) or (_HEADER_LINE if header else unquoted).match(text, at)
     return found.end() if found else len(text)
 
 

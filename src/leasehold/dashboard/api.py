@@ -140,9 +140,8 @@ class Api:
         job = await self._street[queue].ledger.get(call.path["job_id"])
         if job is None:
             raise NotFound("there is no such job (any more)")
-        return Answer(
-            200, job_full(queue, job if _is_own(call, job) else self._redaction.record(job))
-        )
+        shown = job if _is_own(call, job) else await self._redaction.seen(job)
+        return Answer(200, job_full(queue, shown))
 
     async def events(self, call: Call) -> Answer:
         """Its events."""
@@ -156,7 +155,7 @@ class Api:
         events = await ledger.events(job_id, after=asked.after, limit=asked.limit)
         job = await ledger.get(job_id)
         if job is None or not _is_own(call, job):
-            events = [self._redaction.event(event) for event in events]
+            events = await self._redaction.events(events)
         return Answer(200, EventList([event_line(event) for event in events]))
 
     async def submit(self, call: Call) -> Answer:

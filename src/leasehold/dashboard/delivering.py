@@ -75,7 +75,7 @@ async def deliveries(
     states = tuple(state for state in counts.states if kind_of(state) == kind)
     page = await ledger.find(Query(states=states, after=after, limit=limit))
     return Deliveries(
-        queue, [_delivery(redaction.record(event)) for event in page.jobs], page.after
+        queue, [_delivery(await redaction.seen(event)) for event in page.jobs], page.after
     )
 
 

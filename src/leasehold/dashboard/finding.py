@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import heapq
+import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import msgspec
 
 from leasehold.core.errors import Conflict, StoreError
 from leasehold.core.job import JobRecord
-from leasehold.core.redacting import Redaction
+from leasehold.core.redacting import Redaction, size_of, without_contents
 from leasehold.core.seam import Query
 from leasehold.dashboard.house import House, Street, that_answer
 from leasehold.dashboard.kinds import states_of
@@ -27,6 +29,7 @@ _STEP = 200
 SCAN_MAX = 4_000
 COUNT_MAX = 20_000
 _TIE_CHARS = 10
+_TURN_S = 0.01  # then other requests have their turn
 _LEDGER_SCAN = 5_000
 _EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
 
@@ -149,11 +152,12 @@ class Finder:
     async def _by_id(self, search: Search) -> list[FoundJob]:
         houses = [house for house in self._street if search.wants_queue(house.name)]
         jobs = await that_answer(house.ledger.get(search.job_id) for house in houses)
-        return [
-            self._found(house, job)
+        found = [
+            await self._judged(search, house, job)
             for house, job in zip(houses, jobs, strict=True)
-            if job and self._matches(search, job, house.name)
+            if job
         ]
+        return [each for each in found if each]
 
     async def _sources(self, search: Search, places: dict[str, _Place]) -> list[_Source]:
         opened = [await self._source(house, search, places) for house in self._street]
@@ -188,6 +192,7 @@ class Finder:
         _check_any(sources)
         heap = [(-source.head.created_ms, at) for at, source in enumerate(sources) if source.jobs]
         heapq.heapify(heap)
+        begun_s = time.monotonic()
         while heap and len(found) < limit and scanned < SCAN_MAX:
             _, at = heapq.heappop(heap)
             source = sources[at]
@@ -196,36 +201,35 @@ class Finder:
             if job.created_ms < search.since_ms:  # newest first: all that follow are older still
                 source.place.ended = True
                 continue
-            if self._matches(search, job, source.house.name):
-                found.append(self._found(source.house, job))
+            if (judged := await self._judged(search, source.house, job)) is not None:
+                found.append(judged)
+            if time.monotonic() - begun_s > _TURN_S:
+                await asyncio.sleep(0)
+                begun_s = time.monotonic()
             if not source.jobs:
                 await source.fill()
             if source.jobs:
                 heapq.heappush(heap, (-source.head.created_ms, at))
         return found
 
-    def _matches(self, search: Search, job: JobRecord, queue: str) -> bool:
-        """Judged on what may be seen: a masked value cannot be found out by searching for it."""
-        roots = {term.name.partition(".")[0] for term in search.terms}
-        if not roots.isdisjoint(("", "payload", "result")):
-            job = self.redaction.record(job)
-        elif "error" in roots:
-            job = msgspec.structs.replace(job, error=self.redaction.error(job.error))
-        return search.matches(job, queue)
+    async def _judged(self, search: Search, house: House, job: JobRecord) -> FoundJob | None:
+        """What lists show of a job that matches: its error masked, and nothing it carries.
 
-    def _found(self, house: House, job: JobRecord) -> FoundJob:
-        """What lists show: the error masked, and nothing of what went in and came out."""
-        return FoundJob(
-            house.name,
-            msgspec.structs.replace(
-                job,
-                error=self.redaction.error(job.error),
-                payload=b"",
-                result=b"",
-                progress=b"",
-                extra={},
-            ),
-        )
+        It is judged on what may be seen: a masked value cannot be found out by searching for it.
+        """
+        roots = {term.name.partition(".")[0] for term in search.terms}
+        if roots.isdisjoint(("", "payload", "result", "error")) and not search.matches(
+            job, house.name
+        ):
+            return None
+        seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
+        return await self.redaction.apart(size_of(seen), partial(self._judge, search, house, seen))
+
+    def _judge(self, search: Search, house: House, job: JobRecord) -> FoundJob | None:
+        shown = self.redaction.record(job)
+        if not search.matches(shown, house.name):
+            return None
+        return FoundJob(house.name, without_contents(shown))
 
 
 class _Source:

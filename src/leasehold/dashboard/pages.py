@@ -155,8 +155,9 @@ class Pages:
         job = await house.ledger.get(visit.request.path_params["job_id"])
         if job is None:
             raise NotFound("there is no such job (any more): it expired, was removed, or never was")
-        job = self._redaction.record(job)
+        job = await self._redaction.seen(job)
         events = await self._events(house, job.job_id)
+        latest = await self._redaction.events(events[-_EVENTS_SHOWN:])
         now_ms = time.time_ns() // 1_000_000
         base = str(visit.request.base_url).rstrip("/")
         payload = decoded(job.payload)
@@ -173,10 +174,7 @@ class Pages:
                 "error": pretty(decoded(job.error)) if job.error else "",
                 "progress": progress_of(job),
                 "timeline": self._timeline(queue, job, events, now_ms),
-                "events": [
-                    (line, brief_of(line.data))
-                    for line in map(event_line, map(self._redaction.event, events[-_EVENTS_SHOWN:]))
-                ],
+                "events": [(line, brief_of(line.data)) for line in map(event_line, latest)],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
@@ -301,7 +299,7 @@ class Pages:
             except StoreError:
                 continue
             if job is not None:
-                found[house.name] = self._redaction.record(job)
+                found[house.name] = await self._redaction.seen(job)
         return found
 
     def _queue_row(self, house: House) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class Feed:
             await asyncio.sleep(_AWAY_S)  # the client keeps its place while the store is away
             return
         if subscriber.masked:
-            events = [self._redaction.event(event) for event in events]
+            events = await self._redaction.events(events)
         served = sum(deliver(subscriber, event, self._final) for event in events)
         self._on_events(served)
         channel = self._channels.get(subscriber.job_id)
@@ -290,25 +290,35 @@ class Feed:
             if not cursors:
                 continue
             changed, unreadable = await read_changes(self._ledger, cursors)
-            job_ids += [job_id for job_id in changed if self._hand_out(job_id, changed[job_id])]
+            for job_id, events in changed.items():
+                masked = await self._redaction.events(events) if self._masks(job_id) else events
+                if self._hand_out(job_id, events, masked):
+                    job_ids.append(job_id)
             for job_id in unreadable:
                 self._end(job_id, _UNREADABLE)
 
-    def _hand_out(self, job_id: str, events: list[JobEvent]) -> bool:
+    def _masks(self, job_id: str) -> bool:
+        channel = self._channels.get(job_id)
+        return channel is not None and any(each.masked for each in channel.subscribers)
+
+    def _hand_out(self, job_id: str, events: list[JobEvent], masked: list[JobEvent]) -> bool:
         """Give one job's new events to its live subscribers; True if there may be more."""
         channel = self._channels.get(job_id)
         if channel is None or not events:
             return False
         now_s = time.monotonic()
         served = 0
-        for event in events:
+        for event, hidden in zip(events, masked, strict=True):
             at = position(event.event_id)
             if at <= channel.cursor:
                 continue
             channel.event_id, channel.cursor = event.event_id, at
             framed, last = {False: frame(event)}, event.type in self._final
-            if any(subscriber.masked for subscriber in channel.subscribers):
-                framed[True] = frame(self._redaction.event(event))
+            if self._masks(job_id):
+                # Where the events are not masked, this subscriber came after they were read.
+                framed[True] = frame(
+                    hidden if masked is not events else self._redaction.event(event)
+                )
             for subscriber in channel.subscribers:
                 own = framed[subscriber.masked]
                 if subscriber.live and subscriber.event(event, own, at=at, last=last):

@@ -290,6 +290,42 @@ async def test_the_outbox_shows_no_secret_of_an_address_or_answer(scene: Scene) 
         scene.canaries.check(reply.body, path)
 
 
+class Stalls:
+    """The longest time for which the event loop served no one."""
+
+    worst_s = 0.0
+
+    async def watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            begun_s = loop.time()
+            await asyncio.sleep(0.005)
+            self.worst_s = max(self.worst_s, loop.time() - begun_s)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("scene", _STREAMED, indirect=True)
+async def test_looking_at_hostile_jobs_does_not_stall_the_gateway(scene: Scene) -> None:
+    nested = "a://?x=" * 100 + "%" + "25" * 100 + "41" + "b" * 59_000
+    hostile = json.dumps({"a": [nested, "a://?a=%41&" * 5_000, "--pw a:b@c/ " * 4_000]}).encode()
+    for at in range(20):
+        await scene.submit(str(at), hostile)
+    observer = scene.by["observe"]
+    pages = await scene.signed_in("observe")
+    root = scene.events_path("0").removesuffix("/events")
+    asked = [(observer, root), (observer, "/api/jobs?q=zzz"), (observer, "/api/jobs?q=payload.a=z")]
+    asked += [(observer, "/api/jobs"), (pages, "/jobs?q=zzz")]
+    if scene.contract == "streams":
+        asked.append((observer, "/v1/jobs?limit=50"))
+    for web, path in asked:
+        stalls = Stalls()
+        watching = asyncio.create_task(stalls.watch())
+        reply = await web.get(path)
+        watching.cancel()
+        assert reply.status == 200, path
+        assert stalls.worst_s < 0.25, path  # masked in the event loop: seconds
+
+
 @pytest.mark.parametrize("scene", _STREAMED, indirect=True)
 async def test_an_answer_to_a_cancel_by_an_admin_is_masked(scene: Scene) -> None:
     await scene.fill()

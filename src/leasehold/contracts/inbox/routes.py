@@ -129,7 +129,7 @@ class InboxRoutes:
     async def status(self, call: Call) -> Answer:
         """The job as it is now; what was pruned is gone, what is not yours does not exist."""
         record = await self._record(call, call.query.job_id)
-        return Answer(200, view(self._redaction.shown(record, call.caller)))
+        return Answer(200, view(await self._redaction.shown(record, call.caller)))
 
     async def refresh(self, call: Call) -> Answer:
         """Newer credentials for a job that is not finished."""

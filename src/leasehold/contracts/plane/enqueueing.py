@@ -88,9 +88,13 @@ class Jobs:
         record = await self._record(call)
         attempts = await self._ledger.attempts(record.job_id)
         if not call.caller.owns(record.requester):
+            errors = [each["error"].encode() for each in attempts]
+            masked = await self._redaction.apart(
+                sum(map(len, errors)), lambda: [self._redaction.error(each) for each in errors]
+            )
             attempts = [
-                {**each, "error": self._redaction.error(each["error"].encode()).decode()}
-                for each in attempts
+                {**each, "error": error.decode()}
+                for each, error in zip(attempts, masked, strict=True)
             ]
         return view(record, attempts)
 
@@ -101,7 +105,7 @@ class Jobs:
         record = await self._ledger.get(submitted.job_id)
         if record is None:  # it has ended and was removed meanwhile
             raise _unknown()
-        shown = self._redaction.shown(record, call.caller)
+        shown = await self._redaction.shown(record, call.caller)
         return Answer(202, view(shown, []), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
@@ -112,7 +116,7 @@ class Jobs:
         streams = call.caller.streams
         if streams and record.queue not in streams:
             raise _unknown()
-        return self._redaction.shown(record, call.caller)
+        return await self._redaction.shown(record, call.caller)
 
     def _new_job(self, asked: Any, call: Call, key: str, trace: str) -> NewJob:
         check_allowed(call.caller, [asked.stream or self._ledger.default_stream])

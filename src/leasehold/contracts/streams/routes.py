@@ -34,7 +34,7 @@ from leasehold.core.intake import (
     trace_context,
 )
 from leasehold.core.job import JobRecord, NewJob, Submitted
-from leasehold.core.redacting import Redaction
+from leasehold.core.redacting import Redaction, without_contents
 from leasehold.core.seam import Query
 from leasehold.core.state import STREAMS
 from leasehold.core.submission import new_job_id
@@ -75,7 +75,10 @@ class StreamsRoutes:
         task = asked.task if isinstance(asked.task, str) else ""
         query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
         page = await self._ledger.find(query, requester=call.reach)
-        shown = [line(self._redaction.shown(record, call.caller)) for record in page.jobs]
+        shown = [
+            line(await self._redaction.shown(without_contents(record), call.caller))
+            for record in page.jobs
+        ]
         return Answer(200, JobPage(shown, page.after))
 
     async def follow(self, call: Call) -> Answer | Follow:
@@ -99,7 +102,7 @@ class StreamsRoutes:
         if after is None:
             raise _unknown()
         if said in ("ok", "requested"):
-            after = self._redaction.shown(after, call.caller)
+            after = await self._redaction.shown(after, call.caller)
             return Answer(200 if after.state in STREAMS.final else 202, view(after))
         raise Conflict(f"the job is {after.state} and cannot be canceled any more")
 
@@ -116,7 +119,7 @@ class StreamsRoutes:
             # It is stored, and an error now would make the client send it again.
             with suppress(StoreError):
                 record = await self._ledger.get(submitted.job_id)
-        shown = self._redaction.shown(record or _as_sent(job, submitted), call.caller)
+        shown = await self._redaction.shown(record or _as_sent(job, submitted), call.caller)
         return Answer(202, view(shown), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
@@ -127,7 +130,7 @@ class StreamsRoutes:
         record = await self._ledger.get(job_id)
         if record is None or not call.reaches(record.requester, job_id):
             raise _unknown()
-        return self._redaction.shown(record, call.caller)
+        return await self._redaction.shown(record, call.caller)
 
     def _new_job(self, call: Call) -> NewJob:
         asked: CreateJob = call.body
