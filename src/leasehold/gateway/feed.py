@@ -98,7 +98,7 @@ class Feed:
         self._unjournaled: UnjournaledTail | None = None
         if isinstance(ledger, WaitingLedger):
             self._unjournaled = UnjournaledTail(
-                ledger, cursors=self._unclaimed, hand_out=self._hand_out, read=self._read
+                ledger, cursors=self._unclaimed, hand_out=self._masked_out, read=self._read
             )
 
     @property
@@ -291,11 +291,14 @@ class Feed:
                 continue
             changed, unreadable = await read_changes(self._ledger, cursors)
             for job_id, events in changed.items():
-                masked = await self._redaction.events(events) if self._masks(job_id) else events
-                if self._hand_out(job_id, events, masked):
+                if await self._masked_out(job_id, events):
                     job_ids.append(job_id)
             for job_id in unreadable:
                 self._end(job_id, _UNREADABLE)
+
+    async def _masked_out(self, job_id: str, events: list[JobEvent]) -> bool:
+        masked = await self._redaction.events(events) if self._masks(job_id) else events
+        return self._hand_out(job_id, events, masked)
 
     def _masks(self, job_id: str) -> bool:
         channel = self._channels.get(job_id)

@@ -58,7 +58,7 @@ class UnjournaledTail:
         ledger: WaitingLedger,
         *,
         cursors: Callable[[float], dict[str, str]],
-        hand_out: Callable[[str, list[JobEvent]], object],
+        hand_out: Callable[[str, list[JobEvent]], Awaitable[object]],
         read: Callable[[list[str]], Awaitable[None]],
     ) -> None:
         self._ledger = ledger
@@ -100,7 +100,7 @@ class UnjournaledTail:
             finally:
                 self._waiting = False
             for job_id, events in news.items():
-                self._hand_out(job_id, events)
+                await self._hand_out(job_id, events)
             await asyncio.sleep(len(cursors) * _PAUSE_S_PER_STREAM)
 
     async def _recover(self, error: Exception, job_ids: list[str]) -> None:
