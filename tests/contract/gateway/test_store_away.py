@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from leasehold.core.errors import ServerError
+from leasehold.gateway.rings import open_keyring
 from leasehold.store.embedded import EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
 from tests.contract.gateway.conftest import Site
@@ -104,15 +105,22 @@ async def test_a_lost_answer_is_asked_for_again_and_makes_one_job(
 async def test_a_change_whose_answer_was_lost_is_in_the_audit_log(
     proxy: LossyProxy, distant: Site, path: str
 ) -> None:
-    web = await distant.web()
-    await web.post(f"/v1/jobs/{await web.submit()}/cancel")  # the server knows the script now
-    job_id = await web.submit()
+    ring = open_keyring(distant.url())
+    admin, admin_text = await ring.create(("admin",), "admin")
+    tenant, tenant_text = await ring.create(("jobs:write", "jobs:read", "jobs:cancel"), "tenant")
+    await ring.close()
+    url = (await distant.web()).url
+    web = Web(url, {"authorization": f"Bearer {admin_text}"})
+    its = Web(url, {"authorization": f"Bearer {tenant_text}"})
+    await its.post(f"/v1/jobs/{await its.submit()}/cancel")  # the server knows the script now
+    job_id = await its.submit()
     proxy.drop_reply(when=runs_a_script)
     body = {"job_ids": [job_id]} if path.startswith("/api") else None
     assert (await web.post(path.format(job_id), body)).status == 503
     assert (await web.get(f"/v1/jobs/{job_id}")).json["status"] == "canceled"
-    (entry, _) = (await web.get("/api/audit")).json["entries"]
-    assert (entry["action"], entry["ids"], entry["whose"]) == ("cancel", [job_id], ["local"])
+    (entry,) = (await web.get("/api/audit")).json["entries"]
+    assert (entry["action"], entry["ids"], entry["whose"]) == ("cancel", [job_id], [tenant.id])
+    assert entry["who"] == admin.id
     assert entry["outcome"].startswith("unknown")
 
 
