@@ -313,7 +313,7 @@ class Redaction:
             return original
         if isinstance(edited, dict):
             known = original if isinstance(original, dict) else {}
-            # A secret name masks its value again; another value may be masked for what is beside it.
+            # A secret name masks its value again; others are masked for what is beside them.
             shown = self.masked(known)
             kept = edited.keys() == shown.keys() and all(
                 inner in (MASK, shown[key]) for key, inner in edited.items()
