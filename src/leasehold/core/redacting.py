@@ -313,14 +313,14 @@ class Redaction:
             return original
         if isinstance(edited, dict):
             known = original if isinstance(original, dict) else {}
-            # Beside another name the value might be shown, or be sent to another place.
+            # A secret name masks its value again; others are masked for what is beside them.
             shown = self.masked(known)
             kept = edited.keys() == shown.keys() and all(
                 inner in (MASK, shown[key]) for key, inner in edited.items()
             )
             return {
                 key: known[key]
-                if inner == MASK and kept and key in known
+                if inner == MASK and key in known and (kept or self.is_secret(key))
                 else self.restored(inner, known.get(key))
                 for key, inner in edited.items()
             }

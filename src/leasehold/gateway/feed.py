@@ -297,21 +297,23 @@ class Feed:
                 self._end(job_id, _UNREADABLE)
 
     async def _masked_out(self, job_id: str, events: list[JobEvent]) -> bool:
-        masked = await self._redaction.events(events) if self._masks(job_id) else events
+        masked = await self._redaction.events(events) if self._masks(job_id) else None
         return self._hand_out(job_id, events, masked)
 
     def _masks(self, job_id: str) -> bool:
         channel = self._channels.get(job_id)
         return channel is not None and any(each.masked for each in channel.subscribers)
 
-    def _hand_out(self, job_id: str, events: list[JobEvent], masked: list[JobEvent]) -> bool:
+    def _hand_out(
+        self, job_id: str, events: list[JobEvent], masked: list[JobEvent] | None = None
+    ) -> bool:
         """Give one job's new events to its live subscribers; True if there may be more."""
         channel = self._channels.get(job_id)
         if channel is None or not events:
             return False
         now_s = time.monotonic()
         served = 0
-        for event, hidden in zip(events, masked, strict=True):
+        for event, hidden in zip(events, masked or events, strict=True):
             at = position(event.event_id)
             if at <= channel.cursor:
                 continue
@@ -319,9 +321,7 @@ class Feed:
             framed, last = {False: frame(event)}, event.type in self._final
             if self._masks(job_id):
                 # Where the events are not masked, this subscriber came after they were read.
-                framed[True] = frame(
-                    hidden if masked is not events else self._redaction.event(event)
-                )
+                framed[True] = frame(hidden if masked else self._redaction.event(event))
             for subscriber in channel.subscribers:
                 own = framed[subscriber.masked]
                 if subscriber.live and subscriber.event(event, own, at=at, last=last):

@@ -299,7 +299,7 @@ class Stalls:
         loop = asyncio.get_running_loop()
         while True:
             begun_s = loop.time()
-            await asyncio.sleep(0.005)  # what is measured is how much longer it takes
+            await asyncio.sleep(0.005)  # what is longer than this is the stall
             self.worst_s = max(self.worst_s, loop.time() - begun_s)
 
 
