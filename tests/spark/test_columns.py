@@ -128,7 +128,7 @@ async def test_an_id_of_another_request_is_a_conflict_and_harms_no_other(url: st
     others[7] = '"another"'
     tally = await put(url, batch(payload=others))
     assert (tally.replayed, tally.conflict) == (COUNT - 1, 1)
-    assert "job-0007: this job id belongs to another request" in tally.reasons[0]
+    assert "job-0007: this job id is taken" in tally.reasons[0]
 
 
 async def test_jobs_that_are_not_alike_or_not_sound_are_answered_one_by_one(url: str) -> None:

@@ -152,8 +152,8 @@ def _loose(raw: bytes) -> Any:
         return msgspec.json.decode(raw)
     except RecursionError:
         raise Problem("too_deep") from None
-    except msgspec.DecodeError as error:
-        raise Problem("bad_json", f"a number in the body cannot be kept: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem("bad_json", f"the body cannot be kept: {error}") from None
 
 
 def is_beyond(text: str) -> bool:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from leasehold.store.embedded import locate_node
+from tests.interop.npm import npm
 
 ROOT = Path(__file__).parents[3]
 MARK = "=====block====="
@@ -95,6 +100,10 @@ def console(text: str) -> list[tuple[str, str]]:
 def run_bash(script: str, folder: Path, environment: dict[str, str]) -> str:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
     path = f"{Path(sys.executable).parent}:{clean['PATH']}"
+    if shutil.which("npm") is None:  # the wheel's, which is no program of its own
+        node = locate_node()
+        path += f":{node.parent}"
+        script = f'npm() {{ {shlex.join(npm(node))} "$@"; }}\n{script}'
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=folder,

@@ -19,7 +19,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 # What runs the tests is not what is tested: it has the versions of the lock file.
-TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "redis")
+TOOLS = (
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "redis",
+    "rich",
+)
 SMOKE = (
     "tests/unit/core",
     "tests/unit/store",

@@ -29,3 +29,10 @@ def test_a_number_that_no_double_holds_is_refused(number: str) -> None:
 @pytest.mark.parametrize("number", ["1e99", "9" * 199 + "e99", "0." + "9" * 250, "9" * 250])
 def test_a_large_number_that_a_double_holds_is_kept(number: str) -> None:
     assert float(msgspec.json.decode(bytes(read(number).payload))["a"]) == float(number)
+
+
+def test_a_deep_body_of_the_wrong_shape_with_bytes_that_are_no_text_is_refused() -> None:
+    raw = b'{"other":"\xb4","deep":' + b"[" * 70 + b"]" * 70 + b"}"
+    with pytest.raises(Problem) as raised:
+        decode(msgspec.json.Decoder(list[int]), raw)
+    assert raised.value.code == "bad_json"
