@@ -56,6 +56,7 @@ _LARGE = 32 * 1024
 _APART = ThreadPoolExecutor(1, "redaction")  # one: more would only contend with the event loop
 _SHORT = 4
 _NAME_CHARS = 128
+_NAME_CHARS_MAX = 1_024
 _NAMES = ("name", "key", "header", "field", "k", "option", "parameter", "variable", "property")
 _VALUES = ("value", "values", "content", "v", "val", "default")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -120,7 +121,9 @@ class Redaction:
         self._known = lru_cache(maxsize=4096)(self._is_secret)
 
     def is_secret(self, name: str) -> bool:
-        """Whether the value of this name is masked."""
+        """Whether the value of this name is masked; that of a very long one is, unread."""
+        if len(name) > _NAME_CHARS_MAX:
+            return True
         return self._known(name) if len(name) <= _NAME_CHARS else self._is_secret(name)
 
     def _is_secret(self, name: str) -> bool:

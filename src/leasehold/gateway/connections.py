@@ -355,12 +355,13 @@ class Joined:
         elif data.startswith(b"HTTP/1.1 ") and b"\r\ncontent-length: " in data:
             self._head = data
             return
-        self._transport.write(data)
+        if not self._transport.is_closing():  # a pipelined answer may come after its client left
+            self._transport.write(data)
 
     def close(self) -> None:
-        if self._head:
+        if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
-            self._head = b""
+        self._head = b""
         self._close()
 
     def is_closing(self) -> bool:

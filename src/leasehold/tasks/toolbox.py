@@ -177,6 +177,9 @@ def fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
     """The command with its arguments, none of which leads out of the folders of the tool."""
     for name, value in values.items():
         paths = _paths(value)
+        if value.startswith("-"):  # an option may be written together with its value
+            paths += _paths(value[2:])
+            paths += [f"{tool.cwd}/{value[2:]}"] if tool.cwd else []
         if tool.cwd and not paths:
             paths = [f"{tool.cwd}/{value}"]
         if _UP.search(value) or not all(_inside(path, tool) for path in paths):
@@ -184,7 +187,11 @@ def fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
     argv = []
     for template in tool.command:
         filled = fill(template, values)
-        added = set(_paths(filled)) - set(_paths(template)) if tool.folders else ()
+        added = set(_paths(filled)) - set(_paths(template))
+        if not tool.folders:  # then the operator's own folders count, not those of an argument
+            own = tuple(path.partition("{")[0] for path in _paths(template))
+            own = tuple(path for path in own if path.strip("/"))
+            added = {path for path in added if not path.startswith(own)}
         if _UP.search(filled) and not _UP.search(template):
             raise _astray(template)
         if not all(_inside(path, tool) for path in added):

@@ -165,10 +165,12 @@ def build_root(readable: list[str]) -> None:
 def landlock(readable: list[str], program: int) -> int:
     """The rules of Landlock: read and execute these, make, read and write files here."""
     version = _check(_libc.syscall(444, None, 0, 1), "no Landlock")
+    if version < 3:  # it cannot refuse to truncate the files of the worker
+        raise Refused(f"Landlock is of version {version}; 3 is the first that keeps files whole")
     execute, write, read, read_folder, make = (1 << bit for bit in (0, 1, 2, 3, 8))
-    truncate = 1 << 14 if version >= 3 else 0
+    truncate = 1 << 14
     # All that this version knows of files, TCP, signals and abstract sockets is refused.
-    bits = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
+    bits = {3: 15, 4: 15}.get(version, 16)
     words = ((1 << bits) - 1, 3, 3)[: 1 if version < 4 else 2 if version < 6 else 3]
     attributes = struct.pack(f"={len(words)}Q", *words)
     rules = _check(_libc.syscall(444, attributes, len(attributes), 0), "no Landlock rules")

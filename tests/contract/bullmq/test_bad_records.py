@@ -170,9 +170,12 @@ async def test_a_key_of_the_queue_with_another_type_is_put_aside_and_the_queue_g
     assert bench.raw.type(bench.key(name)) in (KEYS[name].encode(), b"none")
 
 
-async def test_a_counter_of_ids_that_is_no_number_is_begun_beyond_all_ids(bench: Bench) -> None:
+@pytest.mark.parametrize("wrong", ["abc", str(2**63 - 1)])
+async def test_a_counter_of_ids_that_is_no_number_is_begun_beyond_all_ids(
+    bench: Bench, wrong: str
+) -> None:
     (first,) = await healthy(bench, 1)
-    bench.raw.set(bench.key("id"), "abc")
+    bench.raw.set(bench.key("id"), wrong)
     (second,) = await healthy(bench, 1)
     assert int(second) > int(first)
     await run(bench, [first, second])

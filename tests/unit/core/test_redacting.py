@@ -264,3 +264,12 @@ def test_json_nested_in_strings_is_not_read_once_per_level() -> None:
     begun = time.process_time()
     assert MASK in Redaction().text(text)
     assert time.process_time() - begun < 0.3
+
+
+@pytest.mark.parametrize(
+    "name", ["ps" * 500_000, "p_" * 500_000, "-" * 1_000_000, "\ufdfa" * 300_000]
+)
+def test_a_very_long_name_is_masked_unread(name: str) -> None:
+    begun_s = time.process_time()
+    assert Redaction().is_secret(name)
+    assert time.process_time() - begun_s < 0.05

@@ -32,7 +32,7 @@ def test_a_large_number_that_a_double_holds_is_kept(number: str) -> None:
 
 
 def test_a_deep_body_of_the_wrong_shape_with_bytes_that_are_no_text_is_refused() -> None:
-    raw = b'{"other":"\xb4","deep":' + b"[" * 70 + b"]" * 70 + b"}"
+    raw = b'{"other":"\xb4","deep":' + b"[" * 140 + b"]" * 140 + b"}"
     with pytest.raises(Problem) as raised:
         decode(msgspec.json.Decoder(list[int]), raw)
     assert raised.value.code == "bad_json"

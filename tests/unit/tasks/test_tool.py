@@ -144,7 +144,8 @@ async def test_arguments_cannot_make_a_dot_segment_together() -> None:
     "what",
     ["/etc/passwd", "..", "../x", "a/../../x", "x=/etc/passwd", "@/etc/passwd", "~/x", "~root",
      "file:///etc/passwd", "file://localhost/etc/passwd", "a,/etc/passwd", "//etc/passwd",
-     "{inside}/../secret", "{inside}/link/passwd", "\\\\host\\share"],
+     "{inside}/../secret", "{inside}/link/passwd", "\\\\host\\share",
+     "-f/etc/passwd"],
 )  # fmt: skip
 @pytest.mark.parametrize("template", ["{what}", "--file={what}", "-f{what}"])
 async def test_an_argument_cannot_lead_out_of_the_folders_of_its_tool(
@@ -159,6 +160,12 @@ async def test_an_argument_cannot_lead_out_of_the_folders_of_its_tool(
     with pytest.raises(Fatal, match="a path that this tool may not use"):
         await run(tool, what=what.replace("{inside}", str(inside)))
     assert not ran.exists()
+
+
+async def test_arguments_cannot_make_an_absolute_path_together() -> None:
+    tool = Tool(command=["head", "-c1", "{a}/{b}"], args={"a": ".*", "b": ".*"})
+    with pytest.raises(Fatal, match="a path that this tool may not use"):
+        await run(tool, a="", b="etc/passwd")
 
 
 async def test_an_argument_may_name_what_lies_in_the_folders_of_its_tool(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ BATCH_MAX = 500
 
 
 # What Redis says of a key that holds something else than the script expects.
-_MENDABLE = ("WRONGTYPE", "not an integer")
+_MENDABLE = ("WRONGTYPE", "not an integer", "would overflow")
 _NOTED_MAX = 1_000
 
 
