@@ -66,7 +66,7 @@ def python() -> Path:
     made = folder / "bin" / "python"
     if not (folder / "made").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        run(uv(), "venv", "--quiet", "--python", sys.executable, folder)
+        run(uv(), "venv", "--quiet", "--clear", "--python", sys.executable, folder)
         install = (uv(), "pip", "install", "--quiet", "--python", made)
         run(*install, "--resolution", "lowest-direct", "--editable", ".[all]")
         run(*install, *(f"{name}=={version(name)}" for name in TOOLS))
