@@ -1,4 +1,4 @@
-"""Data on stdout, talk on stderr; colour only where somebody looks and has not set NO_COLOR.
+"""Data on stdout, notes on stderr; colour only on a terminal, and not where NO_COLOR is set.
 
 Much of what is shown is text of strangers: ids, names, payloads, errors. What a terminal would obey
 or reorder in it (control characters, bidirectional marks) is shown escaped; only colours of

@@ -124,3 +124,19 @@ async def test_a_gateway_with_clients_stops_without_a_traceback(
     assert "Traceback" not in program.words, program.words
     assert "Error" not in program.words, program.words
     assert code == 0
+
+
+async def test_clients_that_leave_before_their_answers_leave_no_traceback(
+    start: Start, free_port: int
+) -> None:
+    program = gateway(start, free_port)
+    client = web(free_port)
+    for _ in range(8):
+        reader, writer = await client.connect()
+        writer.write(client.head("GET", "/readyz") * 10)
+        await reader.read(100)
+        writer.transport.abort()
+    for _ in range(20):  # behind those of the clients that left
+        assert (await client.get("/readyz")).status == 200
+    assert "request_failed" not in program.words
+    assert "Traceback" not in program.words
