@@ -273,6 +273,9 @@ class Wire:
     def close(self) -> None:
         self.closed = True
 
+    def is_closing(self) -> bool:
+        return self.closed
+
 
 LENGTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -299,3 +302,12 @@ def test_a_connection_that_is_closed_has_sent_its_head() -> None:
     joined.write(LENGTHY)
     joined.close()
     assert (wire.writes, wire.closed) == ([LENGTHY], True)
+
+
+def test_an_answer_to_a_client_that_left_is_not_written() -> None:
+    wire = Wire()
+    joined = Joined(wire, wire.close)  # type: ignore[arg-type]
+    wire.close()
+    joined.write(ENDLESS)
+    joined.close()
+    assert wire.writes == []
