@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +83,20 @@ def test_the_server_ends_with_its_driver() -> None:
         psutil.Process(server).wait(timeout=60)
     assert not psutil.pid_exists(server)
     assert not Path(launcher).parent.exists(), "and leaves nothing behind"
+
+
+def test_a_launcher_that_ends_with_its_child_does_not_end_the_server() -> None:
+    ours, launcher = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    pidfd = os.pidfd_open(child)
+    watching = selectors.DefaultSelector()
+    keys = [
+        watching.register(file, selectors.EVENT_READ, (child, ours, pidfd))
+        for file in (pidfd, ours)
+    ]
+    launcher.close()
+    for key in keys:  # as one look at the selector gives them
+        fork_server._ended(key, watching)
+    assert not watching.get_map()

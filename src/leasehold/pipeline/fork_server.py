@@ -182,6 +182,8 @@ def _receive(asking: socket.socket) -> tuple[Request, list[int]]:
 def _ended(key: selectors.SelectorKey, watching: selectors.BaseSelector) -> None:
     """A child has ended: its launcher ends alike. Or a launcher was ended: so is its child."""
     child, asking, pidfd = key.data
+    if asking.fileno() < 0:
+        return  # both ended within one look, and the child's end was seen first
     if key.fileobj is asking:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         watching.unregister(asking)
