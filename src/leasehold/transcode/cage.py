@@ -11,8 +11,8 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
