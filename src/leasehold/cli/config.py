@@ -199,12 +199,18 @@ def _read_file(environment: Mapping[str, str], folder: Path) -> tuple[Path, dict
 
 
 def _read_trusted(path: Path, *, chosen: bool) -> str:
-    """The text of a file; raises if other users could have written it.
+    """The text of a regular file; raises if other users could have written it.
 
     Settings say where jobs and secrets are sent. `chosen`: its user named the file.
     """
-    with path.open(encoding="utf-8") as file:
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # the open of a FIFO waits for a writer
+
+    with open(path, encoding="utf-8", opener=at_once) as file:
         found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path} is no regular file; settings and secrets are read from one")
         why = why_untrusted(found, chosen=chosen)
         if not chosen and not why:
             why = why_untrusted(path.lstat())  # a link of another user's to a file of ours

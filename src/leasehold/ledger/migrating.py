@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from leasehold.store.postgres import Postgres
 
 PACKAGE = "leasehold.ledger"
+_SEQUENCES = {
+    **{
+        f"{table}_seq_seq": (table, "seq")
+        for table in ("inbox_jobs", "job_outbox_events", "plane_jobs", "job_journal", "audit_log")
+    },
+    "webhook_secrets_id_seq": ("webhook_secrets", "id"),
+}
 Applied = dict[int, str]
 
 
@@ -100,6 +107,35 @@ _OWN_TABLE = (
     "CREATE TABLE IF NOT EXISTS ledger_migrations (number integer PRIMARY KEY,"
     " name text NOT NULL, checksum text NOT NULL, applied_at timestamptz DEFAULT now())"
 )
+
+
+async def mend_sequences(database: Postgres) -> None:
+    """Let tables count on whose sequence another program moved to its end.
+
+    The lock waits for transactions that have numbers which nobody else can see yet.
+    """
+    beyond = (
+        "SELECT sequencename AS name FROM pg_sequences"
+        f" WHERE schemaname = $1 AND sequencename = ANY($2) AND last_value >= {2**62}"  # nosec B608 # a constant
+    )
+    found = await database.fetch(beyond, [database.schema, list(_SEQUENCES)])
+    for name in [row["name"] for row in found]:
+        table, column = _SEQUENCES[name]
+        last = f"SELECT coalesce(max({column}), 0) + 1 FROM {table} WHERE {column} < {2**62}"  # nosec B608 # our own names
+        await database.script(
+            f"BEGIN; LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE; SELECT setval('{name}',"  # nosec B608 # our own names
+            f" ({last}), false) FROM {name} WHERE last_value >= {2**62}; COMMIT"
+        )
+        warn_of_places([table])
+
+
+def warn_of_places(tables: list[str]) -> None:
+    """Write a line. A program that only reads a queue does not load what writes it."""
+    import structlog
+
+    structlog.get_logger("leasehold.ledger").warning(
+        "another program moved the counter of tables to its end; it was set back", tables=tables
+    )
 
 
 async def check_version(database: Postgres) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import IN_BULK, INBOX, OUTBOX, PACKAGE, Bell, Row
-from leasehold.ledger.migrating import check_version
+from leasehold.ledger.migrating import check_version, mend_sequences
 from leasehold.ledger.postgres_copy import copied, parts_of, sample_of
 from leasehold.ledger.postgres_ringing import PostgresRinging
 from leasehold.ledger.postgres_words import postgres_words
@@ -18,6 +18,7 @@ from leasehold.store.postgres import CONNECTIONS_MAX, Copied, Postgres
 from leasehold.store.statements import SEPARATOR, Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
+_SEQUENCE_ENDED = "2200H"
 # The steps that put an event into the line, and the column that says that they did: those of jobs
 # write their events themselves, and the end of an event lets the next one of its job go.
 _TELLING = {
@@ -64,6 +65,17 @@ class PostgresEngine:
     ) -> Sequence[Row]:
         if not self._checked:
             await self._check()
+        try:
+            return await self._run(table, operation, batch, takes)
+        except UsageError as error:  # as which the driver counts it; nothing was written
+            if getattr(error.reply, "sqlstate", "") != _SEQUENCE_ENDED:
+                raise
+            await mend_sequences(self.database)
+            return await self._run(table, operation, batch, takes)
+
+    async def _run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
+    ) -> Sequence[Row]:
         found = self.operation(table, operation)
         if operation == "submit" and len(batch) >= IN_BULK and not takes["depth_max"]:
             stored = await self._submit_in_bulk(table, found.batch, batch, takes)
@@ -119,6 +131,7 @@ class PostgresEngine:
         async with self._begins:  # once; and whoever came first goes on first
             if not self._checked:
                 await check_version(self.database)
+                await mend_sequences(self.database)
                 self._checked = True
 
     def operation(self, table: str, name: str) -> Operation:

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from leasehold.core.errors import StoreUnreachable
 from leasehold.ledger.engine import OUTBOX, PACKAGE, Bell, Row
-from leasehold.ledger.sqlite_migrations import prepare, queues_with_work
+from leasehold.ledger.sqlite_migrations import mend_places, prepare, queues_with_work
 from leasehold.ledger.sqlite_words import sqlite_words
 from leasehold.ledger.unreadable import UnreadableRow
 from leasehold.store.libsql import in_hex
@@ -99,7 +100,13 @@ class SqliteEngine:
         if operation.name in READS:
             await self._prepared(file)
             return await file.read(step)  # type: ignore[no-any-return]
-        return await file.write(step)  # type: ignore[no-any-return]
+        try:
+            return await file.write(step)  # type: ignore[no-any-return]
+        except StoreUnreachable as error:  # nothing was written
+            if "disk is full" not in str(error):
+                raise
+            await file.write(mend_places)
+            return await file.write(step)  # type: ignore[no-any-return]
 
     async def _prepared(self, file: SqliteFile) -> None:
         """A reader cannot make the tables: the writer is asked for once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leasehold.core.errors import UsageError
 from leasehold.ledger.engine import PACKAGE
-from leasehold.ledger.migrating import Applied, known, missing
+from leasehold.ledger.migrating import Applied, known, missing, warn_of_places
 from leasehold.store.beside import folder_beside
 from leasehold.store.private import private_database
 from leasehold.store.statements import split, unrolled
@@ -60,8 +60,23 @@ def prepare(connection: sqlite3.Connection) -> None:
             f"the SQLite file lacks {', '.join(lacks)}; run `leasehold db migrate` first",
             contract="inbox",
         )
-    session = (folder_beside(PACKAGE, "sql", "sqlite", "session") / "tables.sql").read_text()
-    for statement in split(unrolled(session)):
+    mend_places(connection)
+    _run_file(connection, "tables.sql")
+
+
+def mend_places(connection: sqlite3.Connection) -> None:
+    """Let tables count on whose AUTOINCREMENT another program moved to its end."""
+    beyond = f"SELECT name FROM sqlite_sequence WHERE seq >= {2**62}"  # nosec B608 # a constant
+    if tables := [row[0] for row in connection.execute(beyond).fetchall()]:
+        connection.execute("SAVEPOINT places")
+        _run_file(connection, "places.sql")
+        connection.execute("RELEASE places")
+        warn_of_places(tables)
+
+
+def _run_file(connection: sqlite3.Connection, name: str) -> None:
+    text = (folder_beside(PACKAGE, "sql", "sqlite", "session") / name).read_text()
+    for statement in split(unrolled(text)):
         connection.execute(statement)
 
 

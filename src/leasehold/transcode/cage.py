@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -33,6 +35,8 @@ _LINE_BYTES_MAX = 65_536
 _WATCH_EVERY_S = 0.5
 _BLOCK_BYTES = 4_096
 NOBODY = 65_534
+# For root's cages: no user of a common system is in here (systemd keeps what follows it).
+UIDS = range(0x70000000, 0x7F000000)
 
 # What a dynamically linked ffmpeg needs to start, and nothing that differs between machines.
 READABLE = (
@@ -56,7 +60,8 @@ TakeLine = Callable[[str], Awaitable[None]]
 class Limits:
     """What the program may use: bytes of memory and of each file, seconds of CPU and in all.
 
-    `threads` counts processes too, and all of its user where it has no namespace of its own.
+    `threads` counts processes too, and all of its user where it has neither a user of its own (as
+    root gives it) nor a namespace.
     `folder_bytes` is what its folder may take of the disk, looked at twice a second.
     """
 
@@ -212,9 +217,19 @@ def _fails(cage: Cage, program: Path) -> str:
 
 
 def give_to_cage(folder: Path) -> None:
-    """The caged program writes here; as root it runs as nobody, who must own the folder then."""
+    """The caged program writes here; where we are root it runs as the owner of the folder.
+
+    That is a user of its own: the kernel counts threads by user, so cages with the same one would
+    take them from each other. In a container that has no such users it is nobody.
+    """
     if os.geteuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
+        uid = secrets.choice(UIDS)
+        try:
+            os.chown(folder, uid, uid)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            os.chown(folder, NOBODY, NOBODY)
 
 
 def take_from_cage(folder: Path) -> None:
@@ -259,7 +274,14 @@ def _disk_bytes(folder: Path) -> int:
 
 
 async def _lines(stream: asyncio.StreamReader | None, take: TakeLine) -> None:
-    while stream is not None and (raw := await stream.readline()):
+    """Hand on each line. One that is longer than the limit holds no progress and is skipped."""
+    while stream is not None:
+        try:
+            raw = await stream.readline()
+        except ValueError:
+            continue
+        if not raw:
+            return
         await take(raw.decode(errors="replace").rstrip("\n"))
 
 

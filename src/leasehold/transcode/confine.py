@@ -46,15 +46,17 @@ _OPEN_X86_64 = 2  # aarch64 has openat alone
 _CLONE3, _OPENAT2 = 435, 437
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _TMPFILE = 0o20000000  # a file without a name
+_IOCTL_ONLY = 3  # an access mode that Landlock takes for neither reading nor writing
 # What is refused, one line for each kind, in the same order: sockets and new processes; other
 # processes (signals, memory, priorities); mounts, namespaces and foreign roots; modes, owners,
-# links, devices and attributes; folders, removing and renaming, and shared memory and queues, which
-# would all hide bytes from the limits; keys, modules, clocks, BPF and other ways into the kernel
-# (two lines). First the calls that have the same numbers everywhere.
+# links, devices and attributes; sizes and times of files by name and watching them, which Landlock
+# permits everywhere (sizes: in its first versions); folders, removing and renaming, and shared
+# memory and queues, which would all hide bytes from the limits; keys, modules, clocks, BPF and
+# other ways into the kernel (two lines). First the calls that have the same numbers everywhere.
 _DENIED_EVERYWHERE = (
     *(424, 434, 438, 440, 448),
     *(428, 429, 430, 431, 432, 433, 442, 467),
-    *(452, 463),
+    *(452, 463, 466, 469),
     *(447,),
     *(425, 426, 427),
 )
@@ -63,7 +65,8 @@ _DENIED = {
         *(41, 53, 57, 58),
         *(62, 101, 129, 141, 142, 144, 200, 251, 256, 274, 279, 297, 310, 311, 312, 314),
         *(155, 161, 165, 166, 167, 168, 272, 303, 304, 308),
-        *(86, 88, 90, 91, 92, 93, 94, 133, 188, 189, 190, 259, 260, 265, 266, 268),
+        *(86, 88, 90, 91, 92, 93, 94, 133, 188, 189, 190, 197, 198, 199, 259, 260, 265, 266, 268),
+        *(76, 132, 235, 253, 254, 261, 280, 294, 300, 301),
         *(82, 83, 84, 87, 258, 263, 264, 316),
         *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220, 240, 241, 319),
         *(103, 135, 154, 159, 163, 164, 169, 170, 171, 172, 173, 175, 176, 179, 227),
@@ -73,7 +76,8 @@ _DENIED = {
         *(198, 199),
         *(129, 117, 138, 140, 118, 119, 130, 30, 238, 100, 239, 240, 270, 271, 272, 274),
         *(39, 40, 41, 51, 97, 224, 225, 264, 265, 268),
-        *(5, 6, 7, 33, 36, 37, 52, 53, 54, 55),
+        *(5, 6, 7, 14, 15, 16, 33, 36, 37, 52, 53, 54, 55),
+        *(26, 27, 45, 88, 262, 263),
         *(34, 35, 38, 276),
         *(194, 196, 195, 190, 193, 191, 186, 189, 188, 187, 192, 180, 181, 279),
         *(60, 89, 92, 104, 105, 106, 112, 116, 142, 161, 162, 170, 171),
@@ -194,7 +198,7 @@ def syscall_filter(own: int) -> bytes:
     call or by a file's owner; it keeps the signal for its parent's death, and its files a name.
     """
     calls, machine = _calls(), os.uname().machine
-    load, equal, least, any_of, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, least, any_of, mask, give = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
     steps = [
         (load, 0, 0, 4),
@@ -206,10 +210,15 @@ def syscall_filter(own: int) -> bytes:
     ]
 
     def look(number: int, argument: int, test: int, values: tuple[int, ...], found: int) -> None:
-        """Answer `found` where the low half of the argument passes the test, else the contrary."""
+        """Answer `found` where the low half of the argument passes the test, else the contrary.
+
+        An argument that opens a file is further looked at for its access mode.
+        """
         body = [(load, 0, 0, 16 + 8 * argument)]
         for value in values:
             body += [(test, 0, 1, value), (give, 0, 0, found)]
+        if _TMPFILE in values:
+            body += [(mask, 0, 0, 3), (equal, 0, 1, _IOCTL_ONLY), (give, 0, 0, found)]
         body += [(give, 0, 0, refuse if found == allow else allow)]
         steps.extend([(equal, 0, len(body), number), *body])
 
@@ -252,11 +261,12 @@ def restore_signals() -> None:
 
 
 def drop_rights() -> None:
-    """Root becomes nobody; and nothing that is executed from here on can gain rights."""
+    """Root becomes the folder's owner, or nobody; nothing executed later can gain rights."""
     if os.geteuid() == 0:
+        uid = os.stat(".").st_uid or _NOBODY
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -58,7 +58,8 @@ _FORMATS: dict[FormatName, _Format] = {
     ),
 }
 
-_DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d(?:\.\d+)?)")
+_DURATION = re.compile(r"Duration: (\d{1,9}):(\d\d):(\d\d(?:\.\d{1,9})?)")
+_PROGRESS = re.compile(r"out_time_us=(-?[0-9]{1,18})\s*")
 _STREAM = re.compile(r"Stream #0:\d+.*?: (Video|Audio):")
 
 
@@ -140,10 +141,8 @@ def progress_us(line: str) -> int | None:
     >>> progress_us("out_time_us=1920000"), progress_us("fps=25"), progress_us("out_time_us=N/A")
     (1920000, None, None)
     """
-    name, _, value = line.partition("=")
-    if name != "out_time_us" or not value.strip().lstrip("-").isdigit():
-        return None
-    return max(int(value), 0)
+    match = _PROGRESS.fullmatch(line)
+    return max(int(match[1]), 0) if match else None
 
 
 def _read() -> list[str]:

@@ -19,6 +19,7 @@ import asyncpg
 import pytest
 
 from leasehold.cli.migrating import migrated
+from leasehold.core.event import JournalEvent
 from leasehold.core.job import NewJob
 from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
 from leasehold.core.outcome import Failure, Outcome
@@ -362,3 +363,62 @@ async def _get(ledger: Any, job_id: str) -> Any:
     record = await ledger.get(job_id)
     assert record is not None
     return record
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+@pytest.mark.parametrize("opened", ["before", "after"])
+async def test_a_counter_that_another_program_moved_to_its_end_is_set_back(
+    victim: Victim, contract: str, opened: str
+) -> None:
+    flow = Flow(victim.url, contract)
+    await flow.submit(1)
+    schema, _, _ = victim.outbox.rpartition(".")
+    if schema:
+        for name in (victim.table, victim.outbox, f"{schema}.job_journal"):
+            await victim.execute(f"SELECT setval('{name}_seq_seq', {2**63 - 1})")
+    else:
+        await victim.execute(f"UPDATE sqlite_sequence SET seq = {2**63 - 1}")
+    if opened == "after":
+        flow = Flow(victim.url, contract)
+    await asyncio.gather(*(flow.submit(number) for number in (2, 3, 4)))
+    bulk = [NewJob(task="t", payload=b"{}", job_id=f"bulk-{number}") for number in range(600)]
+    await flow.queue.submit(bulk)
+    leases = await flow.queue.claim(12, wait_ms=0)
+    assert {lease.job_id for lease in leases[:3]} == {"good-1-a", "bad-1", "good-1-b"}
+    await flow.queue.settle([Outcome(lease, "complete", b"1") for lease in leases])
+    events = [event async for event in everything(flow)]
+    assert {event.job_id for event in events} >= {*flow.good, *(job.job_id for job in bulk)}
+    assert max(int(event.seq) for event in events) < 2**62
+
+
+async def everything(flow: Flow) -> AsyncGenerator[JournalEvent]:
+    after = ""
+    while events := await flow.journal.read(after=after):
+        for event in events:
+            yield event
+        after = events[-1].seq
+
+
+@pytest.mark.parametrize("contract", ["inbox", "plane"])
+async def test_rows_that_were_numbered_beyond_the_bound_follow_the_others_once_the_file_is_opened(
+    contract: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.db"
+    for number, name in enumerate(("first", "beyond", "last")):
+        queue = open_queue(f"{contract}+sqlite:///{path}")
+        await queue.submit([NewJob(task="t", payload=b"{}", job_id=name)])
+        if number == 0:
+            with sqlite3.connect(path) as file:
+                file.execute(f"UPDATE sqlite_sequence SET seq = {2**62 + 5}")
+            file.close()
+            await queue.submit([NewJob(task="t", payload=b"{}", job_id="between")])
+        elif number == 1:
+            with sqlite3.connect(path) as file:
+                found = file.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
+            file.close()
+            assert found < 2**62
+        else:
+            leases = await queue.claim(9, wait_ms=0)
+            names = [lease.job_id for lease in leases]
+            assert names == ["first", "between", "beyond", "last"]
+        await queue.close()

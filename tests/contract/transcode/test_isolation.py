@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -227,7 +228,10 @@ fcntl 72 25; prctl 157 167; kill 62 129; tkill 200 130; tgkill 234 131; rt_sigqu
 rt_tgsigqueueinfo 297 240; memfd_create 319 279; shmget 29 194; shmat 30 196; shmctl 31 195;
 msgget 68 186; msgctl 71 187; semget 64 190; semctl 66 191; mq_open 240 180; mkdir 83 -;
 mkdirat 258 34; open 2 -; openat 257 56; unlink 87 -; unlinkat 263 35; rename 82 -;
-renameat 264 38; renameat2 316 276; rmdir 84 -; fsetxattr 190 7; getpid 39 172
+renameat 264 38; renameat2 316 276; rmdir 84 -; fsetxattr 190 7; getpid 39 172; utime 132 -;
+utimes 235 -; futimesat 261 -; utimensat 280 88; truncate 76 45; removexattr 197 14;
+lremovexattr 198 15; inotify_init 253 -; inotify_init1 294 26; inotify_add_watch 254 27;
+fanotify_init 300 262; fanotify_mark 301 263
 """
 NUMBER = {
     name: number
@@ -259,7 +263,7 @@ async def test_a_program_that_was_taken_over_does_nothing_to_other_processes(
     cage: Cage, folder: Path
 ) -> None:
     """Not to one of its own user: as that it would reach the worker, or other ffmpegs."""
-    user = NOBODY if os.geteuid() == 0 else None
+    user = folder.stat().st_uid if os.geteuid() == 0 else None
     with subprocess.Popen([tool("sleep"), "60"], user=user, cwd="/") as victim:
         try:
             before = Path(f"/proc/{victim.pid}/limits").read_text()
@@ -303,6 +307,72 @@ async def test_nothing_is_kept_where_no_limit_counts_it(cage: Cage, folder: Path
     assert {call: answer for call, answer in answers.items() if answer != EPERM} == {}
     assert len(answers) >= 14
     assert [path.name for path in folder.iterdir()] == ["input"]
+
+
+async def test_files_outside_are_neither_touched_truncated_watched_nor_opened_for_ioctl(
+    cage: Cage, folder: Path
+) -> None:
+    """Landlock permits all of these by itself; another user's rights alone would not stop them."""
+    secret = folder.parent / "other" / "secret.txt"
+    secret.chmod(0o666)
+    before = secret.stat()
+    _, answers = await attack(
+        cage,
+        folder,
+        *(f"utime {secret} 0", f"utimes {secret} 0", f"futimesat -100 {secret} 0"),
+        *(f"utimensat -100 {secret} 0 0", f"truncate {secret} 0", f"open {secret} 3 0"),
+        *(f"openat -100 {secret} 3 0", "inotify_init", "inotify_init1 0", "fanotify_init 0 0"),
+        *(f"inotify_add_watch 0 {secret} 2", f"fanotify_mark 0 1 2 -100 {secret}"),
+        *(f"removexattr {secret} user.x", f"lremovexattr {secret} user.x"),
+    )
+    assert {call: answer for call, answer in answers.items() if answer != EPERM} == {}
+    assert len(answers) >= 9
+    after = secret.stat()
+    assert (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size)
+
+
+async def test_a_cage_at_its_thread_limit_keeps_no_other_cage_from_starting_threads(
+    cage: Cage, folder: Path
+) -> None:
+    """The shell's processes count as threads do, and need no program that was taken over."""
+    limits, full = replace(LIMITS, threads=100, wall_s=60), asyncio.Event()
+    many = "i=0; while [ $i -lt 98 ]; do sleep 60 & i=$((i+1)); done; echo full; wait"
+
+    async def take(_line: str) -> None:
+        full.set()
+
+    with tempfile.TemporaryDirectory() as name:
+        give_to_cage(Path(name))
+        first = asyncio.create_task(
+            with_tools(replace(cage, syscalls=False)).run(
+                [tool("sh"), "-c", many], folder=Path(name), limits=limits, line=take
+            )
+        )
+        try:
+            async with asyncio.timeout(20):
+                await full.wait()
+            second = await run(
+                cage, folder, *CONVERT, "-threads", "4", "file:out.mp4", limits=limits
+            )
+            assert not first.done()
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+    assert (second.code, second.said) == (0, "")
+
+
+async def test_a_line_that_is_too_long_is_skipped(folder: Path) -> None:
+    lines: list[str] = []
+
+    async def take(line: str) -> None:
+        lines.append(line)
+
+    long = 'print "a" x 3e6, "\nprogress=continue\n", "b" x 3e6'
+    argv = [tool("perl"), "-e", long]
+    ended = await with_tools(Cage()).run(argv, folder=folder, limits=LIMITS, line=take)
+    assert (ended.code, ended.said) == (0, "")
+    assert "progress=continue" in lines
+    assert max(map(len, lines)) <= 65_536
 
 
 async def test_a_program_in_the_cage_can_still_abort_and_read_its_own_limits(
@@ -358,6 +428,8 @@ def public_ffmpeg() -> Iterator[str]:
 def test_an_ordinary_user_has_the_same_cage(view: str, folder: Path, public_ffmpeg: str) -> None:
     """Without root it takes a user namespace."""
     folder.parent.parent.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
     cage = Cage("none", view, syscalls=True, namespace=view != "bubblewrap")
     launch = [sys.executable, "-c", AS_ORDINARY_USER, str(cage_module._LAUNCHER)]
 

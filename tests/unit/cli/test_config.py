@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -211,6 +213,22 @@ def test_a_settings_file_that_all_users_can_write_is_not_believed(
     config = config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=str(secret), **environment)
     with pytest.raises(UsageError, match=r"key can be written by all users"):
         config.text("llm.key")
+
+
+def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    """Opening a FIFO waits for a writer, without end."""
+    fifo = tmp_path / "leasehold.toml"
+    os.mkfifo(fifo, 0o600)
+    config = [sys.executable, "-m", "leasehold.cli", "config", "show"]
+    done = subprocess.run(config, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert f"{fifo} is no regular file" in done.stderr
+    fifo.rename(tmp_path / "pipe")
+    pipe = str(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no regular file"):
+        config_in(tmp_path, LEASEHOLD_CONFIG=pipe)
+    with pytest.raises(UsageError, match="is no regular file"):
+        config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=pipe).text("llm.key")
 
 
 def test_a_settings_file_that_a_foreign_group_can_write_is_warned_of(

@@ -13,6 +13,7 @@ from leasehold.transcode.ffmpeg import (
     Probe,
     convert_command,
     probe_command,
+    progress_us,
     read_probe,
 )
 from leasehold.transcode.request import Output, output_key, read_request
@@ -111,6 +112,14 @@ def test_a_source_without_sound_makes_an_output_without_sound() -> None:
 
 def test_what_is_no_media_file_has_no_probe() -> None:
     assert read_probe("file:input: Invalid data found when processing input") is None
+
+
+@pytest.mark.parametrize("value", ["9" * 5_000, "9" * 400, "²", "--5", ""])
+def test_a_number_that_no_ffmpeg_writes_is_no_progress_and_no_duration(value: str) -> None:
+    """Who took ffmpeg over chooses what it writes."""
+    assert progress_us(f"out_time_us={value}") is None
+    said = f"Duration: {value}:00:00.00\n Stream #0:0: Video: h264"
+    assert read_probe(said) == Probe(0.0, has_video=True, has_audio=False)
 
 
 def test_an_output_may_double_a_source_of_more_than_a_gigabyte() -> None:
