@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+_LARGE = 32 * 1024
 _decode = msgspec.json.Decoder().decode
 
 
@@ -48,6 +49,17 @@ def shown_json(raw: bytes) -> Any:
         return _decode(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
     except (msgspec.DecodeError, RecursionError):
         return {"_raw": raw.decode(errors="replace")}
+
+
+def answer_json(raw: bytes) -> Any:
+    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that."""
+    if len(raw) > _LARGE:
+        try:
+            raw.decode()
+            return msgspec.Raw(msgspec.json.format(raw, indent=-1))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return shown_json(raw)
 
 
 def to_json(value: Any) -> bytes:
