@@ -79,7 +79,8 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
     signs = _FAR if number_max > INTEGER_MAX else _LONG
     if any(sign in digits for sign in signs) and _has_beyond(raw, number_max):
         return "bad_number"
-    return "nul" if b"\\u0000" in raw and _NUL.search(raw) else ""
+    has_nul = b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b"")
+    return "nul" if has_nul else ""
 
 
 def check_json(raw: bytes | str) -> None:

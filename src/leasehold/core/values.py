@@ -12,6 +12,7 @@ import msgspec
 
 _LARGE = 32 * 1024
 _decode = msgspec.json.Decoder().decode
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def from_json(raw: bytes) -> Any:
@@ -52,11 +53,16 @@ def shown_json(raw: bytes) -> Any:
 
 
 def answer_json(raw: bytes) -> Any:
-    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that."""
+    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that.
+
+    It stays without line breaks, as events need it.
+    """
     if len(raw) > _LARGE:
         try:
             raw.decode()
-            return msgspec.Raw(msgspec.json.format(raw, indent=-1))
+            return _syntax(
+                msgspec.json.format(raw, indent=-1) if b"\n" in raw or b"\r" in raw else raw
+            )
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     return shown_json(raw)
