@@ -23,6 +23,7 @@ INTEGER_MAX = 2**63
 
 _TOO_DEEP = f"it is nested deeper than {JSON_DEPTH_MAX} levels"
 _encode = msgspec.json.Encoder().encode
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _NOT_SHAPE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _PIECE = 1 << 16
@@ -86,11 +87,13 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
 def check_json(raw: bytes | str) -> None:
     """Raise ValueError for a payload that is no JSON, or such that some reader cannot take it."""
     try:
-        msgspec.json.decode(raw)
-        fault = json_fault(raw.encode() if isinstance(raw, str) else raw)
+        raw = raw.encode() if isinstance(raw, str) else raw
+        _syntax(raw)
+        raw.decode()
+        fault = json_fault(raw)
     except RecursionError:
         fault = "too_deep"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise ValueError(f"is not JSON ({error})") from None
     if fault in _FAULTS:  # some stores hold NUL, and the others say so
         raise ValueError(_FAULTS[fault])
