@@ -80,8 +80,7 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
     signs = _FAR if number_max > INTEGER_MAX else _LONG
     if any(sign in digits for sign in signs) and _has_beyond(raw, number_max):
         return "bad_number"
-    has_nul = b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b"")
-    return "nul" if has_nul else ""
+    return "nul" if b"\\u0000" in raw and b"\\u0000" in _unescaped(raw) else ""
 
 
 def check_json(raw: bytes | str) -> None:
@@ -157,7 +156,7 @@ def _is_deeper(raw: bytes, levels: int) -> bool:
     """
     if raw.count(b"[") + raw.count(b"{") <= levels:
         return False
-    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_STEPS, _NOT_SHAPE)
+    bare = _unescaped(raw).translate(_STEPS, _NOT_SHAPE)
     depth = inside = 0
     for at in range(0, len(bare), _PIECE):
         parts = bare[at : at + _PIECE].split(b'"')
@@ -172,14 +171,18 @@ def _is_deeper(raw: bytes, levels: int) -> bool:
     return False
 
 
+def _unescaped(raw: bytes) -> bytes:
+    """Without escaped backslashes and quotes: every quote that is left begins or ends a string."""
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+
+
 def _has_beyond(raw: bytes, number_max: float) -> bool:
     """Whether a number outside of strings is as large as that, whatever its sign."""
     inside, seen = 0, 0
     for found in _NUMBER.finditer(raw):
         if not _is_beyond(found[0], number_max):
             continue
-        between = raw[seen : found.start()].replace(b"\\\\", b"").replace(b'\\"', b"")
-        inside ^= between.count(b'"') & 1
+        inside ^= _unescaped(raw[seen : found.start()]).count(b'"') & 1
         seen = found.end()
         if not inside:
             return True
