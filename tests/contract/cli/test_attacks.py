@@ -20,8 +20,10 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 2.5
-LARGE_SECONDS = 10.0
 P99_MS = 100.0
+# Under 100 ms on two free cores. The attack takes one of them and the gateway the other, so what
+# else runs there counts more than once. It was 18 s while bodies were read in the event loop.
+LARGE_P99_MS = 250.0
 BY_NUMBER = [name for name, (count, _) in ATTACKS.items() if count > 100]
 
 
@@ -54,8 +56,15 @@ def asked_ms(port: int) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-def check(name: str, ports: tuple[int, int], source: str, seconds: float = SECONDS) -> None:
-    """While an attack lasts, its victim answers within 100 ms.
+def check(
+    name: str,
+    ports: tuple[int, int],
+    source: str,
+    *,
+    seconds: float = SECONDS,
+    p99_ms: float = P99_MS,
+) -> None:
+    """While an attack lasts, its victim answers within 100 ms, or what is given.
 
     What a busy machine adds to that, it adds to the answers of the other gateway as well.
     """
@@ -69,7 +78,7 @@ def check(name: str, ports: tuple[int, int], source: str, seconds: float = SECON
     assert attack.returncode == 0
     assert len(took_ms) >= 20
     under_attack, compared = (p99(times) for times in zip(*took_ms, strict=True))
-    assert under_attack < P99_MS + compared, f"p99 {under_attack:.0f} ms, quiet {compared:.0f} ms"
+    assert under_attack < p99_ms + compared, f"p99 {under_attack:.0f} ms, quiet {compared:.0f} ms"
 
 
 def p99(values: tuple[float, ...]) -> float:
@@ -98,7 +107,7 @@ def test_the_largest_bodies_of_eight_clients_hold_up_nobody(
     program = Program(["gateway", "--port", str(port), *queues], tmp_path, {})
     program.heard("gateway_ready")
     try:
-        check("large_bodies", (port, ports[1]), "127.0.0.1", LARGE_SECONDS)
+        check("large_bodies", (port, ports[1]), "127.0.0.1", seconds=10, p99_ms=LARGE_P99_MS)
     finally:
         program.kill()
 
