@@ -21,8 +21,8 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[3]
 SECONDS = 2.5
 P99_MS = 100.0
-# Under 100 ms on two free cores. The attack takes one of them and the gateway the other, so what
-# else runs there counts more than once. It was 18 s while bodies were read in the event loop.
+# The attack takes one of two cores and the gateway the other, so what else runs there counts more
+# than once. It was 18 s while bodies were read in the event loop.
 LARGE_P99_MS = 250.0
 BY_NUMBER = [name for name, (count, _) in ATTACKS.items() if count > 100]
 
