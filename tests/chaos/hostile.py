@@ -241,11 +241,7 @@ class RedisWriter:
             await self._call("SET", key, self._junk(), "NX")
 
     async def _fields(self, bad: str, names: Sequence[str]) -> None:
-        pairs: list[bytes | str] = []
-        for name in names:
-            junk = self._junk()
-            # Running without a lease means a worker of another make, which we rightly wait for.
-            pairs += [name, b"runs" if (name, junk) == ("status", b"running") else junk]
+        pairs = [each for name in names for each in (name, self._junk())]
         await self._call("HSET", self._layout.record.replace("{id}", bad), *pairs)
 
     async def _write(self, key: str, *, hashes: bool = True) -> None:

@@ -245,7 +245,12 @@ STREAMS = Profile(
     name="streams",
     scripts=STREAMS_SCRIPTS,
     residue=_streams_residue,
-    query=lambda options: {"retry_delay_ms": 100, **options},
+    # A hostile record may be running without a lease, as jobs of other workers are.
+    query=lambda options: {
+        "retry_delay_ms": 100,
+        "foreign_lease_ms": options["lease_ms"],
+        **options,
+    },
     jobs_path="/v1/jobs",
 )
 BULLMQ = Profile(

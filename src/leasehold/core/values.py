@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+_LARGE = 32 * 1024
 _decode = msgspec.json.Decoder().decode
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def from_json(raw: bytes) -> Any:
@@ -48,6 +50,22 @@ def shown_json(raw: bytes) -> Any:
         return _decode(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
     except (msgspec.DecodeError, RecursionError):
         return {"_raw": raw.decode(errors="replace")}
+
+
+def answer_json(raw: bytes) -> Any:
+    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that.
+
+    It stays without line breaks, as events need it.
+    """
+    if len(raw) > _LARGE:
+        try:
+            raw.decode()
+            return _syntax(
+                msgspec.json.format(raw, indent=-1) if b"\n" in raw or b"\r" in raw else raw
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return shown_json(raw)
 
 
 def to_json(value: Any) -> bytes:

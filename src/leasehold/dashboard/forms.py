@@ -99,10 +99,10 @@ class Forms:
 
     async def submit(self, visit: Visit) -> str:
         """A new job from the page."""
-        queue = visit.field("queue")
+        queue, text = visit.field("queue"), visit.field("payload")
         job = NewJob(
             task=_task(visit),
-            payload=_json_of(visit.field("payload")),
+            payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
             requester=visit.caller.requester,
         )
         made = await self._actor.submit(visit.who, queue, job)
@@ -114,8 +114,13 @@ class Forms:
         old = await self._street[queue].ledger.get(job_id)
         if old is None:
             raise NotFound("there is no such job (any more)")
-        edited = decoded(_json_of(visit.field("payload")))
-        payload = msgspec.json.encode(self._redaction.restored(edited, decoded(old.payload)))
+        text, before = visit.field("payload"), old.payload
+
+        def restored() -> bytes:
+            edited = decoded(_json_of(text))
+            return msgspec.json.encode(self._redaction.restored(edited, decoded(before)))
+
+        payload = await self._redaction.apart(len(text) + len(before), restored)
         job = NewJob(
             task=_task(visit) or old.task,
             payload=payload,

@@ -7,23 +7,27 @@ upload can fill the memory; the answer goes out at once and the rest is not read
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Generator, Mapping
-from typing import Any, get_args, get_type_hints
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
+from msgspec import inspect
 from starlette.types import Receive
 
-from leasehold.core.storable import TAKEN_DEPTH_MAX, json_fault
+from leasehold.core.storable import INTEGER_MAX, json_fault
 from leasehold.gateway.limits import raised_by
 from leasehold.gateway.problems import Problem
 
-# Numbers that may be beyond what a double holds, or longer than Python reads. What this leaves out
-# has less than 200 digits before its point and an exponent of at most 99.
-_FAR = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
-_LONG = re.compile(rb"[0-9]{19}|[0-9][eE]\+?[0-9]{2}")
+_LARGE = 64 * 1024
+_APART = ThreadPoolExecutor(1, "body")  # one: more would only contend with the event loop
+_FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
-_INTEGER_MAX = 2**63
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
@@ -123,37 +127,69 @@ def check_media(headers: Mapping[str, str]) -> None:
         )
 
 
+async def decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """The typed body; a large one is read in a thread, because the event loop serves everyone."""
+    if len(raw) <= _LARGE:
+        return decode(decoder, raw)
+    return await asyncio.get_running_loop().run_in_executor(_APART, _decode_large, decoder, raw)
+
+
+def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """JSON has no cycles: to look for them while its many values are made takes most of the time,
+    and holds the interpreter."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return decode(decoder, raw)
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
-    deep = raw.count(b"{") + raw.count(b"[") > TAKEN_DEPTH_MAX
     try:
+        if len(raw) > _LARGE:
+            _outline(decoder).decode(raw)
         value = _typed(decoder, raw)
-        if deep or b"\\u0000" in raw or _FAR.search(raw):
-            _check(json_fault(msgspec.json.decode(raw)))  # also what a shape takes as it stands
+        fault = json_fault(raw)  # also of what a shape takes as it stands
     except msgspec.ValidationError as error:
         # What no field holds is not the matter of the field where it stands.
-        if deep or _LONG.search(raw):
-            _check(json_fault(_loose(raw), number_max=_INTEGER_MAX))
-        raise invalid(error, decoder.type) from None
+        fault = _fault_of_misfit(raw)
+        if not fault:
+            raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("bad_json", f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise Problem("too_deep") from None
+        fault = "too_deep"
+    if fault:
+        raise Problem(fault)
     return value
 
 
-def _check(fault: str) -> None:
-    if fault:
-        raise Problem(fault)
-
-
-def _loose(raw: bytes) -> Any:
+def _fault_of_misfit(raw: bytes) -> str:
     try:
-        return msgspec.json.decode(raw)
+        _syntax(raw)
+        raw.decode()
     except RecursionError:
-        raise Problem("too_deep") from None
+        return "too_deep"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("bad_json", f"the body cannot be kept: {error}") from None
+    fault = json_fault(raw, number_max=INTEGER_MAX)
+    return "" if fault == "nul" else fault
+
+
+@lru_cache(maxsize=64)
+def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
+    """Reads only the lengths of lists of objects: one that is too long is refused unread."""
+    fields: list[tuple[str, Any, Any]] = []
+    for field in getattr(inspect.type_info(decoder.type), "fields", ()):
+        for kind in getattr(field.type, "types", (field.type,)):
+            objects = isinstance(getattr(kind, "item_type", None), inspect.StructType)
+            if objects and kind.max_length:
+                listed = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=kind.max_length)]
+                fields.append((field.encode_name, listed | None, None))
+    return msgspec.json.Decoder(msgspec.defstruct("Outline", fields))
 
 
 def is_beyond(text: str) -> bool:
@@ -162,7 +198,7 @@ def is_beyond(text: str) -> bool:
     >>> [is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
     [False, True, True, False, True]
     """
-    return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < _INTEGER_MAX
+    return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < INTEGER_MAX
 
 
 def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
@@ -172,14 +208,14 @@ def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-    loose = msgspec.json.decode(raw)
-    if isinstance(loose, dict):
-        loose = {name: _whole(value) for name, value in loose.items()}
-    return msgspec.convert(loose, decoder.type)
+    members = {name: _whole(bytes(member)) for name, member in _members(raw).items()}
+    return decoder.decode(msgspec.json.encode(members))
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _whole(text: bytes) -> msgspec.Raw:
+    if _FLOAT.fullmatch(text) and float(text).is_integer():
+        text = b"%d" % float(text)
+    return msgspec.Raw(text)
 
 
 def invalid(error: msgspec.ValidationError, shape: Any) -> Problem:

@@ -19,7 +19,7 @@ from leasehold.core.endpoint import Answer, Call, Caller, Endpoint, Follow
 from leasehold.core.errors import ReplyLost
 from leasehold.dashboard.audit import IDS_MAX, LOST, AuditLog, write_down
 from leasehold.gateway.auth import Door
-from leasehold.gateway.body import check_media, decode, invalid, is_beyond, read_body
+from leasehold.gateway.body import check_media, decoded, invalid, is_beyond, read_body
 from leasehold.gateway.feed import Feed
 from leasehold.gateway.limits import Quota, RateLimit
 from leasehold.gateway.problems import Problem
@@ -176,7 +176,7 @@ class Resource:
         check_media(headers)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
-        return decode(decoder, raw)
+        return await decoded(decoder, raw)
 
 
 async def _gone(receive: Receive) -> None:

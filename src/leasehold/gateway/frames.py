@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from leasehold.core.job import JobEvent
-from leasehold.core.values import shown_json
+from leasehold.core.values import answer_json
 
 HEARTBEAT = b": heartbeat\n\n"
 _LINE_ENDS = str.maketrans("\r\n\0", "   ")
@@ -52,5 +52,5 @@ def position(event_id: str) -> tuple[int, ...]:
 
 
 def _data(raw: bytes) -> object:
-    """Decoded and encoded again, because a frame must have no line break and must be JSON."""
-    return shown_json(raw) if raw else {}
+    """Made anew, because a frame must have no line break and must be JSON."""
+    return answer_json(raw) if raw else {}

@@ -1,4 +1,4 @@
-"""Attacks without a key, from processes of their own: everybody else is served as before."""
+"""Attacks, most without a key, from processes of their own: everybody else is served as before."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[3]
 SECONDS = 2.5
 P99_MS = 100.0
+# The attack takes one of two cores and the gateway the other, so what else runs there counts more
+# than once: p99 was 39 ms, and 266 ms at a load of 50. It was 18 s at that load while bodies were
+# read in the event loop.
+LARGE_P99_MS = 250.0
 BY_NUMBER = [name for name, (count, _) in ATTACKS.items() if count > 100]
 
 
@@ -53,14 +57,21 @@ def asked_ms(port: int) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-def check(name: str, ports: tuple[int, int], source: str) -> None:
-    """While an attack lasts, its victim answers within 100 ms.
+def check(
+    name: str,
+    ports: tuple[int, int],
+    source: str,
+    *,
+    seconds: float = SECONDS,
+    p99_ms: float = P99_MS,
+) -> None:
+    """While an attack lasts, its victim answers within 100 ms, or what is given.
 
     What a busy machine adds to that, it adds to the answers of the other gateway as well.
     """
     attacked, quiet = ports
     words = ["-m", "tests.contract.gateway.attacks", name, "127.0.0.1", str(attacked), source]
-    attack = subprocess.Popen([sys.executable, *words, str(SECONDS)], cwd=ROOT)
+    attack = subprocess.Popen([sys.executable, *words, str(seconds)], cwd=ROOT)
     took_ms: list[tuple[float, float]] = []
     while attack.poll() is None:
         took_ms.append((asked_ms(attacked), asked_ms(quiet)))
@@ -68,7 +79,7 @@ def check(name: str, ports: tuple[int, int], source: str) -> None:
     assert attack.returncode == 0
     assert len(took_ms) >= 20
     under_attack, compared = (p99(times) for times in zip(*took_ms, strict=True))
-    assert under_attack < P99_MS + compared, f"p99 {under_attack:.0f} ms, quiet {compared:.0f} ms"
+    assert under_attack < p99_ms + compared, f"p99 {under_attack:.0f} ms, quiet {compared:.0f} ms"
 
 
 def p99(values: tuple[float, ...]) -> float:
@@ -85,6 +96,21 @@ def test_an_attack_without_a_key_holds_up_nobody(ports: tuple[int, int], name: s
 @pytest.mark.parametrize("name", BY_NUMBER)
 def test_an_attack_from_ones_own_address_holds_up_nobody(ports: tuple[int, int], name: str) -> None:
     check(name, ports, "127.0.0.1")
+
+
+@pytest.mark.alone
+def test_the_largest_bodies_of_eight_clients_hold_up_nobody(
+    ports: tuple[int, int], redis_url: str, tmp_path: Path
+) -> None:
+    """They have all rights; each body gets its right answer."""
+    port = free_port()
+    queues = ["--from", f"plane+sqlite:///{tmp_path}/plane.db", "--redis", redis_url]
+    program = Program(["gateway", "--port", str(port), *queues], tmp_path, {})
+    program.heard("gateway_ready")
+    try:
+        check("large_bodies", (port, ports[1]), "127.0.0.1", seconds=10, p99_ms=LARGE_P99_MS)
+    finally:
+        program.kill()
 
 
 def test_more_connections_than_open_files_reset_nobody(redis_url: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -105,7 +106,68 @@ async def pipelined(dial: Dial) -> None:
     await writer.drain()
 
 
+JSON_BYTES = MB - 200
+PAYLOADS: dict[str, bytes] = {
+    "brackets": b"[" + b"[]," * (JSON_BYTES // 3 - 1) + b"1]",
+    "objects": b"[" + b'{"a":1},' * (JSON_BYTES // 8 - 1) + b"1]",
+    "nested": b"[" + (b"[" * 120 + b"]" * 120 + b",") * (JSON_BYTES // 241 - 1) + b"1]",
+    "keys": b"{" + b",".join(b'"k%06d":1' % n for n in range(JSON_BYTES // 12)) + b"}",
+    "numbers": b"[" + b"1," * (JSON_BYTES // 2 - 1) + b"1]",
+    "long numbers": b"[" + (b"9" * 199 + b",") * (JSON_BYTES // 200 - 1) + b"1]",
+    "far numbers": b"[" + b"1e100," * (JSON_BYTES // 6 - 1) + b"1]",
+    "strings": b"[" + b'"",' * (JSON_BYTES // 3 - 1) + b"1]",
+    "escapes": b'"' + b"\\u0041" * (JSON_BYTES // 6 - 1) + b'"',
+    "backslashes": b'["' + b"\\\\" * (JSON_BYTES // 2 - 400) + b'"' + b",[]" * 200 + b"]",
+    "surrogates": b'"' + b"\\ud83d\\ude00" * (JSON_BYTES // 12 - 1) + b'"',
+}
+REFUSED: dict[str, tuple[bytes, int]] = {
+    "deep": (b"[" * (JSON_BYTES // 2) + b"]" * (JSON_BYTES // 2), 400),
+    "deeper at the end": (b"[" + b"[]," * (JSON_BYTES // 3 - 99) + b"[" * 130 + b"]" * 131, 400),
+    "half surrogates": (b'"' + b"\\ud83d" * (JSON_BYTES // 6 - 1) + b'"', 400),
+    "NUL at the end": (b"[" + b"[]," * (JSON_BYTES // 3 - 9) + b'"\\u0000"]', 422),
+    "too large": (b'"' + b"x" * MB + b'"', 413),
+}
+
+
+def large_bodies() -> list[tuple[str, str, bytes, int]]:
+    """The largest bodies that routes with JSON take, of shapes that are slow to read."""
+    job = b'{"task":"report","delay_ms":3600000,"payload":%b}'
+    plane, work = "/v1/plane/jobs", "/internal/worker/"
+    known = [(name, payload, 202) for name, payload in PAYLOADS.items()]
+    known += [(name, payload, status) for name, (payload, status) in REFUSED.items()]
+    bodies = [(name, plane, job % payload, status) for name, payload, status in known]
+    misfit = b'{"nope":1,"payload":%b}'
+    bodies += [(f"misfit {n}", plane, misfit % PAYLOADS[n], 422) for n in ("brackets", "nested")]
+    jobs = b'{"jobs":[' + b",".join([b'{"payload":1}'] * (JSON_BYTES // 14)) + b"]}"
+    lost = b'{"worker_id":"w","lost":[' + b",".join([b'""'] * (JSON_BYTES // 3)) + b"]}"
+    held = b",".join([b'{"job_id":"a","lease_token":""}'] * (JSON_BYTES // 32))
+    bodies += [
+        ("long list", plane, jobs, 422),
+        ("long claim", work + "claim", lost, 422),
+        ("long heartbeat", work + "heartbeat", b'{"worker_id":"w","leases":[' + held + b"]}", 422),
+    ]
+    few = b'{"task":"chat","delay_ms":3600000,"payload":{"a":[%b1]}}'
+    bodies.append(("streams", "/v1/jobs", few % (b"[]," * 68_000), 202))
+    nested = (b"[" * 120 + b"]" * 120 + b",") * 840
+    bodies.append(("streams nested", "/v1/jobs", few % nested, 202))
+    return bodies
+
+
+async def send_large_bodies(dial: Dial) -> None:
+    """Each of the bodies once, beginning with any; each has its right answer."""
+    bodies = large_bodies()
+    random.shuffle(bodies)
+    for name, path, body, status in bodies:
+        reader, writer = await dial()
+        head = HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(b"POST %b HTTP/1.1\r\n" % path.encode() + head + body)
+        line = await reader.readline()
+        writer.close()
+        assert line.startswith(b"HTTP/1.1 %d " % status), (name, path, line)
+
+
 # With how many connections at once.
+WITH_RIGHTS: dict[str, tuple[int, Attack]] = {"large_bodies": (8, send_large_bodies)}
 ATTACKS: dict[str, tuple[int, Attack]] = {
     "half_requests": (400, half_request),
     "silent_connections": (400, silent),
@@ -122,7 +184,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {
 
 async def run(name: str, host: str, port: int, source: str, seconds: float) -> None:
     """All connections of an attack at once, each again when it was ended, so many seconds long."""
-    count, attack = ATTACKS[name]
+    count, attack = {**ATTACKS, **WITH_RIGHTS}[name]
 
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(host, port, local_addr=(source, 0))
@@ -138,7 +200,9 @@ async def run(name: str, host: str, port: int, source: str, seconds: float) -> N
     _, going_on = await asyncio.wait(tasks, timeout=seconds)
     for task in going_on:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import trustme
 from leasehold import Job, NewJob, Worker, task
 from leasehold.core.errors import StoreUnreachable, UsageError
 from leasehold.core.opening import open_queue
+from leasehold.core.outcome import Outcome
 from leasehold.core.state import PLANE
 from leasehold.gateway.keys import MemoryKeyRing
 from leasehold.gateway.serve import serving
@@ -174,3 +175,24 @@ async def test_library_and_http_meet_in_the_same_database(site: Site) -> None:
     assert lease.job_id == by_http
     (stored,) = await local.submit([NewJob(task="t", payload=b"2")])
     assert (await claim(web))["job_id"] == stored.job_id
+
+
+@pytest.mark.clause("P-23")
+async def test_a_batch_is_cut_to_what_the_plane_takes_and_a_larger_result_is_buried(
+    site: Site,
+) -> None:
+    queue = site.worker((await site.gateway()).url)
+    text = b'"' + b"x" * 300_000 + b'"'
+    told = await queue.submit(
+        [NewJob(task="t", payload=text, job_id=f"large-{n}") for n in range(7)]
+    )
+    assert [each.status for each in told] == ["created"] * 7
+    leases = await queue.claim(7, wait_ms=10_000)
+    results = [text] * 6 + [b'"' + b"x" * (1 << 20) + b'"']
+    ends = [Outcome(lease, "complete", r) for lease, r in zip(leases, results, strict=True)]
+    await queue.settle(ends)
+    states = (await site.ledger().counts()).states
+    assert (states["SUCCEEDED"], states["DLQ"]) == (6, 1)
+    buried = await site.ledger().get(leases[-1].job_id)
+    assert buried is not None
+    assert b"result_too_large" in buried.error

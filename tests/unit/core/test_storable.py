@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.core.storable import JSON_DEPTH_MAX, to_json, whole_text, without_nul
+from leasehold.core.storable import (
+    INTEGER_MAX,
+    JSON_DEPTH_MAX,
+    json_fault,
+    to_json,
+    whole_text,
+    without_nul,
+)
 
 
 def nested(levels: int, inside: Any = '"[{') -> Any:
@@ -66,3 +73,37 @@ def test_halves_of_surrogate_pairs_are_replaced_wherever_they_stand() -> None:
 @pytest.mark.parametrize("text", ["\0", "\\u0000", "\\\0", "\\\\u0000\0\0", '"\0"'])
 def test_nul_is_replaced_and_what_only_looks_like_it_is_kept(text: str) -> None:
     assert json.loads(without_nul(json.dumps([text]).encode())) == [text.replace("\0", "\ufffd")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (b"[" * 128 + b"]" * 128, ""),
+        (b"[" * 129 + b"]" * 129, "too_deep"),
+        (b"[" + b'{"a":[]},' * 90_000 + b"[" * 128 + b"]" * 129, "too_deep"),
+        (b'["' + b"[" * 200 + b'","\\"' + b"{" * 200 + b'","\\\\",[]]', ""),
+        (b'["\\\\",' + b"[" * 128 + b"]" * 129, "too_deep"),
+        (b'["1e400","\\"1e400", "x-1e400"]', ""),
+        (b'["\\\\",1e400]', "bad_number"),
+        (b"[-1E+400]", "bad_number"),
+        (b"[1e-400, 1e-99999999999999999999, 1" + b"0" * 400 + b"e-300]", ""),
+        (rb'["\\u0000"]', ""),
+        (rb'["\\\u0000"]', "nul"),
+    ],
+)
+def test_what_no_reader_takes_is_found_in_the_text_of_json(raw: bytes, fault: str) -> None:
+    assert json_fault(raw) == fault
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (b"9223372036854775807", ""),
+        (b"-9223372036854775807", ""),
+        (b"9223372036854775808", "bad_number"),
+        (b"1e19", "bad_number"),
+        (b"0.12345678901234567890123", ""),
+    ],
+)
+def test_a_number_beyond_64_bits_is_found_exactly(number: bytes, fault: str) -> None:
+    assert json_fault(b'{"a":[%b]}' % number, number_max=INTEGER_MAX) == fault

@@ -23,7 +23,7 @@ def read(number: str) -> Body:
 def test_a_number_that_no_double_holds_is_refused(number: str) -> None:
     with pytest.raises(Problem) as raised:
         read(number)
-    assert raised.value.code == "bad_json"
+    assert raised.value.code == "bad_number"
 
 
 @pytest.mark.parametrize("number", ["1e99", "9" * 199 + "e99", "0." + "9" * 250, "9" * 250])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ def command(
         **_limits(config),
     )
     address, watchdog_ms = notify_address()
+    # A thread that reads a large body gives way to the event loop this soon.
+    sys.setswitchinterval(0.001)
     run(settings, Notifier(address, watchdog_ms // 2))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.scoping import check_allowed
 from leasehold.contracts.plane.shapes import (
+    BODY_BYTES_MAX,
     CreatePlaneJobs,
     EventId,
     FollowPlaneJob,
@@ -28,7 +29,6 @@ from leasehold.core.state import PLANE as MACHINE
 from leasehold.ledger.ids import uuid7
 from leasehold.store.resending import submit_surely
 
-BODY_BYTES_MAX = 8 << 20
 _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}

@@ -58,7 +58,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `streams` empty asks for all that the plane serves. The key is the password of the URL, or the
     first line of `key_file`. `cafile` is a private authority for `plane+https`, `certfile` and
     `keyfile` a certificate of the worker's own. `answer_ms` is how long an answer may take beyond
-    the time that the call itself may wait.
+    the time that the call itself may wait, `body_bytes_max` the largest request that the gateway
+    takes.
     """
 
     streams: str = ""
@@ -67,9 +68,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     certfile: str = ""
     keyfile: str = ""
     answer_ms: int = 15_000
+    body_bytes_max: int = 1 << 20
 
     def __post_init__(self) -> None:
         stream_names(self.streams)
+        if self.body_bytes_max < 16_384:
+            raise UsageError("body_bytes_max is at least 16384", contract=CONTRACT)
         if self.answer_ms < 100:
             raise UsageError("answer_ms is at least 100", contract=CONTRACT)
 

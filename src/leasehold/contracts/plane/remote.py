@@ -19,7 +19,7 @@ import msgspec
 from leasehold.contracts.plane.asking import Ask
 from leasehold.contracts.plane.options import WorkerOptions
 from leasehold.contracts.plane.queue import PlaneQueue, anonymous
-from leasehold.contracts.plane.shapes import ClaimedJob, Ended, Kept
+from leasehold.contracts.plane.shapes import BATCH_MAX, ClaimedJob, Ended, Kept
 from leasehold.contracts.plane.wire import Http
 from leasehold.contracts.plane.words import CONTRACT, attempt_id_of
 from leasehold.core.errors import (
@@ -46,10 +46,7 @@ from leasehold.core.outcome import (
 from leasehold.core.seam import Upkeep
 from leasehold.store import resending
 
-# Under what the plane takes: 500 items and 8 MiB.
-_ITEMS_MAX = 500
-_BYTES_MAX = 4 << 20
-_RESULT_BYTES_MAX = 7 << 20
+_ENVELOPE_BYTES = 4_096  # what a request holds besides its items, and an item besides its result
 _VERDICTS: dict[str, Verdict] = {
     "completed": COMPLETED,
     "buried": BURIED,
@@ -93,10 +90,11 @@ class _Reported(msgspec.Struct):
 class RemotePlane:
     """The plane at an address."""
 
-    def __init__(self, http: Http, *, worker_id: str, answer_ms: int) -> None:
+    def __init__(self, http: Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
         self._http = http
         self._worker_id = worker_id
         self._answer_s = answer_ms / 1000
+        self._bytes_max = body_bytes_max - _ENVELOPE_BYTES
 
     async def claim(self, ask: Ask) -> list[Lease]:
         """Take leases; the plane makes the request wait."""
@@ -115,8 +113,7 @@ class RemotePlane:
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases alive. The keeper asks far more often than they need to be written."""
         answers: list[Lease | LeaseLost] = []
-        for part in _parts(leases, lambda lease: 0):
-            held = [_named(lease) for lease in part]
+        for part, held in self._parts(leases, _named):
             body = {"worker_id": self._worker_id, "leases": held, "if_short": True}
             told = await resending.part(answers, self._post("heartbeat", body, _Kept))
             answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
@@ -125,8 +122,8 @@ class RemotePlane:
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Publish news."""
         answers: list[LeaseLost | None] = []
-        for part in _parts(reports, lambda report: len(report.data) + len(report.progress)):
-            body = {"worker_id": self._worker_id, "reports": [_news(report) for report in part]}
+        for part, news in self._parts(reports, _news):
+            body = {"worker_id": self._worker_id, "reports": news}
             told = await resending.part(answers, self._post("report", body, _Reported))
             answers += [
                 None if each.ok else LeaseLost(report.lease.job_id, each.reason)
@@ -136,7 +133,7 @@ class RemotePlane:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases: the successes by `complete`, everything else by `fail`, side by side."""
-        numbered = [(at, _sendable(outcome)) for at, outcome in enumerate(outcomes)]
+        numbered = [(at, self._sendable(outcome)) for at, outcome in enumerate(outcomes)]
         done = [each for each in numbered if each[1].kind == "complete"]
         rest = [each for each in numbered if each[1].kind != "complete"]
         verdicts: dict[int, Verdict] = {}
@@ -149,32 +146,27 @@ class RemotePlane:
     async def _end(
         self, verb: str, numbered: list[tuple[int, Outcome]], verdicts: dict[int, Verdict]
     ) -> None:
-        for part in _parts(numbered, lambda each: len(each[1].result)):
-            body = {"worker_id": self._worker_id, "jobs": [_ended(each) for _, each in part]}
+        for part, jobs in self._parts(numbered, lambda each: _ended(each[1])):
+            body = {"worker_id": self._worker_id, "jobs": jobs}
             told = await resending.part(verdicts, self._post(verb, body, _Ended))
             for (at, outcome), answer in zip(part, told.results, strict=True):
                 verdicts[at] = _verdict(outcome, answer)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs."""
-        answers: list[Submitted] = []
-        for part in _parts(jobs, lambda job: len(job.payload)):
-            answers += await resending.part(answers, self._store(part))
-        return answers
-
-    async def _store(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """One part; what could not even be sent is answered here and harms no other."""
         answers: dict[int, Submitted] = {}
         sent: list[tuple[int, dict[str, Any]]] = []
         for at, job in enumerate(jobs):
             try:
                 sent.append((at, _new(job)))
-            except UsageError as error:
+            except UsageError as error:  # it harms no other
                 answers[at] = Submitted("", "invalid", str(error))
-        if sent:
-            body = {"jobs": [each for _, each in sent]}
-            told = await self._post("/v1/plane/jobs", body, _Submitted)
-            answers |= {at: answer for (at, _), answer in zip(sent, told.results, strict=True)}
+        stored: dict[int, Submitted] = {}
+        for part, written in self._parts(sent, lambda each: each[1]):
+            post = self._post("/v1/plane/jobs", {"jobs": written}, _Submitted)
+            told = await resending.part(stored, post)
+            stored |= {at: answer for (at, _), answer in zip(part, told.results, strict=True)}
+        answers |= stored
         return [answers[at] for at in range(len(jobs))]
 
     async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
@@ -184,6 +176,33 @@ class RemotePlane:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
+
+    def _parts(
+        self, items: Sequence[T], write: Callable[[T], dict[str, Any]]
+    ) -> Iterator[tuple[list[T], list[msgspec.Raw]]]:
+        """Pieces of a batch that one request can carry, and their JSON."""
+        part: list[T] = []
+        written: list[msgspec.Raw] = []
+        held = 0
+        for item in items:
+            raw = msgspec.json.encode(write(item))
+            held += len(raw) + 1
+            if part and (len(part) >= BATCH_MAX or held > self._bytes_max):
+                yield part, written
+                part, written, held = [], [], len(raw) + 1
+            part.append(item)
+            written.append(msgspec.Raw(raw))
+        if part:
+            yield part, written
+
+    def _sendable(self, outcome: Outcome) -> Outcome:
+        """A result that no request can carry would be tried for ever: it is a failure for good."""
+        most = self._bytes_max - _ENVELOPE_BYTES
+        if len(outcome.result) <= most:
+            return outcome
+        said = f"the result has {len(outcome.result)} bytes, more than {most} (body_bytes_max)"
+        failure = Failure(code="result_too_large", message=said, retryable=False)
+        return Outcome(outcome.lease, "bury", failure=failure)
 
     async def _post(self, verb: str, body: Any, shape: type[T], *, wait_ms: int = 0) -> T:
         path = verb if verb.startswith("/") else f"/internal/worker/{verb}"
@@ -207,7 +226,12 @@ def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     http = Http(store, headers=headers, tls=_tls(store, options))
     named = worker_id or anonymous()
-    remote = RemotePlane(http, worker_id=named, answer_ms=options.answer_ms)
+    remote = RemotePlane(
+        http,
+        worker_id=named,
+        answer_ms=options.answer_ms,
+        body_bytes_max=options.body_bytes_max,
+    )
     return PlaneQueue(remote, streams=options.names, worker_id=named)
 
 
@@ -252,20 +276,6 @@ def _refusal(place: str, path: str, status: int, raw: bytes) -> StoreError | Usa
     return kind(said, contract=CONTRACT, operation=path, reply=raw)
 
 
-def _parts(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Pieces of a batch that one request can carry."""
-    part: list[T] = []
-    held = 0
-    for item in items:
-        held += size(item)
-        if part and (len(part) >= _ITEMS_MAX or held > _BYTES_MAX):
-            yield part
-            part, held = [], size(item)
-        part.append(item)
-    if part:
-        yield part
-
-
 def _named(lease: Lease) -> dict[str, Any]:
     return {
         "job_id": lease.job_id,
@@ -284,15 +294,6 @@ def _ended(outcome: Outcome) -> dict[str, Any]:
     if outcome.failure is not None:
         body["error"] = outcome.failure
     return body
-
-
-def _sendable(outcome: Outcome) -> Outcome:
-    """A result that no request can carry would be tried for ever: it is a failure for good."""
-    if len(outcome.result) <= _RESULT_BYTES_MAX:
-        return outcome
-    said = f"the result has {len(outcome.result)} bytes, more than {_RESULT_BYTES_MAX}"
-    failure = Failure(code="result_too_large", message=said, retryable=False)
-    return Outcome(outcome.lease, "bury", failure=failure)
 
 
 def _news(report: Report) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from leasehold.contracts.plane.ledger import PlaneLedger
 from leasehold.contracts.plane.plane import Plane
 from leasehold.contracts.plane.scoping import allowed, check_allowed
 from leasehold.contracts.plane.shapes import (
+    BODY_BYTES_MAX,
     Claimed,
     ClaimedJobs,
     ClaimRequest,
@@ -66,7 +67,6 @@ from leasehold.core.outcome import (
 from leasehold.core.redacting import Redaction
 from leasehold.core.seam import Upkeep
 
-BODY_BYTES_MAX = 8 << 20
 _PROBLEMS = (400, 403, 408, 413, 415, 422)
 _VERDICTS: dict[type, tuple[str, bool, bool]] = {
     Completed: ("completed", False, False),

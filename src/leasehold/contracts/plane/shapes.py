@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from leasehold.core.job import JobRecord, Submitted
-from leasehold.core.values import shown_json
+from leasehold.core.values import answer_json
 
 BATCH_MAX = 500
+BODY_BYTES_MAX = 1 << 20
 TEXT_MAX = 512
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 _MOMENT_MAX = 253_402_300_799_999
@@ -423,4 +424,4 @@ def moment(ms: int) -> str:
 
 
 def _json(raw: bytes) -> Any:
-    return shown_json(raw) if raw else None
+    return answer_json(raw) if raw else None

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from leasehold.core.job import JobRecord
-from leasehold.core.values import shown_json
+from leasehold.core.values import answer_json
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
 Status = Literal["queued", "running", "done", "error", "canceled"]
@@ -162,4 +162,4 @@ def line(record: JobRecord) -> JobLine:
 
 def value_of(raw: bytes) -> Any:
     """A JSON field of the hash as a value: None for empty, `_raw` for what does not parse."""
-    return shown_json(raw) if raw else None
+    return answer_json(raw) if raw else None
