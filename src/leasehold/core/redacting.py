@@ -4,8 +4,9 @@ A value is masked by its name, at any depth and also in JSON within strings; in 
 stands before it (`password=...`, `Authorization: ...`), by its place in a URL (the password, and
 query parameters with such names), and by the forms of usual credentials. What should be JSON and
 is not is masked whole: nothing in it can be told apart. Every step is linear in the text; a longer
-text than `_TEXT_MAX`, and what is nested deeper than `_DEEP` encodings, are masked whole. Large
-jobs are masked in a thread, because the event loop serves everyone.
+text than `_TEXT_MAX`, a larger JSON than `_RAW_MAX`, and what is nested deeper than `_DEEP`
+encodings, are masked whole. Large jobs are masked in a thread, because the event loop serves
+everyone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from leasehold.core.endpoint import Caller
+from leasehold.core.endpoint import Caller, Refused
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
 from leasehold.core.values import from_json, to_json
@@ -51,9 +52,10 @@ _NO_KEY = frozenset(
 )
 _T = TypeVar("_T")
 _TEXT_MAX = 64 * 1024
+_RAW_MAX = 256 * 1024
 _DEEP = 3
 _LARGE = 32 * 1024
-_APART = ThreadPoolExecutor(1, "redaction")  # one: more would only contend with the event loop
+_WAITING_MAX = 64
 _SHORT = 4
 _NAME_CHARS = 128
 _NAME_CHARS_MAX = 1_024
@@ -92,6 +94,26 @@ _CREDENTIAL = re.compile(
     r"|hooks\.slack\.com/(?:services|workflows)/\S+)",
     re.DOTALL,
 )
+
+
+class _Thread:
+    """One thread for large jobs: more would only contend with the event loop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "redaction")
+        self._waiting = 0
+
+    async def run(self, mask: Callable[[], _T], *, patient: bool) -> _T:
+        if self._waiting >= _WAITING_MAX and not patient:
+            raise Refused("busy", f"{_WAITING_MAX} large jobs wait to be masked: try again")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, mask)
+        finally:
+            self._waiting -= 1
+
+
+_APART = _Thread()
 
 
 class Redaction:
@@ -143,11 +165,15 @@ class Redaction:
         is_key = len(parts) > 1 and parts[-1] == "key" and " " not in name
         return is_key and parts[-2] not in _NO_KEY and "key" not in self._dropped
 
-    async def apart(self, chars: int, mask: Callable[[], _T]) -> _T:
-        """Run what masks so many characters, in a thread where they are many."""
+    async def apart(self, chars: int, mask: Callable[[], _T], *, patient: bool = False) -> _T:
+        """Run what masks so many characters, in a thread where they are many.
+
+        Where too many wait for the thread it is refused; `patient` is for the gateway's own
+        readers, of which there are few.
+        """
         if chars <= _LARGE:
             return mask()
-        return await asyncio.get_running_loop().run_in_executor(_APART, mask)
+        return await _APART.run(mask, patient=patient)
 
     async def shown(self, job: JobRecord, caller: Caller) -> JobRecord:
         """A job as this caller sees it: whole for its requester."""
@@ -157,10 +183,12 @@ class Redaction:
         """`record`, away from the event loop where the job is large."""
         return await self.apart(size_of(job), partial(self.record, job))
 
-    async def events(self, events: list[JobEvent]) -> list[JobEvent]:
+    async def events(self, events: list[JobEvent], *, patient: bool = False) -> list[JobEvent]:
         """Events as they are shown to those who did not submit the job."""
-        chars = sum(len(event.data) for event in events)
-        return await self.apart(chars, lambda: [self.event(event) for event in events])
+        chars = sum(_walked(event.data) for event in events)
+        return await self.apart(
+            chars, lambda: [self.event(event) for event in events], patient=patient
+        )
 
     def record(self, job: JobRecord) -> JobRecord:
         """A job as it is shown to those who did not submit it."""
@@ -181,9 +209,11 @@ class Redaction:
         return msgspec.structs.replace(event, data=self.raw(event.data))
 
     def raw(self, raw: bytes) -> bytes:
-        """Stored JSON, masked; what cannot be parsed becomes the mask."""
+        """Stored JSON, masked; what cannot be parsed, or is very large, becomes the mask."""
         if not raw:
             return raw
+        if len(raw) > _RAW_MAX:
+            return to_json(MASK)
         try:
             return to_json(self.masked(from_json(raw)))
         except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -191,6 +221,8 @@ class Redaction:
 
     def error(self, raw: bytes) -> bytes:
         """A stored error, which may be plain text: some contracts store the words alone."""
+        if len(raw) > _RAW_MAX:
+            return to_json(MASK)
         try:
             from_json(raw)
         except msgspec.DecodeError:
@@ -349,7 +381,12 @@ def _hidden(value: Any) -> Any:
 def size_of(job: JobRecord) -> int:
     """How much of a job there is to mask; `extra` is counted as far as it is text."""
     contents = (job.payload, job.result, job.error, job.progress, *job.extra.values())
-    return sum(len(each) for each in contents if isinstance(each, bytes | str))
+    return sum(_walked(each) for each in contents if isinstance(each, bytes | str))
+
+
+def _walked(raw: bytes | str) -> int:
+    """How much of it is looked at: nothing of what is masked whole."""
+    return len(raw) if len(raw) <= _RAW_MAX else 0
 
 
 def without_contents(job: JobRecord) -> JobRecord:

@@ -10,7 +10,7 @@ import msgspec
 
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import NewJob
-from leasehold.core.redacting import Redaction
+from leasehold.core.redacting import MASK, Redaction
 from leasehold.core.storable import check_json
 from leasehold.dashboard.acting import VERBS, Actor, Verb
 from leasehold.dashboard.finding import Finder
@@ -115,7 +115,9 @@ class Forms:
         if old is None:
             raise NotFound("there is no such job (any more)")
         edited = decoded(_json_of(visit.field("payload")))
-        payload = msgspec.json.encode(self._redaction.restored(edited, decoded(old.payload)))
+        payload = old.payload
+        if edited != MASK:  # a large payload was masked whole
+            payload = msgspec.json.encode(self._redaction.restored(edited, decoded(old.payload)))
         job = NewJob(
             task=_task(visit) or old.task,
             payload=payload,
