@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from leasehold.core.endpoint import Caller
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobRecord
-from leasehold.core.redacting import MASK, USUAL, Redaction
+from leasehold.core.redacting import MASK, Redaction
+from leasehold.core.secret_names import USUAL
 
 SECRET = "hunter2x"
 KEY = "PRIVATE KEY-----"
@@ -81,6 +82,18 @@ def test_every_usual_name_masks_in_any_spelling(name: str) -> None:
         f"mysql --password {SECRET} -h db",
         f"curl -u bob:{SECRET} https://h",
         f"https://hooks.slack.com/services/T0/B0/{SECRET}",
+        f"<password><![CDATA[a<{SECRET}]]></password>",
+        f"<password>\n  <![CDATA[{SECRET}]]></password>",
+        f"<password><plain>{SECRET}</plain></password>",
+        f'<add key="password" value="{SECRET}"/>',
+        f"<add value='{SECRET}>' Name = 'db_password'>",
+        f"-----BEGIN PGP {KEY[:-5]} BLOCK-----\n{SECRET}\n-----END PGP {KEY[:-5]} BLOCK-----",
+        rf'{{"a": "{{\"pass\\u0077ord\": \"{SECRET}\"}}"}}',
+        rf'request {{"pass\u0077ord": "{SECRET}"}} failed',
+        f"https://h/?a=1&api%255Fkey={SECRET}",
+        f"a=1&api%5Fkey={SECRET}",
+        f"pass\u200bword={SECRET}",
+        f"\u0440\u0430ssword: {SECRET}",
     ],
 )
 def test_secrets_within_text_are_masked(text: str) -> None:
@@ -105,6 +118,9 @@ def test_secrets_within_text_are_masked(text: str) -> None:
         {"author": "Ada", "shipping": "x", "n": 1, "secret": False, "token": "", "pin": None},
         {"body": '{"a": [1, 2]}', "name": "n", "value": "v"},
         ["name", "value"],
+        '<add key="color" value="red"/> <b>50% done: ok</b> <token/>',
+        "caf\\u00e9 and a zero\u200bwidth space, \\u0041=b",
+        {"\u0440\u043e\u0441\u0442": 1, "name": "n", "value": "v"},
     ],
 )
 def test_what_is_no_secret_stays_as_it_is(value: Any) -> None:
@@ -118,6 +134,12 @@ def test_pairs_of_a_name_and_a_value_are_masked() -> None:
     assert Redaction().masked({"k": "password", "v": SECRET}) == {"k": "password", "v": MASK}
 
 
+def test_a_pair_of_a_name_and_a_value_is_masked_among_many_fields() -> None:
+    value: dict[str, Any] = {f"n{n}": n for n in range(40)}
+    masked = Redaction().masked(value | {"name": "password", "value": SECRET})
+    assert masked == value | {"name": "password", "value": MASK}
+
+
 def test_options_of_a_command_as_a_list_are_masked() -> None:
     value = ["x", "--password", SECRET, "-h", "db", "-u", f"bob:{SECRET}"]
     assert Redaction().masked(value) == ["x", "--password", MASK, "-h", "db", "-u", f"bob:{MASK}"]
@@ -128,6 +150,7 @@ def test_options_of_a_command_as_a_list_are_masked() -> None:
     [
         *("pass", "user_pass", "dbPass", "PGPASS", "pw", "creds", "ssh_key", "license_key"),
         *("deviceKey", "STRIPE_KEY", "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44"),
+        *("pass\u200bword", "p\u00adin", "\u0440assw\u043erd", "P\u0410SSWORD", "pass%2577ord"),
     ],
 )
 def test_names_that_say_secret_are_masked(name: str) -> None:
