@@ -37,7 +37,8 @@ _LARGE = 32 * 1024
 _WAITING_MAX = 64
 _NAMES = ("name", "key", "header", "field", "k", "option", "parameter", "variable", "property")
 _VALUES = ("value", "values", "content", "v", "val", "default")
-_ESCAPED = re.compile(r"\\+u00(2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|5[0-9AaFf]|7[0-9Aa])")  # of a name
+# A letter, digit or mark of a name; a quote would change where values end.
+_ESCAPED = re.compile(r"(?<!\\)\\++u00(2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|5[0-9AaFf]|7[0-9Aa])")
 _WORD = re.compile(r"[^\s\"'<>]+")
 _SCHEME = re.compile(r"(:(?:\\*/){2})")  # JSON may have escaped the slashes
 _PARAMETER = re.compile(r"([?&;#])([^=&;#?]+)=([^&;#]*)")

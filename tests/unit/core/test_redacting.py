@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.endpoint import Caller
+from leasehold.core.endpoint import Caller, Refused
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobRecord
 from leasehold.core.redacting import MASK, Redaction
@@ -265,6 +267,8 @@ _HOSTILE = [
     *("a@b:" * _U, "a:b@c/" * _U, ":\\" * 3 * _U, "password: a,," * 4_000, "token: " * 8_000),
     *("a=>" * 2 * _U, "-" * 6 * _U, "<" * 6 * _U, "@" * 6 * _U, "-u " + "1" * 6 * _U),
     *("," * 6 * _U, "pw: " + "," * 5 * _U, "pw: ,;" * _U, "a" + "\\u005c" * 9_000),
+    *("\\" * 5 * _U + "x\\u0070", '<a b="' * _U, '<a k="password" ' * 3_000, "%25" * 2 * _U),
+    *("<a " + 'b="c" ' * 9_000, "<password><![CDATA[<" * 3_000, "p\u200b" * 3 * _U),
 ]
 
 
@@ -296,3 +300,33 @@ def test_a_very_long_name_is_masked_unread(name: str) -> None:
     begun_s = time.process_time()
     assert Redaction().is_secret(name)
     assert time.process_time() - begun_s < 0.05
+
+
+async def test_as_many_large_jobs_wait_to_be_masked_as_the_gateway_takes() -> None:
+    redaction, free = Redaction(), threading.Event()
+    large = 100_000
+    waiting = [asyncio.ensure_future(redaction.apart(large, free.wait)) for _ in range(64)]
+    await asyncio.sleep(0)
+    try:
+        with pytest.raises(Refused, match="try again") as refused:
+            await redaction.apart(large, free.wait)
+        assert refused.value.code == "busy"
+        assert await redaction.apart(10, lambda: "small") == "small"
+        patient = asyncio.ensure_future(redaction.apart(large, free.wait, patient=True))
+        waiting.pop().cancel()
+    finally:
+        free.set()
+    assert all(await asyncio.gather(*waiting, patient))
+    assert await redaction.apart(large, free.wait)
+
+
+def test_json_over_its_limit_is_masked_whole_and_unread() -> None:
+    raw = json.dumps(["x"] * 60_000).encode()
+    assert len(raw) > 256 * 1024
+    begun = time.process_time()
+    assert (
+        Redaction().raw(raw)
+        == Redaction().error(raw)
+        == json.dumps(MASK, ensure_ascii=False).encode()
+    )
+    assert time.process_time() - begun < 0.01
