@@ -4,68 +4,50 @@ A value is masked by its name, at any depth and also in JSON within strings; in 
 stands before it (`password=...`, `Authorization: ...`), by its place in a URL (the password, and
 query parameters with such names), and by the forms of usual credentials. What should be JSON and
 is not is masked whole: nothing in it can be told apart. Every step is linear in the text; a longer
-text than `_TEXT_MAX`, and what is nested deeper than `_DEEP` encodings, are masked whole. Large
-jobs are masked in a thread, because the event loop serves everyone.
+text than `_TEXT_MAX`, a larger JSON than `_RAW_MAX`, and what is nested deeper than `_DEEP`
+encodings, are masked whole. Large jobs are masked in a thread, because the event loop serves
+everyone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import unicodedata
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote_plus
 
 import msgspec
 
-from leasehold.core.endpoint import Caller
+from leasehold.core.endpoint import Caller, Refused
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
+from leasehold.core.secret_names import SecretNames, flat, without_unseen, written
 from leasehold.core.values import from_json, to_json
 
 MASK = "•••"
-USUAL = (
-    *("password", "passwd", "pwd", "passphrase", "passcode", "secret", "token", "jwt", "api_key"),
-    *("authorization", "auth", "bearer", "cookie", "credential", "session", "sid", "dsn"),
-    *("private_key", "access_key", "account_key", "signing_key", "encryption_key", "kek", "dek"),
-    *("connection_string", "conn_str", "signature", "sig", "otp", "pin", "cvv", "cvc"),
-    *("pw", "creds", "ssh_key", "license_key", "hmac_key", "master_key", "client_key"),
-)
-# A name that ends in `pass`, or whose last part is `key`, is secret too, except these.
-_NO_PASS = (
-    *("bypass", "compass", "surpass", "trespass", "overpass", "underpass"),
-    *("lowpass", "highpass", "bandpass"),
-)
-_NO_KEY = frozenset(
-    (
-        *("primary", "foreign", "sort", "partition", "idempotency", "cache", "public", "object"),
-        *("s", "routing", "dedup", "dedupe", "deduplication", "group", "row", "shard", "hash"),
-        *("range", "index", "unique", "natural", "composite", "storage", "blob", "file", "order"),
-        *("ordering", "message", "event", "job", "task", "queue", "record", "item", "entity"),
-        *("lookup", "join", "parent", "child", "issue", "project", "search", "lock", "map"),
-        *("column", "field", "metric", "feature", "translation", "correlation", "host", "hot"),
-    )
-)
 _T = TypeVar("_T")
+_End: TypeAlias = Callable[[str, int, str], int]
 _TEXT_MAX = 64 * 1024
+_RAW_MAX = 256 * 1024
 _DEEP = 3
 _LARGE = 32 * 1024
-_APART = ThreadPoolExecutor(1, "redaction")  # one: more would only contend with the event loop
-_SHORT = 4
-_NAME_CHARS = 128
-_NAME_CHARS_MAX = 1_024
+_WAITING_MAX = 64
 _NAMES = ("name", "key", "header", "field", "k", "option", "parameter", "variable", "property")
 _VALUES = ("value", "values", "content", "v", "val", "default")
-_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# A letter, digit or mark of a name; a quote would change where values end.
+_ESCAPED = re.compile(r"(?<!\\)\\++u00(2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|5[0-9AaFf]|7[0-9Aa])")
 _WORD = re.compile(r"[^\s\"'<>]+")
 _SCHEME = re.compile(r"(:(?:\\*/){2})")  # JSON may have escaped the slashes
 _PARAMETER = re.compile(r"([?&;#])([^=&;#?]+)=([^&;#]*)")
 _ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
 _SERVER = re.compile(r"\w+\(|[\w.\-]+(?:/|:\d{2,5}(?!\w))")
-_ELEMENT = re.compile(r"<([\w.:\-]++)((?:\s[^<>]*+)?>(?:<!\[CDATA\[)?)([^<]+)")
+_ELEMENT = re.compile(r"<([\w.:\-]++)(?:\s[^<>]*+)?(?<!/)>(?!\s*+(?:</|\Z))")
+_ATTRIBUTE = r"\s++([\w.:\-]++)\s*+=\s*+(\"[^\"]*+\"|'[^']*+')"
+_TAG = re.compile(rf"<[\w.:\-]++(?:{_ATTRIBUTE})++")
+_ATTRIBUTES = re.compile(_ATTRIBUTE)
 _USER_OPTION = re.compile(
     r"(?<!\S)(-u|--user|--proxy-user)(=|\s{1,4})([\"']?)(?!\d+:\d+\b|\w+:/)([^\s:\"']{1,128}):[^\s\"']+"
 )
@@ -73,7 +55,7 @@ _USER_OPTIONS = ("-u", "--user", "--proxy-user")
 _OPTION = re.compile(r"(?<![\w.\-])--?([\w.\-]++)\s{1,4}(?=[^\s\-])")
 # The lookbehinds let a match begin only where a word does: without them long words cost n * n.
 _ASSIGNED = re.compile(
-    r"(?<![\w.\-])([\w.\-]++(?: [\w.\-]++)?)(?:\\*[\"'])?\s{0,4}(?::=|={1,2}>?|:)"
+    r"(?<![\w.\-%])([\w.\-%]++(?: [\w.\-%]++)?)(?:\\*[\"'])?\s{0,4}(?::=|={1,2}>?|:)"
     r"\s{0,4}(?=[^\s:=])"
 )
 _ESCAPED_QUOTE = re.compile(r"\\+[\"']")
@@ -84,7 +66,8 @@ _HEADER_LINE = re.compile(r"[^\r\n\"']+")
 _CLASS = re.compile(r"\w+(?:Error|Exception)")  # its colon stands before a message
 _HEADER = re.compile("authorization|cookie")
 _CREDENTIAL = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?"
+    r"(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)"
     r"|(?i:\bbearer)\s{1,4}[\w.~+/=\-]{6,}|(?i:\bbasic)\s{1,4}(?=[A-Za-z]*[\d+/=])[\w+/=\-]{6,}"
     r"|(?<![\w\-])(?:(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}|eyJ[\w\-]{8,}\.[\w\-]{8,}[\w.\-]*"
     r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|xox[abeprs]-[\w\-]{10,}"
@@ -92,6 +75,26 @@ _CREDENTIAL = re.compile(
     r"|hooks\.slack\.com/(?:services|workflows)/\S+)",
     re.DOTALL,
 )
+
+
+class _Thread:
+    """One thread for large jobs: more would only contend with the event loop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "redaction")
+        self._waiting = 0
+
+    async def run(self, mask: Callable[[], _T], *, patient: bool) -> _T:
+        if self._waiting >= _WAITING_MAX and not patient:
+            raise Refused("busy", f"{_WAITING_MAX} large jobs wait to be masked: try again")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, mask)
+        finally:
+            self._waiting -= 1
+
+
+_APART = _Thread()
 
 
 class Redaction:
@@ -105,49 +108,24 @@ class Redaction:
 
     def __init__(self, more: Iterable[str] = ()) -> None:
         given = [word.strip() for word in more if word.strip()]
-        dropped = {_flat(word[1:]) for word in given if word.startswith("-")}
         patterns = [word[1:-1] for word in given if len(word) > 2 and word[0] == word[-1] == "/"]
-        named = [word for word in given if word[0] not in "-/"]
-        self._dropped = dropped
-        words = [word for word in map(_flat, (*USUAL, *named)) if word and word not in dropped]
-        self._short = frozenset(word for word in words if len(word) <= _SHORT)
-        self._long = re.compile("|".join(re.escape(w) for w in words if len(w) > _SHORT) or "(?!)")
+        self.is_secret = SecretNames(word for word in given if word[0] != "/").match
         try:
             self._patterns = [re.compile(pattern) for pattern in patterns]
         except re.error as error:
             raise UsageError(
                 f"gateway.redact: {error.pattern!r} is no expression: {error}"
             ) from None
-        self._known = lru_cache(maxsize=4096)(self._is_secret)
 
-    def is_secret(self, name: str) -> bool:
-        """Whether the value of this name is masked; that of a very long one is, unread."""
-        if len(name) > _NAME_CHARS_MAX:
-            return True
-        return self._known(name) if len(name) <= _NAME_CHARS else self._is_secret(name)
+    async def apart(self, chars: int, mask: Callable[[], _T], *, patient: bool = False) -> _T:
+        """Run what masks so many characters, in a thread where they are many.
 
-    def _is_secret(self, name: str) -> bool:
-        if not name.isascii():  # full-width letters
-            name = unicodedata.normalize("NFKC", name)
-        flat = _flat(name)
-        if self._long.search(flat):
-            return True
-        parts = [part.lower() for part in _PART.findall(name)]
-        if not self._short.isdisjoint((flat, *parts)):
-            return True
-        if flat in self._dropped:
-            return False
-        if flat.endswith("pass"):
-            return "pass" not in self._dropped and not flat.endswith(_NO_PASS)
-        # In plain text `missing key: x` is a message.
-        is_key = len(parts) > 1 and parts[-1] == "key" and " " not in name
-        return is_key and parts[-2] not in _NO_KEY and "key" not in self._dropped
-
-    async def apart(self, chars: int, mask: Callable[[], _T]) -> _T:
-        """Run what masks so many characters, in a thread where they are many."""
+        Where too many wait for the thread it is refused; `patient` is for the gateway's own
+        readers, of which there are few.
+        """
         if chars <= _LARGE:
             return mask()
-        return await asyncio.get_running_loop().run_in_executor(_APART, mask)
+        return await _APART.run(mask, patient=patient)
 
     async def shown(self, job: JobRecord, caller: Caller) -> JobRecord:
         """A job as this caller sees it: whole for its requester."""
@@ -157,10 +135,12 @@ class Redaction:
         """`record`, away from the event loop where the job is large."""
         return await self.apart(size_of(job), partial(self.record, job))
 
-    async def events(self, events: list[JobEvent]) -> list[JobEvent]:
+    async def events(self, events: list[JobEvent], *, patient: bool = False) -> list[JobEvent]:
         """Events as they are shown to those who did not submit the job."""
-        chars = sum(len(event.data) for event in events)
-        return await self.apart(chars, lambda: [self.event(event) for event in events])
+        chars = sum(_walked(event.data) for event in events)
+        return await self.apart(
+            chars, lambda: [self.event(event) for event in events], patient=patient
+        )
 
     def record(self, job: JobRecord) -> JobRecord:
         """A job as it is shown to those who did not submit it."""
@@ -181,9 +161,11 @@ class Redaction:
         return msgspec.structs.replace(event, data=self.raw(event.data))
 
     def raw(self, raw: bytes) -> bytes:
-        """Stored JSON, masked; what cannot be parsed becomes the mask."""
+        """Stored JSON, masked; what cannot be parsed, or is very large, becomes the mask."""
         if not raw:
             return raw
+        if len(raw) > _RAW_MAX:
+            return to_json(MASK)
         try:
             return to_json(self.masked(from_json(raw)))
         except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -191,6 +173,8 @@ class Redaction:
 
     def error(self, raw: bytes) -> bytes:
         """A stored error, which may be plain text: some contracts store the words alone."""
+        if len(raw) > _RAW_MAX:
+            return to_json(MASK)
         try:
             from_json(raw)
         except msgspec.DecodeError:
@@ -225,10 +209,9 @@ class Redaction:
         return masked
 
     def _object(self, value: dict[str, Any], deep: int) -> dict[str, Any]:
-        named = False  # such as {"name": "Authorization", "value": ...}
-        if len(value) <= len(_NAMES) + len(_VALUES):
-            names = [inner for key, inner in value.items() if key.lower() in _NAMES]
-            named = any(isinstance(name, str) and self.is_secret(name) for name in names)
+        names = [inner for key, inner in value.items() if key.lower() in _NAMES]
+        # Such as {"name": "Authorization", "value": ...}.
+        named = any(isinstance(name, str) and self.is_secret(name) for name in names)
         return {
             self.text(key, deep): _hidden(inner)
             if self.is_secret(key) or (named and key.lower() in _VALUES)
@@ -238,7 +221,7 @@ class Redaction:
 
     def text(self, text: str, deep: int = _DEEP) -> str:
         """A string with the secrets in it masked."""
-        if len(text) < _SHORT:
+        if len(text) < 4:
             return text
         if len(text) > _TEXT_MAX:
             return MASK
@@ -257,7 +240,11 @@ class Redaction:
                 masked = self.masked(inner, deep - 1) if deep else MASK
                 if masked != inner:
                     return to_json(masked).decode() if deep else MASK
-        text = self._plain(text, deep)
+        plain = without_unseen(text)
+        if "\\u00" in plain:
+            plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), plain)
+        masked = self._plain(plain, deep)
+        text = text if masked == plain else masked
         for pattern in self._patterns:
             text = pattern.sub(MASK, text)
         return text
@@ -266,7 +253,7 @@ class Redaction:
         if "@" in text or _SCHEME.search(text):
             text = _WORD.sub(lambda found: self._url(found[0], deep), text)
         if "<" in text:
-            text = _ELEMENT.sub(self._element, text)
+            text = self._assigned(_TAG.sub(self._tag, text), _ELEMENT, _element_end)
         if "-" in text:
             text = _USER_OPTION.sub(rf"\1\2\3\4:{MASK}", text)
             text = self._assigned(text, _OPTION)
@@ -284,8 +271,7 @@ class Redaction:
 
     def _parameter(self, found: re.Match[str], deep: int) -> str:
         mark, name, value = found.groups()
-        named = unquote_plus(name) if "%" in name else name
-        if self.is_secret(named) or named.lower() == "key":
+        if self.is_secret(name) or written(name).lower() == "key":
             return f"{mark}{name}={MASK}"
         if "%" in value:
             plain = unquote_plus(unquote_plus(value))
@@ -294,11 +280,16 @@ class Redaction:
                 return f"{mark}{name}={MASK}"
         return found[0]
 
-    def _element(self, found: re.Match[str]) -> str:
-        secret = self.is_secret(found[1]) and not found[3].isspace()
-        return f"<{found[1]}{found[2]}{MASK}" if secret else found[0]
+    def _tag(self, found: re.Match[str]) -> str:
+        """The start of an XML tag, masked where it is like `<add key="password" value="..."`."""
+        pairs = _ATTRIBUTES.findall(found[0])
+        if not any(name.lower() in _NAMES and self.is_secret(value[1:-1]) for name, value in pairs):
+            return found[0]
+        return _ATTRIBUTES.sub(
+            lambda each: f' {each[1]}="{MASK}"' if each[1].lower() in _VALUES else each[0], found[0]
+        )
 
-    def _assigned(self, text: str, expression: re.Pattern[str]) -> str:
+    def _assigned(self, text: str, expression: re.Pattern[str], end: _End | None = None) -> str:
         """The text without the values that follow secret names as the expression says."""
         parts, at = [], 0
         while found := expression.search(text, at):
@@ -307,7 +298,7 @@ class Redaction:
             name = found[1]
             if self.is_secret(name) and not _CLASS.fullmatch(name):
                 parts.append(MASK)
-                at = _value_end(text, at, name)
+                at = (end or _value_end)(text, at, name)
         return "".join((*parts, text[at:]))
 
     def restored(self, edited: Any, original: Any) -> Any:
@@ -349,7 +340,12 @@ def _hidden(value: Any) -> Any:
 def size_of(job: JobRecord) -> int:
     """How much of a job there is to mask; `extra` is counted as far as it is text."""
     contents = (job.payload, job.result, job.error, job.progress, *job.extra.values())
-    return sum(len(each) for each in contents if isinstance(each, bytes | str))
+    return sum(_walked(each) for each in contents if isinstance(each, bytes | str))
+
+
+def _walked(raw: bytes | str) -> int:
+    """How much of it is looked at: nothing of what is masked whole."""
+    return len(raw) if len(raw) <= _RAW_MAX else 0
 
 
 def without_contents(job: JobRecord) -> JobRecord:
@@ -385,12 +381,14 @@ def _value_end(text: str, at: int, name: str) -> int:
     if escaped:
         end = text.find(escaped[0], escaped.end())
         return len(text) if end < 0 else end + len(escaped[0])
-    header = _HEADER.search(_flat(name))
+    header = _HEADER.search(flat(name))
     spaced = text[at - 1] == " " and text[max(at - 5, 0) : at].rstrip()[-1:] == ":"
     unquoted = _PHRASE if spaced else _UNQUOTED
     found = _QUOTED.match(text, at) or (_HEADER_LINE if header else unquoted).match(text, at)
     return found.end() if found else len(text)
 
 
-def _flat(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+def _element_end(text: str, at: int, name: str) -> int:
+    """Where an XML element ends; one that is not closed ends with the text."""
+    end = text.find(f"</{name}", at)
+    return len(text) if end < 0 else end

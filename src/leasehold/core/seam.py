@@ -67,6 +67,17 @@ class Page(msgspec.Struct, frozen=True):
     after: str = ""
 
 
+PAGE_BYTES = 4 * 1024 * 1024
+"""A ledger ends a page, though it is not full, when the jobs it read for it carry so much."""
+READ_STEP = 25
+"""So many whole jobs are read in one go: what each carries is known afterwards."""
+
+
+def weight(job: JobRecord) -> int:
+    """How many bytes a job carries."""
+    return len(job.payload) + len(job.result) + len(job.error)
+
+
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs to list. Empty means any; `after` continues a page."""
 

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from leasehold.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right, Scope
+from leasehold.core.endpoint import (
+    Answer,
+    Call,
+    Endpoint,
+    Handle,
+    Refused,
+    Reply,
+    Right,
+    Scope,
+)
 from leasehold.core.errors import Conflict, NotFound
 from leasehold.core.job import JobRecord, NewJob
 from leasehold.core.redacting import Redaction
@@ -40,6 +50,7 @@ from leasehold.dashboard.shapes import (
     job_full,
     job_line,
 )
+from leasehold.dashboard.visit import Searches
 from leasehold.dashboard.watching import Figures, Watch
 
 _CATCH_UP_S = 2.0
@@ -114,8 +125,15 @@ class Api:
     """The endpoints."""
 
     def __init__(
-        self, street: Street, finder: Finder, actor: Actor, watch: Watch, redaction: Redaction
+        self,
+        street: Street,
+        finder: Finder,
+        actor: Actor,
+        watch: Watch,
+        redaction: Redaction,
+        searches: Searches,
     ) -> None:
+        self._searches = searches
         self._street = street
         self._finder = finder
         self._actor = actor
@@ -202,7 +220,7 @@ class Api:
 
     async def dead(self, call: Call) -> Answer:
         """Dead letters by error class."""
-        return Answer(200, await dead_letters(self._finder))
+        return Answer(200, await dead_letters(self._finder, scan_max=COUNT_MAX))
 
     async def stats(self, call: Call) -> Answer:
         """The last five minutes."""
@@ -227,19 +245,26 @@ class Api:
         """All of them."""
         return [*self._reading(), *self._acting()]
 
+    def _searching(self, handle: Callable[[Call], Coroutine[Any, Any, Answer]]) -> Handle:
+        async def run(call: Call) -> Answer:
+            return await self._searches.run(call.caller.who, call.gone, handle(call))
+
+        return run
+
     def _reading(self) -> list[Endpoint]:
         job = "/api/queues/{queue}/jobs/{job_id}"
         return [
-            _get("/api/jobs", "findJobs", "Search the jobs of all queues", self.find,
-                 JobList, asks=FindJobs, problems=(409, 422)),
-            _get("/api/jobs/count", "countJobs", "How many jobs match a search", self.count,
-                 CountView, asks=CountJobs, problems=(422,)),
+            _get("/api/jobs", "findJobs", "Search the jobs of all queues",
+                 self._searching(self.find), JobList, asks=FindJobs, problems=(409, 422)),
+            _get("/api/jobs/count", "countJobs", "How many jobs match a search",
+                 self._searching(self.count), CountView, asks=CountJobs, problems=(422,)),
             _get(job, "readQueueJob", "One job of a queue", self.read, JobFull, problems=(404,)),
             _get(f"{job}/events", "readQueueJobEvents", "The events of one job", self.events,
                  EventList, asks=ReadEvents, problems=(404, 422)),
-            _get("/api/workers", "listWorkers", "Workers and what they hold", self.workers,
-                 WorkerList),
-            _get("/api/dead", "listDead", "Dead letters by error class", self.dead, DeadList),
+            _get("/api/workers", "listWorkers", "Workers and what they hold",
+                 self._searching(self.workers), WorkerList),
+            _get("/api/dead", "listDead", "Dead letters by error class",
+                 self._searching(self.dead), DeadList),
             _get("/api/stats", "readStats", "Rates and durations of the last five minutes",
                  self.stats, StatsView),
             _get("/api/autoscale/{queue}", "readBacklog",

@@ -19,7 +19,7 @@ import msgspec
 from leasehold.core.errors import Conflict, StoreError
 from leasehold.core.job import JobRecord
 from leasehold.core.redacting import Redaction, size_of, without_contents
-from leasehold.core.seam import Query
+from leasehold.core.seam import PAGE_BYTES, Query, weight
 from leasehold.dashboard.house import House, Street, that_answer
 from leasehold.dashboard.kinds import states_of
 from leasehold.dashboard.search import Search
@@ -30,6 +30,8 @@ SCAN_MAX = 4_000
 COUNT_MAX = 20_000
 _TIE_CHARS = 10
 _TURN_S = 0.01  # then other requests have their turn
+_BUDGET_S = 5.0
+_BUDGET_BYTES = 32 * 1024 * 1024
 _LEDGER_SCAN = 5_000
 _EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
 
@@ -50,8 +52,8 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Some jobs; `after` continues. `complete` is False when the bound was met before the page, or
-    the store of a queue is away: the list is then that of the others."""
+    """Some jobs; `after` continues. `complete` is False when the bound or the budget was met before
+    the page was full, or the store of a queue is away: the list is then that of the others."""
 
     jobs: list[FoundJob]
     after: str = ""
@@ -63,6 +65,18 @@ class Count(msgspec.Struct, frozen=True):
 
     jobs: int
     exact: bool = True
+
+
+class _Budget:
+    """How long one request may search, and how many bytes of jobs it may look at."""
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + _BUDGET_S
+        self.bytes = _BUDGET_BYTES
+
+    @property
+    def is_spent(self) -> bool:
+        return self.bytes <= 0 or time.monotonic() > self._until_s
 
 
 class _Place(msgspec.Struct, array_like=True):
@@ -103,12 +117,12 @@ class Finder:
         self._states: dict[str, tuple[str, ...]] = {}
 
     async def page(self, search: Search, *, after: str = "", limit: int = PAGE) -> Found:
-        """The next jobs that match."""
+        """The next jobs that match, as far as the budget of a request goes."""
         if search.job_id:
             return Found(await self._by_id(search))
         places = _places(after)
         sources = await self._sources(search, places)
-        found = await self._merge(sources, search, limit)
+        found = await self._merge(sources, search, limit, _Budget())
         more = any(not source.place.ended for source in sources)
         places |= {source.house.name: source.place for source in sources}
         away = any(source.away for source in sources)
@@ -122,16 +136,18 @@ class Finder:
 
         The lists stay open between the steps, so that jobs may be removed on the way. Where the
         store of a queue is away, `PartlyAway` follows what the others have. With `scan_max` no more
-        than about so many jobs are looked at, whether they match or not; `NotAll` says so.
+        than about so many jobs are looked at, whether they match or not, within the budget of a
+        request; `NotAll` says so.
         """
         if search.job_id:
             yield await self._by_id(search)
             return
         sources = await self._sources(search, {})
+        budget = _Budget() if scan_max else None
         while any(not source.place.ended for source in sources):
-            if scan_max and sum(source.looked for source in sources) >= scan_max:
+            if budget and (budget.is_spent or sum(source.looked for source in sources) >= scan_max):
                 raise NotAll
-            yield await self._merge(sources, search, step)
+            yield await self._merge(sources, search, step, budget)
         _check_any(sources)
         for source in sources:
             if source.away is not None:
@@ -184,7 +200,7 @@ class Finder:
         return self._states[house.name]
 
     async def _merge(
-        self, sources: Sequence[_Source], search: Search, limit: int
+        self, sources: Sequence[_Source], search: Search, limit: int, budget: _Budget | None
     ) -> list[FoundJob]:
         found: list[FoundJob] = []
         scanned = 0
@@ -198,11 +214,15 @@ class Finder:
             source = sources[at]
             job = source.take()
             scanned += 1
+            if budget:
+                budget.bytes -= weight(job)
             if job.created_ms < search.since_ms:  # newest first: all that follow are older still
                 source.place.ended = True
                 continue
             if (judged := await self._judged(search, source.house, job)) is not None:
                 found.append(judged)
+            if budget and budget.is_spent:
+                break
             if time.monotonic() - begun_s > _TURN_S:
                 await asyncio.sleep(0)
                 begun_s = time.monotonic()
@@ -272,8 +292,10 @@ class _Source:
             except StoreError as error:
                 self.gone(error)
                 return
-            # A page that is not full though more follows is all that its ledger looks at for one.
-            cut = page.after and len(page.jobs) < self._query.limit
+            # A page that is not full though more follows is all that its ledger looks at for one,
+            # but for one whose jobs are large.
+            heavy = sum(map(weight, page.jobs)) >= PAGE_BYTES
+            cut = page.after and len(page.jobs) < self._query.limit and not heavy
             self.looked += _LEDGER_SCAN if cut else len(page.jobs)
             self.place.begun, self._next = begun, page.after
             self.jobs = _behind(page.jobs, self.place)

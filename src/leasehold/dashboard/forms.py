@@ -10,7 +10,7 @@ import msgspec
 
 from leasehold.core.errors import NotFound, UsageError
 from leasehold.core.job import NewJob
-from leasehold.core.redacting import Redaction
+from leasehold.core.redacting import MASK, Redaction
 from leasehold.core.storable import check_json
 from leasehold.dashboard.acting import VERBS, Actor, Verb
 from leasehold.dashboard.finding import Finder
@@ -118,6 +118,8 @@ class Forms:
 
         def restored() -> bytes:
             edited = decoded(_json_of(text))
+            if edited == MASK:  # a large payload was masked whole
+                return before
             return msgspec.json.encode(self._redaction.restored(edited, decoded(before)))
 
         payload = await self._redaction.apart(len(text) + len(before), restored)

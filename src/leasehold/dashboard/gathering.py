@@ -10,7 +10,7 @@ import msgspec
 
 from leasehold.core.errors import StoreError
 from leasehold.core.seam import Counts, Staffed
-from leasehold.dashboard.finding import Finder, PartlyAway
+from leasehold.dashboard.finding import Finder, NotAll, PartlyAway
 from leasehold.dashboard.house import House, Street, that_answer
 from leasehold.dashboard.kinds import kind_of
 from leasehold.dashboard.reading import fault_of
@@ -77,13 +77,13 @@ async def _workers(house: House, finder: Finder, watch: Watch) -> list[WorkerVie
     return views
 
 
-async def dead_letters(finder: Finder, *, most: int = DEAD_MAX) -> DeadList:
+async def dead_letters(finder: Finder, *, most: int = DEAD_MAX, scan_max: int = 0) -> DeadList:
     """Failed jobs of all queues by queue and error class, the most first."""
     tallies: dict[tuple[str, str], _Group] = {}
     seen, complete = 0, True
     search = Search("is:failed", (Term("is", ":", "failed"),))
     try:
-        async for jobs in finder.each(search, step=500):
+        async for jobs in finder.each(search, step=500, scan_max=scan_max):
             for found in jobs:
                 fault = fault_of(found.job.error)
                 key = (found.queue, fault.name or "unknown")
@@ -94,7 +94,7 @@ async def dead_letters(finder: Finder, *, most: int = DEAD_MAX) -> DeadList:
             if seen >= most:
                 complete = False
                 break
-    except PartlyAway:
+    except (PartlyAway, NotAll):
         complete = False
     made = [
         DeadGroup(

@@ -17,7 +17,7 @@ from leasehold.dashboard import charts
 from leasehold.dashboard.acting import VERBS, Actor
 from leasehold.dashboard.boxes import boxes, command_of, curl_of
 from leasehold.dashboard.delivering import CHOICES, deliveries, outboxes
-from leasehold.dashboard.finding import Finder
+from leasehold.dashboard.finding import COUNT_MAX, Finder
 from leasehold.dashboard.gathering import (
     Warn,
     by_kind,
@@ -142,7 +142,7 @@ class Pages:
         text, verb = visit.query("q"), visit.query("verb")
         if verb not in VERBS:
             raise NotFound(f"there is no action {verb!r}; there are {', '.join(VERBS)}")
-        count = await self._finder.count(_search(text))
+        count = await self._finder.count(_search(text), scan_max=COUNT_MAX)
         return Page(
             "confirm.html",
             {"title": f"{verb.capitalize()} jobs", "q": text, "verb": verb, "count": count},
@@ -207,7 +207,7 @@ class Pages:
 
     async def dead(self, visit: Visit) -> Page:
         """Failed jobs by error class."""
-        dead = await dead_letters(self._finder)
+        dead = await dead_letters(self._finder, scan_max=COUNT_MAX)
         groups = [
             (group, f'queue:{group.queue} is:failed error:"{group.error_class}"')
             for group in dead.groups

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from leasehold.core.endpoint import OPEN, Endpoint, Right
+from leasehold.core.endpoint import OPEN, Endpoint, Refused, Right
 from leasehold.core.errors import LeaseholdError, NotFound, StoreError
 from leasehold.core.redacting import Redaction
 from leasehold.dashboard import charts, wording
@@ -39,6 +40,7 @@ from leasehold.dashboard.outbox_api import OutboxApi
 from leasehold.dashboard.pages import Page, Pages
 from leasehold.dashboard.visit import (
     Notices,
+    Searches,
     Visit,
     local_path,
     path_of,
@@ -112,7 +114,8 @@ class Dashboard:
         self.live = Live(self.watch)
         finder = Finder(street, redaction)
         self.actor = Actor(street, finder, audit)
-        self._api = Api(street, finder, self.actor, self.watch, redaction)
+        self.searches = Searches()
+        self._api = Api(street, finder, self.actor, self.watch, redaction, self.searches)
         self._outbox_api = OutboxApi(street, self.actor, redaction)
         self._pages = Pages(
             street,
@@ -144,7 +147,7 @@ class Dashboard:
     def routes(self) -> list[Route]:
         """Pages, forms and files."""
         pages = self._pages
-        shown: dict[str, Callable[[Visit], Awaitable[Page]]] = {
+        shown: dict[str, Callable[[Visit], Coroutine[Any, Any, Page]]] = {
             "/": pages.overview,
             "/jobs": pages.jobs,
             "/jobs/confirm": pages.confirm,
@@ -168,7 +171,7 @@ class Dashboard:
             *routes,
         ]
 
-    def _page(self, path: str, handle: Callable[[Visit], Awaitable[Page]]) -> Any:
+    def _page(self, path: str, handle: Callable[[Visit], Coroutine[Any, Any, Page]]) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
             visit: Visit | None = None
@@ -178,7 +181,8 @@ class Dashboard:
                     return admitted
                 visit = admitted
                 self.watch.touch()
-                page = await handle(visit)
+                gone = partial(_gone, request)
+                page = await self.searches.run(visit.who, gone, handle(visit))
             except NotFound as error:
                 page = Page("problem.html", {"title": "Not found", "text": str(error)}, status=404)
             except StoreError as error:
@@ -186,7 +190,8 @@ class Dashboard:
                 page = Page("problem.html", _AWAY, status=503)
             except LeaseholdError as error:
                 words = {"title": "Not possible", "text": str(error)}
-                page = Page("problem.html", words, status=409)
+                status = 429 if isinstance(error, Refused) else 409
+                page = Page("problem.html", words, status=status)
             return self._render(visit, page)
 
         return endpoint
@@ -288,6 +293,12 @@ class _Streamed(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._serve(receive, send)
+
+
+async def _gone(request: Request) -> None:
+    """Until the client has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _static(request: Request) -> Response:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from leasehold.core.endpoint import Caller
+from leasehold.core.endpoint import Caller, Refused
 from leasehold.core.errors import UsageError
 
 _FIELDS_MAX = 1_000
 _NOTICES_MAX = 500
+_AT_ONCE_MAX = 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,39 @@ def read_fields(request: Request, body: bytes) -> tuple[tuple[str, str], ...]:
 def path_of(request: Request) -> str:
     """The path as it was sent, whatever the Host header says."""
     return str(request.scope.get("raw_path", b"/").decode("latin-1"))
+
+
+class Searches:
+    """Requests that look at many jobs: some at once for each key, and none without its client."""
+
+    def __init__(self) -> None:
+        self.at_work: Counter[str] = Counter()
+
+    async def run(
+        self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, _T]
+    ) -> _T:
+        """The result of the work, which is cancelled when the client hangs up."""
+        if self.at_work[who] >= _AT_ONCE_MAX:
+            work.close()
+            raise Refused(
+                "too_many_searches",
+                f"this key has {_AT_ONCE_MAX} searches at work: wait for their answers",
+            )
+        self.at_work[who] += 1
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+            self.at_work[who] -= 1
+            if not self.at_work[who]:
+                del self.at_work[who]
 
 
 class Notices:

@@ -163,7 +163,7 @@ class Feed:
             await asyncio.sleep(_AWAY_S)  # the client keeps its place while the store is away
             return
         if subscriber.masked:
-            events = await self._redaction.events(events)
+            events = await self._redaction.events(events, patient=True)
         served = sum(deliver(subscriber, event, self._final) for event in events)
         self._on_events(served)
         channel = self._channels.get(subscriber.job_id)
@@ -297,7 +297,9 @@ class Feed:
                 self._end(job_id, _UNREADABLE)
 
     async def _masked_out(self, job_id: str, events: list[JobEvent]) -> bool:
-        masked = await self._redaction.events(events) if self._masks(job_id) else None
+        masked = None
+        if self._masks(job_id):
+            masked = await self._redaction.events(events, patient=True)
         return self._hand_out(job_id, events, masked)
 
     def _masks(self, job_id: str) -> bool:

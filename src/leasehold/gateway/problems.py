@@ -54,12 +54,14 @@ CODES: dict[str, tuple[int, str]] = {
     "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
     "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),
     "login_limited": (429, "Too many wrong keys: try again after Retry-After seconds."),
+    "too_many_searches": (429, "This key has too many searches at work: wait for their answers."),
     "too_many_streams": (429, "This key has too many event streams open."),
     "head_too_large": (431, "The head of the request is larger than the limit."),
     "internal": (500, "A fault of the gateway; the log has it under this request id."),
     "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
     "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
     "too_many_connections": (503, "The gateway has as many connections at work as it takes."),
+    "busy": (503, "Too many large jobs wait to be masked: try again after Retry-After seconds."),
     "draining": (503, "This gateway is shutting down: try again, another one will answer."),
 }
 
@@ -121,7 +123,8 @@ def problem_of(error: Exception) -> Problem | None:
             return Problem("conflict", str(error))
         case UsageError():
             code = error.code if error.code in CODES else "invalid"
-            return Problem(code, str(error), **_member("field", error.reply))
+            wait_s = 1 if CODES[code][0] in (429, 503) else 0
+            return Problem(code, str(error), retry_after_s=wait_s, **_member("field", error.reply))
         case ServerError():
             # Its own words are for the log, but for those that name a key of the queue.
             return Problem("store_refused", error.named, retry_after_s=STORE_RETRY_S)

@@ -8,14 +8,14 @@ from typing import Any
 
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query, WorkerBeat
+from leasehold.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat
 from leasehold.core.state import Machine
 from leasehold.ledger.deciding import decide
 from leasehold.ledger.engine import OUTBOX, Engine, Row
 from leasehold.ledger.history import SPAN
 from leasehold.ledger.settings import BoxSettings
 
-_PAGE_STEP = 500
+_STEP = 500
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 10_000
 _BEYOND = 2**62
@@ -70,7 +70,7 @@ class BoxLedger:
                 f"{query.after!r} is not a cursor; pass the `after` of the page before",
                 contract=self._settings.contract,
             )
-        before, scanned = await self._begin(query.after), 0
+        before, scanned, read = await self._begin(query.after), 0, 0
         found: list[JobRecord] = []
         while scanned < _SCAN_MAX:
             least = max(0, before - SPAN) if self.is_outbox else 0
@@ -80,18 +80,21 @@ class BoxLedger:
                 queue=self._settings.queue,
                 before=before,
                 least=least,
-                count=_PAGE_STEP,
+                count=READ_STEP,
             )
             for row in rows:
                 before, scanned = row["position"], scanned + 1
-                if row["job_id"] is not None and _matches(row, query):
+                if row["job_id"] is None:
+                    continue
+                read += len(row["payload"]) + len(row["result"]) + len(row["error"])
+                if _matches(row, query):
                     found.append(self._record(row))
-                    if len(found) >= query.limit:
-                        return Page(found, str(before))
-            if len(rows) < _PAGE_STEP:
+                if len(found) >= query.limit or read >= PAGE_BYTES:
+                    return Page(found, str(before))
+            if len(rows) < READ_STEP:
                 if not least:
                     return Page(found)
-                before, scanned = least, scanned + _PAGE_STEP
+                before, scanned = least, scanned + _STEP
         return Page(found, str(before))
 
     async def _begin(self, after: str) -> int:
@@ -158,8 +161,8 @@ class BoxLedger:
         said = await self._steer("cancel", job_ids)
         ended = dict(zip(job_ids, said, strict=True))
         waited = [job_id for job_id, state in ended.items() if state in ("queued", "failed")]
-        for start in range(0, len(waited), _PAGE_STEP):
-            await decide(self._engine, self._settings, waited[start : start + _PAGE_STEP])
+        for start in range(0, len(waited), _STEP):
+            await decide(self._engine, self._settings, waited[start : start + _STEP])
         return [self._cancelled(state) for state in said]
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
@@ -196,8 +199,8 @@ class BoxLedger:
         """The state in which each job was found; "" for one that is not there."""
         once = list(dict.fromkeys(job_ids))
         found: dict[str, str] = {}
-        for start in range(0, len(once), _PAGE_STEP):
-            chunk = once[start : start + _PAGE_STEP]
+        for start in range(0, len(once), _STEP):
+            chunk = once[start : start + _STEP]
             rows = await self._engine.run(
                 self._settings.table,
                 operation,

@@ -52,7 +52,10 @@ class Canaries(list[str]):
             "dsn": one(),
             "body": json.dumps({"aws_secret_access_key": one(), "in": json.dumps({"jwt": one()})}),
             "text": f"tried postgres://a:{one()}@b with Bearer {one()} and api_key={one()}",
-            "form": f"a=b&client_secret={one()}",
+            "form": f"a=b&client_secret={one()}&api%255Fkey={one()}",
+            "xml": f'<add key="password" value="{one()}"/><token><![CDATA[<{one()}]]></token>',
+            "pass\u200bword": one(),
+            "wide": dict.fromkeys("abcdefghijklmnopqr", 1) | {"name": "dsn", "value": one()},
         }
 
     def raw(self) -> bytes:

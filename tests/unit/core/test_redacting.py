@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.endpoint import Caller
+from leasehold.core.endpoint import Caller, Refused
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobRecord
-from leasehold.core.redacting import MASK, USUAL, Redaction
+from leasehold.core.redacting import MASK, Redaction
+from leasehold.core.secret_names import USUAL
 
 SECRET = "hunter2x"
 KEY = "PRIVATE KEY-----"
@@ -81,6 +84,18 @@ def test_every_usual_name_masks_in_any_spelling(name: str) -> None:
         f"mysql --password {SECRET} -h db",
         f"curl -u bob:{SECRET} https://h",
         f"https://hooks.slack.com/services/T0/B0/{SECRET}",
+        f"<password><![CDATA[a<{SECRET}]]></password>",
+        f"<password>\n  <![CDATA[{SECRET}]]></password>",
+        f"<password><plain>{SECRET}</plain></password>",
+        f'<add key="password" value="{SECRET}"/>',
+        f"<add value='{SECRET}>' Name = 'db_password'>",
+        f"-----BEGIN PGP {KEY[:-5]} BLOCK-----\n{SECRET}\n-----END PGP {KEY[:-5]} BLOCK-----",
+        rf'{{"a": "{{\"pass\\u0077ord\": \"{SECRET}\"}}"}}',
+        rf'request {{"pass\u0077ord": "{SECRET}"}} failed',
+        f"https://h/?a=1&api%255Fkey={SECRET}",
+        f"a=1&api%5Fkey={SECRET}",
+        f"pass\u200bword={SECRET}",
+        f"\u0440\u0430ssword: {SECRET}",
     ],
 )
 def test_secrets_within_text_are_masked(text: str) -> None:
@@ -105,6 +120,9 @@ def test_secrets_within_text_are_masked(text: str) -> None:
         {"author": "Ada", "shipping": "x", "n": 1, "secret": False, "token": "", "pin": None},
         {"body": '{"a": [1, 2]}', "name": "n", "value": "v"},
         ["name", "value"],
+        '<add key="color" value="red"/> <b>50% done: ok</b> <token/>',
+        "caf\\u00e9 and a zero\u200bwidth space, \\u0041=b",
+        {"\u0440\u043e\u0441\u0442": 1, "name": "n", "value": "v"},
     ],
 )
 def test_what_is_no_secret_stays_as_it_is(value: Any) -> None:
@@ -118,6 +136,12 @@ def test_pairs_of_a_name_and_a_value_are_masked() -> None:
     assert Redaction().masked({"k": "password", "v": SECRET}) == {"k": "password", "v": MASK}
 
 
+def test_a_pair_of_a_name_and_a_value_is_masked_among_many_fields() -> None:
+    value: dict[str, Any] = {f"n{n}": n for n in range(40)}
+    masked = Redaction().masked(value | {"name": "password", "value": SECRET})
+    assert masked == value | {"name": "password", "value": MASK}
+
+
 def test_options_of_a_command_as_a_list_are_masked() -> None:
     value = ["x", "--password", SECRET, "-h", "db", "-u", f"bob:{SECRET}"]
     assert Redaction().masked(value) == ["x", "--password", MASK, "-h", "db", "-u", f"bob:{MASK}"]
@@ -128,6 +152,7 @@ def test_options_of_a_command_as_a_list_are_masked() -> None:
     [
         *("pass", "user_pass", "dbPass", "PGPASS", "pw", "creds", "ssh_key", "license_key"),
         *("deviceKey", "STRIPE_KEY", "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44"),
+        *("pass\u200bword", "p\u00adin", "\u0440assw\u043erd", "P\u0410SSWORD", "pass%2577ord"),
     ],
 )
 def test_names_that_say_secret_are_masked(name: str) -> None:
@@ -242,6 +267,8 @@ _HOSTILE = [
     *("a@b:" * _U, "a:b@c/" * _U, ":\\" * 3 * _U, "password: a,," * 4_000, "token: " * 8_000),
     *("a=>" * 2 * _U, "-" * 6 * _U, "<" * 6 * _U, "@" * 6 * _U, "-u " + "1" * 6 * _U),
     *("," * 6 * _U, "pw: " + "," * 5 * _U, "pw: ,;" * _U, "a" + "\\u005c" * 9_000),
+    *("\\" * 5 * _U + "x\\u0070", '<a b="' * _U, '<a k="password" ' * 3_000, "%25" * 2 * _U),
+    *("<a " + 'b="c" ' * 9_000, "<password><![CDATA[<" * 3_000, "p\u200b" * 3 * _U),
 ]
 
 
@@ -273,3 +300,33 @@ def test_a_very_long_name_is_masked_unread(name: str) -> None:
     begun_s = time.process_time()
     assert Redaction().is_secret(name)
     assert time.process_time() - begun_s < 0.05
+
+
+async def test_as_many_large_jobs_wait_to_be_masked_as_the_gateway_takes() -> None:
+    redaction, free = Redaction(), threading.Event()
+    large = 100_000
+    waiting = [asyncio.ensure_future(redaction.apart(large, free.wait)) for _ in range(64)]
+    await asyncio.sleep(0)
+    try:
+        with pytest.raises(Refused, match="try again") as refused:
+            await redaction.apart(large, free.wait)
+        assert refused.value.code == "busy"
+        assert await redaction.apart(10, lambda: "small") == "small"
+        patient = asyncio.ensure_future(redaction.apart(large, free.wait, patient=True))
+        waiting.pop().cancel()
+    finally:
+        free.set()
+    assert all(await asyncio.gather(*waiting, patient))
+    assert await redaction.apart(large, free.wait)
+
+
+def test_json_over_its_limit_is_masked_whole_and_unread() -> None:
+    raw = json.dumps(["x"] * 60_000).encode()
+    assert len(raw) > 256 * 1024
+    begun = time.process_time()
+    assert (
+        Redaction().raw(raw)
+        == Redaction().error(raw)
+        == json.dumps(MASK, ensure_ascii=False).encode()
+    )
+    assert time.process_time() - begun < 0.01

@@ -16,13 +16,12 @@ from leasehold.contracts.bullmq.records import number
 from leasehold.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from leasehold.core.errors import NotFound, ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query, WorkerBeat
+from leasehold.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
 from leasehold.core.values import to_json
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.resending import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
-_STEP_MIN = 50
 # What repeats another event or tells of another request: a job's own story ends with its end.
 _EVENT_PAGES_MAX = 50
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
@@ -58,14 +57,17 @@ class BullmqLedger(Managing):
             )
         listed = await self._finder.newest(query.states or STATES, query.after)
         ids, found = list(listed), list[JobRecord]()
-        step = max(query.limit + 1, _STEP_MIN)
-        for start in range(0, len(ids), step):
-            for record in await self._finder.records(ids[start : start + step], listed):
-                if record is None or (query.task and record.task != query.task):
+        last, read = "", 0
+        for start in range(0, len(ids), READ_STEP):
+            for record in await self._finder.records(ids[start : start + READ_STEP], listed):
+                if record is None:
                     continue
-                if len(found) >= query.limit:
-                    return Page(found, f"{found[-1].created_ms}:{found[-1].job_id}")
-                found.append(record)
+                matches = not query.task or record.task == query.task
+                if (matches and len(found) >= query.limit) or read >= PAGE_BYTES:
+                    return Page(found, last)
+                last, read = f"{record.created_ms}:{record.job_id}", read + weight(record)
+                if matches:
+                    found.append(record)
         return Page(found)
 
     async def counts(self) -> Counts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from leasehold.contracts.omniq.calls import Calls
@@ -19,7 +19,7 @@ from leasehold.contracts.omniq.records import (
 )
 from leasehold.core.errors import UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query, WorkerBeat
+from leasehold.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
 from leasehold.store.redis import Arg, Redis
 
 _CURSOR = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
@@ -52,17 +52,18 @@ class OmniqLedger:
         states = query.states or STATES
         self._check(query, states)
         found: list[JobRecord] = []
-        after, scanned = query.after, 0
+        after, scanned, read = query.after, 0, 0
         while scanned < _SCAN_MAX:
             step = await self._step(states, after)
-            for entered, job_id, flat in step:
+            async for entered, job_id, flat in self._hashes(step):
                 after = f"{entered}:{job_id}"
                 scanned += 1
                 record = self._record(job_id, flat) if flat else None
+                read += weight(record) if record else 0
                 if record and self._matches(record, query):
                     found.append(record)
-                    if len(found) >= query.limit:
-                        return Page(found, after)
+                if len(found) >= query.limit or read >= PAGE_BYTES:
+                    return Page(found, after)
             if len(step) < _STEP:
                 return Page(found)
         return Page(found, after)
@@ -184,8 +185,8 @@ class OmniqLedger:
             not query.task or record.task == query.task
         )
 
-    async def _step(self, states: Sequence[str], after: str) -> list[tuple[int, str, Any]]:
-        """The next jobs of all the states together, by (time, id), with their hashes."""
+    async def _step(self, states: Sequence[str], after: str) -> list[tuple[int, str]]:
+        """The next jobs of all the states together, by (time, id)."""
         seen: set[str] = set()
         merged: list[tuple[int, str]] = []
         for state in states:
@@ -195,10 +196,14 @@ class OmniqLedger:
             if job_id not in seen:
                 seen.add(job_id)
                 step.append((entered, job_id))
-        step = step[:_STEP]
-        commands: list[tuple[Arg, ...]] = [("HGETALL", f"{self._base}:job:{j}") for _, j in step]
-        flats = await self._ask(commands)
-        return [(ms, job_id, flat) for (ms, job_id), flat in zip(step, flats, strict=True)]
+        return step[:_STEP]
+
+    async def _hashes(self, step: list[tuple[int, str]]) -> AsyncIterator[tuple[int, str, Any]]:
+        for start in range(0, len(step), READ_STEP):
+            part = step[start : start + READ_STEP]
+            flats = await self._ask([("HGETALL", f"{self._base}:job:{j}") for _, j in part])
+            for (ms, job_id), flat in zip(part, flats, strict=True):
+                yield ms, job_id, flat
 
     async def _next_of(self, state: str, after: str) -> list[tuple[int, str]]:
         index = f"{self._base}:idx:{state}"

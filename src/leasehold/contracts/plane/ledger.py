@@ -58,9 +58,10 @@ class PlaneLedger:
         cursors = _cursors(query.after, list(self._boxes))
         found: list[JobRecord] = []
         nexts: dict[str, str] = {}
+        is_cut = False
         # One stream after the other: their positions are one sequence, but a page of each is not.
         for name, box in self._boxes.items():
-            if cursors[name] == "-" or len(found) >= query.limit:
+            if cursors[name] == "-" or len(found) >= query.limit or is_cut:
                 nexts[name] = cursors[name]
                 continue
             page = await box.find(
@@ -70,6 +71,7 @@ class PlaneLedger:
             )
             found += [_told(record) for record in page.jobs]
             nexts[name] = page.after or "-"
+            is_cut = bool(found and page.after)
         more = any(cursor != "-" for cursor in nexts.values())
         return Page(found, "_".join(nexts.values()) if more else "")
 

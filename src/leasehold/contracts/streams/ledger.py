@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from leasehold.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options,
 from leasehold.contracts.streams.queue import SCRIPTS
 from leasehold.core.errors import ServerError, UsageError
 from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts, Page, Query, WorkerBeat
+from leasehold.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
 from leasehold.store.redis import Arg, Redis
 from leasehold.store.resending import part
 from leasehold.store.wire import is_wrong_type
@@ -65,17 +65,18 @@ class StreamsLedger:
                 contract=CONTRACT,
             )
         found: list[JobRecord] = []
-        after, scanned, last_ms = query.after, 0, -1
+        after, scanned, read, last_ms = query.after, 0, 0, -1
         while step := await self._index_step(after):
-            for job_id, created, flat in await self._hashes(step):
-                if scanned >= _SCAN_MAX and created != last_ms:
+            async for job_id, created, flat in self._hashes(step):
+                if (scanned >= _SCAN_MAX or read >= PAGE_BYTES) and created != last_ms:
                     return Page(found, f"{last_ms}:")
                 after, last_ms = f"{created}:{job_id}", created
                 scanned += 1
                 record = _record(job_id, flat) if flat else None
+                read += weight(record) if record else 0
                 if record and _matches(record, query, requester):
                     found.append(record)
-                    if len(found) >= query.limit:
+                    if len(found) >= query.limit or read >= PAGE_BYTES:
                         return Page(found, after)
         return Page(found)
 
@@ -269,9 +270,12 @@ class StreamsLedger:
             for member, score in zip(flat[::2], flat[1::2], strict=True)
         ]
 
-    async def _hashes(self, step: list[tuple[str, int]]) -> list[tuple[str, int, Any]]:
-        flats = await self._redis.pipeline([("HGETALL", self._job_key(job)) for job, _ in step])
-        return [(job, ms, flat) for (job, ms), flat in zip(step, flats, strict=True)]
+    async def _hashes(self, step: list[tuple[str, int]]) -> AsyncIterator[tuple[str, int, Any]]:
+        for start in range(0, len(step), READ_STEP):
+            part = step[start : start + READ_STEP]
+            flats = await self._redis.pipeline([("HGETALL", self._job_key(job)) for job, _ in part])
+            for (job, ms), flat in zip(part, flats, strict=True):
+                yield job, ms, flat
 
     async def _undelivered(
         self, groups: Any, length: int, running: int, now: int
