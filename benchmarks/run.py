@@ -2,7 +2,7 @@
 """Run a benchmark scenario: every contender in the same run, interleaved, against a private Redis.
 
     python benchmarks/run.py noop                       # all contenders, full size
-    python benchmarks/run.py latency --peers leasehold,taskiq --repeats 5
+    python benchmarks/run.py latency --peers tenure,taskiq --repeats 5
     python benchmarks/run.py all --quick                # does everything still work?
     python benchmarks/run.py --page                     # docs/concepts/comparison.md, from results/
 

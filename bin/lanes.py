@@ -102,7 +102,7 @@ def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
-    count = int(os.environ.get("LEASEHOLD_TEST_WORKERS") or min(2 * (os.cpu_count() or 2), 8))
+    count = int(os.environ.get("TENURE_TEST_WORKERS") or min(2 * (os.cpu_count() or 2), 8))
     if phase == "few":  # each is many processes by itself
         count = min(count, FEW)
     return ["-n", str(count), "--dist", "loadscope"]  # by tests/conftest.py's own rule
@@ -116,7 +116,7 @@ def run_phase(
     beside = side_by_side(phase, options)
     command = [sys.executable, "-m", "pytest", "--no-skips", f"--phase={phase}", *beside]
     command += [*options, *targets]
-    environment = keeping_bytecode(os.environ) | {"LEASEHOLD_TALLY": str(tally)}
+    environment = keeping_bytecode(os.environ) | {"TENURE_TALLY": str(tally)}
     done = subprocess.run(command, check=False, cwd=ROOT, env=environment)  # nosec B603 # our own Python
     return done.returncode, Tally.read(tally)
 

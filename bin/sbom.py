@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-VENDORED = ROOT / "src" / "leasehold" / "dashboard" / "static" / "VENDORED.md"
+VENDORED = ROOT / "src" / "tenure" / "dashboard" / "static" / "VENDORED.md"
 # | htmx.js | htmx.org 4.0.0, dist/htmx.min.js | 0BSD | e484d917... |
 ROW = re.compile(r"\| (\S+) \| (\S+) (\S+), \S+ \| (\w+)[^|]* \| ([0-9a-f]{64}) \|")
 

@@ -49,7 +49,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     unknown = {path.name for path in docs.iterdir() if path.is_dir()} - FOLDERS.keys()
     if unknown:
         raise SystemExit(f"bin/site.py: say in FOLDERS where docs/{unknown.pop()} belongs")
-    nav: list[dict[str, object]] = [{"Leasehold": "index.md"}]
+    nav: list[dict[str, object]] = [{"Tenure": "index.md"}]
     for folder, title in FOLDERS.items():
         found = sorted(
             (docs / folder).rglob("*.md"), key=lambda path: (path.name != "index.md", path)

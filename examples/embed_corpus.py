@@ -4,7 +4,7 @@ python examples/embed_corpus.py corpus.parquet vectors.parquet
 
 The corpus has the columns `id` and `text`. Each row is a job: what fails in passing is tried again,
 what cannot be done is told with its reason, and the rest is written. The same `embed` serves a
-queue: `leasehold worker examples/embed_corpus.py`.
+queue: `tenure worker examples/embed_corpus.py`.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import math
 import re
 import sys
 
-from leasehold import Fatal, Job, exponential, task
+from tenure import Fatal, Job, exponential, task
 
 DIMENSIONS = 256
 
@@ -42,7 +42,7 @@ def vector(words: list[str]) -> list[float]:
 
 def embed_file(spark, source: str, target: str) -> dict[str, str]:
     """Write the vectors beside their ids; the reasons of those that have none, by id."""
-    from leasehold.pipeline import run_task
+    from tenure.pipeline import run_task
 
     corpus = spark.read.parquet(source).select("id", "text")
     done = run_task(corpus, embed, key="id").cache()
@@ -54,7 +54,7 @@ def embed_file(spark, source: str, target: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    from leasehold.pipeline import SparkSettings, open_session
+    from tenure.pipeline import SparkSettings, open_session
 
     failed = embed_file(open_session(SparkSettings()), *sys.argv[1:3])
     for key, reason in failed.items():

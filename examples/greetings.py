@@ -1,12 +1,12 @@
 """Three ways to write a handler, and three ways to end. Run it:
 
-leasehold worker examples/greetings.py
-leasehold submit greet -d '{"name": "Ada"}' --wait
+tenure worker examples/greetings.py
+tenure submit greet -d '{"name": "Ada"}' --wait
 """
 
 import time
 
-from leasehold import Fatal, Job, Retry, exponential, task
+from tenure import Fatal, Job, Retry, exponential, task
 
 
 @task("greet", timeout_s=10)

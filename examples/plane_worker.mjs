@@ -2,13 +2,13 @@
 //
 //   node examples/plane_worker.mjs http://127.0.0.1:8470 jobs
 //
-// LEASEHOLD_KEY holds the key where one is needed.
+// TENURE_KEY holds the key where one is needed.
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 
 const [url, streams] = process.argv.slice(2);
 const workerId = `node-${hostname()}-${process.pid}`;
-const key = process.env.LEASEHOLD_KEY ? { "x-api-key": process.env.LEASEHOLD_KEY } : {};
+const key = process.env.TENURE_KEY ? { "x-api-key": process.env.TENURE_KEY } : {};
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const tasks = {

@@ -4,7 +4,7 @@
 #   examples/plane_worker.sh http://127.0.0.1:8470 jobs  jq '{greeting: ("Hello, " + .name)}'
 #
 # The command gets the job's payload on its standard input; what it prints is the result, in JSON.
-# When it ends with an error, the job failed. LEASEHOLD_KEY holds the key where one is needed.
+# When it ends with an error, the job failed. TENURE_KEY holds the key where one is needed.
 set -u
 url=$1 streams=$2
 shift 2
@@ -14,7 +14,7 @@ trap 'rm -f "$error_log"; kill $(jobs -p) 2>/dev/null' EXIT
 
 call() { # call VERB BODY: the answer, asked for again until the plane gives one
   until curl --silent --fail-with-body --max-time 60 "$url/internal/worker/$1" \
-    ${LEASEHOLD_KEY:+--header "Authorization: Bearer $LEASEHOLD_KEY"} \
+    ${TENURE_KEY:+--header "Authorization: Bearer $TENURE_KEY"} \
     --header 'Content-Type: application/json' --data-binary "$2"; do
     echo >&2
     sleep $((RANDOM % 3 + 1))

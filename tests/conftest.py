@@ -24,12 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes tells what else the machine does.
-hypothesis.settings.register_profile("leasehold", hypothesis.settings(), deadline=None)
-hypothesis.settings.load_profile("leasehold")
+hypothesis.settings.register_profile("tenure", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("tenure")
 
 TESTS = Path(__file__).parent
 # What shares something too slow or too large to have more than once, the slowest first: a Spark, a
-# browser, a whole `leasehold up`, the built documentation, the syntax trees of all files. Each goes
+# browser, a whole `tenure up`, the built documentation, the syntax trees of all files. Each goes
 # to one process, and before all the others.
 ONE_PROCESS = (
     "tests/spark/",
@@ -44,7 +44,7 @@ ONE_PROCESS = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("leasehold")
+    group = parser.getgroup("tenure")
     group.addoption(
         "--no-skips",
         action="store_true",
@@ -191,6 +191,6 @@ class LaneTally:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    tally = os.environ.pop("LEASEHOLD_TALLY", None)  # not for a pytest that a test starts
+    tally = os.environ.pop("TENURE_TALLY", None)  # not for a pytest that a test starts
     if tally and not hasattr(config, "workerinput"):
         config.pluginmanager.register(LaneTally(Path(tally)), "lane-tally")

@@ -14,12 +14,12 @@ import hiredis
 import numpy as np
 import pyarrow as pa
 
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import EventFile
-from leasehold.pipeline.lake.progress import Progress, write_progress
-from leasehold.pipeline.schema import ARROW, stream_place
-from leasehold.store.bulk import BulkRedis
-from leasehold.store.journal import lines_of
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import EventFile
+from tenure.pipeline.lake.progress import Progress, write_progress
+from tenure.pipeline.schema import ARROW, stream_place
+from tenure.store.bulk import BulkRedis
+from tenure.store.journal import lines_of
 
 JOBS_AT_ONCE, AGAIN = 20, 2
 LEASE_MS = 15_000

@@ -15,7 +15,7 @@ from functools import cache
 import asyncpg
 
 from harness import processes
-from leasehold.store.embedded import EmbeddedPostgres
+from tenure.store.embedded import EmbeddedPostgres
 
 _numbers = itertools.count(1)
 

@@ -18,13 +18,13 @@ Median = Callable[[str, str], float | None]
 """The median of one contender's column; None where it was not measured."""
 
 OURS = (
-    *("leasehold", "leasehold_bullmq", "leasehold_omniq", "bare_pipelines"),
-    *("leasehold_inbox", "leasehold_inbox_sqlite", "leasehold_plane", "bare_sql"),
-    *("leasehold_inbox_events", "leasehold_inbox_sqlite_events"),
+    *("tenure", "tenure_bullmq", "tenure_omniq", "bare_pipelines"),
+    *("tenure_inbox", "tenure_inbox_sqlite", "tenure_plane", "bare_sql"),
+    *("tenure_inbox_events", "tenure_inbox_sqlite_events"),
 )
 """Contenders that are not peers: ratios are to the best of the others."""
 
-QUEUES = ("leasehold", "taskiq", "saq", "arq", "streaq", "dramatiq", "huey", "celery", "rq")
+QUEUES = ("tenure", "taskiq", "saq", "arq", "streaq", "dramatiq", "huey", "celery", "rq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Stage:
     server: PrivateRedis
     jobs: int
     patience_s: float
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="leasehold-run-")))
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tenure-run-")))
     prepared: dict[str, object] = field(default_factory=dict)
 
     def peer(self, name: str, *, concurrency: int | None = None) -> Peer:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from harness import processes
 from harness.resp import Link
-from leasehold.store.embedded.programs import redis_environment, redis_program, tracks_latency
+from tenure.store.embedded.programs import redis_environment, redis_program, tracks_latency
 
 Aof = Literal["off", "everysec", "always"]
 
@@ -39,9 +39,9 @@ class PrivateRedis:
     """A redis-server that nobody else knows of; a context manager."""
 
     def __init__(self, *, aof: Aof = "off", clients: int = 2_000) -> None:
-        # The one that `leasehold up` would start here: the machine's own, else the wheel's.
+        # The one that `tenure up` would start here: the machine's own, else the wheel's.
         program = redis_program()
-        self.folder = Path(tempfile.mkdtemp(prefix="leasehold-bench-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="tenure-bench-"))
         self.socket = self.folder / "redis.sock"
         self.aof = aof
         self.port = free_port()

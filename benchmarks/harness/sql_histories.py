@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from leasehold.ledger.migrating import PostgresMigrations, migrate
-from leasehold.store.postgres import Postgres
+from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.store.postgres import Postgres
 
 BEGAN_MS = 1_794_700_000_000
 # One row in four is a submit, a claim, an extend, a complete; jobs overlap as they do in life.
@@ -40,13 +40,13 @@ def fill_table(url: str, events: int) -> int:
 
 
 async def _made(url: str) -> None:
-    database = Postgres(url, schema="leasehold")
+    database = Postgres(url, schema="tenure")
     await migrate(PostgresMigrations(database), "postgres")
     await database.close()
 
 
 async def _filled(url: str, statement: str) -> None:
-    database = Postgres(url, schema="leasehold")
+    database = Postgres(url, schema="tenure")
     try:
         await database.script(f"{statement}; ANALYZE job_journal")
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 
 CONCURRENCIES = (1, 10, 50, 100)
-OURS, NODE, PYTHON = "leasehold_bullmq", "bullmq_node", "bullmq_python"
+OURS, NODE, PYTHON = "tenure_bullmq", "bullmq_node", "bullmq_python"
 
 
 def measure(stage: Stage, name: str) -> Figures:

@@ -11,7 +11,7 @@ from harness.scenario import Column, Figures, Goal, Median, Scenario, Stage
 
 KINDS = ("queued", "later", "finished")
 FEW = 10_000
-ON_POSTGRES, ON_SQLITE = "leasehold_inbox", "leasehold_inbox_sqlite"
+ON_POSTGRES, ON_SQLITE = "tenure_inbox", "tenure_inbox_sqlite"
 
 
 def measure(stage: Stage, name: str) -> Figures:

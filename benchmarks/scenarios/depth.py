@@ -9,7 +9,7 @@ from harness.scenario import Column, Figures, Goal, Scenario, Stage
 from harness.waiting import until
 
 DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
-OURS, NODE = "leasehold_bullmq", "bullmq_node"
+OURS, NODE = "tenure_bullmq", "bullmq_node"
 CONCURRENCY = 100
 WARM_UP = 500
 COMPLETED = "bull:bench:completed"

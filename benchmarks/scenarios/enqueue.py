@@ -29,7 +29,7 @@ def measure(stage: Stage, name: str) -> Figures:
             figures["client_cpu_us"] = took["cpu_seconds"] / stage.jobs * 1e6
             figures["redis_cpu_us"] = stage.server.spent().cpu_s / stage.jobs * 1e6
         figures.update(rates, best_per_s=max(rates.values()))
-        if name == "leasehold":
+        if name == "tenure":
             figures.update(_through_http(stage, peer))
     return figures
 

@@ -34,19 +34,19 @@ def measure(stage: Stage, name: str) -> Figures:
         }
 
 
-_over = partial(ratio, "leasehold_inbox", key="jobs_per_s")
-_with_events = partial(ratio, "leasehold_inbox_events", key="jobs_per_s")
+_over = partial(ratio, "tenure_inbox", key="jobs_per_s")
+_with_events = partial(ratio, "tenure_inbox_events", key="jobs_per_s")
 
 
 def _submits(median: Median) -> float | None:
-    return median("leasehold_inbox", "submits_per_s")
+    return median("tenure_inbox", "submits_per_s")
 
 
 def _on_sqlite(median: Median) -> float | None:
     """Told of `synchronous=NORMAL` alone."""
     if os.environ.get("BENCH_SYNCHRONOUS_COMMIT") != "off":
         return None
-    return median("leasehold_inbox_sqlite_events", "jobs_per_s")
+    return median("tenure_inbox_sqlite_events", "jobs_per_s")
 
 
 SCENARIO = Scenario(
@@ -63,8 +63,8 @@ SCENARIO = Scenario(
         "number of jobs; with this many it is near its best."
     ),
     contenders=(
-        *("leasehold_inbox", "leasehold_inbox_events", "bare_sql"),
-        *("leasehold_inbox_sqlite", "leasehold_inbox_sqlite_events"),
+        *("tenure_inbox", "tenure_inbox_events", "bare_sql"),
+        *("tenure_inbox_sqlite", "tenure_inbox_sqlite_events"),
         *("pgqueuer", "awa", "procrastinate"),
     ),
     jobs=20_000,
@@ -79,10 +79,10 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     goals=(
-        Goal("leasehold reaches at least 1.5 times pgqueuer", _over("pgqueuer"), least=1.5),
-        Goal("leasehold reaches at least 3 times awa", _over("awa"), least=3),
-        Goal("leasehold reaches at least 20 times procrastinate", _over("procrastinate"), least=20),
-        Goal("leasehold reaches at least 0.5 of the bare statements", _over("bare_sql"), least=0.5),
+        Goal("tenure reaches at least 1.5 times pgqueuer", _over("pgqueuer"), least=1.5),
+        Goal("tenure reaches at least 3 times awa", _over("awa"), least=3),
+        Goal("tenure reaches at least 20 times procrastinate", _over("procrastinate"), least=20),
+        Goal("tenure reaches at least 0.5 of the bare statements", _over("bare_sql"), least=0.5),
         Goal(
             "with outbox rows it reaches at least 1.5 times pgqueuer",
             _with_events("pgqueuer"),

@@ -122,10 +122,10 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     goals=(
-        Goal("leasehold loses no job", lambda median: median("leasehold", "lost"), most=0),
+        Goal("tenure loses no job", lambda median: median("tenure", "lost"), most=0),
         Goal(
-            "leasehold recovers within the patience (s)",
-            lambda median: median("leasehold", "recovery_s"),
+            "tenure recovers within the patience (s)",
+            lambda median: median("tenure", "recovery_s"),
         ),
     ),
 )

@@ -7,7 +7,7 @@ from functools import partial
 from harness.quantiles import quantile
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 
-OURS, OFFICIAL = "leasehold_omniq", "omniq_python"
+OURS, OFFICIAL = "tenure_omniq", "omniq_python"
 CONSUME = 0  # what our adapter takes for "run the contract's own consume()"
 RATE_PER_S = 50
 MANY = 100_000

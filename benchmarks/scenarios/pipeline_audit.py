@@ -16,19 +16,19 @@ from harness import environments
 from harness.adapter import PeerError
 from harness.histories import fill_lake
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
-from leasehold.pipeline import SparkSettings, open_session
-from leasehold.pipeline.audit.lakes import audit_lake
-from leasehold.pipeline.audit.proof import NEEDED
-from leasehold.pipeline.audit.steps import known_steps
-from leasehold.pipeline.events import lake_events
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.tables.update import update_tables
+from tenure.pipeline import SparkSettings, open_session
+from tenure.pipeline.audit.lakes import audit_lake
+from tenure.pipeline.audit.proof import NEEDED
+from tenure.pipeline.audit.steps import known_steps
+from tenure.pipeline.events import lake_events
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.tables.update import update_tables
 
 
 @cache
 def _lake(events: int) -> tuple[str, int]:
     """Made once for all contenders."""
-    path = f"{tempfile.mkdtemp(prefix='leasehold-bench-')}/lake"
+    path = f"{tempfile.mkdtemp(prefix='tenure-bench-')}/lake"
     return path, fill_lake(path, events)
 
 
@@ -55,7 +55,7 @@ def _took_s(name: str, size: int) -> float:
     spark = open_session(SparkSettings())
     spark.range(1_000).count()
     began = time.perf_counter()
-    if name == "leasehold":
+    if name == "tenure":
         result = audit_lake(spark, path, full=True)
         if result.violations or result.events != events or result.looked_at:
             raise PeerError(f"the made history is sound, but: {result}")
@@ -95,13 +95,13 @@ SCENARIO = Scenario(
     title="Events audited per second",
     about=(
         "A made lake of sound jobs with four events each. `scan`: Spark reads exactly the columns "
-        "that the audit reads and folds them into one number. `leasehold`: the whole audit, from "
+        "that the audit reads and folds them into one number. `tenure`: the whole audit, from "
         "scratch, to its summary and carried rows. "
         "`tables`: attempts, jobs, metrics, latencies and slo from scratch. `duckdb`, `polars`: "
         "the same proof in SQL and in expressions over the same files, without the lines, "
         "summary and carried rows, and without the start of their process. The driver has 2 GB."
     ),
-    contenders=("scan", "leasehold", "tables", *OTHERS),
+    contenders=("scan", "tenure", "tables", *OTHERS),
     jobs=10_000_000,
     quick_jobs=200_000,
     headline="events_per_s",
@@ -114,12 +114,12 @@ SCENARIO = Scenario(
     goals=(
         Goal(
             "the audit reaches 60 % of a mere scan",
-            ratio("leasehold", "scan", "events_per_s"),
+            ratio("tenure", "scan", "events_per_s"),
             least=0.6,
         ),
         Goal(
             "50 million events take at most 5.5 times as long as 10 million",
-            lambda median: median("leasehold", "growth"),
+            lambda median: median("tenure", "growth"),
             most=5.5,
         ),
     ),

@@ -21,17 +21,17 @@ from harness.histories import fill_stream
 from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from harness.sql_histories import fill_table, made_ledger
-from leasehold.core.opening import journal_tape
-from leasehold.core.tape import StreamTape
-from leasehold.pipeline import SparkSettings, open_session
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.sink import write_piece
-from leasehold.pipeline.schema import COLUMNS
-from leasehold.pipeline.source.offsets import Piece
-from leasehold.pipeline.source.opening import journal_name, open_reel
-from leasehold.store.bulk import BulkRedis
-from leasehold.store.journal import lines_of
+from tenure.core.opening import journal_tape
+from tenure.core.tape import StreamTape
+from tenure.pipeline import SparkSettings, open_session
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.sink import write_piece
+from tenure.pipeline.schema import COLUMNS
+from tenure.pipeline.source.offsets import Piece
+from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.store.bulk import BulkRedis
+from tenure.store.journal import lines_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 PAGE = 5_000
 WARM_UP = 20_000
 BATCH = 200_000
-TABLE = "leasehold.job_journal"
+TABLE = "tenure.job_journal"
 # Where a JDBC driver lies that somebody installed: beside Spark's own, by Debian, by Maven.
 JARS = (
     (Path(pyspark.__file__).parent / "jars", "postgresql-*.jar"),
@@ -209,7 +209,7 @@ def _jar() -> str:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="tenure-bench-"))
     try:
         yield folder
     finally:
@@ -219,7 +219,7 @@ def _folder() -> Iterator[Path]:
 CONTENDERS = {
     "plain python": _plain,
     "one process": _alone,
-    "leasehold": _from_stream,
+    "tenure": _from_stream,
     "in batches": _in_batches,
     "postgres": _from_postgres,
     "postgres jdbc": _by_jdbc,
@@ -232,7 +232,7 @@ SCENARIO = Scenario(
     about=(
         "From the same Redis stream of a journal, up to twenty events an entry: `plain python` is "
         "one process with hiredis and pyarrow, `one process` our reader and writer without Spark, "
-        "`leasehold` the capture on local[*], exactly once, in one batch, `in batches` in "
+        "`tenure` the capture on local[*], exactly once, in one batch, `in batches` in "
         "batches of 200,000. From the journal of an inbox on PostgreSQL: `postgres` is the "
         "capture, `postgres jdbc` Spark's own JDBC source to Parquet with a part for every core "
         "(where a JDBC driver is installed), `postgres adbc` one process without Spark."
@@ -246,7 +246,7 @@ SCENARIO = Scenario(
     goals=(
         Goal(
             "capture reaches 90 % of plain Python",
-            ratio("leasehold", "plain python", "events_per_s"),
+            ratio("tenure", "plain python", "events_per_s"),
             least=0.9,
         ),
         Goal(

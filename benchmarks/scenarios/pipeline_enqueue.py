@@ -8,8 +8,8 @@ from functools import partial
 from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Median, Scenario, Stage
 from harness.sql_histories import made_ledger
-from leasehold.pipeline import SparkSettings, open_session
-from leasehold.pipeline.enqueue import enqueue, jobs_of
+from tenure.pipeline import SparkSettings, open_session
+from tenure.pipeline.enqueue import enqueue, jobs_of
 
 WARM_UP = 4_000
 TASKS = 4
@@ -19,7 +19,7 @@ LEAST = {"streams": 20_000, "bullmq": 20_000, "omniq": 20_000, "postgres": 50_00
 
 def measure(stage: Stage, name: str) -> Figures:
     """Put rows into an empty queue, then the same rows again."""
-    spark = open_session(SparkSettings(quick=True))  # as `leasehold pipeline enqueue` opens it
+    spark = open_session(SparkSettings(quick=True))  # as `tenure pipeline enqueue` opens it
     rows = spark.range(stage.jobs).selectExpr("id", "concat('clip ', id) as title")
     jobs = jobs_of(rows, task="noop", run="bench", key=["id"])
     enqueue(jobs.limit(WARM_UP), _empty(stage, name), tasks=TASKS)

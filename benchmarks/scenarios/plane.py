@@ -18,7 +18,7 @@ from harness.quantiles import quantile
 from harness.scenario import Column, Figures, Goal, Scenario, Stage
 from load.plane import Workers, pairs
 
-OWN = "leasehold_plane"
+OWN = "tenure_plane"
 # A slow peer gets fewer jobs, so that a round stays short; its rate does not depend on how many.
 FEWER = {"oban": 2, "procrastinate": 8}
 SINGLE_WORKERS = 64

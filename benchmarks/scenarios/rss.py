@@ -29,8 +29,8 @@ SCENARIO = Scenario(
     measure=measure,
     goals=(
         Goal(
-            "the worker of leasehold stays under 80 MB",
-            lambda median: median("leasehold", "rss_all_mb"),
+            "the worker of tenure stays under 80 MB",
+            lambda median: median("tenure", "rss_all_mb"),
             most=80,
         ),
     ),

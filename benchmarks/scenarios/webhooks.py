@@ -15,11 +15,11 @@ from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Scenario, Stage
 from harness.waiting import until
 
-OURS = ("leasehold_inbox_events", "leasehold_inbox_sqlite_events")
+OURS = ("tenure_inbox_events", "tenure_inbox_sqlite_events")
 EVENTS_PER_JOB = 2
 CONCURRENCY = 50
 """Deliveries at once: two claims of 25, the most that one takes. A worker's own default is 5."""
-KEY = "bGVhc2Vob2xkIG1lYXN1cmVzIGl0cyB3ZWJob29rcw=="
+KEY = "dGVudXJlIG1lYXN1cmVzIGl0cyBvd24gd2ViaG9va3M="
 RECEIVER = Path(__file__).resolve().parents[1] / "load" / "receiver.py"
 
 
@@ -45,7 +45,7 @@ def _delivered(stage: Stage, name: str, folder: Path, receiver: int) -> Figures:
     with stage.peer(name) as peer:
         peer.ask("beside", within_s=300, kind="finished", rows=stage.jobs)
         how = peer.ask("deliverer", concurrency=CONCURRENCY)
-        allowed = {"LEASEHOLD_EGRESS_ALLOW": host, "LEASEHOLD_WEBHOOKS_SECRETS": f"* = whsec_{KEY}"}
+        allowed = {"TENURE_EGRESS_ALLOW": host, "TENURE_WEBHOOKS_SECRETS": f"* = whsec_{KEY}"}
         worker = peer.start(how["argv"], {**how["env"], **allowed})
         stage.prepared["worker"] = " ".join([*how["argv"][:-1], "URL"])
         until((folder / "first").exists, within_s=stage.patience_s)

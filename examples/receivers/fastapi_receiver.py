@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from leasehold.webhooks import InvalidWebhook, SqliteNonces, verify
+from tenure.webhooks import InvalidWebhook, SqliteNonces, verify
 
 SCHEMA = """
 create table if not exists done (event_id text primary key);

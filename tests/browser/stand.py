@@ -12,15 +12,15 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from leasehold import Job, exponential, task
-from leasehold.core.job import NewJob
-from leasehold.core.opening import contract_names, open_ledger, open_queue
-from leasehold.core.outcome import Fatal
-from leasehold.core.seam import Ledger
-from leasehold.gateway.serve import Running, serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.worker.config import Settings
-from leasehold.worker.runtime import Worker
+from tenure import Job, exponential, task
+from tenure.core.job import NewJob
+from tenure.core.opening import contract_names, open_ledger, open_queue
+from tenure.core.outcome import Fatal
+from tenure.core.seam import Ledger
+from tenure.gateway.serve import Running, serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.worker.config import Settings
+from tenure.worker.runtime import Worker
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 
 T = TypeVar("T")
@@ -141,8 +141,8 @@ class Stand:
 
     def wait_for(self, contract: str, job_id: str, kinds: tuple[str, ...]) -> None:
         """Until the job is of one of these kinds."""
-        from leasehold.core.state import MACHINES
-        from leasehold.dashboard.kinds import kind_of
+        from tenure.core.state import MACHINES
+        from tenure.dashboard.kinds import kind_of
 
         def reached() -> bool:
             state = self.state(contract, job_id)

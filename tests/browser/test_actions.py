@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from leasehold.core.job import NewJob
-from leasehold.core.seam import Query
-from leasehold.dashboard.kinds import kind_of
+from tenure.core.job import NewJob
+from tenure.core.seam import Query
+from tenure.dashboard.kinds import kind_of
 from tests.browser.conftest import Watched
 from tests.browser.stand import CONTRACTS, Stand
 from tests.contract.unwanted import given_up

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from leasehold.core.job import NewJob
-from leasehold.gateway.rings import open_keyring
+from tenure.core.job import NewJob
+from tenure.gateway.rings import open_keyring
 from tests.browser.conftest import Watched
 from tests.browser.stand import Stand
 from tests.interop.npm import installed
@@ -70,7 +70,7 @@ def test_with_keys_a_page_asks_to_sign_in_and_a_wrong_key_is_told(
     stand.open("streams")
     key = key_of(stand, "streams", "admin")
     time.sleep(1.1)  # what the door knew of keys is believed for a second
-    sign_in(page, f"{stand.url}/queues", "lh_wrong")
+    sign_in(page, f"{stand.url}/queues", "tn_wrong")
     expect(page.get_by_role("alert")).to_contain_text("unknown")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
@@ -253,7 +253,7 @@ def test_a_page_reconnects_after_the_gateway_was_killed(
 
 
 def start_gateway(port: int, queue_url: str, folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "leasehold.cli", "gateway", "--port", str(port)]
+    command = [sys.executable, "-m", "tenure.cli", "gateway", "--port", str(port)]
     log = (folder / "gateway.log").open("ab")
     process = subprocess.Popen(
         [*command, "--from", queue_url], stdout=log, stderr=log, env=dict(os.environ), cwd=folder

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from leasehold.core.job import NewJob
-from leasehold.store.redis import Redis
+from tenure.core.job import NewJob
+from tenure.store.redis import Redis
 from tests.browser.conftest import Watched
 from tests.browser.stand import CONTRACTS, Loop, Stand
 from tests.contract.adapters import Servers

@@ -1,8 +1,8 @@
 """The pictures in docs/start are made by this test, so they show what there is.
 
-Run it with LEASEHOLD_SHOTS=1 to write them; otherwise it only proves that each can be made. The
+Run it with TENURE_SHOTS=1 to write them; otherwise it only proves that each can be made. The
 history is that of the folder `lake`: what capture, tables and audit of the pipeline made of ten
-minutes of `leasehold up`, without the tables that no page reads.
+minutes of `tenure up`, without the tables that no page reads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from leasehold.core.job import NewJob
+from tenure.core.job import NewJob
 from tests.browser.stand import Stand
 
 FOLDER = Path(__file__).parents[2] / "docs" / "start" / "images"
 
 
 def shoot(page: Page, name: str) -> None:
-    path = FOLDER / f"{name}.png" if os.environ.get("LEASEHOLD_SHOTS") else None
+    path = FOLDER / f"{name}.png" if os.environ.get("TENURE_SHOTS") else None
     image = page.screenshot(path=path)
     assert image.startswith(b"\x89PNG")
 

@@ -63,7 +63,7 @@ def main() -> int:
     """Run one scenario."""
     asked = _arguments()
     setup = Setup(
-        folder=asked.out or Path(tempfile.mkdtemp(prefix="leasehold-chaos-")),
+        folder=asked.out or Path(tempfile.mkdtemp(prefix="tenure-chaos-")),
         contract=asked.contract,
         seed=asked.seed,
         jobs=asked.jobs,

@@ -1,4 +1,4 @@
-"""The tasks that a chaos herd runs: `leasehold worker tests.chaos.app`.
+"""The tasks that a chaos herd runs: `tenure worker tests.chaos.app`.
 
 A job's payload says what its handler shall do (`do`, `ms`). Before and after, the handler leaves a
 line in a file of its own process, so that what really ran is known without asking the store.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from leasehold import Job, task
+from tenure import Job, task
 from tests.chaos.effects import note_effect
 
 

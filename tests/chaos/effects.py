@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from leasehold.core.lease import Lease
+from tenure.core.lease import Lease
 
 Kind = Literal["start", "end", "fail"]
 FOLDER_VARIABLE = "CHAOS_LOGS"

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import msgspec
 
-from leasehold.core.errors import LeaseholdError
-from leasehold.core.opening import open_ledger
-from leasehold.core.seam import Query
+from tenure.core.errors import TenureError
+from tenure.core.opening import open_ledger
+from tenure.core.seam import Query
 from tests.chaos.effects import now_ms
 from tests.chaos.history import STARVED
 from tests.chaos.hostile import Writer, writer_of
@@ -236,7 +236,7 @@ async def _states(stage: Stage) -> tuple[dict[str, str], str]:
         try:
             await ledger.find(Query(limit=1000))
             await ledger.counts()
-        except LeaseholdError as error:
+        except TenureError as error:
             return states, f"{type(error).__name__}: {error}"
         return states, ""
     finally:
@@ -246,6 +246,6 @@ async def _states(stage: Stage) -> tuple[dict[str, str], str]:
 async def _residue(stage: Stage) -> dict[str, int]:
     try:
         left = await stage.subject.residue()
-    except LeaseholdError as error:
+    except TenureError as error:
         return {str(error): 1}
     return {name: count for name, count in left.items() if name not in HARMLESS}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leasehold.store.embedded.spawn import spawn
+from tenure.store.embedded.spawn import spawn
 from tests.chaos.effects import FOLDER_VARIABLE, now_ms
 from tests.processes import stop
 
@@ -169,8 +169,8 @@ def worker_argv(url: str, *, concurrency: int, planted: Sequence[str] = ()) -> l
     command = ["worker", "tests.chaos.app", "--from", url, "--log-level", "warning"]
     command += ["--concurrency", str(concurrency)]
     if planted:
-        return [sys.executable, "-m", "tests.chaos.planted", *planted, "leasehold", *command]
-    return [sys.executable, "-m", "leasehold.cli", *command]
+        return [sys.executable, "-m", "tests.chaos.planted", *planted, "tenure", *command]
+    return [sys.executable, "-m", "tenure.cli", *command]
 
 
 def stubborn_argv(url: str, *, slots: int, work_ms: int, planted: Sequence[str] = ()) -> list[str]:
@@ -184,7 +184,7 @@ def stubborn_argv(url: str, *, slots: int, work_ms: int, planted: Sequence[str] 
 def gateway_argv(url: str, port: int) -> list[str]:
     """The real gateway."""
     command = ["gateway", "--from", url, "--port", str(port), "--log-level", "warning"]
-    return [sys.executable, "-m", "leasehold.cli", *command]
+    return [sys.executable, "-m", "tenure.cli", *command]
 
 
 def _with(environment: Mapping[str, str], argv: Sequence[str]) -> list[str]:

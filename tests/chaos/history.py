@@ -9,10 +9,10 @@ from random import Random
 
 import msgspec
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.opening import open_journal, open_ledger
-from leasehold.core.seam import Ledger, Query
+from tenure.core.event import JournalEvent
+from tenure.core.job import JobEvent, JobRecord
+from tenure.core.opening import open_journal, open_ledger
+from tenure.core.seam import Ledger, Query
 from tests.chaos.faults import Injected
 from tests.chaos.verdict import Observation, Snapshot
 

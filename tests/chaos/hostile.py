@@ -19,12 +19,12 @@ from typing import Any, Protocol, TypeAlias
 
 import asyncpg
 
-from leasehold.contracts.bullmq import options as bullmq
-from leasehold.contracts.streams import options as streams
-from leasehold.core.errors import LeaseholdError
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.store.redis import Redis
+from tenure.contracts.bullmq import options as bullmq
+from tenure.contracts.streams import options as streams
+from tenure.core.errors import TenureError
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.store.redis import Redis
 from tests.chaos.plane_subject import PlaneSubject
 from tests.chaos.subject import Subject
 
@@ -138,7 +138,7 @@ def _bullmq() -> Layout:
         ),
         claimed_from=(wait, prioritized),
         sides=(meta, events, marker, stalled, limiter, pc, completed, failed, counter, journal),
-        quarantine=prefix + "leasehold:quarantine",
+        quarantine=prefix + "tenure:quarantine",
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _omniq() -> Layout:
         fields=(
             "id", "payload", "gid", "state", "attempt", "max_attempts", "timeout_ms", "backoff_ms",
             "created_ms", "updated_ms", "due_ms", "lock_until_ms", "lease_token", "last_error",
-            "lh", "task", "cancel",
+            "tn", "task", "cancel",
         ),
         beside=(base + ":g:{id}:wait", base + ":childs:{id}"),
         lanes=(
@@ -214,7 +214,7 @@ class RedisWriter:
     async def _corrupt(self) -> None:
         """A good record at first, then some of its fields are garbage, whatever state it is in."""
         bad = self._id()
-        with suppress(LeaseholdError):
+        with suppress(TenureError):
             delay_ms = self._rng.choice((0, 0, 50, 200))
             job = NewJob(task="chat", payload=b'{"ms": 20}', job_id=bad, delay_ms=delay_ms)
             await self._queue.submit([job])
@@ -267,7 +267,7 @@ class RedisWriter:
         """Whether the server took it."""
         try:
             await self._redis.call(*command)
-        except LeaseholdError:
+        except TenureError:
             return False
         self.writes += command[0] != "DEL"
         return True
@@ -342,7 +342,7 @@ class SqlWriter:
         bad = f"{BAD}{self._n:08}-0000-4000-8000-{rng.getrandbits(48):012x}"
         spoils = self.can_spoil and rng.random() < 0.2
         delay_ms = 2_000 if spoils else rng.choice((0, 0, 100))
-        with suppress(LeaseholdError):
+        with suppress(TenureError):
             job = NewJob(task="chat", payload=b'{"ms": 20}', job_id=bad, delay_ms=delay_ms)
             await self._queue.submit([job])
         if spoils:  # before any claim
@@ -369,7 +369,7 @@ class SqlWriter:
         junk = [self._value() for _ in range(2)]
         words = [value if isinstance(value, (str, bytes)) else str(value) for value in junk]
         fields = self._rng.choice((["job_id", bad], ["job_id", words[0]], words, ["", ""]))
-        with suppress(LeaseholdError):
+        with suppress(TenureError):
             await redis.call("XADD", stream, "*", *fields)
 
     def _value(self) -> Any:
@@ -457,7 +457,7 @@ def writer_of(subject: Subject, rng: Random) -> Writer:
         run = _sqlite_run(Path(store_url.removeprefix("sqlite:///")))
         no_text = "CAST(x'61ff' AS TEXT)"
         return SqlWriter("inbox_jobs", run, queue_url, rng, unreadable=no_text)
-    run = _postgres_run(store_url, "leasehold")
+    run = _postgres_run(store_url, "tenure")
     if not isinstance(subject, PlaneSubject):
         return SqlWriter("inbox_jobs", run, queue_url, rng)  # PostgreSQL refuses such text
     transport = Redis(subject.redis_url, name="hostile")

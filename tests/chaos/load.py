@@ -17,10 +17,10 @@ from uuid import UUID
 
 import msgspec
 
-from leasehold.core.errors import StoreError, StoreUnreachable
-from leasehold.core.idempotency import short_hash
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
+from tenure.core.errors import StoreError, StoreUnreachable
+from tenure.core.idempotency import short_hash
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
 from tests.chaos.effects import now_ms
 from tests.chaos.posting import AnswerLost, NotSent, Poster
 from tests.chaos.verdict import Observation

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from leasehold.core.state import PLANE
-from leasehold.ledger.migrating import PostgresMigrations, migrate
-from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from leasehold.store.postgres import Postgres
+from tenure.core.state import PLANE
+from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from tenure.store.postgres import Postgres
 from tests.chaos.residue import unfinished
 from tests.ports import free_port
 
-SCHEMA = "leasehold"
+SCHEMA = "tenure"
 
 
 class PlaneSubject:

@@ -1,6 +1,6 @@
 """Breaks a contract on purpose, to see that the verdict notices: a check must be able to fail.
 
-    python -m tests.chaos.planted streams no-fence leasehold worker tests.chaos.app --from URL
+    python -m tests.chaos.planted streams no-fence tenure worker tests.chaos.app --from URL
     python -m tests.chaos.planted streams no-fence stubborn URL 4 400
 
 The fault lives in a mutated copy of a script, in this process only, never in src. A mutation that
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
-from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
-from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
-from leasehold.store.scripts import ScriptFolder
+from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
+from tenure.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
+from tenure.store.scripts import ScriptFolder
 
 Edits = tuple[tuple[str, str, str], ...]
 SCRIPTS: dict[str, ScriptFolder] = {
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
 
         stubborn(rest)
         return 0
-    from leasehold.cli.group import run
+    from tenure.cli.group import run
 
     return run(rest)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from leasehold.core.opening import open_ledger
-from leasehold.core.state import Machine
+from tenure.core.opening import open_ledger
+from tenure.core.state import Machine
 
 
 async def unfinished(url: str, machine: Machine) -> dict[str, int]:

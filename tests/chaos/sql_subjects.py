@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from leasehold.core.state import INBOX
-from leasehold.ledger.migrating import PostgresMigrations, migrate
-from leasehold.store.embedded import EmbeddedPostgres
-from leasehold.store.postgres import Postgres
-from leasehold.store.turnstile import LOCK, NEXT
+from tenure.core.state import INBOX
+from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.store.embedded import EmbeddedPostgres
+from tenure.store.postgres import Postgres
+from tenure.store.turnstile import LOCK, NEXT
 from tests.chaos.residue import unfinished
 from tests.chaos.subject import Fsync, Subject
 
@@ -91,7 +91,7 @@ class PostgresInboxSubject(SqliteInboxSubject):
 
     async def start(self) -> None:
         await asyncio.to_thread(self._server.start)
-        database = Postgres(self._server.url, schema="leasehold")
+        database = Postgres(self._server.url, schema="tenure")
         await migrate(PostgresMigrations(database), "postgres")
         await database.close()
 

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from leasehold.core.errors import LeaseLost, StoreError
-from leasehold.core.idempotency import short_hash
-from leasehold.core.lease import Lease, Report
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.core.seam import Queue
+from tenure.core.errors import LeaseLost, StoreError
+from tenure.core.idempotency import short_hash
+from tenure.core.lease import Lease, Report
+from tenure.core.opening import open_queue
+from tenure.core.outcome import Outcome
+from tenure.core.seam import Queue
 from tests.chaos.effects import append, note_effect, now_ms
 from tests.chaos.verdict import Observation
 

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from leasehold.contracts.bullmq import options as bullmq
-from leasehold.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
-from leasehold.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
-from leasehold.contracts.streams import options as streams
-from leasehold.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
-from leasehold.store.scripts import Script
+from tenure.contracts.bullmq import options as bullmq
+from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
+from tenure.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from tenure.contracts.streams import options as streams
+from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
+from tenure.store.scripts import Script
 from tests.chaos.effects import now_ms
 from tests.chaos.plane_subject import PlaneSubject
 
@@ -277,7 +277,7 @@ SUBJECTS = ON_REDIS | {"plane": PlaneSubject}
 def tried() -> list[str]:
     """Contracts that go through the longer scenarios: in a short run one stands for all.
 
-    `LEASEHOLD_CHAOS=all` takes every one. Kills, lost replies and planted faults are always tried
+    `TENURE_CHAOS=all` takes every one. Kills, lost replies and planted faults are always tried
     on every contract.
     """
-    return list(SUBJECTS) if os.environ.get("LEASEHOLD_CHAOS") == "all" else ["streams"]
+    return list(SUBJECTS) if os.environ.get("TENURE_CHAOS") == "all" else ["streams"]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from leasehold.store.turnstile import Turnstile
+from tenure.store.turnstile import Turnstile
 from tests.chaos.faults import Faults
 from tests.chaos.herd import Herd
 from tests.chaos.sql_subjects import SqliteInboxSubject
@@ -14,7 +14,7 @@ from tests.waiting import until
 ALWAYS_AT_IT = """
 import sys
 from pathlib import Path
-from leasehold.store.turnstile import Turnstile
+from tenure.store.turnstile import Turnstile
 file = Path(sys.argv[1])
 turnstile = Turnstile(file)
 file.with_name("at-it").touch()

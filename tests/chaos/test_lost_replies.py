@@ -13,7 +13,7 @@ from tests.chaos.scenario import lost_replies
 from tests.chaos.stage import Setup
 from tests.chaos.subject import ON_REDIS, VERBS
 
-EACH = 30 if os.environ.get("LEASEHOLD_CHAOS") == "all" else 15
+EACH = 30 if os.environ.get("TENURE_CHAOS") == "all" else 15
 
 
 @pytest.mark.parametrize("contract", ON_REDIS)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.store.embedded import EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
 
 

@@ -38,9 +38,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.fold import BY_HOLDER, Checker, Violation
-from leasehold.core.state import MACHINES, Machine
+from tenure.core.event import JournalEvent
+from tenure.core.fold import BY_HOLDER, Checker, Violation
+from tenure.core.state import MACHINES, Machine
 from tests.chaos.witness import Fault, Observation, Snapshot, observed, scanned
 
 INVARIANTS = (

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from leasehold.core.fold import BECOMES, GONE, Checker, JobSoFar
-from leasehold.core.job import JobEvent, JobRecord
-from leasehold.core.seam import Counts
+from tenure.core.fold import BECOMES, GONE, Checker, JobSoFar
+from tenure.core.job import JobEvent, JobRecord
+from tenure.core.seam import Counts
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from leasehold.contracts.memory.options import MemoryOptions
-from leasehold.contracts.memory.queue import MemoryQueue
-from leasehold.contracts.memory.sharing import SharedStore, forget, share
-from leasehold.contracts.memory.store import MemoryStore
-from leasehold.contracts.streams.queue import SCRIPTS
-from leasehold.core.errors import ReplyLost
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.core.seam import Journal, Ledger, Queue
-from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from tenure.contracts.memory.options import MemoryOptions
+from tenure.contracts.memory.queue import MemoryQueue
+from tenure.contracts.memory.sharing import SharedStore, forget, share
+from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.streams.queue import SCRIPTS
+from tenure.core.errors import ReplyLost
+from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.seam import Journal, Ledger, Queue
+from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.bullmq.adapter import BullmqAdapter
 from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
 from tests.contract.omniq.adapter import OmniqAdapter
@@ -209,8 +209,8 @@ class Servers:
         self._postgres: EmbeddedPostgres | None = None
 
     def redis(self) -> str:
-        """The URL of a private Redis; `LEASEHOLD_REDIS_URL` names another one."""
-        given = os.environ.get("LEASEHOLD_REDIS_URL")
+        """The URL of a private Redis; `TENURE_REDIS_URL` names another one."""
+        given = os.environ.get("TENURE_REDIS_URL")
         if given:
             return given
         if self._redis is None:
@@ -219,8 +219,8 @@ class Servers:
         return self._redis.url
 
     def postgres(self) -> str:
-        """The URL of a private PostgreSQL; `LEASEHOLD_POSTGRES_URL` names another one."""
-        given = os.environ.get("LEASEHOLD_POSTGRES_URL")
+        """The URL of a private PostgreSQL; `TENURE_POSTGRES_URL` names another one."""
+        given = os.environ.get("TENURE_POSTGRES_URL")
         if given:
             return given
         if self._postgres is None:

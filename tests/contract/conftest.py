@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.opening import contract_names
-from leasehold.core.seam import Query
+from tenure.core.event import JournalEvent
+from tenure.core.opening import contract_names
+from tenure.core.seam import Query
 from tests.chaos.verdict import Snapshot, check
 from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
 

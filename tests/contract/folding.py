@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import msgspec
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import JobRecord
-from leasehold.core.seam import Counts, Journal, Ledger, Page, Query, Staffed, WorkerBeat
+from tenure.core.event import JournalEvent
+from tenure.core.job import JobRecord
+from tenure.core.seam import Counts, Journal, Ledger, Page, Query, Staffed, WorkerBeat
 from tests.contract.stages import StoredStage
 
 

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, TypeAlias
 
 import asyncpg
 
-from leasehold.contracts.inbox import parts
-from leasehold.contracts.inbox.queue import InboxQueue
-from leasehold.core.errors import ReplyLost
-from leasehold.core.opening import open_queue, parse_url
-from leasehold.core.seam import Queue
-from leasehold.ledger.migrating import PostgresMigrations, migrate
-from leasehold.ledger.sqlite_engine import SqliteEngine
-from leasehold.store.postgres import Postgres
+from tenure.contracts.inbox import parts
+from tenure.contracts.inbox.queue import InboxQueue
+from tenure.core.errors import ReplyLost
+from tenure.core.opening import open_queue, parse_url
+from tenure.core.seam import Queue
+from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.ledger.sqlite_engine import SqliteEngine
+from tenure.store.postgres import Postgres
 from tests.contract.postgres_proxy import PostgresProxy
 from tests.contract.stages import Close, StoredStage, Words, query_of
 
@@ -60,7 +60,7 @@ class SqliteInboxAdapter:
     cannot: Mapping[str, str] = {}
 
     async def open(self, **options: int) -> InboxStage:
-        folder = tempfile.TemporaryDirectory(prefix="leasehold-inbox-")
+        folder = tempfile.TemporaryDirectory(prefix="tenure-inbox-")
         lease_ms = options.setdefault("lease_ms", 300)
         query = query_of({**options, "synchronous": "normal"})
         url = f"inbox+sqlite:///{folder.name}/jobs.db?{query}"

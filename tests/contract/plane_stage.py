@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
-from leasehold.core.opening import open_queue
-from leasehold.core.seam import Queue
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.opening import open_queue
+from tenure.core.seam import Queue
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.inbox_stage import migrated
 from tests.contract.stages import Close, StoredStage, Words, query_of
@@ -51,7 +51,7 @@ class SqlitePlaneAdapter:
 
     async def open(self, **options: int) -> StoredStage:
         stack = AsyncExitStack()
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tenure-plane-"))
         lease_ms = options.setdefault("lease_ms", 500)
         query = query_of({**options, **QUIET, "streams": "jobs"})
         url = f"plane+sqlite:///{folder}/plane.db?{query}"
@@ -110,7 +110,7 @@ class RedisPlaneAdapter:
 
     async def open(self, **options: int) -> StoredStage:
         stack = AsyncExitStack()
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-plane-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tenure-plane-"))
         lease_ms = options.setdefault("lease_ms", 500)
         namespace = f"suite-{os.getpid()}-{next(_unique)}:"
         own = {**QUIET, "streams": "jobs", "redis": self._server_url(), "namespace": namespace}

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.core.seam import Journal, Ledger, Queue
-from leasehold.store.redis import Redis
-from leasehold.store.scripts import Script
+from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.seam import Journal, Ledger, Queue
+from tenure.store.redis import Redis
+from tenure.store.scripts import Script
 from tests.chaos.proxy import LossyProxy
 
 Close: TypeAlias = Callable[[], Awaitable[Any]]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import journal_tape, open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.core.tape import StreamTape
-from leasehold.store.bulk import BulkRedis
+from tenure.core.job import NewJob
+from tenure.core.opening import journal_tape, open_queue
+from tenure.core.outcome import Outcome
+from tenure.core.tape import StreamTape
+from tenure.store.bulk import BulkRedis
 from tests.contract.adapters import Servers
 
 ENTRIES = 220

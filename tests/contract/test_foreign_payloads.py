@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from leasehold.contracts.omniq.context import context_of
-from leasehold.contracts.omniq.executing import Exec
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.worker.job import read_payload
+from tenure.contracts.omniq.context import context_of
+from tenure.contracts.omniq.executing import Exec
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.worker.job import read_payload
 from tests.contract.adapters import Servers
 
 URLS = {

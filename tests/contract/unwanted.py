@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import Failure, Outcome
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.core.outcome import Failure, Outcome
 
 
 async def given_up(url: str) -> str:

@@ -2,7 +2,7 @@
 
 import os
 
-SECONDS = int(os.environ.get("LEASEHOLD_FUZZ_S") or 60)
-SEED = int(os.environ.get("LEASEHOLD_FUZZ_SEED") or 11)
+SECONDS = int(os.environ.get("TENURE_FUZZ_S") or 60)
+SEED = int(os.environ.get("TENURE_FUZZ_SEED") or 11)
 # Starting, ending and judging come on top.
 TIMEOUT_S = SECONDS * 1.5 + 240

@@ -18,13 +18,13 @@ from urllib.parse import quote_from_bytes
 import msgspec
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_seal
-from leasehold.egress import Guard
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.vault import new_kek
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_seal
+from tenure.egress import Guard
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.vault import new_kek
 from tests.contract.adapters import Servers
 from tests.contract.gateway.web import Web
 from tests.fuzz.budget import SECONDS, SEED, TIMEOUT_S
@@ -63,7 +63,7 @@ async def site(servers: Servers, tmp_path: Path) -> AsyncGenerator[Site]:
         inbox,
         f"plane+sqlite:///{tmp_path}/jobs.db?synchronous=normal",
     )
-    seal = open_seal(Config({"LEASEHOLD_VAULT_KEYS": new_kek("fuzz")}, tmp_path))
+    seal = open_seal(Config({"TENURE_VAULT_KEYS": new_kek("fuzz")}, tmp_path))
     lent = {"seal": seal, "check_url": Guard().check_url}
     settings = GatewaySettings(queues=queues, port=0, rate_per_s=0, lent=lent)
     async with serving(settings) as running:

@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.contracts.bullmq import cron
-from leasehold.core.errors import LeaseholdError
-from leasehold.core.opening import parse_url
-from leasehold.core.outcome import Fatal
-from leasehold.dashboard import finding, search
-from leasehold.egress import EgressError
-from leasehold.egress.target import read_target
-from leasehold.gateway import body, session
-from leasehold.gateway.problems import Problem
-from leasehold.store.address import parse_address
-from leasehold.transcode.request import read_request
-from leasehold.vault.ring import read_ring
-from leasehold.webhooks import HEADERS, InvalidWebhook, check, new_secret, read_secret
+from tenure.contracts.bullmq import cron
+from tenure.core.errors import TenureError
+from tenure.core.opening import parse_url
+from tenure.core.outcome import Fatal
+from tenure.dashboard import finding, search
+from tenure.egress import EgressError
+from tenure.egress.target import read_target
+from tenure.gateway import body, session
+from tenure.gateway.problems import Problem
+from tenure.store.address import parse_address
+from tenure.transcode.request import read_request
+from tenure.vault.ring import read_ring
+from tenure.webhooks import HEADERS, InvalidWebhook, check, new_secret, read_secret
 from tests.fuzz.budget import SECONDS, SEED, TIMEOUT_S
 from tests.fuzz.junk import junk
 
@@ -50,19 +50,19 @@ def transcode(text: str) -> None:
 PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exception], ...]]] = {
     "cookie": (
         lambda text: session._session_h({"cookie": text}),
-        ["leasehold_session=a-b; x=y"],
+        ["tenure_session=a-b; x=y"],
         (),
     ),
     "search": (
         lambda text: search.parse(text, now_ms=1),
         ["state:failed task:a* attempt>3 -is:stuck since:2h payload.a.b:c"],
-        (LeaseholdError,),
+        (TenureError,),
     ),
-    "cursor": (finding._places, ["eyJhIjp7fX0", "e30"], (LeaseholdError,)),
+    "cursor": (finding._places, ["eyJhIjp7fX0", "e30"], (TenureError,)),
     "cron": (
         lambda text: cron.next_after(text, 1, "UTC"),
         ["*/5 0 1,15 * 1-5", "0 0 29 2 *", "@weekly", "H H(0-7) * * L"],
-        (LeaseholdError,),
+        (TenureError,),
     ),
     "JSON": (
         lambda text: body.decode(JSON, text.encode(errors="surrogatepass")),
@@ -72,14 +72,14 @@ PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exce
     "webhook": (webhook, ["v1=abc,1,nonce,id", '{"event_id": "e"}'], (InvalidWebhook,)),
     "secret": (read_secret, ["whsec_" + "QUFB" * 8], (ValueError,)),
     "target": (read_target, ["https://host.example:8443/a?b=c"], (EgressError,)),
-    "queue URL": (parse_url, ["streams+redis://u:p@h:1/0?lease_ms=5"], (LeaseholdError,)),
-    "Redis URL": (parse_address, ["rediss://u:p@h:1/0?certfile=x"], (LeaseholdError,)),
+    "queue URL": (parse_url, ["streams+redis://u:p@h:1/0?lease_ms=5"], (TenureError,)),
+    "Redis URL": (parse_address, ["rediss://u:p@h:1/0?certfile=x"], (TenureError,)),
     "transcode": (
         transcode,
         ['{"source": {"url": "s3://a/b"}, "outputs": [{"name": "a.mp4", "format": "mp4"}]}'],
         (Fatal,),
     ),
-    "key ring": (read_ring, ["k1:" + "QUFB" * 11], (LeaseholdError, ValueError)),
+    "key ring": (read_ring, ["k1:" + "QUFB" * 11], (TenureError, ValueError)),
 }
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.store.embedded import EmbeddedRedis
 
 
 @pytest.fixture(scope="session")

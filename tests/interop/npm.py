@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from leasehold.store.embedded import locate_node
+from tenure.store.embedded import locate_node
 
 # The pinned packages alone, without native extras. Not `ci`, which wants every platform's extras in
 # the lock file.

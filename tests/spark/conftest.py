@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from leasehold.pipeline import SparkSettings, open_session
-from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from tenure.pipeline import SparkSettings, open_session
+from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.spark.working import SMALL
 
 if TYPE_CHECKING:

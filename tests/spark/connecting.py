@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyspark
 
-from leasehold.pipeline.java import find_java
-from leasehold.pipeline.session import runtime_folder
+from tenure.pipeline.java import find_java
+from tenure.pipeline.session import runtime_folder
 from tests.spark.working import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def _command(port: int, folder: Path) -> list[str | Path]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.python.daemon.module": "leasehold.pipeline.daemon",
+        "spark.python.daemon.module": "tenure.pipeline.daemon",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
     words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]

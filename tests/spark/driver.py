@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from leasehold.pipeline import SparkSettings, open_session
-from leasehold.pipeline.capture import capture
+from tenure.pipeline import SparkSettings, open_session
+from tenure.pipeline.capture import capture
 from tests.spark.working import SMALL
 
 

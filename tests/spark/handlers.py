@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leasehold import Fatal, Job, fixed, task
+from tenure import Fatal, Job, fixed, task
 
 
 @task("shout", retry=fixed(1, max_attempts=3))

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from leasehold.core.event import JournalEvent
-from leasehold.pipeline.audit.hashing import text_hashes
-from leasehold.pipeline.audit.invariants import BY_NUMBER, JUDGED, NOT_OBSERVABLE
-from leasehold.pipeline.audit.lakes import audit_lake
-from leasehold.pipeline.audit.lines import keyed
-from leasehold.pipeline.audit.proof import KEYS, merged, proof
-from leasehold.pipeline.audit.run import Audit, Audited, History, completed
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import EventFile
-from leasehold.pipeline.lake.progress import Progress, write_progress
-from leasehold.pipeline.schema import ARROW, COLUMNS
+from tenure.core.event import JournalEvent
+from tenure.pipeline.audit.hashing import text_hashes
+from tenure.pipeline.audit.invariants import BY_NUMBER, JUDGED, NOT_OBSERVABLE
+from tenure.pipeline.audit.lakes import audit_lake
+from tenure.pipeline.audit.lines import keyed
+from tenure.pipeline.audit.proof import KEYS, merged, proof
+from tenure.pipeline.audit.run import Audit, Audited, History, completed
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import EventFile
+from tenure.pipeline.lake.progress import Progress, write_progress
+from tenure.pipeline.schema import ARROW, COLUMNS
 from tests.chaos.sim.test_verdict import (
     MUTATIONS,
     NotHere,

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.core.errors import UsageError
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import event_file, event_files
-from leasehold.pipeline.lake.progress import all_progress
-from leasehold.pipeline.lake.reach import hadoop_version, is_reached
-from leasehold.pipeline.schema import ARROW
-from leasehold.pipeline.tables.update import update_tables
+from tenure.core.errors import UsageError
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import event_file, event_files
+from tenure.pipeline.lake.progress import all_progress
+from tenure.pipeline.lake.reach import hadoop_version, is_reached
+from tenure.pipeline.schema import ARROW
+from tenure.pipeline.tables.update import update_tables
 from tests.contract.transcode.bucket import S3Server
 from tests.spark.working import as_rows, journal_of, lake_rows, without_place, work
 
-KEY = ("AKLEASEHOLD", "not-so-secret")
+KEY = ("AKTENURE", "not-so-secret")
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold import Worker
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_seal
-from leasehold.cli.loading import load_tasks
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.pipeline.capture import capture
-from leasehold.vault import new_kek
-from leasehold.webhooks import new_secret
+from tenure import Worker
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_seal
+from tenure.cli.loading import load_tasks
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.pipeline.capture import capture
+from tenure.vault import new_kek
+from tenure.webhooks import new_secret
 from tests.contract.gateway.web import Web
 from tests.ports import free_port
 from tests.spark.working import journal_of, lake_rows
@@ -43,10 +43,10 @@ async def test_no_secret_of_a_request_is_captured_into_the_lake(
 ) -> None:
     url, origin = f"inbox+sqlite:///{tmp_path}/jobs.db", f"http://127.0.0.1:{free_port()}"
     told = {
-        "LEASEHOLD_VAULT_KEYS": new_kek("lake"),
-        "LEASEHOLD_EGRESS_ALLOW": "127.0.0.1/32",
-        "LEASEHOLD_TRANSCODE_FOLDER": str(tmp_path / "work"),
-        "LEASEHOLD_WEBHOOKS_SECRETS": f"* = {new_secret()}",
+        "TENURE_VAULT_KEYS": new_kek("lake"),
+        "TENURE_EGRESS_ALLOW": "127.0.0.1/32",
+        "TENURE_TRANSCODE_FOLDER": str(tmp_path / "work"),
+        "TENURE_WEBHOOKS_SECRETS": f"* = {new_secret()}",
     }
     config = Config(told, tmp_path)
     lent = {"seal": open_seal(config), "has_secret": lambda requester: True}
@@ -54,7 +54,7 @@ async def test_no_secret_of_a_request_is_captured_into_the_lake(
         made = await Web(running.url).post("/transcode", request(origin))
     assert made.status == 202, made.body
     outbox = f"{url}?box=outbox"
-    tasks = load_tasks("leasehold.transcode", config, urls=[url])
+    tasks = load_tasks("tenure.transcode", config, urls=[url])
     await Worker(tasks, queues=[url, outbox], burst=True).serve()
     assert [event.to_state for event in await journal_of(url)][-1] == "dead_letter"
     capture(spark, lake, [url, outbox], once=True)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.core.errors import StoreError, UsageError
-from leasehold.core.opening import journal_tape, open_queue
-from leasehold.core.tape import StreamTape
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.lake.compact import compact
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import event_files
-from leasehold.pipeline.lake.progress import all_progress, gaps
-from leasehold.pipeline.schema import ARROW
-from leasehold.store.bulk import BulkRedis
+from tenure.core.errors import StoreError, UsageError
+from tenure.core.opening import journal_tape, open_queue
+from tenure.core.tape import StreamTape
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake.compact import compact
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import event_files
+from tenure.pipeline.lake.progress import all_progress, gaps
+from tenure.pipeline.schema import ARROW
+from tenure.store.bulk import BulkRedis
 from tests.spark.working import as_rows, journal_of, lake_rows, trim, without_place, work
 
 

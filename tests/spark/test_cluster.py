@@ -14,9 +14,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from leasehold.pipeline.java import find_java
-from leasehold.pipeline.session import runtime_folder
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.pipeline.java import find_java
+from tenure.pipeline.session import runtime_folder
+from tenure.store.embedded import EmbeddedRedis
 from tests.spark.working import journal_of, lake_rows, work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,11 +24,11 @@ HOME = Path(pyspark.__file__).parent
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 STEPS = """
 import sys
-from leasehold.pipeline import SparkSettings, open_session
-from leasehold.pipeline.audit.lakes import audit_lake
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.enqueue import enqueue, jobs_of
-from leasehold.pipeline.tables.update import update_tables
+from tenure.pipeline import SparkSettings, open_session
+from tenure.pipeline.audit.lakes import audit_lake
+from tenure.pipeline.capture import capture
+from tenure.pipeline.enqueue import enqueue, jobs_of
+from tenure.pipeline.tables.update import update_tables
 from tests.spark.working import SMALL
 master, lake, url = sys.argv[1:]
 spark = open_session(SparkSettings(

@@ -12,12 +12,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from leasehold.core.errors import ReplyLost
-from leasehold.core.opening import open_queue
-from leasehold.pipeline.source.columns import Stored
-from leasehold.pipeline.source.copying import BoxColumns, open_columns
-from leasehold.pipeline.source.submitting import Tally, new_jobs, submit_all, submit_columns
-from leasehold.store.embedded import EmbeddedPostgres
+from tenure.core.errors import ReplyLost
+from tenure.core.opening import open_queue
+from tenure.pipeline.source.columns import Stored
+from tenure.pipeline.source.copying import BoxColumns, open_columns
+from tenure.pipeline.source.submitting import Tally, new_jobs, submit_all, submit_columns
+from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
 
 COUNT = 600

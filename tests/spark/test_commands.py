@@ -1,6 +1,6 @@
 """The commands of docs/howto/pipeline.md, all of them, as a user types them in their order.
 
-From a running `leasehold up` to a report in three commands; then everything else that the page
+From a running `tenure up` to a report in three commands; then everything else that the page
 shows, in the same folder, and a few that go wrong.
 """
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from leasehold.core.opening import open_ledger
+from tenure.core.opening import open_ledger
 from tests.chaos.sim.test_verdict import a_stale_token_is_accepted, sound
 from tests.contract.cli.conftest import Program
 from tests.contract.cli.pages import page
@@ -32,14 +32,14 @@ from tests.spark.working import as_rows, journal_of, work
 
 PAGE = page("docs/howto/pipeline.md")
 APP = """
-from leasehold import task
+from tenure import task
 
 @task("embed")
 async def embed(job):
     return len(job.payload["text"])
 """
 BEFORE = """
-from leasehold.pipeline import SparkSettings, open_session
+from tenure.pipeline import SparkSettings, open_session
 from tests.spark.working import SMALL
 spark = open_session(SparkSettings(master="local[2]", driver_memory="1g", quick=True, conf=SMALL))
 rows = spark.createDataFrame([("c9",)], "clip_id string")
@@ -52,7 +52,7 @@ def commands() -> list[list[str]]:
     """The commands of the pipeline that the page shows."""
     shown = [block.text for block in PAGE.blocks if block.language == "sh"]
     lines = [shlex.split(line, comments=True) for line in "".join(shown).splitlines() if line]
-    return [line[2:] for line in lines if line[:2] == ["leasehold", "pipeline"]]
+    return [line[2:] for line in lines if line[:2] == ["tenure", "pipeline"]]
 
 
 def meant(words: list[str], streams_url: str, bullmq_url: str) -> list[str]:
@@ -68,10 +68,10 @@ def meant(words: list[str], streams_url: str, bullmq_url: str) -> list[str]:
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Program]:
-    """`leasehold up` in this folder, with what it runs as samples."""
+    """`tenure up` in this folder, with what it runs as samples."""
     program = Program(["up", "--port", str(free_port()), "--no-node"], tmp_path, {})
     try:
-        program.heard("leasehold is up")
+        program.heard("tenure is up")
         yield program
     finally:
         program.kill()
@@ -137,7 +137,7 @@ def _of(told: dict[str, str], command: str, ending: str) -> str:
 
 async def still_there(url: str, tasks: dict[str, int]) -> None:
     """So many jobs of these tasks are in the queue."""
-    from leasehold.core.seam import Query
+    from tenure.core.seam import Query
 
     ledger = open_ledger(url)
     try:
@@ -164,7 +164,7 @@ async def test_a_lake_is_private_with_an_open_umask(tmp_path: Path, streams_url:
     """What Python writes into it, and what Java writes."""
     await work(streams_url, 5)
     for words in (["capture", streams_url, "--once"], ["tables"]):
-        program = [sys.executable, "-m", "leasehold.cli", "pipeline", *words, "--lake", "lake"]
+        program = [sys.executable, "-m", "tenure.cli", "pipeline", *words, "--lake", "lake"]
         done = subprocess.run(
             [*program, *HERE], cwd=tmp_path, umask=0, capture_output=True, text=True
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.pipeline.session import SparkSettings, open_session
+from tenure.core.errors import UsageError
+from tenure.pipeline.session import SparkSettings, open_session
 from tests.spark.connecting import connect_server
 from tests.spark.typing_commands import typed
 from tests.spark.working import journal_of, lake_rows, work
@@ -43,6 +43,6 @@ def test_without_what_connect_needs_the_remedy_is_named(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "grpc", None)
     for name in [name for name in sys.modules if name.startswith("pyspark.sql.connect")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UsageError, match=r"pip install 'leasehold\[spark\]'") as told:
+    with pytest.raises(UsageError, match=r"pip install 'tenure\[spark\]'") as told:
         open_session(SparkSettings(remote="sc://127.0.0.1:1"))
     assert "\n" not in str(told.value)

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.pipeline.audit.deliveries import outbox_events
-from leasehold.pipeline.audit.lakes import audit_lake, violations
-from leasehold.pipeline.audit.run import Audit, Audited, History
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import event_files
-from leasehold.pipeline.schema import ARROW
-from leasehold.pipeline.source.opening import journal_name
-from leasehold.store.embedded import EmbeddedPostgres
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.pipeline.audit.deliveries import outbox_events
+from tenure.pipeline.audit.lakes import audit_lake, violations
+from tenure.pipeline.audit.run import Audit, Audited, History
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import event_files
+from tenure.pipeline.schema import ARROW
+from tenure.pipeline.source.opening import journal_name
+from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
 from tests.spark.working import as_rows, drain, journal_of, lake_rows, retry_all, without_place
 

@@ -8,11 +8,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from leasehold.core.errors import UsageError
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.lake.compact import compact
-from leasehold.pipeline.lake.delta import keep_log, publish
-from leasehold.pipeline.lake.files import LakeFiles
+from tenure.core.errors import UsageError
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake.compact import compact
+from tenure.pipeline.lake.delta import keep_log, publish
+from tenure.pipeline.lake.files import LakeFiles
 from tests.spark.working import lake_rows, work
 
 
@@ -49,7 +49,7 @@ def test_without_the_package_the_remedy_is_named(
     files = LakeFiles(lake)
     files.begin()
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(UsageError, match=r"pip install 'leasehold\[delta\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'tenure\[delta\]'"):
         keep_log(files, "delta")
     assert not keep_log(files), "it was not noted"
     with pytest.raises(UsageError, match="there are parquet and delta"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from leasehold.pipeline import fork_server
+from tenure.pipeline import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = (
@@ -70,7 +70,7 @@ def test_without_a_server_the_launcher_is_python(launcher: str, tmp_path: Path) 
 
 def test_the_server_ends_with_its_driver() -> None:
     code = (
-        "import os; from leasehold.pipeline import fork_server as f; f.launcher();"
+        "import os; from tenure.pipeline import fork_server as f; f.launcher();"
         "print(f._Running.server.pid, f._Running.launcher, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

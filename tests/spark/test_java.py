@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.pipeline.java import find_java, java_of_wheel
+from tenure.core.errors import UsageError
+from tenure.pipeline.java import find_java, java_of_wheel
 
 ON_THE_WHEEL = """
-from leasehold.pipeline import SparkSettings, open_session
+from tenure.pipeline import SparkSettings, open_session
 spark = open_session(SparkSettings(master="local[1]", driver_memory="1g", quick=True))
 version = spark.sparkContext._jvm.System.getProperty("java.version")
 print(spark.range(5).selectExpr("sum(id)").collect()[0][0], version)

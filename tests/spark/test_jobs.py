@@ -11,14 +11,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from leasehold.core.errors import UsageError
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.seam import Query
-from leasehold.pipeline import run_task
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.enqueue import enqueue, jobs_of
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.replay import chosen, counted, replay, sources
+from tenure.core.errors import UsageError
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.seam import Query
+from tenure.pipeline import run_task
+from tenure.pipeline.capture import capture
+from tenure.pipeline.enqueue import enqueue, jobs_of
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.replay import chosen, counted, replay, sources
 from tests.spark.handlers import shout
 from tests.spark.working import drain, lake_rows, work
 
@@ -40,7 +40,7 @@ async def test_rows_written_again_are_the_same_jobs(
     for url, waiting in ((streams_url, "queued"), (bullmq_url, "waiting")):
         for _ in range(2):
             (
-                rows.write.format("leasehold")
+                rows.write.format("tenure")
                 .option("url", url)
                 .option("task", "t")
                 .option("key", "number")
@@ -63,7 +63,7 @@ async def test_a_stream_of_rows_becomes_jobs_once(
         query = (
             spark.readStream.schema("job_id string, n int")
             .json(str(tmp_path / "in"))
-            .writeStream.format("leasehold")
+            .writeStream.format("tenure")
             .option("url", streams_url)
             .option("task", "t")
             .option("checkpointLocation", str(tmp_path / f"check{_}"))
@@ -77,7 +77,7 @@ async def test_a_stream_of_rows_becomes_jobs_once(
 def test_rows_that_cannot_be_told_apart_are_refused(spark: SparkSession) -> None:
     rows = spark.range(3)
     with pytest.raises(PySparkException, match="a row needs something by which it is known"):
-        rows.write.format("leasehold").option("url", "memory://x").option("task", "t").mode(
+        rows.write.format("tenure").option("url", "memory://x").option("task", "t").mode(
             "append"
         ).save()
 

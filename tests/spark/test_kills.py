@@ -2,7 +2,7 @@
 and again: the lake equals the journals, event for event.
 
 Real stores throughout: Redis, SQLite, PostgreSQL; Node's own BullMQ adds and works beside us.
-Once here, since every start of Spark takes its time; LEASEHOLD_SPARK_KILLS=10 for the whole proof.
+Once here, since every start of Spark takes its time; TENURE_SPARK_KILLS=10 for the whole proof.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.pipeline.audit.lakes import audit_lake
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.progress import all_progress, gaps
-from leasehold.pipeline.source.opening import journal_name
-from leasehold.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from tenure.pipeline.audit.lakes import audit_lake
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.progress import all_progress, gaps
+from tenure.pipeline.source.opening import journal_name
+from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.inbox_stage import migrated
 from tests.interop.bullmq.peer import Node, install
 from tests.spark.working import as_rows, journal_of, lake_rows, without_place, work
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("LEASEHOLD_SPARK_KILLS", "1"))
+KILLS = int(os.environ.get("TENURE_SPARK_KILLS", "1"))
 PATIENCE_S = 300
 JOBS = 10
 PACE_S = 1.0

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.core.errors import NotFound
-from leasehold.pipeline.audit.lakes import audit_lake
-from leasehold.pipeline.capture import capture
-from leasehold.pipeline.report.figures import figures_of
-from leasehold.pipeline.report.page import page
-from leasehold.pipeline.tables.update import update_tables
+from tenure.core.errors import NotFound
+from tenure.pipeline.audit.lakes import audit_lake
+from tenure.pipeline.capture import capture
+from tenure.pipeline.report.figures import figures_of
+from tenure.pipeline.report.page import page
+from tenure.pipeline.tables.update import update_tables
 from tests.spark.working import trim, work
 
 

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from leasehold.core.opening import open_ledger
-from leasehold.core.seam import Query
+from tenure.core.opening import open_ledger
+from tenure.core.seam import Query
 from tests.spark.working import as_rows, journal_of, trim, without_place, work
 
 
@@ -21,7 +21,7 @@ async def test_the_journal_in_spark_is_the_journal_of_the_seam(
 ) -> None:
     url = request.getfixturevalue(f"{contract}_url")
     await work(url, 120, fail_every=10)
-    rows = spark.read.format("leasehold").option("url", url).option("parts", 3).load()
+    rows = spark.read.format("tenure").option("url", url).option("parts", 3).load()
     found = [row.asDict() for row in rows.orderBy("pos").collect()]
     assert without_place(found) == as_rows(await journal_of(url))
     assert rows.rdd.getNumPartitions() > 1
@@ -32,7 +32,7 @@ async def test_spark_finds_the_source_without_being_told(
 ) -> None:
     await work(streams_url, 5)
     untouched = spark.newSession()
-    assert untouched.read.format("leasehold").option("url", streams_url).load().count() == 15
+    assert untouched.read.format("tenure").option("url", streams_url).load().count() == 15
 
 
 async def test_only_the_wanted_columns_and_times_are_read(
@@ -42,7 +42,7 @@ async def test_only_the_wanted_columns_and_times_are_read(
     events = await journal_of(streams_url)
     since_ms = events[60].ts_ms
     rows = (
-        spark.read.format("leasehold")
+        spark.read.format("tenure")
         .option("url", streams_url)
         .option("columns", "job_id, ts_ms")
         .option("pushdown", "true")
@@ -55,7 +55,7 @@ async def test_only_the_wanted_columns_and_times_are_read(
 
 async def test_the_jobs_of_a_store_are_rows(spark: SparkSession, streams_url: str) -> None:
     await work(streams_url, 40, fail_every=8)
-    rows = spark.read.format("leasehold").option("url", streams_url).option("table", "jobs").load()
+    rows = spark.read.format("tenure").option("url", streams_url).option("table", "jobs").load()
     found = {row.job_id: (row.state, row.payload, row.attempt) for row in rows.collect()}
     ledger = open_ledger(streams_url)
     page = await ledger.find(Query(limit=100))
@@ -71,7 +71,7 @@ async def test_a_stream_reads_everything_once_in_bounded_batches(
 
     def follow() -> list[int]:
         query = (
-            spark.readStream.format("leasehold")
+            spark.readStream.format("tenure")
             .option("url", streams_url)
             .option("max_rows", 2)  # of its entries, which hold up to a hundred events
             .load()
@@ -96,7 +96,7 @@ async def test_a_stream_that_lost_events_stops_and_says_how_many(
 ) -> None:
     def follow() -> None:
         query = (
-            spark.readStream.format("leasehold")
+            spark.readStream.format("tenure")
             .option("url", streams_url)
             .load()
             .writeStream.format("noop")
@@ -117,18 +117,16 @@ async def test_a_stream_that_lost_events_stops_and_says_how_many(
 
 def test_a_source_without_a_queue_says_what_it_needs(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="the data source needs a queue"):
-        spark.read.format("leasehold").load().count()
+        spark.read.format("tenure").load().count()
 
 
 def test_an_unknown_column_is_refused_with_the_known_ones(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="no column 'payload'; it has journal, pos, seq"):
-        spark.read.format("leasehold").option("url", "memory://x").option(
-            "columns", "payload"
-        ).load()
+        spark.read.format("tenure").option("url", "memory://x").option("columns", "payload").load()
 
 
 def test_offsets_are_plain_json() -> None:
-    from leasehold.pipeline.source.offsets import Mark, read_offset, write_offset
+    from tenure.pipeline.source.offsets import Mark, read_offset, write_offset
 
     marks = {"a": Mark(upto="5-1", added=7, epoch=1)}
     assert read_offset(json.loads(json.dumps(write_offset(marks)))) == marks

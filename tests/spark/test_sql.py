@@ -11,22 +11,22 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.cli.exits import Exit
-from leasehold.cli.group import run
-from leasehold.core.errors import NotFound, ServerError
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.core.tape import SqlTape
-from leasehold.pipeline.capture import capture, release
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.progress import all_progress, gaps
-from leasehold.pipeline.lake.reader import reader_of
-from leasehold.pipeline.lake.sink import Done, LakeWriter, tell_store, write_piece
-from leasehold.pipeline.source.offsets import Mark, Piece, began_anew
-from leasehold.pipeline.source.opening import journal_name, open_reel
-from leasehold.pipeline.source.reel import Loss, Read
-from leasehold.pipeline.source.sql_reel import SqlReel
-from leasehold.store.embedded import EmbeddedPostgres
+from tenure.cli.exits import Exit
+from tenure.cli.group import run
+from tenure.core.errors import NotFound, ServerError
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.core.tape import SqlTape
+from tenure.pipeline.capture import capture, release
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.progress import all_progress, gaps
+from tenure.pipeline.lake.reader import reader_of
+from tenure.pipeline.lake.sink import Done, LakeWriter, tell_store, write_piece
+from tenure.pipeline.source.offsets import Mark, Piece, began_anew
+from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.pipeline.source.reel import Loss, Read
+from tenure.pipeline.source.sql_reel import SqlReel
+from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
 from tests.spark.working import as_rows, drain, journal_of, lake_rows, without_place, work
 
@@ -231,7 +231,7 @@ async def test_a_table_is_waited_for_from_before_the_first_batch_on(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leasehold.pipeline.capture._start", killed)
+    monkeypatch.setattr("tenure.pipeline.capture._start", killed)
     with pytest.raises(KeyboardInterrupt):
         capture(spark, lake, [box_url], once=True)
     monkeypatch.undo()
@@ -251,7 +251,7 @@ async def test_a_capture_killed_before_it_told_the_store_loses_nothing(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leasehold.pipeline.lake.sink.tell_store", killed)
+    monkeypatch.setattr("tenure.pipeline.lake.sink.tell_store", killed)
     files = LakeFiles(lake)
     name = journal_name(box_url)
     batch = Piece(journal=name, url=box_url, after="9", upto="18")

@@ -15,19 +15,19 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from leasehold.core.errors import NotFound
-from leasehold.core.event import JournalEvent
-from leasehold.pipeline.audit.lakes import audit_lake, violations
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import event_file
-from leasehold.pipeline.lake.progress import Progress, write_progress
-from leasehold.pipeline.lake.sink import day_name
-from leasehold.pipeline.schema import ARROW, rows_of
-from leasehold.pipeline.tables import attempts, jobs
-from leasehold.pipeline.tables.manifest import NAMES, read_manifest
-from leasehold.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
-from leasehold.pipeline.tables.reading import table
-from leasehold.pipeline.tables.update import update_tables
+from tenure.core.errors import NotFound
+from tenure.core.event import JournalEvent
+from tenure.pipeline.audit.lakes import audit_lake, violations
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import event_file
+from tenure.pipeline.lake.progress import Progress, write_progress
+from tenure.pipeline.lake.sink import day_name
+from tenure.pipeline.schema import ARROW, rows_of
+from tenure.pipeline.tables import attempts, jobs
+from tenure.pipeline.tables.manifest import NAMES, read_manifest
+from tenure.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
+from tenure.pipeline.tables.reading import table
+from tenure.pipeline.tables.update import update_tables
 from tests.chaos.sim.test_verdict import sound
 
 DAY_MS = 86_400_000

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.opening import journal_tape
-from leasehold.pipeline.source.journal import read_piece
-from leasehold.pipeline.source.offsets import Piece
-from leasehold.pipeline.source.opening import journal_name, open_reel
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.core.opening import journal_tape
+from tenure.pipeline.source.journal import read_piece
+from tenure.pipeline.source.offsets import Piece
+from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.store.embedded import EmbeddedRedis
 from tests.spark.working import as_rows, journal_of, without_place, work
 
 

@@ -21,7 +21,7 @@ HERE = [
 RUNNER = """
 import json, sys
 from pyspark.sql import SparkSession
-from leasehold.cli.group import run
+from tenure.cli.group import run
 SparkSession.stop = lambda self: None
 scope = {}
 for step in json.load(sys.stdin):
@@ -43,7 +43,7 @@ def typed(
 ) -> list[tuple[int, str]]:
     """Exit code and stdout of each step; commands are told `where` Spark runs."""
     given = [step if isinstance(step, str) else ["pipeline", *step, *where] for step in steps]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps(given),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.seam import Queue
-from leasehold.pipeline.lake.files import LakeFiles
-from leasehold.pipeline.lake.layout import event_files
-from leasehold.pipeline.schema import ARROW
+from tenure.core.event import JournalEvent
+from tenure.core.job import NewJob
+from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.seam import Queue
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import event_files
+from tenure.pipeline.schema import ARROW
 
 # Spark for a few rows: they are done before Java code for them would be written and compiled.
 SMALL = {
@@ -68,9 +68,9 @@ async def journal_of(url: str) -> list[JournalEvent]:
 
 async def trim(url: str, keep: int) -> None:
     """Trim the journal as a foreign hand would: by length, whatever was captured."""
-    from leasehold.core.opening import journal_tape
-    from leasehold.core.tape import StreamTape
-    from leasehold.store.bulk import BulkRedis
+    from tenure.core.opening import journal_tape
+    from tenure.core.tape import StreamTape
+    from tenure.store.bulk import BulkRedis
 
     tape = journal_tape(url)
     assert isinstance(tape, StreamTape)

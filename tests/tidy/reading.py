@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
-PACKAGE = SRC / "leasehold"
+PACKAGE = SRC / "tenure"
 TESTS = ROOT / "tests"
 CONTRACTS = PACKAGE / "contracts"
 
@@ -41,7 +41,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def shown(path: Path, line: int | None = None) -> str:
-    """A place as editors open it: `src/leasehold/core/job.py:12`."""
+    """A place as editors open it: `src/tenure/core/job.py:12`."""
     name = path.relative_to(ROOT).as_posix()
     return name if line is None else f"{name}:{line}"
 

@@ -16,7 +16,7 @@ from benchmarks.harness import comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 50
-CONTENDERS = ("leasehold", "bare_pipelines")
+CONTENDERS = ("tenure", "bare_pipelines")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +66,7 @@ def test_the_table_names_the_machine_and_leaves_no_draft_behind(results: Path) -
     table = (results / "noop.md").read_text()
     for fact in ("cores: ", "cpu: ", "kernel: ", "redis: ", "load before"):
         assert fact in table
-    assert "| leasehold |" in table
+    assert "| tenure |" in table
     assert sorted(path.name for path in results.iterdir()) == ["noop.json", "noop.md"]
 
 
@@ -100,7 +100,7 @@ def test_a_changed_figure_makes_the_comparison_another_one(tmp_path: Path) -> No
     page = comparison.PAGE.read_text()
     assert comparison.refreshed(page, tmp_path) == page
     table = tmp_path / "noop.md"
-    table.write_text(table.read_text().replace("| leasehold | ", "| leasehold | 9"))
+    table.write_text(table.read_text().replace("| tenure | ", "| tenure | 9"))
     changed = comparison.refreshed(page, tmp_path)
     assert changed != page
     assert comparison.refreshed(changed) == page

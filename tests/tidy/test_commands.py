@@ -27,7 +27,7 @@ UV = """\
       sync)
         echo "$*" >>"{log}"
         mkdir -p "$UV_PROJECT_ENVIRONMENT/bin"
-        for name in python leasehold; do
+        for name in python tenure; do
           cp "{stubs}/venv-$name" "$UV_PROJECT_ENVIRONMENT/bin/$name"
         done
         ;;
@@ -68,7 +68,7 @@ class Copy:
         for tool in [*TOOLS.split(), "cp"]:
             (self.path / tool).symlink_to(shutil.which(tool) or tool)
         self.program(folder / "venv-python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        self.program(folder / "venv-leasehold", '#!/bin/sh\necho "$PWD" "$@"\n')
+        self.program(folder / "venv-tenure", '#!/bin/sh\necho "$PWD" "$@"\n')
         self.program(self.path / "python3", dedent(PYTHON))
         self.program(self.path / "uv", dedent(UV).format(log=self.log, stubs=folder))
 
@@ -94,7 +94,7 @@ class Copy:
     ) -> subprocess.CompletedProcess[str]:
         clean = {
             "PATH": str(self.path),
-            "LEASEHOLD_TEST_WORKERS": "0",
+            "TENURE_TEST_WORKERS": "0",
             "PYTEST_ADDOPTS": "-p no:schemathesis -p no:hypothesispytest",  # slow to import
         }
         if cache := sys.pycache_prefix:  # what this run has compiled need not be compiled again
@@ -397,7 +397,7 @@ def test_a_failed_test_fails_the_run_whatever_the_audit_says(copy: Copy) -> None
 
 
 def test_the_fuzzers_run_for_as_long_and_from_the_seed_as_asked(copy: Copy) -> None:
-    said = "import os\ndef test_it(): print(os.environ['LEASEHOLD_FUZZ_S'], 'seconds')\n"
+    said = "import os\ndef test_it(): print(os.environ['TENURE_FUZZ_S'], 'seconds')\n"
     copy.lane("fuzz", said)
     done = copy.run("bin/fuzz", "--minutes", "3", "--seed", "5", "-s")
     assert done.returncode == 0

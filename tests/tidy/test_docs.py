@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from leasehold.cli.commands.api import described
+from tenure.cli.commands.api import described
 from tests.tidy.reading import ROOT, TESTS, files, listed, shown, text, tree
 
 DOCUMENTS = files(ROOT, "*.md")
@@ -74,7 +74,7 @@ def broken(document: Path, link: str) -> str | None:
 
 def test_the_table_of_rights_is_what_the_routes_declare() -> None:
     page = text(ROOT / "docs" / "reference" / "rights.md")
-    again = "run: leasehold api rights > docs/reference/rights.md"
+    again = "run: tenure api rights > docs/reference/rights.md"
     assert page == described("rights").decode() + "\n", again
 
 

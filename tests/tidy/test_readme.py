@@ -13,15 +13,15 @@ from pathlib import Path
 import click
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.exits import Exit
-from leasehold.cli.group import COMMANDS, LazyGroup, group
-from leasehold.cli.settings import SETTINGS
-from leasehold.contracts.bullmq.options import Options as BullmqOptions
-from leasehold.contracts.omniq.options import Options as OmniqOptions
-from leasehold.contracts.streams.options import Options, keys
-from leasehold.core.opening import contract_names
-from leasehold.tasks.toolbox import load_tools
+from tenure.cli.config import Config
+from tenure.cli.exits import Exit
+from tenure.cli.group import COMMANDS, LazyGroup, group
+from tenure.cli.settings import SETTINGS
+from tenure.contracts.bullmq.options import Options as BullmqOptions
+from tenure.contracts.omniq.options import Options as OmniqOptions
+from tenure.contracts.streams.options import Options, keys
+from tenure.core.opening import contract_names
+from tenure.tasks.toolbox import load_tools
 from tests.tidy.reading import files
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 def test_the_reference_lists_every_command_with_its_own_words() -> None:
     listed = {
-        row[0].removeprefix("leasehold "): row[1]
+        row[0].removeprefix("tenure "): row[1]
         for row in rows(page("docs/reference/cli.md"), "Commands")
     }
     assert listed == COMMANDS
@@ -112,22 +112,20 @@ def test_the_paths_in_the_architecture_exist() -> None:
     paths = set(re.findall(r"`((?:cli|worker|core|gateway|contracts|store|lua)/[\w/.-]+)`", text))
     assert len(paths) > 15
     for path in paths:
-        contracts = (ROOT / "src/leasehold/contracts" / name for name in contract_names())
-        places = [ROOT / "src/leasehold" / path, *(folder / path for folder in contracts)]
+        contracts = (ROOT / "src/tenure/contracts" / name for name in contract_names())
+        places = [ROOT / "src/tenure" / path, *(folder / path for folder in contracts)]
         assert any(place.exists() for place in places), path
 
 
-def test_the_example_files_are_ones_that_leasehold_takes() -> None:
+def test_the_example_files_are_ones_that_tenure_takes() -> None:
     assert {"disk", "uptime", "gateway"} == set(load_tools(ROOT / "examples" / "tools.toml"))
     config = Config({}, ROOT / "examples")
     assert (config.integer("worker.concurrency"), config.text("llm.url")) == (
         50,
         "http://127.0.0.1:8080/v1",
     )
-    lines = page("deploy/systemd/leasehold.env").splitlines()
-    variables = {
-        line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?LEASEHOLD_", line)
-    }
+    lines = page("deploy/systemd/tenure.env").splitlines()
+    variables = {line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?TENURE_", line)}
     assert variables <= {setting.variable for setting in SETTINGS.values()}
     credentials = re.findall(r"LoadCredential=(\w+):", page("deploy/systemd/credentials.conf"))
     assert set(credentials) <= {s.variable for s in SETTINGS.values() if s.sensitive}
@@ -152,7 +150,7 @@ def test_a_unit_is_watched_restarted_drained_and_fenced_in(path: Path) -> None:
 
 def test_a_worker_has_time_to_drain_and_to_hand_back_before_it_is_killed() -> None:
     (path,) = (path for path in UNITS if "worker" in path.name)
-    drain = re.search(r"LEASEHOLD_WORKER_DRAIN_TIMEOUT_S=(\d+)", path.read_text())
+    drain = re.search(r"TENURE_WORKER_DRAIN_TIMEOUT_S=(\d+)", path.read_text())
     assert drain is not None
     assert int(unit(path)["TimeoutStopSec"]) >= int(drain[1]) + 10
 
@@ -165,9 +163,9 @@ if SYSTEMD_ANALYZE:
     def test_systemd_understands_a_unit_and_finds_it_little_exposed(
         path: Path, tmp_path: Path
     ) -> None:
-        program = Path(sys.executable).with_name("leasehold")
+        program = Path(sys.executable).with_name("tenure")
         copy = tmp_path / path.name
-        copy.write_text(path.read_text().replace("/opt/leasehold/bin/leasehold", str(program)))
+        copy.write_text(path.read_text().replace("/opt/tenure/bin/tenure", str(program)))
         checked = run_analyze("verify", str(copy))
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
         judged = run_analyze("security", "--offline=true", "--no-pager", str(copy))
@@ -181,13 +179,13 @@ def run_analyze(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 DOCUMENTS = [path.relative_to(ROOT).as_posix() for path in files(ROOT, "*.md")]
-COMMAND = re.compile(r"(?:^\s*(?:\$ )?|\$\(|`)leasehold ([a-z][^`\n|&>)]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^\s*(?:\$ )?|\$\(|`)tenure ([a-z][^`\n|&>)]*)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_that_a_document_shows_has_the_options_it_shows(name: str) -> None:
     text = page(name).replace("\\\n", " ")
-    wrong = [f"{name}: leasehold {words}" for words in COMMAND.findall(text) if not is_one(words)]
+    wrong = [f"{name}: tenure {words}" for words in COMMAND.findall(text) if not is_one(words)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.store import scripts
+from tenure.store import scripts
 from tests.tidy.clauses import clauses_of, specs
 from tests.tidy.reading import PACKAGE, files, listed, shown, text, tree
 

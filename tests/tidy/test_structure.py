@@ -142,15 +142,15 @@ def imported_by(path: Path) -> set[str]:
 def looked_up_by(path: Path) -> set[str]:
     """Modules named in strings: loaded when first used, or started as a program.
 
-    `f"leasehold.cli.commands.{name}"` reaches what the same file's other strings name.
+    `f"tenure.cli.commands.{name}"` reaches what the same file's other strings name.
     """
     words = {
         node.value.partition(":")[0]
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    names = words | {f"leasehold.{word}" for word in words}
-    prefixes = {word for word in words if word.startswith("leasehold.") and word.endswith(".")}
+    names = words | {f"tenure.{word}" for word in words}
+    prefixes = {word for word in words if word.startswith("tenure.") and word.endswith(".")}
     names |= {prefix + word for prefix in prefixes for word in words}
     programs = {path.with_name(word) for word in words if word.endswith(".py") and "/" not in word}
     return names | {module_name(program) for program in programs if program.exists()}

@@ -56,10 +56,6 @@ def test_every_exception_from_bandit_names_its_check_and_a_reason() -> None:
 def test_the_lock_file_matches_the_project_file() -> None:
     """Without network: uv only compares the two files."""
     beside = ROOT / ".tools" / "bin" / "uv"
-    uv = (
-        os.environ.get("LEASEHOLD_UV")
-        or shutil.which("uv")
-        or (beside if beside.exists() else None)
-    )
-    assert uv, "no uv found: run bin/test, which brings one, or name it in LEASEHOLD_UV"
+    uv = os.environ.get("TENURE_UV") or shutil.which("uv") or (beside if beside.exists() else None)
+    assert uv, "no uv found: run bin/test, which brings one, or name it in TENURE_UV"
     run(uv, "lock", "--check", "--offline")

@@ -19,15 +19,15 @@ from typing import Any, cast
 import hiredis
 from bench_kit import probe, redis_port, redis_url, serve
 
-from leasehold.contracts.streams.given import settle_rows
-from leasehold.contracts.streams.options import Options
-from leasehold.contracts.streams.queue import SCRIPTS, StreamsQueue
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.store.redis import Redis
-from leasehold.store.scripts import Script
+from tenure.contracts.streams.given import settle_rows
+from tenure.contracts.streams.options import Options
+from tenure.contracts.streams.queue import SCRIPTS, StreamsQueue
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import Outcome
+from tenure.store.redis import Redis
+from tenure.store.scripts import Script
 
 BATCH = 500
 CLAIMS_IN_FLIGHT = 3
@@ -39,7 +39,7 @@ LEASES = 5
 
 class Producer:
     notes = f"scripts of the streams contract, batches of {BATCH}, {CLAIMS_IN_FLIGHT} in flight"
-    packages = ("leasehold", "hiredis")
+    packages = ("tenure", "hiredis")
 
     def __init__(self) -> None:
         self.queue = open_queue(f"streams+{redis_url()}")

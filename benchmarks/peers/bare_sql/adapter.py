@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench_kit import probe, serve, use_uvloop
 
-from leasehold import open_queue
-from leasehold.core.outcome import Outcome
+from tenure import open_queue
+from tenure.core.outcome import Outcome
 
 BATCH = 500
 LANES = 2
@@ -19,7 +19,7 @@ def _inbox() -> object:
     """The other adapter, under another name than this file's own."""
     import importlib.util
 
-    path = Path(__file__).resolve().parents[1] / "leasehold_inbox" / "adapter.py"
+    path = Path(__file__).resolve().parents[1] / "tenure_inbox" / "adapter.py"
     spec = importlib.util.spec_from_file_location("inbox_adapter", path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,6 +1,6 @@
 """The proof of the audit in DuckDB: `python audit.py EVENTS STEPS`; answers one line of JSON.
 
-The aggregates of leasehold.pipeline.audit.proof over the same files, in a wider row, and no
+The aggregates of tenure.pipeline.audit.proof over the same files, in a wider row, and no
 carried rows, no places in line, no evidence.
 """
 

@@ -1,4 +1,4 @@
-// Is this delivery Leasehold's, fresh, and seen for the first time? Needs nothing but Node.
+// Is this delivery Tenure's, fresh, and seen for the first time? Needs nothing but Node.
 //
 // The signature is HMAC-SHA256 over `timestamp.nonce.raw_body`, in hexadecimal; while a secret is
 // being rotated a second header holds that of the other secret. Give `verify` the body as it came

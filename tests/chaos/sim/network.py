@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from leasehold.contracts.memory.sharing import SharedStore
-from leasehold.contracts.memory.store import MemoryStore
-from leasehold.core.errors import LeaseholdError, ReplyLost, ServerError, StoreUnreachable
+from tenure.contracts.memory.sharing import SharedStore
+from tenure.contracts.memory.store import MemoryStore
+from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, TenureError
 from tests.chaos.sim.loop import THE_WORLD
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Network:
 
         self._loop.call_later(self._delay_s(), arrive, context=THE_WORLD)
 
-    def _execute(self, step: Callable[[MemoryStore], Any]) -> tuple[Any, LeaseholdError | None]:
+    def _execute(self, step: Callable[[MemoryStore], Any]) -> tuple[Any, TenureError | None]:
         try:
             return self._shared.run(step), None
         except Exception as error:
@@ -96,7 +96,7 @@ def _give_up(answer: asyncio.Future[Any], operation: str) -> None:
         answer.set_exception(ReplyLost(f"no answer to {operation} in time"))
 
 
-def _deliver(answer: asyncio.Future[Any], value: Any, error: LeaseholdError | None) -> None:
+def _deliver(answer: asyncio.Future[Any], value: Any, error: TenureError | None) -> None:
     if answer.done():
         return
     if error is None:

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from leasehold.contracts.memory.queue import MemoryQueue
-from leasehold.core.errors import LeaseLost, StoreError
-from leasehold.core.idempotency import short_hash
-from leasehold.core.job import NewJob, Submitted
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import Cancel, Fatal, Outcome, Retry, Snooze, Verdict
-from leasehold.core.retry import RetryPolicy
-from leasehold.core.seam import Upkeep
-from leasehold.worker import Job, Settings, Task, task
+from tenure.contracts.memory.queue import MemoryQueue
+from tenure.core.errors import LeaseLost, StoreError
+from tenure.core.idempotency import short_hash
+from tenure.core.job import NewJob, Submitted
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import Cancel, Fatal, Outcome, Retry, Snooze, Verdict
+from tenure.core.retry import RetryPolicy
+from tenure.core.seam import Upkeep
+from tenure.worker import Job, Settings, Task, task
 from tests.chaos.verdict import Observation
 
 LEASE_MS = 1_000

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leasehold.contracts.memory.queue import MemoryQueue
-from leasehold.contracts.memory.settling import Closing
-from leasehold.contracts.memory.store import MemoryStore
-from leasehold.contracts.memory.stored import StoredJob
-from leasehold.core.errors import LeaseLost
-from leasehold.core.job import NewJob, Submitted
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Outcome, Verdict
+from tenure.contracts.memory.queue import MemoryQueue
+from tenure.contracts.memory.settling import Closing
+from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.stored import StoredJob
+from tenure.core.errors import LeaseLost
+from tenure.core.job import NewJob, Submitted
+from tenure.core.lease import Lease
+from tenure.core.outcome import Outcome, Verdict
 
 
 class NoFence(MemoryStore):

@@ -21,13 +21,13 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from leasehold.contracts.memory.contents import Contents
-from leasehold.contracts.memory.options import MemoryOptions
-from leasehold.contracts.memory.sharing import SharedStore
-from leasehold.contracts.memory.steering import cancel, count, pause
-from leasehold.core.event import JournalEvent
-from leasehold.core.state import MEMORY
-from leasehold.worker import Worker
+from tenure.contracts.memory.contents import Contents
+from tenure.contracts.memory.options import MemoryOptions
+from tenure.contracts.memory.sharing import SharedStore
+from tenure.contracts.memory.steering import cancel, count, pause
+from tenure.core.event import JournalEvent
+from tenure.core.state import MEMORY
+from tenure.worker import Worker
 from tests.chaos.sim.loop import Node, SimLoop, Stuck
 from tests.chaos.sim.network import CALM, Network, Weather
 from tests.chaos.sim.nodes import LEASE_MS, SETTINGS, Observed, make_task, new_job, submit_all

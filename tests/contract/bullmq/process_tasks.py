@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from leasehold import Job, task
+from tenure import Job, task
 
 
 def gently(attempts_made: int, kind: str, error: BaseException, job: Job) -> int:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from leasehold.contracts.bullmq.schema import VIDEO_GENERATION
-from leasehold.core.errors import InvalidJob, ReplyLost
-from leasehold.core.job import NewJob
+from tenure.contracts.bullmq.schema import VIDEO_GENERATION
+from tenure.core.errors import InvalidJob, ReplyLost
+from tenure.core.job import NewJob
 from tests.chaos.proxy import LossyProxy
 from tests.contract.bullmq.conftest import Bench
 
@@ -70,7 +70,7 @@ async def test_a_deduplicated_job_is_turned_away_until_its_twin_has_ended(bench:
     first = await producer.add("work", {"n": 1}, deduplication={"id": "d"})
     assert await producer.add("work", {"n": 2}, deduplication={"id": "d"}) == first
     (lease,) = await queue.claim(5, wait_ms=100)
-    from leasehold.core.outcome import Outcome
+    from tenure.core.outcome import Outcome
 
     await queue.settle([Outcome(lease, "complete")])
     assert await producer.add("work", {"n": 3}, deduplication={"id": "d"}) != first
@@ -78,7 +78,7 @@ async def test_a_deduplicated_job_is_turned_away_until_its_twin_has_ended(bench:
 
 @pytest.mark.clause("B-7")
 async def test_the_last_job_turned_away_while_its_twin_ran_follows_it(bench: Bench) -> None:
-    from leasehold.core.outcome import Outcome
+    from tenure.core.outcome import Outcome
 
     producer, queue = bench.producer(), bench.queue()
     keep = {"id": "d", "keepLastIfActive": True}
@@ -122,7 +122,7 @@ async def test_an_option_that_cannot_be_is_refused_with_a_reason(
 
 @pytest.mark.clause("B-33")
 async def test_an_add_whose_answer_was_lost_is_stored_once(bench: Bench) -> None:
-    from leasehold.contracts.bullmq import open_producer
+    from tenure.contracts.bullmq import open_producer
 
     proxy = await LossyProxy(bench.server).start()
     lossy = open_producer(f"bullmq+{proxy.url}?queue={bench.name}")

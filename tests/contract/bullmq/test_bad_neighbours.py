@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.bullmq.claiming import Claims
-from leasehold.core.errors import InvalidJob
-from leasehold.core.job import NewJob
-from leasehold.core.outcome import COMPLETED, Failure, Outcome
+from tenure.contracts.bullmq.claiming import Claims
+from tenure.core.errors import InvalidJob
+from tenure.core.job import NewJob
+from tenure.core.outcome import COMPLETED, Failure, Outcome
 from tests.contract.bullmq.conftest import Bench
 from tests.contract.bullmq.test_bad_records import healthy, overwrite, quarantine, run
 
@@ -81,7 +81,7 @@ async def test_a_prioritized_parent_is_released_where_its_counter_is_no_number(
     assert (bench.ids("completed"), bench.ids("prioritized")) == ([child], ["p"])
 
 
-@pytest.mark.parametrize("name", ["failed", "pc", "events", "leasehold:journal", "meta", "marker"])
+@pytest.mark.parametrize("name", ["failed", "pc", "events", "tenure:journal", "meta", "marker"])
 @pytest.mark.parametrize("kind", ["string", "stream", "hash"])
 async def test_a_failed_child_ends_where_the_keys_of_its_parents_queue_were_overwritten(
     bench: Bench, name: str, kind: str
@@ -90,7 +90,7 @@ async def test_a_failed_child_ends_where_the_keys_of_its_parents_queue_were_over
     told = {"id": "p", "queueKey": elsewhere, "fpof": True}
     child = await child_of(bench, "q", told)
     bench.raw.hset(bench.key(child), "parentKey", f"{elsewhere}:p")
-    fields: Any = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1", "lh": "1 x 0 0 - 0"}
+    fields: Any = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1", "tn": "1 x 0 0 - 0"}
     bench.raw.hset(f"{elsewhere}:p", mapping=fields)
     bench.raw.zadd(f"{elsewhere}:waiting-children", {"p": 1})
     bench.raw.sadd(f"{elsewhere}:p:dependencies", bench.key(child))
@@ -194,8 +194,8 @@ async def test_jobs_that_stood_in_an_overwritten_line_are_put_back(
     ids = await healthy(bench, 3)
     ids += [await producer.add("work", {}, priority=2), await producer.add("work", {}, delay=50)]
     later = await producer.add("work", {}, delay=60_000)
-    child = await child_of(bench, "p", lh="1 waiting-children 0 0 - 0")
-    bench.raw.hdel(bench.key(ids[0]), "lh")  # as Node stores it
+    child = await child_of(bench, "p", tn="1 waiting-children 0 0 - 0")
+    bench.raw.hdel(bench.key(ids[0]), "tn")  # as Node stores it
     bench.raw.delete(bench.key(f"{lost}:lock"))
     overwrite(bench, name, "string")
     if is_submitted:  # the add meets the key first
@@ -211,7 +211,7 @@ async def test_jobs_that_stood_in_an_overwritten_line_are_put_back(
     assert bench.ids("delayed") == [later]
     for each in ("wait", "active", "prioritized", "failed"):
         assert bench.ids(each) == []
-    assert not bench.raw.exists(bench.key("leasehold:restore"))
+    assert not bench.raw.exists(bench.key("tenure:restore"))
 
 
 async def test_a_rate_limit_without_an_end_does_not_stop_the_queue(bench: Bench) -> None:
@@ -245,7 +245,7 @@ async def test_a_key_that_was_put_aside_is_kept_for_a_week(bench: Bench, name: s
     first, second = await queue.claim(2, wait_ms=0)
     overwrite(bench, name, "string")
     await queue.settle([Outcome(first, "complete", result=b"1"), Outcome(second, "release")])
-    assert 0 < bench.raw.pttl(bench.key(f"leasehold:quarantine:{name}")) <= 604_800_000
+    assert 0 < bench.raw.pttl(bench.key(f"tenure:quarantine:{name}")) <= 604_800_000
 
 
 async def test_obliterate_removes_what_was_set_aside(bench: Bench) -> None:
@@ -256,7 +256,7 @@ async def test_obliterate_removes_what_was_set_aside(bench: Bench) -> None:
     await run(bench, ids)
     assert quarantine(bench)
     await bench.ledger().obliterate()
-    assert bench.raw.keys(bench.key("leasehold:quarantine*")) == []
+    assert bench.raw.keys(bench.key("tenure:quarantine*")) == []
 
 
 @pytest.mark.parametrize("value", ["abc", "9" * 400])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leasehold import Worker, task
-from leasehold.core.outcome import COMPLETED, Outcome
-from leasehold.worker.config import Settings
+from tenure import Worker, task
+from tenure.core.outcome import COMPLETED, Outcome
+from tenure.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
 from tests.waiting import until
 
@@ -32,7 +32,7 @@ def overwrite(bench: Bench, name: str, kind: str) -> None:
 
 
 def quarantine(bench: Bench) -> dict[str, str]:
-    entries = bench.raw.xrange(bench.key("leasehold:quarantine"))
+    entries = bench.raw.xrange(bench.key("tenure:quarantine"))
     return {
         entry[b"id"].decode(errors="replace"): entry[b"reason"].decode() for _, entry in entries
     }
@@ -99,7 +99,7 @@ async def test_a_job_whose_counters_are_no_numbers_fails_with_the_reason_and_its
     ["Infinity", "nan", "-1e999", "abc", "9" * 400, "a\tb\n", "[" * 5_000, b"\xff\x00"],
     ids=lambda value: repr(value)[:10],
 )
-@pytest.mark.parametrize("field", ["timestamp", "priority", "delay", "opts", "lh", "stacktrace"])
+@pytest.mark.parametrize("field", ["timestamp", "priority", "delay", "opts", "tn", "stacktrace"])
 async def test_a_job_with_a_field_that_a_run_does_not_need_runs_all_the_same(
     bench: Bench, field: str, value: str
 ) -> None:
@@ -146,8 +146,8 @@ KEYS = {
     "wait": "list", "active": "list", "prioritized": "zset", "delayed": "zset", "paused": "list",
     "meta": "hash", "events": "stream", "marker": "zset", "stalled": "set", "limiter": "string",
     "pc": "string", "completed": "zset", "failed": "zset", "waiting-children": "zset",
-    "id": "string", "leasehold:journal": "stream", "leasehold:ended": "zset",
-    "leasehold:workers": "hash", "leasehold:quarantine": "stream", "stalled-check": "string",
+    "id": "string", "tenure:journal": "stream", "tenure:ended": "zset",
+    "tenure:workers": "hash", "tenure:quarantine": "stream", "stalled-check": "string",
     "repeat": "zset", "metrics:completed": "hash",
 }  # fmt: skip
 
@@ -240,7 +240,7 @@ async def test_a_worker_meets_bad_records_and_finishes_all_others(bench: Bench) 
         worker.stop()
         await asyncio.wait_for(serving, 15)
     assert set(quarantine(bench)) == {f"bad{number}" for number in range(6)}
-    entry = bench.raw.xrange(bench.key("leasehold:quarantine"))[0][1]
+    entry = bench.raw.xrange(bench.key("tenure:quarantine"))[0][1]
     assert len(entry[b"raw"]) <= 1_024
     assert json.loads(bench.hash(ids[0])["stacktrace"])
 

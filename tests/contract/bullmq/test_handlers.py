@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from leasehold import Fatal, Job, Park, RateLimit, Retry, Worker, task
-from leasehold.contracts.bullmq import Flow
-from leasehold.core.errors import LeaseLost
-from leasehold.core.lease import Report
-from leasehold.core.outcome import COMPLETED, RELEASED, Outcome, Retried
-from leasehold.worker.config import Settings
+from tenure import Fatal, Job, Park, RateLimit, Retry, Worker, task
+from tenure.contracts.bullmq import Flow
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Report
+from tenure.core.outcome import COMPLETED, RELEASED, Outcome, Retried
+from tenure.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
 from tests.contract.bullmq.process_tasks import in_a_process, shows_options
 from tests.waiting import until

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.bullmq import Flow, SchedulerRecord
-from leasehold.core.errors import Conflict, NotFound, UsageError
-from leasehold.core.event import JournalEvent
-from leasehold.core.fold import Checker
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.state import MACHINES
+from tenure.contracts.bullmq import Flow, SchedulerRecord
+from tenure.core.errors import Conflict, NotFound, UsageError
+from tenure.core.event import JournalEvent
+from tenure.core.fold import Checker
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.state import MACHINES
 from tests.contract.bullmq.conftest import Bench
 
 pytestmark = pytest.mark.clause("B-57")
@@ -113,7 +113,7 @@ async def test_obliterate_leaves_nothing_but_the_history(bench: Bench) -> None:
         await ledger.obliterate()
     await ledger.obliterate(force=True)
     left = {each.decode() for each in bench.raw.scan_iter(f"bull:{bench.name}:*")}
-    assert left == {bench.key("leasehold:journal")}
+    assert left == {bench.key("tenure:journal")}
     events = await sound_history(bench)
     assert sum(event.type == "remove" for event in events) == 704
     await producer.add("work")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from leasehold.contracts.bullmq import cron
-from leasehold.core.errors import UsageError
-from leasehold.core.outcome import COMPLETED, Outcome
+from tenure.contracts.bullmq import cron
+from tenure.core.errors import UsageError
+from tenure.core.outcome import COMPLETED, Outcome
 from tests.contract.bullmq.conftest import Bench
 
 pytestmark = pytest.mark.clause("B-39", "B-40")
@@ -130,7 +130,7 @@ def test_changes_of_the_clock_are_taken_as_node_takes_them(
 
 
 def test_without_a_time_zone_the_local_time_of_the_process_counts() -> None:
-    program = "from leasehold.contracts.bullmq.cron import next_after as n;print(n('0 3 * * *', 0))"
+    program = "from tenure.contracts.bullmq.cron import next_after as n;print(n('0 3 * * *', 0))"
     told = [
         subprocess.run(
             [sys.executable, "-c", program],

@@ -2,9 +2,9 @@
 
 import pytest
 
-from leasehold.core.errors import NotFound, UsageError
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import CANCELLED, Failure, Outcome
+from tenure.core.errors import NotFound, UsageError
+from tenure.core.lease import Lease
+from tenure.core.outcome import CANCELLED, Failure, Outcome
 from tests.chaos.verdict import check
 from tests.contract.bullmq.conftest import Bench
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from leasehold import Worker, task
-from leasehold.core.outcome import Outcome
-from leasehold.worker.config import Settings
+from tenure import Worker, task
+from tenure.core.outcome import Outcome
+from tenure.worker.config import Settings
 from tests.contract.bullmq.conftest import Bench
 from tests.waiting import until
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from leasehold.core.errors import LeaseLost, UsageError
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import BURIED, COMPLETED, Completed, Failure, Outcome, Retried
+from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import BURIED, COMPLETED, Completed, Failure, Outcome, Retried
 from tests.contract.bullmq.conftest import Bench
 
 BROKEN = Failure(code="Broken", message="it broke", stack="Traceback\nBroken: it broke")

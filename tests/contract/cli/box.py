@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from leasehold.store.embedded.programs import redis_program
+from tenure.store.embedded.programs import redis_program
 
 READY_WITHIN_S = 40.0
 
@@ -43,8 +43,8 @@ STAND_INS = {
         [ "$1" = install ] || exit 1
         echo "$2" >>"$BOX/installed"
         cd "$(dirname "$0")"
-        printf '#!/bin/sh\\nexec "%s" -m leasehold.cli "$@"\\n' "$PYTHON" >leasehold
-        chmod +x leasehold
+        printf '#!/bin/sh\\nexec "%s" -m tenure.cli "$@"\\n' "$PYTHON" >tenure
+        chmod +x tenure
     """,
     "systemctl": 'exec "$PYTHON" -m tests.contract.cli.box "$@"',
     "journalctl": '[ "$1 $3" = "-u -f" ] && head -5 "$BOX/$2.log"',
@@ -69,7 +69,7 @@ class Box:
             "PYTHON": sys.executable,
             "PYTHONPATH": f"{project}:{os.environ.get('PYTHONPATH', '')}",
             "REDIS_PORT": str(redis_port),
-            "LEASEHOLD_QUEUE_URL": f"streams+redis://127.0.0.1:{redis_port}/0",
+            "TENURE_QUEUE_URL": f"streams+redis://127.0.0.1:{redis_port}/0",
             "BOX_PORTS": json.dumps(self._ports),
         }
 
@@ -151,7 +151,7 @@ def _start_unit(root: Path, unit: str) -> None:
     )
     text = file.read_text().replace("%i", instance).replace("%S", str(root / "state"))
     lines = [line.partition("=") for line in text.splitlines() if not line.startswith("#")]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
     for key, _, value in lines:
         if key == "Environment":
             environment.update([value.split("=", 1)])
@@ -164,8 +164,8 @@ def _start_unit(root: Path, unit: str) -> None:
     (root / "state" / said["StateDirectory"]).mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.settimeout(READY_WITHIN_S)
-        notify.bind(f"\0leasehold-box-{os.getpid()}")
-        environment["NOTIFY_SOCKET"] = f"@leasehold-box-{os.getpid()}"
+        notify.bind(f"\0tenure-box-{os.getpid()}")
+        environment["NOTIFY_SOCKET"] = f"@tenure-box-{os.getpid()}"
         _spawn(root, unit, shlex.split(command), environment, folder=Path(said["WorkingDirectory"]))
         while b"READY=1" not in notify.recv(4096):
             pass

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.group import run
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.cli.group import run
+from tenure.store.embedded import EmbeddedRedis
 from tests.ports import free_port
 
 DEADLINE_S = 40.0
@@ -64,9 +64,9 @@ def cli(
 ) -> Cli:
     """Runs a command in this process, in an empty folder, on this test's queue."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("LEASEHOLD_")]:
+    for name in [name for name in os.environ if name.startswith("TENURE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("LEASEHOLD_QUEUE_URL", queue_url)
+    monkeypatch.setenv("TENURE_QUEUE_URL", queue_url)
 
     def call(*args: str) -> Said:
         # They set up logging for the whole process, on a stream that ends with this test.
@@ -80,14 +80,14 @@ def cli(
 
 
 class Program:
-    """A `leasehold` process: its words are kept, and it is gone at the end."""
+    """A `tenure` process: its words are kept, and it is gone at the end."""
 
     def __init__(
         self, args: list[str], folder: Path, environment: dict[str, str], *python: str
     ) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
         self.process = subprocess.Popen(
-            [sys.executable, *python, "-m", "leasehold.cli", *args],
+            [sys.executable, *python, "-m", "tenure.cli", *args],
             cwd=folder,
             env=clean | {"PYTHONUNBUFFERED": "1"} | environment,
             stdout=subprocess.PIPE,
@@ -147,11 +147,11 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(queue_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts `leasehold` processes in the test's folder, on this test's queue."""
+    """Starts `tenure` processes in the test's folder, on this test's queue."""
     programs: list[Program] = []
 
     def begin(*args: str, **environment: str) -> Program:
-        chosen = {"LEASEHOLD_QUEUE_URL": queue_url} | environment
+        chosen = {"TENURE_QUEUE_URL": queue_url} | environment
         programs.append(Program(list(args), tmp_path, {k: v for k, v in chosen.items() if v}))
         return programs[-1]
 

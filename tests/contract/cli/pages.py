@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from leasehold.store.embedded import locate_node
+from tenure.store.embedded import locate_node
 from tests.interop.npm import npm
 
 ROOT = Path(__file__).parents[3]
@@ -98,7 +98,7 @@ def console(text: str) -> list[tuple[str, str]]:
 
 
 def run_bash(script: str, folder: Path, environment: dict[str, str]) -> str:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
     path = f"{Path(sys.executable).parent}:{clean['PATH']}"
     if shutil.which("npm") is None:  # the wheel's, which is no program of its own
         node = locate_node()

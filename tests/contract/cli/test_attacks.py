@@ -34,7 +34,7 @@ def ports(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     One address may have fewer connections than the attacks open.
     """
-    limits = {"LEASEHOLD_GATEWAY_CONNECTIONS_PER_ADDRESS": "100"}
+    limits = {"TENURE_GATEWAY_CONNECTIONS_PER_ADDRESS": "100"}
     chosen = free_port(), free_port()
     programs = []
     for port in chosen:
@@ -116,8 +116,8 @@ def test_the_largest_bodies_of_eight_clients_hold_up_nobody(
 def test_more_connections_than_open_files_reset_nobody(redis_url: str, tmp_path: Path) -> None:
     """The gateway takes no more connections than it may have files, and a newcomer finds room."""
     port = free_port()
-    gateway = f"{sys.executable} -m leasehold.cli gateway --port {port} --redis {redis_url}"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("LEASEHOLD_")}
+    gateway = f"{sys.executable} -m tenure.cli gateway --port {port} --redis {redis_url}"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
     with subprocess.Popen(
         ["/bin/sh", "-c", f"ulimit -n 300; exec {gateway}"],
         cwd=tmp_path,
@@ -148,7 +148,7 @@ def test_the_admin_address_is_an_option_and_a_setting(start: Start, free_port: i
     assert f"http://127.0.0.1:{admin_port}" in program.heard("gateway_ready")
     assert [status(port, "/metrics") for port in (free_port, admin_port)] == [404, 200]
     program.kill()
-    named = {"LEASEHOLD_GATEWAY_ADMIN_ADDRESS": f"127.0.0.1:{admin_port}"}
+    named = {"TENURE_GATEWAY_ADMIN_ADDRESS": f"127.0.0.1:{admin_port}"}
     start("gateway", "--port", str(free_port), **named).heard("gateway_ready")
     assert [status(port, "/metrics") for port in (free_port, admin_port)] == [404, 200]
 

@@ -1,4 +1,4 @@
-"""`leasehold bridge` from every contract, killed on the way: each job arrives once."""
+"""`tenure bridge` from every contract, killed on the way: each job arrives once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.bridging import patient
-from leasehold.core.job import JobRecord, NewJob
-from leasehold.core.opening import contract_names, open_ledger, open_queue
-from leasehold.core.seam import Query
-from leasehold.dashboard.kinds import kind_of
+from tenure.cli.bridging import patient
+from tenure.core.job import JobRecord, NewJob
+from tenure.core.opening import contract_names, open_ledger, open_queue
+from tenure.core.seam import Query
+from tenure.dashboard.kinds import kind_of
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.cli.conftest import Cli, Program
 from tests.waiting import until
@@ -116,7 +116,7 @@ def test_no_job_is_given_up_because_bridges_are_killed() -> None:
     [
         (("nonsense", "streams+redis://127.0.0.1:1/0"), 2, "is not a queue URL"),
         (("strems+redis://127.0.0.1:1/0", "memory://a"), 2, "did you mean 'streams'"),
-        (("streams+redis://127.0.0.1:1/0", "memory://a"), 5, "leasehold doctor"),
+        (("streams+redis://127.0.0.1:1/0", "memory://a"), 5, "tenure doctor"),
         (("streams+redis://h/0?lease=5", "memory://a"), 2, "did you mean 'lease_ms'"),
         (("bullmq+redis://h/0?queue=a:b", "memory://a"), 2, "no colon"),
         (("plane+http://h:1?streams=a", "memory://a"), 2, "worker's side"),
@@ -154,7 +154,7 @@ def test_a_new_queue_that_is_away_leaves_the_old_one_as_it_was(
     asyncio.run(three_in(from_url))
     before = standing(from_url)
     said = cli("bridge", from_url, target)
-    assert (said.code, "leasehold doctor" in said.err) == (5, True), said.err
+    assert (said.code, "tenure doctor" in said.err) == (5, True), said.err
     assert standing(from_url) == before, "nothing is held, no attempt is counted"
     assert cli("bridge", from_url, f"inbox+sqlite:///{tmp_path}/new.db").code == 0
     assert standing(from_url) == []

@@ -1,4 +1,4 @@
-"""`leasehold doctor` and `leasehold bench` on real servers, good ones and bad ones."""
+"""`tenure doctor` and `tenure bench` on real servers, good ones and bad ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.checks.sql import server_findings
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
+from tenure.cli.checks.sql import server_findings
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli, Said, Start, wait_until
 
 
@@ -47,7 +47,7 @@ def ask(url: str, *command: str | int) -> Any:
 def test_a_good_store_has_no_problem(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
     said = cli("doctor", "--json")
     assert said.code == 0, said.out
     found = by_check(said)
@@ -60,7 +60,7 @@ def test_a_good_store_has_no_problem(
 def test_a_store_that_loses_jobs_is_a_problem_with_a_remedy(
     cli: Cli, own_redis: str, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
     for setting in (
         ("appendonly", "no"),
         ("maxmemory", "100mb"),
@@ -121,7 +121,7 @@ def test_a_paused_and_a_full_queue_are_noticed(cli: Cli, queue_url: str) -> None
     assert by_check(cli("doctor", "--json"))["pause"]["level"] == "ok"
     cli("pause")
     found = by_check(cli("doctor", f"{queue_url}&max_depth=2", "--json"))
-    assert (found["pause"]["level"], found["pause"]["remedy"]) == ("note", "leasehold resume")
+    assert (found["pause"]["level"], found["pause"]["remedy"]) == ("note", "tenure resume")
     assert found["depth"]["level"] == "problem"
 
 
@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_by_something_else_is_a_problem(
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(other.getsockname()[1]))
+        monkeypatch.setenv("TENURE_GATEWAY_PORT", str(other.getsockname()[1]))
         other.settimeout(5)
         said = cli("doctor", "--json")
     assert by_check(said)["gateway port"]["level"] == "problem"
@@ -139,8 +139,8 @@ def test_a_port_that_is_taken_by_something_else_is_a_problem(
 
 
 def test_a_misspelt_variable_is_noted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEASEHOLD_GATEWAY_PROT", "1")
-    assert "LEASEHOLD_GATEWAY_PROT" in by_check(cli("doctor", "--json"))["settings"]["detail"]
+    monkeypatch.setenv("TENURE_GATEWAY_PROT", "1")
+    assert "TENURE_GATEWAY_PROT" in by_check(cli("doctor", "--json"))["settings"]["detail"]
 
 
 def test_bench_measures_on_a_store_of_its_own(cli: Cli, start: Start) -> None:
@@ -158,7 +158,7 @@ def test_bench_measures_on_a_store_of_its_own(cli: Cli, start: Start) -> None:
 def test_a_queue_of_another_redis_contract_is_looked_at_too(
     contract: str, cli: Cli, redis_url: str, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
     url = f"{contract}+{redis_url}?queue=doctor-{free_port}"
     said = cli("doctor", url, "--json")
     assert said.code == 0, said.out
@@ -166,7 +166,7 @@ def test_a_queue_of_another_redis_contract_is_looked_at_too(
     asyncio.run(put_in(url))
     said = cli("doctor", url, "--json")
     assert (said.code, by_check(said)["workers"]["level"]) == (8, "problem")
-    assert "leasehold worker app.py --from" in by_check(said)["workers"]["remedy"]
+    assert "tenure worker app.py --from" in by_check(said)["workers"]["remedy"]
 
 
 async def put_in(url: str) -> None:
@@ -181,7 +181,7 @@ async def put_in(url: str) -> None:
 def test_an_sqlite_queue_is_looked_at_with_its_file_and_disk(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
+    monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
     asyncio.run(put_in(url))
     found = by_check(cli("doctor", url, "--json"))

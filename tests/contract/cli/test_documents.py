@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leasehold.cli.config import Config
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.redacting import USUAL
-from leasehold.webhooks.signing import new_nonce, new_secret, read_secret, signed_headers
+from tenure.cli.config import Config
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.redacting import USUAL
+from tenure.webhooks.signing import new_nonce, new_secret, read_secret, signed_headers
 from tests.contract.cli.conftest import Cli, wait_until
 from tests.contract.cli.pages import ROOT, Block, page
 
@@ -69,7 +69,7 @@ def test_the_settings_of_the_dashboard_page_are_ones_that_there_are(
     cli: Cli, tmp_path: Path
 ) -> None:
     (block,) = blocks_of("docs/howto/dashboard.md", "toml")
-    (tmp_path / "leasehold.toml").write_text(block)
+    (tmp_path / "tenure.toml").write_text(block)
     config = Config({}, tmp_path)
     assert config.texts("gateway.redact") == ["iban", "birth"]
     assert "{trace_id}" in config.text("gateway.trace_url")
@@ -181,7 +181,7 @@ class TestOmniq:
 
     def test_the_helper_consumes_until_it_is_told_to_stop(self, redis_url: str) -> None:
         text = textwrap.indent(self.programs(redis_url)[2], "        ")
-        head = "import asyncio\nfrom leasehold.contracts.omniq import Client\nasync def main():\n"
+        head = "import asyncio\nfrom tenure.contracts.omniq import Client\nasync def main():\n"
         opened = f"    async with Client({redis_url!r}) as client:\n"
         self.works(f"{head}{opened}{text}\nasyncio.run(main())", redis_url)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.store.embedded.programs import redis_program
+from tenure.store.embedded.programs import redis_program
 from tests.contract.cli.conftest import Cli, Start, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
     for file in (ROOT / "examples").iterdir():
-        if file.is_file() and file.name != "leasehold.toml":
+        if file.is_file() and file.name != "tenure.toml":
             shutil.copy(file, tmp_path)
     return tmp_path
 
@@ -37,7 +37,7 @@ def test_the_greetings_end_as_their_docstrings_say(cli: Cli, start: Start, examp
 def test_the_tools_file_lets_a_worker_use_its_tools_and_no_others(
     cli: Cli, start: Start, examples: Path
 ) -> None:
-    start("worker", "leasehold.tasks", LEASEHOLD_TOOLS="tools.toml").heard("worker starts")
+    start("worker", "tenure.tasks", TENURE_TOOLS="tools.toml").heard("worker starts")
     wait = ["--wait", "--timeout", "30"]
     disk = cli("submit", "tool", "-d", '{"tool": "disk", "args": {"path": "/"}}', *wait)
     assert "Filesystem" in disk.lines[0]["stdout"]
@@ -49,8 +49,8 @@ def test_the_tools_file_lets_a_worker_use_its_tools_and_no_others(
 def test_the_doctor_finds_no_problem_with_the_redis_settings_we_hand_out(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_GATEWAY_PORT", str(free_port))
-    settings = ROOT / "deploy" / "systemd" / "redis-leasehold.conf"
+    monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
+    settings = ROOT / "deploy" / "systemd" / "redis-tenure.conf"
     sock = tmp_path / "r.sock"
     argv = [str(redis_program()), str(settings), "--port", "0", "--unixsocket", str(sock)]
     server = subprocess.Popen(

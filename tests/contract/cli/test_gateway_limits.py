@@ -12,7 +12,7 @@ from tests.contract.gateway.web import Web, read_head
 
 
 def gateway(start: Start, port: int, **settings: str) -> Program:
-    named = {f"LEASEHOLD_GATEWAY_{name.upper()}": value for name, value in settings.items()}
+    named = {f"TENURE_GATEWAY_{name.upper()}": value for name, value in settings.items()}
     program = start("gateway", "--port", str(port), **named)
     program.heard("gateway_ready")
     return program
@@ -90,7 +90,7 @@ async def test_the_time_of_bodies_is_a_setting(start: Start, free_port: int) -> 
     "name", ["streams_per_key", "heartbeat_s", "rate_per_s", "body_bytes_max", "body_timeout_s"]
 )
 def test_a_limit_that_cannot_be_is_refused(start: Start, name: str) -> None:
-    program = start("gateway", "--port", "1", **{f"LEASEHOLD_GATEWAY_{name.upper()}": "-1"})
+    program = start("gateway", "--port", "1", **{f"TENURE_GATEWAY_{name.upper()}": "-1"})
     assert program.ended() == 2
     assert "at least" in program.words
 

@@ -17,7 +17,7 @@ def gateway_url(start: Start, free_port: int) -> str:
 
 
 def test_submit_waits_and_follows_over_http(cli: Cli, start: Start, gateway_url: str) -> None:
-    start("worker", "leasehold.tasks", "--samples").heard("worker starts")
+    start("worker", "tenure.tasks", "--samples").heard("worker starts")
     args = ["submit", "chat", "-d", '{"prompt": "hi"}', "--gateway", gateway_url, "--timeout", "30"]
     waited = cli(*args, "--wait")
     assert (waited.code, waited.lines[0]["sample"]) == (0, True)
@@ -53,7 +53,7 @@ def test_a_gateway_that_is_away_is_exit_code_5(cli: Cli) -> None:
 def test_a_job_without_a_time_to_live_gets_the_gateway_s(
     cli: Cli, start: Start, free_port: int
 ) -> None:
-    start("gateway", "--port", str(free_port), LEASEHOLD_GATEWAY_TTL_S="77").heard("gateway_ready")
+    start("gateway", "--port", str(free_port), TENURE_GATEWAY_TTL_S="77").heard("gateway_ready")
     job_id = cli("submit", "chat", "--gateway", f"http://127.0.0.1:{free_port}").out.strip()
     assert cli("inspect", job_id, "--json").lines[0]["ttl_ms"] == 77_000
 

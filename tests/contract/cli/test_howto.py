@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 import yaml
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_part, open_queue
-from leasehold.egress import Guard, Policy, Refused
-from leasehold.egress.target import read_target
-from leasehold.transcode.ffmpeg import locate_ffmpeg
-from leasehold.transcode.request import read_request
-from leasehold.vault import Binding, KekRing, Secret, Vault, new_kek, read_ring
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_part, open_queue
+from tenure.egress import Guard, Policy, Refused
+from tenure.egress.target import read_target
+from tenure.transcode.ffmpeg import locate_ffmpeg
+from tenure.transcode.request import read_request
+from tenure.vault import Binding, KekRing, Secret, Vault, new_kek, read_ring
 from tests.contract.cli.box import Box
 from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.pages import ROOT, console, matches, page, run_bash
 
 SEND = """\
-from leasehold import task
+from tenure import task
 
 
 @task("send")
@@ -106,7 +106,7 @@ def test_the_rotation_that_the_page_shows_moves_fifty_rows(tmp_path: Path) -> No
     (rotating, wanted) = console(second)[0]
     below = f"echo '{old}' >> ring"
     script = "\n".join(["set -euo pipefail", *making, below, f"{rotating} 2>&1"])
-    said = run_bash(script, tmp_path, {"LEASEHOLD_QUEUE_URL": url})
+    said = run_bash(script, tmp_path, {"TENURE_QUEUE_URL": url})
     assert matches(said, wanted), said
     assert (tmp_path / "ring").stat().st_mode & 0o077 == 0
 
@@ -159,7 +159,7 @@ def test_the_worker_of_the_transcoding_page_does_the_job_of_the_page(
     read_request(json.loads(job))
     text = job.replace("s3://", f"file://{tmp_path}/")
     words = run_words(serve)
-    worker = started(words, LEASEHOLD_TRANSCODE_FILES=str(tmp_path), **ring)
+    worker = started(words, TENURE_TRANSCODE_FILES=str(tmp_path), **ring)
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
     worker.heard("worker starts")
     job_id = submit(url, NewJob(task="transcode", payload=text.encode()))
@@ -177,9 +177,9 @@ def draw_clip(path: Path) -> None:
 
 
 def run_words(command: str) -> list[str]:
-    """The words of a `leasehold` command."""
+    """The words of a `tenure` command."""
     program, *words = shlex.split(command.replace("\\\n", " "), comments=True)
-    assert program == "leasehold"
+    assert program == "tenure"
     return words
 
 
@@ -197,7 +197,7 @@ def submit(url: str, job: NewJob) -> str:
 @pytest.mark.runs("docs/howto/webhooks.md:console")
 def test_the_addresses_that_the_webhooks_page_allows_are_allowed(tmp_path: Path) -> None:
     ((command, _),) = console(commands("docs/howto/webhooks.md", "console")[0])
-    said = run_bash(f"{command}\nleasehold config show --json", tmp_path, {})
+    said = run_bash(f"{command}\ntenure config show --json", tmp_path, {})
     shown = {each["name"]: each["value"] for each in map(json.loads, said.splitlines())}
     guard = Guard(Policy(allow=tuple(shown["egress.allow"])))
     for url in ("http://hooks.internal:8080/a", "http://10.20.7.7:99/b"):
@@ -240,11 +240,11 @@ def test_the_trigger_for_keda_reads_a_number_of_a_gateway(
     assert (trigger["type"], trigger["metadata"]["authMode"]) == ("metrics-api", "apiKey")
     words = ["gateway", "--from", queue_url, "--port", str(free_port)]
     key = json.loads(
-        run_bash(f"leasehold keys create keda --scope metrics -q '{queue_url}' --json", ROOT, {})
+        run_bash(f"tenure keys create keda --scope metrics -q '{queue_url}' --json", ROOT, {})
     )["key"]
     started(words).heard("gateway_ready")
     asked = trigger["metadata"]
-    url = asked["url"].replace("leasehold-gateway:8470", f"127.0.0.1:{free_port}")
+    url = asked["url"].replace("tenure-gateway:8470", f"127.0.0.1:{free_port}")
     request = urllib.request.Request(url, headers={asked["keyParamName"]: key})
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert json.load(answer)[asked["valueLocation"]] == 0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.cli.conftest import Cli, Start, wait_until
 
 APP = """
 import asyncio
-from leasehold import Fatal, task
+from tenure import Fatal, task
 
 @task("chat")
 async def chat(job):
@@ -129,7 +129,7 @@ def test_a_failed_job_is_exit_code_6_with_its_reason(cli: Cli, start: Start, app
 def test_a_job_that_takes_too_long_is_exit_code_7_and_goes_on(cli: Cli) -> None:
     said = cli("submit", "chat", "--wait", "--timeout", "0.3")
     assert said.code == 7
-    assert "`leasehold watch" in said.err
+    assert "`tenure watch" in said.err
     assert cli("ls", "--json").lines[0]["state"] == "queued"
 
 
@@ -184,7 +184,7 @@ def test_ctrl_c_while_watching_is_exit_code_130(cli: Cli, start: Start) -> None:
     watching.heard("queued")
     watching.signal(signal.SIGINT)
     assert watching.ended() == 130
-    assert [line for line in watching.err if line] == ["leasehold: interrupted"]
+    assert [line for line in watching.err if line] == ["tenure: interrupted"]
 
 
 def test_pause_holds_jobs_back_until_resume(cli: Cli, start: Start, app: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_store_that_is_away_is_exit_code_5_for_every_command(cli: Cli) -> None
     for args in (["ls"], ["inspect", "x"], ["cancel", "x"], ["pause"], ["submit", "chat"]):
         said = cli(*args, "--queue", nobody)
         assert (said.code, said.out) == (5, ""), args
-        assert "leasehold doctor" in said.err
+        assert "tenure doctor" in said.err
         assert len(said.err.splitlines()) == 1
 
 

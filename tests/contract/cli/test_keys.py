@@ -19,7 +19,7 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(cli: Cli) -> 
     assert "no keys" in cli("keys", "ls").err
     made = cli("keys", "create", "terminal", "--days", "30")
     key = made.out.strip()
-    assert key.startswith("lh_")
+    assert key.startswith("tn_")
     (listed,) = cli("keys", "ls", "--json").lines
     assert (listed["name"], sorted(listed["scopes"])) == (
         "terminal",
@@ -60,7 +60,7 @@ def test_a_gateway_asks_for_the_key_and_submit_shows_it(
     refused = cli("submit", "chat", "--gateway", url)
     assert refused.code == 1
     assert "401" in refused.err
-    taken = start("submit", "chat", "--gateway", url, LEASEHOLD_API_KEY=key)
+    taken = start("submit", "chat", "--gateway", url, TENURE_API_KEY=key)
     assert taken.ended() == 0
     assert cli("ls", "--json").lines[0]["job_id"] == taken.out[0]
 
@@ -70,7 +70,7 @@ def test_a_gateway_open_to_the_network_without_a_key_does_not_start(
 ) -> None:
     gateway = start("gateway", "--host", "0.0.0.0", "--port", str(free_port))
     assert gateway.ended() == 2
-    assert "create a key with `leasehold keys create`" in gateway.words
+    assert "create a key with `tenure keys create`" in gateway.words
 
 
 def test_a_gateway_drains_on_sigterm_and_a_taken_port_is_told(start: Start, free_port: int) -> None:
@@ -101,9 +101,7 @@ def test_a_burst_worker_without_a_key_ends_with_an_error(
     serves = ["gateway", "--port", str(free_port), "--from", "plane+sqlite:///plane.db"]
     plane = start(*serves, "--require-key")
     plane.heard("gateway_ready")
-    (tmp_path / "app.py").write_text(
-        'from leasehold import task\n\n\n@task("t")\ndef t(job): ...\n'
-    )
+    (tmp_path / "app.py").write_text('from tenure import task\n\n\n@task("t")\ndef t(job): ...\n')
     url = f"plane+http://127.0.0.1:{free_port}"
     worker = start("worker", "app.py", "--burst", "--from", url)
     assert worker.ended() == 1
@@ -190,7 +188,7 @@ def test_people_sign_in_at_the_proxy_that_the_settings_name(
     (block,) = [block.text for block in page(PAGE).blocks if block.language == "toml"]
     flags, environment = [], {}
     if by == "file":
-        (tmp_path / "leasehold.toml").write_text(block)
+        (tmp_path / "tenure.toml").write_text(block)
     else:
         table = tomllib.loads(block)["gateway"]
         proxies, groups = table["trusted_proxies"], table["sso_groups"]
@@ -198,8 +196,8 @@ def test_people_sign_in_at_the_proxy_that_the_settings_name(
             flags = [f"--trusted-proxy={each}" for each in proxies]
             flags += [f"--sso-group={each}" for each in groups]
         else:
-            environment["LEASEHOLD_GATEWAY_TRUSTED_PROXIES"] = ",".join(proxies)
-            environment["LEASEHOLD_GATEWAY_SSO_GROUPS"] = ",".join(groups)
+            environment["TENURE_GATEWAY_TRUSTED_PROXIES"] = ",".join(proxies)
+            environment["TENURE_GATEWAY_SSO_GROUPS"] = ",".join(groups)
     start("gateway", "--port", str(free_port), *flags, **environment).heard("gateway_ready")
     zoe = {"x_forwarded_user": "zoe", "x_forwarded_groups": "ops"}
     assert ask(free_port, "GET", "/", **zoe).status == 200

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.bridging import Bridge, moved_id
-from leasehold.core.job import JobRecord, NewJob
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.seam import Query, Staffing
-from leasehold.store.embedded import EmbeddedPostgres
-from leasehold.store.postgres import Postgres
-from leasehold.store.redis import Redis
+from tenure.cli.bridging import Bridge, moved_id
+from tenure.core.job import JobRecord, NewJob
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.seam import Query, Staffing
+from tenure.store.embedded import EmbeddedPostgres
+from tenure.store.postgres import Postgres
+from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli
 
 
@@ -191,13 +191,13 @@ def test_init_writes_a_project_whose_handler_runs(cli: Cli, queue_url: str, tmp_
     assert cli("init", str(folder)).code == 0
     assert "is there already" in cli("init", str(folder)).err
     (job_id,) = submit(queue_url, NewJob(task="greet", payload=b'{"name":"Ada"}'))
-    command = [sys.executable, "-m", "leasehold.cli", "worker", "handlers.py", "--burst"]
+    command = [sys.executable, "-m", "tenure.cli", "worker", "handlers.py", "--burst"]
     subprocess.run(
         [*command, "--from", queue_url], cwd=folder, check=True, timeout=60, capture_output=True
     )
     (job,) = jobs_of(queue_url)
     assert (job.job_id, json.loads(job.result)) == (job_id, {"text": "Hello, Ada!"})
-    unit = (folder / "systemd" / "leasehold-worker.service").read_text()
+    unit = (folder / "systemd" / "tenure-worker.service").read_text()
     assert f"WorkingDirectory={folder}" in unit
     assert "{" not in unit
 
@@ -205,7 +205,7 @@ def test_init_writes_a_project_whose_handler_runs(cli: Cli, queue_url: str, tmp_
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_is_one_its_shell_can_read(cli: Cli, shell: str) -> None:
     script = cli("completion", shell).out
-    assert "_LEASEHOLD_COMPLETE" in script
+    assert "_TENURE_COMPLETE" in script
     program = shutil.which(shell)
     if program is not None:
         subprocess.run([program, "-n", "-c", script], check=True)
@@ -214,11 +214,11 @@ def test_a_completion_script_is_one_its_shell_can_read(cli: Cli, shell: str) -> 
 def test_the_shell_is_told_commands_and_options() -> None:
     def complete(*words: str) -> str:
         environment = os.environ | {
-            "_LEASEHOLD_COMPLETE": "bash_complete",
-            "COMP_WORDS": " ".join(("leasehold", *words)),
+            "_TENURE_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(("tenure", *words)),
             "COMP_CWORD": str(len(words)),
         }
-        code = "from leasehold.cli import main; main()"
+        code = "from tenure.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True
         )
@@ -229,10 +229,10 @@ def test_the_shell_is_told_commands_and_options() -> None:
 
 
 def test_top_ends_quietly_on_ctrl_c(queue_url: str) -> None:
-    command = [sys.executable, "-m", "leasehold.cli", "top", queue_url, "--interval", "0.2"]
+    command = [sys.executable, "-m", "tenure.cli", "top", queue_url, "--interval", "0.2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert "leasehold top" in process.stdout.readline()
+    assert "tenure top" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert "Traceback" not in said
@@ -302,7 +302,7 @@ def test_check_of_a_file_runs_beside_it_and_on_no_other_store(cli: Cli, tmp_path
 
 
 def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
-    from leasehold.cli.conformance import Ran, judge
+    from tenure.cli.conformance import Ran, judge
 
     ran = [Ran("a", True, ("M-10",)), Ran("b", False, ("M-10", "M-2"))]
     verdicts = {clause.clause: clause for clause in judge(ran)}

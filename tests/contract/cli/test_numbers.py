@@ -58,6 +58,6 @@ def test_days_beyond_any_clock_keep_history_for_as_long_as_there_is(
 def test_a_setting_that_is_no_number_of_any_clock_is_a_usage_error(
     start: Start, value: str
 ) -> None:
-    program = start("gateway", "--port", "1", LEASEHOLD_GATEWAY_HEARTBEAT_S=value)
+    program = start("gateway", "--port", "1", TENURE_GATEWAY_HEARTBEAT_S=value)
     assert program.ended() == 2
     assert "gateway.heartbeat_s" in program.words

@@ -1,4 +1,4 @@
-"""The README is true: every block of it runs as written against a real `leasehold up`.
+"""The README is true: every block of it runs as written against a real `tenure up`.
 
 How blocks are run, and what their languages mean, is in `pages`.
 """
@@ -35,13 +35,13 @@ def test_every_block_has_a_language_that_says_what_happens_to_it() -> None:
 
 @pytest.fixture
 def up(tmp_path: Path, free_port: int) -> Iterator[Callable[..., Path]]:
-    """Starts `leasehold up` in the test's folder, as a page says."""
+    """Starts `tenure up` in the test's folder, as a page says."""
     programs: list[Program] = []
 
     def begin(*words: str) -> Path:
         args = ["up", *words, "--port", str(free_port), "--no-node"]
         programs.append(Program(args, tmp_path, {}))
-        programs[-1].heard("leasehold is up")
+        programs[-1].heard("tenure is up")
         return tmp_path
 
     yield begin

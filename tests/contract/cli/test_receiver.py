@@ -1,4 +1,4 @@
-"""`leasehold receiver` as a program: a delivery arrives and is on its page."""
+"""`tenure receiver` as a program: a delivery arrives and is on its page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import http.client
 import json
 import time
 
-from leasehold.webhooks import new_secret, read_secret, signed_headers
-from leasehold.webhooks.signing import new_nonce
+from tenure.webhooks import new_secret, read_secret, signed_headers
+from tenure.webhooks.signing import new_nonce
 from tests.contract.cli.conftest import Start, wait_until
 
 
@@ -46,7 +46,7 @@ def post(port: int, secret: str) -> int:
 
 def test_a_delivery_is_verified_and_shown(start: Start, free_port: int) -> None:
     secret = new_secret()
-    start("receiver", "--port", str(free_port), LEASEHOLD_WEBHOOKS_SECRETS=f"* = {secret}")
+    start("receiver", "--port", str(free_port), TENURE_WEBHOOKS_SECRETS=f"* = {secret}")
     wait_until(lambda: answers(free_port))
     assert post(free_port, secret) == 204
     assert post(free_port, new_secret()) == 401

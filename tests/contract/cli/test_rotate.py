@@ -1,4 +1,4 @@
-"""`leasehold keys new-kek` and `rotate` on a real store of sealed credentials."""
+"""`tenure keys new-kek` and `rotate` on a real store of sealed credentials."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from leasehold.cli.group import run
-from leasehold.core import opening
-from leasehold.vault import Binding, Secret, Vault, new_kek, read_ring
+from tenure.cli.group import run
+from tenure.core import opening
+from tenure.vault import Binding, Secret, Vault, new_kek, read_ring
 from tests.contract.vault.rows import Rows
 
 OLD, NEW = new_kek("old"), new_kek("new")
@@ -51,7 +51,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def spoken(*words: str, ring: str = "") -> tuple[int, str, str]:
         file = tmp_path / "ring"
         file.write_text(ring)
-        monkeypatch.setenv("LEASEHOLD_VAULT_KEYS_FILE", str(file))
+        monkeypatch.setenv("TENURE_VAULT_KEYS_FILE", str(file))
         code = run(list(words))
         said = capsys.readouterr()
         return code, said.out, said.err
@@ -103,15 +103,15 @@ def test_a_ring_of_the_operators_own_takes_the_place_of_ours(
 ) -> None:
     """As a KMS would: the vault asks it to wrap and unwrap, and never for a key."""
     (tmp_path / "our_kms.py").write_text(
-        "from leasehold.vault import read_ring\n"
+        "from tenure.vault import read_ring\n"
         f"def ring():\n    return read_ring({NEW + ',' + OLD!r})\n"
         "def nothing():\n    return object()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("LEASEHOLD_VAULT_KMS", "our_kms:ring")
+    monkeypatch.setenv("TENURE_VAULT_KMS", "our_kms:ring")
     assert say("keys", "rotate", "-q", "sealed://x")[1] == "50 rewrapped under new\n"
     for hook, why in (("our_kms:nothing", "it lacks active_id"), ("no_such:x", "cannot be used")):
-        monkeypatch.setenv("LEASEHOLD_VAULT_KMS", hook)
+        monkeypatch.setenv("TENURE_VAULT_KMS", hook)
         code, _, err = say("keys", "rotate", "-q", "sealed://x")
         assert code == 2
         assert why in err

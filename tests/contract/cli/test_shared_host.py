@@ -1,4 +1,4 @@
-"""`leasehold up` on a machine with other users: they reach nothing and read no password."""
+"""`tenure up` on a machine with other users: they reach nothing and read no password."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import leasehold
-from leasehold.core.errors import ServerError
-from leasehold.store.embedded import EmbeddedPostgres
-from leasehold.store.redis import Redis
+import tenure
+from tenure.core.errors import ServerError
+from tenure.store.embedded import EmbeddedPostgres
+from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Program
 from tests.contract.cli.upped import Up, children
 from tests.contract.store.test_private import open_to_others
 from tests.ports import free_port
 
 APP = """
-from leasehold import task
+from tenure import task
 
 @task("greet")
 async def greet(job):
@@ -41,9 +41,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     before = os.umask(0)
     try:
         url = postgres.start()
-        up = Up(
-            tmp_path_factory.mktemp("up"), free_port(), "--no-samples", LEASEHOLD_POSTGRES_URL=url
-        )
+        up = Up(tmp_path_factory.mktemp("up"), free_port(), "--no-samples", TENURE_POSTGRES_URL=url)
     finally:
         os.umask(before)
     yield up
@@ -52,7 +50,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def announced(up: Up) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((up.folder / ".leasehold" / "up.json").read_text())
+    found: dict[str, Any] = json.loads((up.folder / ".tenure" / "up.json").read_text())
     return found
 
 
@@ -87,7 +85,7 @@ def test_no_password_stands_in_a_command_line_or_in_what_up_says(up: Up) -> None
 
 def test_the_data_of_up_are_private_with_an_open_umask(up: Up) -> None:
     up.call("submit", "chat", "-d", '{"prompt": "hi"}')
-    data = up.folder / ".leasehold"
+    data = up.folder / ".tenure"
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
     assert open_to_others(data) == []
 
@@ -115,7 +113,7 @@ def test_worker_processes_hide_the_passwords_of_their_queues(up: Up) -> None:
     assert password
     (up.folder / "app.py").write_text(APP)
     args = ["worker", "app.py", "--processes", "2"]
-    workers = Program(args, up.folder, {"LEASEHOLD_WORKER_QUEUES": url})
+    workers = Program(args, up.folder, {"TENURE_WORKER_QUEUES": url})
     try:
         workers.heard("worker starts", count=2)
         herd = children(workers.process.pid, "\0worker\0")
@@ -137,7 +135,7 @@ def test_a_password_on_a_command_line_is_warned_of_and_a_file_is_not(
     assert str(urlsplit(url).password) not in warned.words
     file = tmp_path / "queues"
     file.write_text(f"{url}\n")
-    quiet = Program(["top", "--once"], tmp_path, {"LEASEHOLD_WORKER_QUEUES_FILE": str(file)})
+    quiet = Program(["top", "--once"], tmp_path, {"TENURE_WORKER_QUEUES_FILE": str(file)})
     assert quiet.ended() == 0
     assert "password" not in quiet.words
 
@@ -177,9 +175,9 @@ def test_no_part_imports_what_others_put_into_the_current_folder(
     folder = planted(tmp_path)
     if words[0] == "up":
         words = [*words, "--port", str(free_port())]
-    program = Program(words, folder, {"LEASEHOLD_QUEUE_URL": queue_url, "PYTHONSAFEPATH": ""}, "-P")
+    program = Program(words, folder, {"TENURE_QUEUE_URL": queue_url, "PYTHONSAFEPATH": ""}, "-P")
     try:
-        program.heard("leasehold is up" if words[0] == "up" else "worker starts")
+        program.heard("tenure is up" if words[0] == "up" else "worker starts")
     finally:
         program.signal(signal.SIGINT)
         program.ended()
@@ -187,7 +185,7 @@ def test_no_part_imports_what_others_put_into_the_current_folder(
 
 
 def test_every_python_that_is_started_is_kept_from_the_current_folder() -> None:
-    source = Path(leasehold.__file__).parent
+    source = Path(tenure.__file__).parent
     started = re.compile(r"sys\.executable(?:,|\})\s*\"?(-\w+)")
     found = {
         f"{path.relative_to(source)} {option}"
@@ -200,7 +198,7 @@ def test_every_python_that_is_started_is_kept_from_the_current_folder() -> None:
 
 def test_a_python_of_spark_imports_nothing_from_a_folder_of_others(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from leasehold.pipeline.fork_server import Request, _become\n"
+        "import os, sys; from tenure.pipeline.fork_server import Request, _become\n"
         "ask = ['-c', 'import sys; print(sys.path)']\n"
         "_become(Request(argv=ask, env=dict(os.environ), cwd=sys.argv[1]), [])"
     )

@@ -9,7 +9,7 @@ from tests.unit.tasks.model_server import model_server
 def test_tokens_reach_a_follower_while_the_model_still_writes(cli: Cli, start: Start) -> None:
     tokens = [f"{n} " for n in range(10)]
     with model_server(tokens=tokens, pause_s=0.1) as script:
-        start("worker", "leasehold.tasks", LEASEHOLD_LLM_URL=script.url).heard("worker starts")
+        start("worker", "tenure.tasks", TENURE_LLM_URL=script.url).heard("worker starts")
         said = cli("submit", "chat", "-d", '{"prompt": "count"}', "--follow", "--json")
     assert said.code == 0
     news = [event for event in said.lines if event["type"] == "token"]
@@ -22,7 +22,7 @@ def test_tokens_reach_a_follower_while_the_model_still_writes(cli: Cli, start: S
 
 def test_a_model_that_is_busy_is_asked_again_when_it_says(cli: Cli, start: Start) -> None:
     with model_server(status=429, headers={"Retry-After": "1"}) as script:
-        start("worker", "leasehold.tasks", LEASEHOLD_LLM_URL=script.url, LEASEHOLD_LLM_MODEL="m")
+        start("worker", "tenure.tasks", TENURE_LLM_URL=script.url, TENURE_LLM_MODEL="m")
         job_id = cli("submit", "chat", "-d", '{"prompt": "hi"}').out.strip()
         wait_until(lambda: script.asked)
         script.status = 200
@@ -40,7 +40,7 @@ def test_a_model_that_is_busy_is_asked_again_when_it_says(cli: Cli, start: Start
 
 def test_a_payload_that_does_not_fit_fails_at_once_with_what_would(cli: Cli, start: Start) -> None:
     with model_server() as script:
-        start("worker", "leasehold.tasks", LEASEHOLD_LLM_URL=script.url)
+        start("worker", "tenure.tasks", TENURE_LLM_URL=script.url)
         said = cli("submit", "chat", "-d", '{"promt": "hi"}', "--wait", "--timeout", "30")
         shown = cli("ls", "--json").lines[0]
     assert said.code == 6
@@ -50,7 +50,7 @@ def test_a_payload_that_does_not_fit_fails_at_once_with_what_would(cli: Cli, sta
 
 
 def test_a_worker_without_a_model_says_which_setting_is_missing(cli: Cli, start: Start) -> None:
-    start("worker", "leasehold.tasks")
+    start("worker", "tenure.tasks")
     said = cli("submit", "plan", "-d", '{"goal": "x"}', "--wait", "--timeout", "30")
     assert said.code == 6
-    assert "this worker cannot do 'plan': no model configured: set LEASEHOLD_LLM_URL" in said.err
+    assert "this worker cannot do 'plan': no model configured: set TENURE_LLM_URL" in said.err

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import structlog
 
-from leasehold.cli.config import Config
-from leasehold.cli.logs import set_up_logs
-from leasehold.cli.output import paint, shown, table
-from leasehold.contracts.streams import StreamsLedger
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger
-from leasehold.store.redis import Redis
+from tenure.cli.config import Config
+from tenure.cli.logs import set_up_logs
+from tenure.cli.output import paint, shown, table
+from tenure.contracts.streams import StreamsLedger
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger
+from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli
 from tests.contract.cli.test_looking import submit
 
@@ -100,7 +100,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringI
     monkeypatch.setattr(sys, "stderr", said)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
-    set_up_logs(Config({"LEASEHOLD_LOG_FORMAT": "text"}, tmp_path))
+    set_up_logs(Config({"TENURE_LOG_FORMAT": "text"}, tmp_path))
     yield said
     structlog.reset_defaults()
     root.handlers[:], root.level = before, level

@@ -1,4 +1,4 @@
-"""`leasehold up` whole: a store, a gateway, a worker, samples, and an orderly end."""
+"""`tenure up` whole: a store, a gateway, a worker, samples, and an orderly end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.ledger.migrating import known
-from leasehold.ledger.sqlite_migrations import SqliteMigrations
-from leasehold.store.embedded import EmbeddedPostgres
+from tenure.ledger.migrating import known
+from tenure.ledger.sqlite_migrations import SqliteMigrations
+from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.upped import Up, children
 from tests.unit.tasks.model_server import model_server
@@ -45,7 +45,7 @@ def test_jobs_of_all_six_tasks_flow_within_a_minute_and_ctrl_c_drains(up: Up) ->
     up.program.signal(signal.SIGINT)
     assert up.program.ended() == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in parts)
-    assert not (up.folder / ".leasehold" / "up.json").exists()
+    assert not (up.folder / ".tenure" / "up.json").exists()
     assert "stopped; the data stay in" in up.program.words
 
 
@@ -88,7 +88,7 @@ def test_without_the_network_the_samples_are_ours_and_it_says_why(
         up.program.heard("could not bring the package (npm error network is away): the jobs of")
         wait_until(lambda: up.worked("bullmq"))
         assert up.videos()
-        assert list((tmp_path / ".leasehold" / "samples").iterdir()) == []
+        assert list((tmp_path / ".tenure" / "samples").iterdir()) == []
     finally:
         up.program.kill()
 
@@ -96,7 +96,7 @@ def test_without_the_network_the_samples_are_ours_and_it_says_why(
 def test_no_samples_serves_what_an_earlier_version_left_and_feeds_nothing(
     tmp_path: Path, free_port: int
 ) -> None:
-    earlier = tmp_path / ".leasehold" / "inbox.db"
+    earlier = tmp_path / ".tenure" / "inbox.db"
     earlier.parent.mkdir(mode=0o700)
     for step in known("sqlite")[:-1]:
         asyncio.run(SqliteMigrations(earlier).apply(*step))
@@ -111,8 +111,8 @@ def test_no_samples_serves_what_an_earlier_version_left_and_feeds_nothing(
         assert "payload.videoId is missing" in asked.words
         assert up.call("queues")[0]["totals"] == {}
         assert len(up.call("ls", "--queue", url)) == 1
-        assert not (tmp_path / ".leasehold" / "samples").exists()
-        assert not (tmp_path / ".leasehold" / "transcode").exists()
+        assert not (tmp_path / ".tenure" / "samples").exists()
+        assert not (tmp_path / ".tenure" / "transcode").exists()
         assert "see webhooks" not in up.program.words
         assert not children(up.program.process.pid, "\0receiver\0")
         hook = {"status_webhook_url": f"http://127.0.0.1:{free_port + 10}/hooks"}
@@ -184,8 +184,8 @@ def test_a_taken_port_names_the_remedy_before_anything_starts(tmp_path: Path) ->
         port = other.getsockname()[1]
         refused = Program(["up", "--port", str(port)], tmp_path, {})
         assert refused.ended() == 4
-    assert f"choose another: leasehold up --port {port + 1}" in refused.words
-    assert not (tmp_path / ".leasehold").exists()
+    assert f"choose another: tenure up --port {port + 1}" in refused.words
+    assert not (tmp_path / ".tenure").exists()
 
 
 def test_a_task_with_a_real_model_gets_no_samples(tmp_path: Path, free_port: int) -> None:
@@ -193,7 +193,7 @@ def test_a_task_with_a_real_model_gets_no_samples(tmp_path: Path, free_port: int
         program = Program(
             ["up", "--port", str(free_port), "--no-node"],
             tmp_path,
-            {"LEASEHOLD_LLM_URL": script.url},
+            {"TENURE_LLM_URL": script.url},
         )
         try:
             program.heard("no samples for chat, plan, code, rag, embed")
@@ -214,8 +214,8 @@ def test_a_named_redis_is_used_and_left_running(
         ["up", "--port", str(free_port), "--redis", redis_url, "--no-samples"], tmp_path, {}
     )
     try:
-        program.heard("leasehold is up")
-        assert not (tmp_path / ".leasehold" / "redis").exists()
+        program.heard("tenure is up")
+        assert not (tmp_path / ".tenure" / "redis").exists()
         program.signal(signal.SIGTERM)
         assert program.ended() == 0
     finally:
@@ -245,7 +245,7 @@ def test_the_worker_goes_on_when_somebody_makes_an_api_key(up: Up) -> None:
         (plane,) = [each for each in up.call("queues") if each["queue"].startswith("plane+")]
         return int(plane["totals"].get("SUCCEEDED", 0))
 
-    key = up.folder / ".leasehold" / "worker.key"
+    key = up.folder / ".tenure" / "worker.key"
     assert key.stat().st_mode & 0o777 == 0o600
     up.call("keys", "create", "somebody")
     wait_until(lambda: up.ask("POST", "/v1/jobs", {"task": "chat", "payload": {}})[0] == 401)
@@ -267,7 +267,7 @@ def test_with_a_postgres_the_sql_contracts_keep_their_jobs_there(
         wait_until(lambda: up.worked("plane"))
         counted = {row["queue"]: row["states"] for row in up.call("queues")}
         assert counted[where["plane"]]["SUCCEEDED"]
-        assert not list((tmp_path / ".leasehold").glob("*.db"))
+        assert not list((tmp_path / ".tenure").glob("*.db"))
     finally:
         up.program.kill()
         server.stop()
@@ -288,4 +288,4 @@ def test_a_file_that_cannot_be_loaded_is_told_of_before_anything_starts(
     program = Program(["up", "app.py"], tmp_path, {})
     assert program.ended() != 0
     assert words in program.words
-    assert not (tmp_path / ".leasehold").exists()
+    assert not (tmp_path / ".tenure").exists()

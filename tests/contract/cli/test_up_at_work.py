@@ -1,4 +1,4 @@
-"""What one running `leasehold up` does. It is shared: no test here stops it or closes it to others.
+"""What one running `tenure up` does. It is shared: no test here stops it or closes it to others.
 
 tests/conftest.py gives this file to one process.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold.cli.samples import FLOWS
+from tenure.cli.samples import FLOWS
 from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.upped import Up
 from tests.ports import free_port
@@ -29,7 +29,7 @@ def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(
     assert [each["workers"] for each in up.call("queues")] == [1] * len(FLOWS)
     wait_until(lambda: up.worked("bullmq") >= 2)
     assert set(up.videos()) == {"sample-python"}
-    assert not (up.folder / ".leasehold" / "samples").exists()
+    assert not (up.folder / ".tenure" / "samples").exists()
 
 
 def test_an_omniq_queue_with_groups_is_fed_and_worked_by_the_same_worker(up: Up) -> None:
@@ -48,14 +48,14 @@ def test_the_gateway_is_a_plane_whose_jobs_are_worked_over_http(up: Up) -> None:
 
 
 def test_a_transcode_succeeds_and_its_webhooks_arrive_verified(up: Up) -> None:
-    ring = up.folder / ".leasehold" / "vault.keys"
+    ring = up.folder / ".tenure" / "vault.keys"
     assert ring.stat().st_mode & 0o777 == 0o600
     url = next(each["queue"] for each in up.call("queues") if each["queue"].startswith("inbox+"))
     wait_until(lambda: up.worked("inbox"), within_s=60)
     sample = up.call("ls", "--queue", url, "--state", "succeeded")[-1]["job_id"]
     wait_until(lambda: up.webhooks(sample)[-1:] == ["succeeded"])
 
-    clip = (up.folder / ".leasehold" / "transcode" / "clip.mp4").as_uri()
+    clip = (up.folder / ".tenure" / "transcode" / "clip.mp4").as_uri()
     asked = {
         "source": {"url": clip},
         "outputs": [{"name": "poster.jpg", "format": "jpg"}],
@@ -69,7 +69,7 @@ def test_a_transcode_succeeds_and_its_webhooks_arrive_verified(up: Up) -> None:
     told = ["claimed", "fetching", "processing", "uploading", "succeeded"]
     wait_until(lambda: up.webhooks(job["job_id"]) == told)
     (made,) = up.get(path)[1]["outputs"]["outputs"]
-    assert (up.folder / ".leasehold" / "transcode" / made["key"]).stat().st_size == made["bytes"]
+    assert (up.folder / ".tenure" / "transcode" / made["key"]).stat().st_size == made["bytes"]
 
 
 def test_a_second_up_in_the_same_folder_is_told_of_the_first(up: Up) -> None:
@@ -78,4 +78,4 @@ def test_a_second_up_in_the_same_folder_is_told_of_the_first(up: Up) -> None:
     assert re.search(r"already runs here \(pid \d+, http://127", second.words)
     elsewhere = Program(["up", "--port", str(up.port), "--data", "other"], up.folder, {})
     assert elsewhere.ended() == 4
-    assert f"leasehold up --port {up.port + 1}" in elsewhere.words
+    assert f"tenure up --port {up.port + 1}" in elsewhere.words

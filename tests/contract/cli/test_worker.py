@@ -1,4 +1,4 @@
-"""`leasehold worker` as a process: burst, drain, many processes, metrics, systemd."""
+"""`tenure worker` as a process: burst, drain, many processes, metrics, systemd."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
 from tests.contract.cli.conftest import Cli, Start, wait_until
 
 APP = """
 import time, pathlib
-from leasehold import task
+from tenure import task
 
 @task("chat")
 def chat(job):
@@ -37,7 +37,7 @@ async def embed(job):
 
 TALKS = """
 import structlog
-from leasehold import task
+from tenure import task
 
 @task("talk")
 async def talk(job):
@@ -159,8 +159,8 @@ def test_a_worker_without_tasks_says_what_is_missing(start: Start, tmp_path: Pat
     (tmp_path / "empty.py").write_text("")
     worker = start("worker", "empty.py")
     assert worker.ended() == 2
-    right = 'decorate a function with @task("name") (from leasehold import task)'
-    assert worker.err == [f"leasehold: empty.py has no tasks; {right}"]
+    right = 'decorate a function with @task("name") (from tenure import task)'
+    assert worker.err == [f"tenure: empty.py has no tasks; {right}"]
 
 
 def test_a_broken_app_says_so_in_one_line_and_shows_more_on_demand(
@@ -170,9 +170,9 @@ def test_a_broken_app_says_so_in_one_line_and_shows_more_on_demand(
     worker = start("worker", "broken.py")
     assert worker.ended() == 1
     assert worker.err == [
-        "leasehold: ZeroDivisionError: division by zero (LEASEHOLD_DEBUG=1 shows where)"
+        "tenure: ZeroDivisionError: division by zero (TENURE_DEBUG=1 shows where)"
     ]
-    shown = start("worker", "broken.py", LEASEHOLD_DEBUG="1")
+    shown = start("worker", "broken.py", TENURE_DEBUG="1")
     assert shown.ended() == 1
     assert 'broken.py", line 1' in shown.words
 
@@ -198,7 +198,7 @@ def test_spans_of_attempts_reach_a_collector_linked_to_their_producer(
             """Quiet."""
 
     (tmp_path / "app.py").write_text(
-        'from leasehold import task\n\n\n@task("greet")\ndef greet(job):\n    return 1\n'
+        'from tenure import task\n\n\n@task("greet")\ndef greet(job):\n    return 1\n'
     )
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     put_in(
@@ -207,7 +207,7 @@ def test_spans_of_attempts_reach_a_collector_linked_to_their_producer(
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         collector = f"http://127.0.0.1:{server.server_port}"
-        worker = start("worker", "app.py", "--burst", LEASEHOLD_WORKER_OTLP_URL=collector)
+        worker = start("worker", "app.py", "--burst", TENURE_WORKER_OTLP_URL=collector)
         assert worker.ended() == 0, worker.words
         server.shutdown()
     spans = [

@@ -1,4 +1,4 @@
-"""A whole `leasehold up` as a process, and ways to look at it."""
+"""A whole `tenure up` as a process, and ways to look at it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WELL = ("done", "completed", "succeeded", "SUCCEEDED")
 
 
 class Up:
-    """A running `leasehold up` and the folder it lives in."""
+    """A running `tenure up` and the folder it lives in."""
 
     def __init__(self, folder: Path, port: int, *args: str, **environment: str) -> None:
         self.folder, self.port = folder, port
@@ -24,7 +24,7 @@ class Up:
     def start(self, *args: str, **environment: str) -> Program:
         begin = time.monotonic()
         self.program = Program(["up", "--port", str(self.port), *args], self.folder, environment)
-        self.program.heard("leasehold is up")
+        self.program.heard("tenure is up")
         self.seconds = time.monotonic() - begin
         return self.program
 

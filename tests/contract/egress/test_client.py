@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import trustme
 
-from leasehold.egress import (
+from tenure.egress import (
     Client,
     Disconnected,
     Guard,
@@ -19,7 +19,7 @@ from leasehold.egress import (
     TooLarge,
     Unreachable,
 )
-from leasehold.egress.client import Body
+from tenure.egress.client import Body
 from tests.contract.egress.scripted import Scripted, scripted
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from leasehold.egress import (
+from tenure.egress import (
     Client,
     EgressError,
     Guard,
@@ -20,7 +20,7 @@ from leasehold.egress import (
     Refused,
     Unreachable,
 )
-from leasehold.egress.guard import Resolve
+from tenure.egress.guard import Resolve
 from tests.contract.egress.canary import canary
 
 # Each means, to some program, this machine or its neighbours.

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.streams import StreamsLedger, StreamsQueue
-from leasehold.core.lease import Lease, Report
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.gateway.serve import Running, serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
+from tenure.contracts.streams import StreamsLedger, StreamsQueue
+from tenure.core.lease import Lease, Report
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import Outcome
+from tenure.gateway.serve import Running, serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
 from tests.contract.gateway.web import Web
 
 

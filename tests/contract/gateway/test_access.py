@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.errors import UsageError
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web, read_reply
@@ -88,7 +88,7 @@ async def test_the_key_is_taken_from_either_header_and_from_nowhere_else(keys: K
     web = await keys.client()
     text = web.headers["authorization"].removeprefix("Bearer ")
     bare = Web(web.url)
-    assert re.fullmatch(r"lh_[0-9a-f]{12}_[0-9a-f]{64}", text)
+    assert re.fullmatch(r"tn_[0-9a-f]{12}_[0-9a-f]{64}", text)
     assert (await bare.get("/v1/jobs", authorization=f"bearer {text}")).status == 200
     assert (await bare.get("/v1/jobs", x_api_key=text)).status == 200
     is_problem(await bare.get(f"/v1/jobs?api_key={text}"), 401, "no_key")
@@ -100,7 +100,7 @@ async def test_a_wrong_key_is_refused_with_a_challenge(keys: Keys) -> None:
     web = await keys.client()
     text = web.headers["authorization"].removeprefix("Bearer ")
     wrong = text[:-1] + ("0" if text[-1] != "0" else "1")
-    for value in (wrong, "lh_000000000000_" + "0" * 64, "lh_x_y", "nonsense", text + "0"):
+    for value in (wrong, "tn_000000000000_" + "0" * 64, "tn_x_y", "nonsense", text + "0"):
         reply = await Web(web.url).get("/v1/jobs", x_api_key=value)
         is_problem(reply, 401, "bad_key")
         assert reply.headers["www-authenticate"].startswith("Bearer")
@@ -110,7 +110,7 @@ async def test_a_wrong_key_is_refused_with_a_challenge(keys: Keys) -> None:
 @pytest.mark.clause("S-51")
 async def test_a_stored_key_cannot_be_read_back(site: Site, keys: Keys) -> None:
     key, text = await keys.ring.create(("admin",), "laptop")
-    stored = await site.redis.call("HGETALL", f"{site.ns}leasehold:keys")
+    stored = await site.redis.call("HGETALL", f"{site.ns}tenure:keys")
     assert text.rpartition("_")[2].encode() not in b"".join(stored)
     assert text.rpartition("_")[2] not in repr(await keys.ring.list())
     assert key.id in text
@@ -214,7 +214,7 @@ async def test_a_ticket_runs_out() -> None:
     now = [1_000]
     ring = MemoryKeyRing(clock_ms=lambda: now[0])
     _, _ = await ring.create(ALL, "x")
-    from leasehold.core.endpoint import Caller
+    from tenure.core.endpoint import Caller
 
     ticket = await ring.issue(Caller("k"))
     now[0] += 60_001
@@ -294,7 +294,7 @@ async def test_anonymous_callers_can_be_shut_out_on_loopback_too(site: Site) -> 
 @pytest.mark.clause("S-51")
 async def test_a_gateway_without_keys_refuses_to_face_the_network(site: Site) -> None:
     settings = GatewaySettings(queues=(site.url(),), host="0.0.0.0", port=0)
-    with pytest.raises(UsageError, match="leasehold keys create"):
+    with pytest.raises(UsageError, match="tenure keys create"):
         async with serving(settings):
             raise AssertionError("it must not start")
     ring = open_keyring(site.url())

@@ -15,14 +15,14 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.cli.group import run
-from leasehold.dashboard.audit import AuditLog, Entry, Link, Verdict, digest, linked, verify
-from leasehold.gateway.auditing import open_audit
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.rings import open_side_store
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.redis import Redis
+from tenure.cli.group import run
+from tenure.dashboard.audit import AuditLog, Entry, Link, Verdict, digest, linked, verify
+from tenure.gateway.auditing import open_audit
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.rings import open_side_store
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.redis import Redis
 from tests.contract.adapters import Servers
 from tests.contract.gateway.web import Web
 from tests.contract.inbox_stage import migrated
@@ -67,7 +67,7 @@ def _redis_shelf(server: str) -> Shelf:
     namespace = f"t{secrets.token_hex(4)}:"
 
     async def rewrite(rows: list[Row]) -> None:
-        redis, key = Redis(server), f"{namespace}leasehold:audit"
+        redis, key = Redis(server), f"{namespace}tenure:audit"
         await redis.call("DEL", key)
         for at, row in enumerate(rows, 1):
             fields = ["e", row["entry"]]

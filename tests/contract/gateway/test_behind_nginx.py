@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from leasehold.gateway.rings import open_keyring
+from tenure.gateway.rings import open_keyring
 from tests.contract.cli.pages import ROOT, page
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web, read_head, read_reply
@@ -34,7 +34,7 @@ http {{
     fastcgi_temp_path {folder}/fastcgi;
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
-    include {folder}/leasehold.conf;
+    include {folder}/tenure.conf;
 }}
 """
 
@@ -93,7 +93,7 @@ async def nginx(tmp_path: Path) -> AsyncGenerator[Callable[[str], Awaitable[Prox
         ):
             assert documented in text
             text = text.replace(documented, here)
-        (tmp_path / "leasehold.conf").write_text(text)
+        (tmp_path / "tenure.conf").write_text(text)
         (tmp_path / "nginx.conf").write_text(AROUND.format(folder=tmp_path))
         command = (program, "-e", "stderr", "-p", tmp_path, "-c", tmp_path / "nginx.conf")
         started.append(await asyncio.create_subprocess_exec(*command))

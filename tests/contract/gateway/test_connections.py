@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.core.errors import UsageError
-from leasehold.gateway import connections
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.errors import UsageError
+from tenure.gateway import connections
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Reply, Web, read_head, read_reply
 from tests.waiting import until
@@ -397,7 +397,7 @@ async def test_admins_have_an_address_of_their_own(site: Site) -> None:
 
 
 async def test_an_admin_address_on_a_network_needs_a_key(site: Site) -> None:
-    with pytest.raises(UsageError, match="leasehold keys create"):
+    with pytest.raises(UsageError, match="tenure keys create"):
         await site.gateway(admin_address="0.0.0.0:0")
     ring = open_keyring(site.url())
     await ring.create(("admin",), "test")

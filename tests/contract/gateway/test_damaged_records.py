@@ -13,18 +13,18 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.cli.group import run
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.dashboard.audit import Entry, verify
-from leasehold.gateway.auditing import open_audit
-from leasehold.gateway.keys import KeyRing, RedisKeyRing
-from leasehold.gateway.limits import Quota
-from leasehold.gateway.rings import open_side_store
-from leasehold.gateway.sql_keys import open_sql_keyring
-from leasehold.ledger.migrating import known, migrate
-from leasehold.ledger.sqlite_migrations import SqliteMigrations
-from leasehold.store.redis import Redis
+from tenure.cli.group import run
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.dashboard.audit import Entry, verify
+from tenure.gateway.auditing import open_audit
+from tenure.gateway.keys import KeyRing, RedisKeyRing
+from tenure.gateway.limits import Quota
+from tenure.gateway.rings import open_side_store
+from tenure.gateway.sql_keys import open_sql_keyring
+from tenure.ledger.migrating import known, migrate
+from tenure.ledger.sqlite_migrations import SqliteMigrations
+from tenure.store.redis import Redis
 from tests.contract.adapters import Servers
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
@@ -67,7 +67,7 @@ async def test_a_wild_entry_is_reported_and_ends_no_audit_log(
     running = await site.gateway()
     web, name = Web(running.url), running.gateway.served[0].name
     await _three_acts(web, name)
-    key = f"{site.ns}leasehold:audit"
+    key = f"{site.ns}tenure:audit"
     place, fields = WILD[how]
     await site.redis.call("XADD", key, place, *(word for pair in fields.items() for word in pair))
     await _three_acts(web, name)
@@ -84,7 +84,7 @@ async def test_a_log_whose_last_id_was_used_and_removed_goes_on(site: Site) -> N
     running = await site.gateway()
     web, name = Web(running.url), running.gateway.served[0].name
     await _three_acts(web, name)
-    key = f"{site.ns}leasehold:audit"
+    key = f"{site.ns}tenure:audit"
     await site.redis.call("XADD", key, LAST_ID, "x", "y")
     await site.redis.call("XDEL", key, LAST_ID)
     await _three_acts(web, name)
@@ -98,7 +98,7 @@ async def test_an_action_is_refused_before_it_is_done_when_the_log_takes_no_entr
 ) -> None:
     running = await site.gateway()
     web, name = Web(running.url), running.gateway.served[0].name
-    key = f"{site.ns}leasehold:audit"
+    key = f"{site.ns}tenure:audit"
     await site.redis.call("SET", key, "not a stream")
     reply = await web.post(f"/api/queues/{name}/pause")
     assert reply.status == 503
@@ -251,10 +251,10 @@ async def _redis_bench(server: str, stack: AsyncExitStack) -> Bench:
 
     async def put(key_id: str, *, quota: str = "", record: bool = False) -> None:
         if record:
-            await redis.call("HSET", f"{namespace}leasehold:keys", key_id, b"\xff\xfe{")
+            await redis.call("HSET", f"{namespace}tenure:keys", key_id, b"\xff\xfe{")
         if quota:
-            await redis.call("HSET", f"{namespace}leasehold:keys:quotas", key_id, quota)
-            await redis.call("HSET", f"{namespace}leasehold:keys:used", key_id, "NaN")
+            await redis.call("HSET", f"{namespace}tenure:keys:quotas", key_id, quota)
+            await redis.call("HSET", f"{namespace}tenure:keys:used", key_id, "NaN")
 
     url = f"streams+{server}?namespace={namespace}"
     side = open_side_store(url, "test")
@@ -323,7 +323,7 @@ async def test_records_beside_the_keys_of_a_wrong_type_refuse_no_key(site: Site)
     ring = RedisKeyRing(site.redis, prefix=site.ns)
     key, text = await ring.create(["admin"], "good")
     for name in ("used", "quotas"):
-        await site.redis.call("SET", f"{site.ns}leasehold:keys:{name}", "x")
+        await site.redis.call("SET", f"{site.ns}tenure:keys:{name}", "x")
     web = Web((await site.gateway()).url, {"x-api-key": text})
     assert (await web.get("/api/queues")).status == 200
     assert [each.id for each in await ring.list()] == [key.id]

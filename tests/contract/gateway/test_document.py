@@ -9,9 +9,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 
-from leasehold.gateway.app import Gateway
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.gateway.app import Gateway
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.threaded import served_in_a_thread
 
 DOCUMENT = msgspec.json.decode(

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.outcome import Outcome
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.job import NewJob
+from tenure.core.outcome import Outcome
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Following, SseEvent, Web
@@ -368,7 +368,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_can_resume(site: Site)
 
     async def dropped() -> bool:
         await foreign(site, job_id, "token", '{"text":"%s"}' % ("x" * 50_000))
-        return "leasehold_sse_slow_clients_total 1.0" in (await web.get("/metrics")).body.decode()
+        return "tenure_sse_slow_clients_total 1.0" in (await web.get("/metrics")).body.decode()
 
     await until(dropped, within_s=30)
 
@@ -405,7 +405,7 @@ async def test_a_client_that_leaves_is_forgotten(site: Site) -> None:
         return feed.clients == 0
 
     await until(none_there)
-    assert "leasehold_sse_clients 0.0" in (await web.get("/metrics")).body.decode()
+    assert "tenure_sse_clients 0.0" in (await web.get("/metrics")).body.decode()
 
 
 async def test_a_reopened_job_is_followed_on_from_its_first_end(site: Site, web: Web) -> None:

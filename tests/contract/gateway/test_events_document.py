@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from leasehold.cli.commands.api import described
+from tenure.cli.commands.api import described
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
 
@@ -34,7 +34,7 @@ def fits(shape: str, value: Any) -> None:
 def test_the_committed_documents_are_those_of_this_version(which: str) -> None:
     committed = (ROOT / "docs" / "reference" / f"{which}.json").read_text()
     assert json.loads(committed) == json.loads(described(which)), (
-        f"run: leasehold api {which} > docs/reference/{which}.json"
+        f"run: tenure api {which} > docs/reference/{which}.json"
     )
 
 

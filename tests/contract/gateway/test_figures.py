@@ -13,14 +13,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from leasehold.worker.metrics import Metrics
+from tenure.worker.metrics import Metrics
 from tests.contract.gateway.conftest import Site
 
 ROOT = Path(__file__).parents[3]
-BOARD = json.loads((ROOT / "deploy" / "grafana" / "leasehold.json").read_text())
+BOARD = json.loads((ROOT / "deploy" / "grafana" / "tenure.json").read_text())
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 # What a name counts or measures when it has no unit: things, or yes and no.
-PLAIN = re.compile(r"leasehold_(queue_(depth|workers|paused)|store_up|sse_clients|slots(_used)?)$")
+PLAIN = re.compile(r"tenure_(queue_(depth|workers|paused)|store_up|sse_clients|slots(_used)?)$")
 
 
 def worker_page() -> str:
@@ -56,7 +56,7 @@ async def test_every_name_follows_the_conventions(pages: dict[str, str]) -> None
             labels = {label for sample in family.samples for label in sample.labels}
             if labels & {"job", "job_id", "instance"}:
                 problems.append(f"{who} {name}: a label that Prometheus sets or that never ends")
-            if not name.startswith("leasehold_"):
+            if not name.startswith("tenure_"):
                 problems.append(f"{who} {name}: not ours")
     assert not problems, problems
 
@@ -87,7 +87,7 @@ async def test_every_panel_of_the_board_asks_for_a_metric_that_there_is(
         name
         for panel in BOARD["panels"]
         for target in panel["targets"]
-        for name in re.findall(r"leasehold_[a-z_]+", target["expr"])
+        for name in re.findall(r"tenure_[a-z_]+", target["expr"])
     }
     assert asked - there == set()
     assert len(asked) >= 12

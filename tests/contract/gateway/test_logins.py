@@ -11,17 +11,17 @@ from urllib.parse import urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.core.errors import UsageError
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.errors import UsageError
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Reply, Web
 
 FORM = {"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin"}
 LIMIT = 5
-WRONG = "lh_000000000000_" + "0" * 64
+WRONG = "tn_000000000000_" + "0" * 64
 
 
 @dataclass
@@ -67,7 +67,7 @@ async def test_a_limited_stranger_does_not_lock_out_others(site: Site) -> None:
     ring = open_keyring(site.url())
     key, text = await ring.create(("jobs:read", "observe"), "mine")
     stranger, other = From(url, address="127.0.0.9"), From(url, address="127.0.0.8")
-    guess = f"lh_{key.id}_" + "0" * 64
+    guess = f"tn_{key.id}_" + "0" * 64
     tries = [(await stranger.get("/v1/jobs", x_api_key=guess)).status for _ in range(LIMIT + 1)]
     assert tries == [401] * LIMIT + [429]
     is_problem(await other.get("/v1/jobs", x_api_key=WRONG), 401, "bad_key")

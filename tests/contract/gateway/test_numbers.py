@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.houses import open_street
-from leasehold.core.job import NewJob
-from leasehold.core.opening import contract_names, open_queue
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.redacting import Redaction
-from leasehold.core.seam import Staffing
-from leasehold.dashboard.finding import Finder
-from leasehold.dashboard.gathering import overdue
-from leasehold.dashboard.kinds import kind_of
-from leasehold.dashboard.watching import Watch
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.cli.houses import open_street
+from tenure.core.job import NewJob
+from tenure.core.opening import contract_names, open_queue
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.redacting import Redaction
+from tenure.core.seam import Staffing
+from tenure.dashboard.finding import Finder
+from tenure.dashboard.gathering import overdue
+from tenure.dashboard.kinds import kind_of
+from tenure.dashboard.watching import Watch
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.endpoint import SCOPES
-from leasehold.gateway.auth import BELIEVE_S
-from leasehold.gateway.joined_rings import JoinedRings, open_keyrings
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.core.endpoint import SCOPES
+from tenure.gateway.auth import BELIEVE_S
+from tenure.gateway.joined_rings import JoinedRings, open_keyrings
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
 from tests.ports import free_port
@@ -27,7 +27,7 @@ JOB = {"task": "resize", "payload": {"n": 1}}
 
 
 class Half:
-    """`leasehold gateway` with streams on a closed port first, and the plane on a file second."""
+    """`tenure gateway` with streams on a closed port first, and the plane on a file second."""
 
     def __init__(self, folder: Path) -> None:
         self.plane = f"plane+sqlite:///{folder}/plane.db"
@@ -39,8 +39,8 @@ class Half:
         port = self.web.url.rpartition(":")[2]
         urls = ("--from", self.streams, "--from", self.plane)
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "leasehold.cli", "gateway", "--port", port, *urls, *more),
-            env=os.environ | {"LEASEHOLD_LOG_LEVEL": "error"},
+            *(sys.executable, "-m", "tenure.cli", "gateway", "--port", port, *urls, *more),
+            env=os.environ | {"TENURE_LOG_LEVEL": "error"},
         )
         await until(self._answers)
         return self.web
@@ -122,7 +122,7 @@ async def test_a_key_is_checked_in_the_store_that_keeps_it(half: Half) -> None:
     assert (await web.get(status)).status == 200
     assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
     # A key that the store beside may keep is neither good nor bad while that store is away.
-    unknown = {"authorization": f"Bearer lh_{'0' * 12}_{'0' * 64}"}
+    unknown = {"authorization": f"Bearer tn_{'0' * 12}_{'0' * 64}"}
     is_problem(await web.post("/internal/worker/claim", CLAIM, **unknown), 503, "store_away")
 
 

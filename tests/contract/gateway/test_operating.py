@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from leasehold.core.errors import UsageError
-from leasehold.gateway.notify import Notifier
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.errors import UsageError
+from tenure.gateway.notify import Notifier
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
@@ -25,9 +25,9 @@ from tests.waiting import until
 
 PROGRAM = """
 import os, sys, msgspec
-from leasehold.gateway.notify import Notifier
-from leasehold.gateway.serve import run
-from leasehold.gateway.settings import GatewaySettings
+from tenure.gateway.notify import Notifier
+from tenure.gateway.serve import run
+from tenure.gateway.settings import GatewaySettings
 run(msgspec.json.decode(sys.argv[1], type=GatewaySettings), Notifier.from_environment(os.environ))
 """
 
@@ -63,23 +63,23 @@ async def test_metrics_count_requests_clients_and_jobs(web: Web) -> None:
     following = await web.follow(job_id)
 
     async def followed() -> bool:
-        return "leasehold_sse_clients 1.0" in (await web.get("/metrics")).body.decode()
+        return "tenure_sse_clients 1.0" in (await web.get("/metrics")).body.decode()
 
     await until(followed)
     reply = await web.get("/metrics")
     families = {each.name: each for each in text_string_to_metric_families(reply.body.decode())}
     requests = {
         tuple(sample.labels.values()): sample.value
-        for sample in families["leasehold_http_requests"].samples
+        for sample in families["tenure_http_requests"].samples
         if sample.name.endswith("_total")
     }
     assert requests["POST", "/v1/jobs", "202"] == 1
     assert requests["GET", "other", "404"] == 1
-    depths = {s.labels["state"]: s.value for s in families["leasehold_queue_depth"].samples}
+    depths = {s.labels["state"]: s.value for s in families["tenure_queue_depth"].samples}
     assert depths["queued"] == 1
-    assert families["leasehold_oldest_waiting_seconds"].samples[0].value >= 0
-    assert families["leasehold_store_up"].samples[0].value == 1
-    assert "leasehold_http_request_duration_seconds" in families
+    assert families["tenure_oldest_waiting_seconds"].samples[0].value >= 0
+    assert families["tenure_store_up"].samples[0].value == 1
+    assert "tenure_http_request_duration_seconds" in families
     assert job_id not in reply.body.decode()
     assert "unbounded-label" not in reply.body.decode()
     following.close()

@@ -9,15 +9,15 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.core.errors import ReplyLost, StoreUnreachable
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import JobEvent, JobRecord, NewJob, Submitted
-from leasehold.gateway.connections import Joined
-from leasehold.gateway.feed import Feed
-from leasehold.gateway.frames import HEARTBEAT, comment, frame, position
-from leasehold.gateway.gather import GatheredSubmits
-from leasehold.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
-from leasehold.gateway.problems import CODES, Problem
+from tenure.core.errors import ReplyLost, StoreUnreachable
+from tenure.core.event import JournalEvent
+from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.gateway.connections import Joined
+from tenure.gateway.feed import Feed
+from tenure.gateway.frames import HEARTBEAT, comment, frame, position
+from tenure.gateway.gather import GatheredSubmits
+from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
+from tenure.gateway.problems import CODES, Problem
 
 
 def job(name: str, size: int = 2) -> NewJob:

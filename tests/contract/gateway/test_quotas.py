@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.contracts.streams import StreamsLedger
-from leasehold.core.job import NewJob, Submitted
-from leasehold.gateway.limits import DepthLimit, Quota
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.contracts.streams import StreamsLedger
+from tenure.core.job import NewJob, Submitted
+from tenure.gateway.limits import DepthLimit, Quota
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_access import ALL, BODY
 from tests.contract.gateway.test_refusals import is_problem
@@ -56,7 +56,7 @@ async def refusals(web: Web, quota: str) -> float:
 def told(problem: dict[str, str], limit: str, option: str, setting: str) -> bool:
     """Whether a refusal says what the limit is and how it is raised."""
     detail = problem["detail"]
-    return all(word in detail for word in (limit, f"leasehold keys limit KEY_ID {option}", setting))
+    return all(word in detail for word in (limit, f"tenure keys limit KEY_ID {option}", setting))
 
 
 async def test_the_rate_of_a_key_is_its_own_and_its_refusal_is_counted(

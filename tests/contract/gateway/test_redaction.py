@@ -13,16 +13,16 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease, Report
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.dashboard.job_facts import job_path
-from leasehold.gateway.keys import Key, MemoryKeyRing
-from leasehold.gateway.serve import Running, serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.ledger.sqlite_engine import SqliteEngine
-from leasehold.store.redis import Redis
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease, Report
+from tenure.core.opening import open_queue
+from tenure.core.outcome import Failure, Outcome
+from tenure.dashboard.job_facts import job_path
+from tenure.gateway.keys import Key, MemoryKeyRing
+from tenure.gateway.serve import Running, serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.ledger.sqlite_engine import SqliteEngine
+from tenure.store.redis import Redis
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.test_observing import FORM, SERVED
 from tests.contract.gateway.web import Following, Web

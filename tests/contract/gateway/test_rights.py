@@ -21,22 +21,22 @@ from urllib.parse import urlencode
 import pytest
 from starlette.routing import Route
 
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_seal
-from leasehold.core.endpoint import SCOPES, Right
-from leasehold.core.errors import UsageError
-from leasehold.core.job import JobRecord, NewJob
-from leasehold.core.opening import open_queue
-from leasehold.dashboard.assets import assets
-from leasehold.dashboard.audit import Entry
-from leasehold.dashboard.search import parse
-from leasehold.gateway.app import Gateway
-from leasehold.gateway.rights import rights_of
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.vault import new_kek
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_seal
+from tenure.core.endpoint import SCOPES, Right
+from tenure.core.errors import UsageError
+from tenure.core.job import JobRecord, NewJob
+from tenure.core.opening import open_queue
+from tenure.dashboard.assets import assets
+from tenure.dashboard.audit import Entry
+from tenure.dashboard.search import parse
+from tenure.gateway.app import Gateway
+from tenure.gateway.rights import rights_of
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
+from tenure.vault import new_kek
 from tests.contract.gateway.web import JSON, Web
 from tests.contract.unwanted import given_up
 from tests.waiting import until
@@ -300,7 +300,7 @@ async def town(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncGenerator[To
         "inbox": f"inbox+sqlite:///{tmp_path}/jobs.db?synchronous=normal",
         "plane": f"plane+sqlite:///{tmp_path}/plane.db?synchronous=normal&streams=a,b",
     }
-    lent = {"seal": open_seal(Config({"LEASEHOLD_VAULT_KEYS": new_kek("town")}, tmp_path))}
+    lent = {"seal": open_seal(Config({"TENURE_VAULT_KEYS": new_kek("town")}, tmp_path))}
     settings = GatewaySettings(queues=tuple(urls.values()), port=0, lent=lent, streams_per_key=100)
     async with AsyncExitStack() as stack:
         queues = {name: open_queue(url) for name, url in urls.items()}
@@ -499,7 +499,7 @@ async def test_a_ticket_reads_once_and_neither_acts_nor_makes_tickets(town: Town
 async def test_cursors_and_conflicts_tell_no_ids_of_other_tenants(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.contracts.streams.ledger._SCAN_MAX", 10)
+    monkeypatch.setattr("tenure.contracts.streams.ledger._SCAN_MAX", 10)
     other, _ = await town.key("jobs:write")
     me, web = await town.key("jobs:write", "jobs:read")
     mine, theirs = set(), set()

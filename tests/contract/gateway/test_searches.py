@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.redacting import MASK
-from leasehold.core.seam import PAGE_BYTES, Query, Queue, weight
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.core.job import NewJob
+from tenure.core.redacting import MASK
+from tenure.core.seam import PAGE_BYTES, Query, Queue, weight
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_observing import SERVED

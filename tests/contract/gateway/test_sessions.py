@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 import pytest
 
-from leasehold.core.opening import open_part
-from leasehold.gateway.joined_rings import JoinedRings
-from leasehold.gateway.keys import SESSIONS_PER_KEY, KeyRing, MemoryKeyRing, secret_hash
-from leasehold.gateway.rings import open_keyring, open_side_store
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.ledger.engine import INBOX
+from tenure.core.opening import open_part
+from tenure.gateway.joined_rings import JoinedRings
+from tenure.gateway.keys import SESSIONS_PER_KEY, KeyRing, MemoryKeyRing, secret_hash
+from tenure.gateway.rings import open_keyring, open_side_store
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.ledger.engine import INBOX
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
@@ -54,8 +54,8 @@ class Place:
             return [str(value) for row in rows for value in tuple(dict(row).values())]
         redis, prefix = side
         found = [
-            *await redis.call("HGETALL", f"{prefix}leasehold:sessions"),
-            *await redis.call("HVALS", f"{prefix}leasehold:keys"),
+            *await redis.call("HGETALL", f"{prefix}tenure:sessions"),
+            *await redis.call("HVALS", f"{prefix}tenure:keys"),
         ]
         await redis.close()
         texts = [raw.decode() for raw in found]
@@ -102,11 +102,11 @@ async def test_what_the_store_keeps_of_keys_and_sessions_opens_nothing(place: Pl
     assert key.secret_h in stored
     assert not [each for each in stored if value in each]
     until_s = int(time.time()) + 10 * 365 * 86_400
-    words = f"leasehold session {key.id} {until_s}".encode()
+    words = f"tenure session {key.id} {until_s}".encode()
     signed = hmac.new(key.secret_h.encode(), words, hashlib.sha256).hexdigest()
     forged = [f"{key.id}.{until_s}.{signed}", *stored, *(each[:43] for each in stored)]
     for each in forged:
-        wrong = {"cookie": f"leasehold_session={each}"}
+        wrong = {"cookie": f"tenure_session={each}"}
         reply = await place.web.send("GET", "/jobs", headers=wrong)
         assert (reply.status, reply.headers["location"]) == (303, "/login?next=%2Fjobs"), each
 
@@ -155,7 +155,7 @@ async def test_the_store_ends_sessions_by_age_and_by_idleness(place: Place) -> N
     await until(both_over, within_s=5)
     assert await place.sessions(key.id) == [secret_hash(long)]
     for text in (aged, idle):
-        cookie = {"cookie": f"leasehold_session={text}"}
+        cookie = {"cookie": f"tenure_session={text}"}
         assert not await is_in(place.web, cookie)
     await place.ring.open_session(key.id, HOUR_MS, HOUR_MS)
     assert secret_hash(aged) not in await place.stored()
@@ -179,7 +179,7 @@ async def test_the_use_of_a_session_is_noted_in_every_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("keys", "sql_keys"):
-        monkeypatch.setattr(f"leasehold.gateway.{module}.TOUCH_MS", -1)
+        monkeypatch.setattr(f"tenure.gateway.{module}.TOUCH_MS", -1)
     key, _ = await place.ring.create(["observe"], "me")
     session_h = secret_hash(await place.ring.open_session(key.id, HOUR_MS, HOUR_MS))
 
@@ -215,7 +215,7 @@ async def test_the_use_of_a_session_is_noted_in_the_store_and_does_not_revive_it
     site: Site,
 ) -> None:
     """Noting it is a write of its own: a session that was ended in between stays ended."""
-    from leasehold.gateway.keys import RedisKeyRing
+    from tenure.gateway.keys import RedisKeyRing
 
     now = [1_000_000_000]
     ring = RedisKeyRing(site.redis, prefix=site.ns, clock_ms=lambda: now[0])
@@ -224,9 +224,9 @@ async def test_the_use_of_a_session_is_noted_in_the_store_and_does_not_revive_it
         now[0] += HOUR_MS - 1
         assert await ring.find_session(secret_hash(text)) is not None
     assert await ring.end_sessions(session_h=secret_hash(text)) == 1
-    await site.redis.call("HSET", f"{site.ns}leasehold:sessions:seen", secret_hash(text), now[0])
+    await site.redis.call("HSET", f"{site.ns}tenure:sessions:seen", secret_hash(text), now[0])
     assert await ring.find_session(secret_hash(text)) is None
-    await site.redis.call("HSET", f"{site.ns}leasehold:sessions", secret_hash(text), "no session")
+    await site.redis.call("HSET", f"{site.ns}tenure:sessions", secret_hash(text), "no session")
     assert await ring.find_session(secret_hash(text)) is None
     assert await ring.sessions() == []
 

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from leasehold.core.errors import ServerError
-from leasehold.gateway.rings import open_keyring
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.core.errors import ServerError
+from tenure.gateway.rings import open_keyring
+from tenure.store.embedded import EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem

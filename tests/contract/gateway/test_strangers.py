@@ -12,41 +12,41 @@ from typing import Any
 import pytest
 import structlog
 
-from leasehold.gateway.app import Gateway
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import Running, serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.worker.logs import configure_logs
+from tenure.gateway.app import Gateway
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import Running, serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.worker.logs import configure_logs
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
 
 CANARY = "c4n4ry"
-KEY = "lh_0123456789ab_" + CANARY + "0" * (64 - len(CANARY))
+KEY = "tn_0123456789ab_" + CANARY + "0" * (64 - len(CANARY))
 NINES = "9" * 5_000
 
 COOKIES = [
-    f"leasehold_session={CANARY}",
-    f"leasehold_session=0123456789ab.{NINES}.{CANARY}",
-    f"leasehold_session=0123456789ab.9999999999.\xe9\xff{CANARY}",
-    f"leasehold_session=0123456789ab.\xb2\xb3.{CANARY}",
-    "leasehold_session=" + "A" * 43,
-    "leasehold_session=" + "\xff" * 43,
-    'leasehold_session="; leasehold_session=\\; =; ;;;',
-    "leasehold_session" + "=" * 4_000,
+    f"tenure_session={CANARY}",
+    f"tenure_session=0123456789ab.{NINES}.{CANARY}",
+    f"tenure_session=0123456789ab.9999999999.\xe9\xff{CANARY}",
+    f"tenure_session=0123456789ab.\xb2\xb3.{CANARY}",
+    "tenure_session=" + "A" * 43,
+    "tenure_session=" + "\xff" * 43,
+    'tenure_session="; tenure_session=\\; =; ;;;',
+    "tenure_session" + "=" * 4_000,
     "a=" + '"\\' * 4_000,
     "; " * 4_000,
     "\x01\x02\x7f\x80=\x00",
-    "$Version=1; leasehold_session=[]; $Path=/",
+    "$Version=1; tenure_session=[]; $Path=/",
 ]
 HEADERS = [
     f"authorization: Bearer {KEY}",
-    f"authorization: Bearer lh_{CANARY}\xff\xfe_\xff",
+    f"authorization: Bearer tn_{CANARY}\xff\xfe_\xff",
     f"authorization: Basic {CANARY}",
     "authorization: Bearer",
     "authorization: \xff",
     f"x-api-key: {KEY}",
     "x-api-key: " + "_" * 4_000,
-    f"x-api-key: lh_0123456789\xb2\xb3_{'0' * 64}",
+    f"x-api-key: tn_0123456789\xb2\xb3_{'0' * 64}",
     "host: [",
     "host: [::1]:x\xff",
     "host: ",
@@ -98,7 +98,7 @@ SEGMENTS = ["x", "%00", "%ff%fe", "..%2f..", "%F0%9F%92%A9", "a" * 2_000, "%"]
 
 @pytest.fixture
 def logs() -> Iterator[io.StringIO]:
-    """Text logs as `leasehold gateway` writes them on a terminal, where `rich` is installed."""
+    """Text logs as `tenure gateway` writes them on a terminal, where `rich` is installed."""
     import rich  # noqa: F401
 
     before = structlog.get_config()

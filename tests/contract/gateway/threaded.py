@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from leasehold.gateway.serve import run_loop, serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.gateway.serve import run_loop, serving
+from tenure.gateway.settings import GatewaySettings
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import JobRecord
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.core.seam import Queue
-from leasehold.ledger.reading import BoxLedger
+from tenure.core.event import JournalEvent
+from tenure.core.job import JobRecord
+from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.seam import Queue
+from tenure.ledger.reading import BoxLedger
 from tests.contract.adapters import Servers
 from tests.contract.conftest import judge
 from tests.contract.inbox_stage import InboxStage, PostgresInboxAdapter, SqliteInboxAdapter
@@ -82,7 +82,7 @@ class Outbox:
         self.journal = open_journal(url)
 
     async def rows(self) -> Sequence[JobRecord]:
-        from leasehold.core.seam import Query
+        from tenure.core.seam import Query
 
         return (await self.ledger.find(Query(limit=1000))).jobs[::-1]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import ServerError
-from leasehold.core.job import NewJob, Submitted
-from leasehold.core.seam import Queue
-from leasehold.ledger.engine import IN_BULK
-from leasehold.ledger.migrating import check_version
-from leasehold.store.postgres import Postgres
+from tenure.core.errors import ServerError
+from tenure.core.job import NewJob, Submitted
+from tenure.core.seam import Queue
+from tenure.ledger.engine import IN_BULK
+from tenure.ledger.migrating import check_version
+from tenure.store.postgres import Postgres
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim
@@ -114,7 +114,7 @@ async def test_parts_of_a_submit_that_run_side_by_side_are_in_line_as_they_were_
             await asyncio.sleep(0.2)  # the slow answer itself
         await check_version(database)
 
-    monkeypatch.setattr("leasehold.ledger.postgres_engine.check_version", checked)
+    monkeypatch.setattr("tenure.ledger.postgres_engine.check_version", checked)
     jobs = [NewJob(task="in-line", payload=b"%d" % number) for number in range(6_000 + IN_BULK + 1)]
     answers = await inbox.queue("w1").submit(jobs)
     given = [answer.job_id for answer in answers]

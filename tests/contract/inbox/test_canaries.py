@@ -23,9 +23,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
-from leasehold.core.opening import open_journal
-from leasehold.gateway.rings import open_keyring
-from leasehold.vault import new_kek
+from tenure.core.opening import open_journal
+from tenure.gateway.rings import open_keyring
+from tenure.vault import new_kek
 from tests.contract.gateway.web import JSON, Reply, Web
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -110,23 +110,23 @@ async def running(inbox: InboxStage, folder: Path) -> AsyncGenerator[Web]:
     """A gateway and a worker that tell all they can; their words go to `*.log`."""
     outbox, port = f"{inbox.url}&box=outbox", free_port()
     told = {
-        "LEASEHOLD_VAULT_KEYS": new_kek("canaries"),
-        "LEASEHOLD_EGRESS_ALLOW": "127.0.0.1/32",
-        "LEASEHOLD_TRANSCODE_FOLDER": str(folder / "work"),
+        "TENURE_VAULT_KEYS": new_kek("canaries"),
+        "TENURE_EGRESS_ALLOW": "127.0.0.1/32",
+        "TENURE_TRANSCODE_FOLDER": str(folder / "work"),
     }
     ring = open_keyring(inbox.url)
     key, text = await ring.create(("jobs:write", "jobs:read", "observe"), "canaries")
     level = ("--log-level", "debug")
     programs = {
         "gateway": ("gateway", "--port", str(port), "--from", inbox.url, *level),
-        "worker": ("worker", "leasehold.transcode", "--from", inbox.url, "--from", outbox, *level),
+        "worker": ("worker", "tenure.transcode", "--from", inbox.url, "--from", outbox, *level),
     }
     started = []
     for name, words in programs.items():
         with (folder / f"{name}.log").open("wb") as log:
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "leasehold.cli", *words],
+                    [sys.executable, "-m", "tenure.cli", *words],
                     env=os.environ | told,
                     stdout=log,
                     stderr=log,

@@ -11,13 +11,13 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_seal
-from leasehold.egress import Guard
-from leasehold.gateway.app import Gateway
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.vault import new_kek
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_seal
+from tenure.egress import Guard
+from tenure.gateway.app import Gateway
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.settings import GatewaySettings
+from tenure.vault import new_kek
 from tests.contract.gateway.threaded import served_in_a_thread
 
 DOCUMENT = msgspec.json.decode(
@@ -32,7 +32,7 @@ schema = schemathesis.openapi.from_dict(DOCUMENT)
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """A gateway with a key ring; schemathesis asks synchronously."""
     folder: Path = tmp_path_factory.mktemp("inbox")
-    seal = open_seal(Config({"LEASEHOLD_VAULT_KEYS": new_kek("document")}, folder))
+    seal = open_seal(Config({"TENURE_VAULT_KEYS": new_kek("document")}, folder))
     lent = {"seal": seal, "check_url": Guard().check_url}
     queue = f"inbox+sqlite:///{folder}/jobs.db?synchronous=normal"
     chosen = GatewaySettings(queues=(queue,), port=0, lent=lent)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_seal
-from leasehold.core.outcome import Failure
-from leasehold.egress import Guard, Policy
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.vault import new_kek
-from leasehold.webhooks.secrets import read_secrets
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_seal
+from tenure.core.outcome import Failure
+from tenure.egress import Guard, Policy
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.vault import new_kek
+from tenure.webhooks.secrets import read_secrets
 from tests.contract.gateway.web import JSON, Reply, Web
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -30,7 +30,7 @@ KEYS = {"access_key_id": "AKID", "secret_access_key": "secret"}
 
 
 def lent(tmp_path: Any, secrets: str = "") -> dict[str, Any]:
-    config = Config({"LEASEHOLD_VAULT_KEYS": new_kek("door")}, tmp_path)
+    config = Config({"TENURE_VAULT_KEYS": new_kek("door")}, tmp_path)
     given: dict[str, Any] = {"seal": open_seal(config), "check_url": Guard(Policy()).check_url}
     return given | ({"has_secret": read_secrets(secrets).has} if secrets else {})
 

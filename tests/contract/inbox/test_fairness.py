@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
-from leasehold import NewJob, Worker, task
-from leasehold.core.outcome import Outcome
-from leasehold.core.seam import Queue
-from leasehold.egress import Client, Guard, Policy
-from leasehold.vault import Secret
-from leasehold.webhooks.deliver import RETRY, delivery_handler
+from tenure import NewJob, Worker, task
+from tenure.core.outcome import Outcome
+from tenure.core.seam import Queue
+from tenure.egress import Client, Guard, Policy
+from tenure.vault import Secret
+from tenure.webhooks.deliver import RETRY, delivery_handler
 from tests.contract.inbox_stage import InboxStage
 from tests.waiting import until
 

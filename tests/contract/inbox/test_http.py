@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_seal
-from leasehold.core.opening import open_queue
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.vault import new_kek
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_seal
+from tenure.core.opening import open_queue
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.vault import new_kek
 from tests.contract.gateway.web import JSON, Reply, Web
 from tests.contract.inbox.conftest import Outbox, RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -60,7 +60,7 @@ async def site(inbox: InboxStage, tmp_path: Path) -> AsyncGenerator[Site]:
         _, keys[who] = await ring.create(WRITE_AND_READ, who)
     _, keys["reader"] = await ring.create(("jobs:read",), "reader")
     # Every requester has a secret in the operator's file: what happens without is `test_door.py`.
-    config = Config({"LEASEHOLD_VAULT_KEYS": new_kek("http")}, tmp_path)
+    config = Config({"TENURE_VAULT_KEYS": new_kek("http")}, tmp_path)
     lent = {"has_secret": lambda requester: True, "seal": open_seal(config)}
     async with serving(GatewaySettings(queues=(inbox.url,), port=0, lent=lent)) as running:
         yield Site(inbox, running.url, keys)
@@ -215,7 +215,7 @@ async def test_keys_are_kept_as_hashes_in_the_queues_own_store(inbox: InboxStage
     assert text.rpartition("_")[2] not in repr(await ring.list())
     await ring.touch(key.id, 0)
     assert (await ring.list())[-1].last_used_ms > 0
-    from leasehold.core.endpoint import Caller
+    from tenure.core.endpoint import Caller
 
     ticket = await ring.issue(Caller(key.id, frozenset(("jobs:read",))))
     caller = await ring.redeem(ticket)

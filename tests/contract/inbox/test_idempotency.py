@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from leasehold.core.job import NewJob
+from tenure.core.job import NewJob
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, settle, submit

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.contracts.inbox.queue import InboxQueue
-from leasehold.core.errors import LeaseLost, UsageError
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import COMPLETED, Outcome
-from leasehold.store.libsql import LibsqlConnection
+from tenure.contracts.inbox.queue import InboxQueue
+from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import COMPLETED, Outcome
+from tenure.store.libsql import LibsqlConnection
 from tests.contract.suite.acting import FAILURE, claim, claim_one, job, settle, submit
 
 pytestmark = [
@@ -94,6 +94,6 @@ async def test_without_the_client_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "libsql", None)
     made = open_queue(f"inbox+libsql:///{tmp_path}/none.db")
-    with pytest.raises(UsageError, match=r"leasehold\[libsql\]"):
+    with pytest.raises(UsageError, match=r"tenure\[libsql\]"):
         await made.submit([NewJob(task="t", payload=b"{}")])
     await made.close()

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import NewJob, Worker, open_ledger, task
-from leasehold.core.opening import open_part
-from leasehold.core.retry import fixed
-from leasehold.egress import Client, Guard, Limits, Policy
-from leasehold.transcode import Transcoder, TranscodeSettings, transcode_handler
-from leasehold.vault import Binding, Secret, Vault, new_kek, read_ring, rotate
-from leasehold.webhooks import deliver as deliver_module
-from leasehold.webhooks import new_secret, read_secret
-from leasehold.webhooks.answers import Pace
-from leasehold.webhooks.breaker import Breaker
-from leasehold.webhooks.deliver import delivery_handler
-from leasehold.webhooks.refresh import Refresher
+from tenure import NewJob, Worker, open_ledger, task
+from tenure.core.opening import open_part
+from tenure.core.retry import fixed
+from tenure.egress import Client, Guard, Limits, Policy
+from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
+from tenure.vault import Binding, Secret, Vault, new_kek, read_ring, rotate
+from tenure.webhooks import deliver as deliver_module
+from tenure.webhooks import new_secret, read_secret
+from tenure.webhooks.answers import Pace
+from tenure.webhooks.breaker import Breaker
+from tenure.webhooks.deliver import delivery_handler
+from tenure.webhooks.refresh import Refresher
 from tests.contract.egress.scripted import scripted
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage

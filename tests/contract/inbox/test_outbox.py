@@ -11,16 +11,16 @@ import asyncpg
 import msgspec
 import pytest
 
-from leasehold.contracts.inbox import OutboxQueue, parts
-from leasehold.core.errors import UsageError
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Report
-from leasehold.core.opening import open_queue, parse_url
-from leasehold.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
-from leasehold.core.seam import Query
-from leasehold.ledger import claiming, history, reading
-from leasehold.ledger.engine import Engine
-from leasehold.webhooks.shapes import WebhookEvent
+from tenure.contracts.inbox import OutboxQueue, parts
+from tenure.core.errors import UsageError
+from tenure.core.job import NewJob
+from tenure.core.lease import Report
+from tenure.core.opening import open_queue, parse_url
+from tenure.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
+from tenure.core.seam import Query
+from tenure.ledger import claiming, history, reading
+from tenure.ledger.engine import Engine
+from tenure.webhooks.shapes import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.adapters import Servers
 from tests.contract.inbox.conftest import Outbox, RawSql

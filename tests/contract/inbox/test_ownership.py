@@ -6,10 +6,10 @@ import uuid
 
 import pytest
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import COMPLETED
-from leasehold.worker.identity import identity
+from tenure.core.errors import LeaseLost
+from tenure.core.opening import open_queue
+from tenure.core.outcome import COMPLETED
+from tenure.worker.identity import identity
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import (
@@ -127,7 +127,7 @@ async def test_two_batches_that_overlap_in_any_order_never_deadlock(inbox: Inbox
             await holder.extend(part)  # type: ignore[attr-defined]
 
     await asyncio.wait_for(asyncio.gather(*(churn(q) for q in (queue, other, queue, other))), 30)
-    from leasehold.core.outcome import Outcome
+    from tenure.core.outcome import Outcome
 
     shuffled = [chance.sample(leases, 60) for _ in range(4)]
     answers = await asyncio.wait_for(

@@ -6,14 +6,14 @@ import time
 import msgspec
 import pytest
 
-from leasehold.cli.checks.sql import postgres_findings, sqlite_findings
-from leasehold.core.errors import LeaseLost, ServerError, StoreError
-from leasehold.core.lease import Lease, Report
-from leasehold.core.opening import open_journal, open_queue, parse_url
-from leasehold.core.outcome import COMPLETED, Outcome, OutcomeKind
-from leasehold.core.seam import Query
-from leasehold.ledger.credentials import SealedColumns
-from leasehold.ledger.engine import INBOX
+from tenure.cli.checks.sql import postgres_findings, sqlite_findings
+from tenure.core.errors import LeaseLost, ServerError, StoreError
+from tenure.core.lease import Lease, Report
+from tenure.core.opening import open_journal, open_queue, parse_url
+from tenure.core.outcome import COMPLETED, Outcome, OutcomeKind
+from tenure.core.seam import Query
+from tenure.ledger.credentials import SealedColumns
+from tenure.ledger.engine import INBOX
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import (
@@ -288,8 +288,8 @@ async def test_the_events_of_a_job_are_those_that_the_whole_history_has_of_it(
 async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
     inbox: InboxStage,
 ) -> None:
-    from leasehold.contracts.inbox import parts
-    from leasehold.core.opening import parse_url
+    from tenure.contracts.inbox import parts
+    from tenure.core.opening import parse_url
 
     queue = inbox.queue("w1")
     sealed = {
@@ -337,8 +337,8 @@ async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
 
 @pytest.mark.clause("I-39")
 async def test_refreshes_and_deliveries_cost_a_job_no_attempt(inbox: InboxStage) -> None:
-    from leasehold.contracts.inbox import parts
-    from leasehold.core.opening import parse_url
+    from tenure.contracts.inbox import parts
+    from tenure.core.opening import parse_url
 
     queue = inbox.queue("w1")
     (job_id,) = await submit(queue, job(max_attempts=2))
@@ -354,8 +354,8 @@ async def test_refreshes_and_deliveries_cost_a_job_no_attempt(inbox: InboxStage)
 @pytest.mark.clause("I-6")
 async def test_a_refusal_of_the_database_reaches_the_caller_as_an_error(inbox: InboxStage) -> None:
     """Nothing of ours asks for it; if it did, it would hear so and not go on in silence."""
-    from leasehold.contracts.inbox import parts
-    from leasehold.core.opening import parse_url
+    from tenure.contracts.inbox import parts
+    from tenure.core.opening import parse_url
 
     engine, _ = parts(parse_url(inbox.url))
     queue = inbox.queue("w1")

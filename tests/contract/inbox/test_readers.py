@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from leasehold.contracts.inbox import parts
-from leasehold.core.errors import NotFound
-from leasehold.core.opening import open_queue, parse_url
-from leasehold.ledger.readers import JournalReaders
+from tenure.contracts.inbox import parts
+from tenure.core.errors import NotFound
+from tenure.core.opening import open_queue, parse_url
+from tenure.ledger.readers import JournalReaders
 from tests.contract.inbox.conftest import Outbox, RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, settle, submit

@@ -2,8 +2,8 @@
 
 import pytest
 
-from leasehold.contracts.inbox.retrying import THROTTLED_FACTOR, backoff, retry_class
-from leasehold.core.outcome import BURIED, Failure, Retried
+from tenure.contracts.inbox.retrying import THROTTLED_FACTOR, backoff, retry_class
+from tenure.core.outcome import BURIED, Failure, Retried
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, record, settle, submit
 

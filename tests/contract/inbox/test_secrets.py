@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from leasehold.cli.config import load_config
-from leasehold.cli.group import run
-from leasehold.cli.key_ring import open_seal
-from leasehold.contracts.inbox import open_endpoint_secrets
-from leasehold.contracts.inbox.secrets import SECRET_PREFIX, Seal, WebhookSecrets
-from leasehold.core.errors import UsageError
-from leasehold.core.opening import parse_url
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.vault import CannotOpen, Vault, new_kek, read_ring
+from tenure.cli.config import load_config
+from tenure.cli.group import run
+from tenure.cli.key_ring import open_seal
+from tenure.contracts.inbox import open_endpoint_secrets
+from tenure.contracts.inbox.secrets import SECRET_PREFIX, Seal, WebhookSecrets
+from tenure.core.errors import UsageError
+from tenure.core.opening import parse_url
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.vault import CannotOpen, Vault, new_kek, read_ring
 from tests.contract.gateway.web import JSON, Web
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -37,7 +37,7 @@ async def clean(sql: RawSql, inbox: InboxStage) -> AsyncGenerator[None]:
 
 @pytest.fixture
 def seal(monkeypatch: pytest.MonkeyPatch) -> Seal:
-    monkeypatch.setenv("LEASEHOLD_VAULT_KEYS", OLD)
+    monkeypatch.setenv("TENURE_VAULT_KEYS", OLD)
     made = open_seal(load_config())
     assert made is not None
     return made
@@ -146,7 +146,7 @@ async def test_a_rotation_seals_what_lies_open_and_moves_the_rest(
     await secrets.close()
     await lies_open(sql, "anna", "whsec_Y2FuYXJ5LW9mLWFubmE=")
     ((before,),) = await sql("SELECT encrypted FROM webhook_secrets WHERE requester_id = 'bert'")
-    monkeypatch.setenv("LEASEHOLD_VAULT_KEYS", f"{NEW}\n{OLD}")
+    monkeypatch.setenv("TENURE_VAULT_KEYS", f"{NEW}\n{OLD}")
     # 8: the schema is shared, and other tests sealed under keys that this ring has not.
     assert await asyncio.to_thread(run, ["keys", "rotate", "-q", inbox.url]) in (0, 8)
     rows = await sql("SELECT requester_id, secret, kek_id FROM webhook_secrets ORDER BY 1")

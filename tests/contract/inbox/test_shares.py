@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.core.seam import Queue
-from leasehold.gateway.limits import Quota
-from leasehold.gateway.rings import open_keyring
-from leasehold.ledger.reading import BoxLedger
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import Outcome
+from tenure.core.seam import Queue
+from tenure.gateway.limits import Quota
+from tenure.gateway.rings import open_keyring
+from tenure.ledger.reading import BoxLedger
 from tests.contract.inbox_stage import InboxStage
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from leasehold.contracts.inbox import InboxQueue, parts
-from leasehold.contracts.inbox.shapes import view
-from leasehold.core.errors import InvalidTransition, StoreUnreachable, UsageError
-from leasehold.core.lease import Report
-from leasehold.core.opening import parse_url
-from leasehold.core.outcome import BURIED, Retried
-from leasehold.core.state import INBOX
-from leasehold.ledger.engine import Engine
+from tenure.contracts.inbox import InboxQueue, parts
+from tenure.contracts.inbox.shapes import view
+from tenure.core.errors import InvalidTransition, StoreUnreachable, UsageError
+from tenure.core.lease import Report
+from tenure.core.opening import parse_url
+from tenure.core.outcome import BURIED, Retried
+from tenure.core.state import INBOX
+from tenure.ledger.engine import Engine
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, record, settle, state, submit

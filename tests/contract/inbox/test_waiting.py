@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.contracts.inbox import parts
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_queue, parse_url
-from leasehold.core.outcome import Outcome
+from tenure.contracts.inbox import parts
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_queue, parse_url
+from tenure.core.outcome import Outcome
 from tests.waiting import until
 
 JOB = NewJob(task="t", payload=b"{}")
 APP = """
-from leasehold import task
+from tenure import task
 @task("t")
 async def t(job): return None
 @task("webhook")
@@ -30,7 +30,7 @@ async def webhook(job): return None
 """
 CLAIMS = """
 import asyncio, os, signal, sys
-from leasehold.core.opening import open_queue
+from tenure.core.opening import open_queue
 async def main():
     queue = open_queue(sys.argv[1], worker_id=sys.argv[2])
     while True:
@@ -49,7 +49,7 @@ SECONDS = 5.0
 def workers(url: str, folder: Path, count: int) -> Iterator[list[int]]:
     """Processes that serve an inbox and its outbox."""
     (folder / "app.py").write_text(APP)
-    command = [sys.executable, "-m", "leasehold.cli", "worker", "app.py", "--log-level", "error"]
+    command = [sys.executable, "-m", "tenure.cli", "worker", "app.py", "--log-level", "error"]
     command += ["--from", url, "--from", f"{url}?box=outbox"]
     running = [subprocess.Popen(command, cwd=folder) for _ in range(count)]
     try:

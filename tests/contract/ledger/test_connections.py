@@ -15,18 +15,18 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from leasehold.cli.migrating import migrated
-from leasehold.core.errors import ServerError
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_part, open_queue, parse_url
-from leasehold.store import postgres_pool
-from leasehold.store.postgres import Postgres
+from tenure.cli.migrating import migrated
+from tenure.core.errors import ServerError
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_part, open_queue, parse_url
+from tenure.store import postgres_pool
+from tenure.store.postgres import Postgres
 from tests.contract.adapters import Servers
 from tests.waiting import until
 
 APP = """
 import asyncio
-from leasehold import task
+from tenure import task
 @task("quick")
 async def quick(job): return None
 @task("slow")
@@ -70,7 +70,7 @@ async def worker(base: Base, folder: Path, name: str) -> AsyncGenerator[None]:
     """A process that serves an inbox and its outbox."""
     (folder / "app.py").write_text(APP)
     url = base.url(application_name=name)
-    command = [sys.executable, "-m", "leasehold.cli", "worker", "app.py", "--log-level", "error"]
+    command = [sys.executable, "-m", "tenure.cli", "worker", "app.py", "--log-level", "error"]
     command += ["--from", url, "--from", f"{url}&box=outbox", "--concurrency", "50"]
     process = subprocess.Popen(command, cwd=folder)
     try:

@@ -11,15 +11,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import COMPLETED, Outcome
-from leasehold.core.seam import Queue
-from leasehold.ledger.engine import INBOX, OUTBOX, Row
-from leasehold.ledger.postgres_engine import PostgresEngine
-from leasehold.ledger.postgres_engine import given as given_as
-from leasehold.ledger.sqlite_engine import SqliteEngine
-from leasehold.store.statements import Operation
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.seam import Queue
+from tenure.ledger.engine import INBOX, OUTBOX, Row
+from tenure.ledger.postgres_engine import PostgresEngine
+from tenure.ledger.postgres_engine import given as given_as
+from tenure.ledger.sqlite_engine import SqliteEngine
+from tenure.store.statements import Operation
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 

@@ -1,6 +1,6 @@
 """Another program writes what it likes into the tables: every good job is done all the same.
 
-`LEASEHOLD_FUZZ_ROUNDS=2000 bin/test tests/contract/ledger/test_hostile_rows.py` for more rounds.
+`TENURE_FUZZ_ROUNDS=2000 bin/test tests/contract/ledger/test_hostile_rows.py` for more rounds.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from leasehold.cli.migrating import migrated
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_journal, open_ledger, open_queue, parse_url
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.seam import Query
+from tenure.cli.migrating import migrated
+from tenure.core.event import JournalEvent
+from tenure.core.job import NewJob
+from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.seam import Query
 from tests.contract.adapters import Servers
 from tests.waiting import until
 
-ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("TENURE_FUZZ_ROUNDS", "200"))
 COUNT_MAX, EVENTS_MAX, WIDE_MAX = 10**9, 100_000, 2**60
 BOUNDS = (COUNT_MAX, EVENTS_MAX, WIDE_MAX, -WIDE_MAX)
 NUMBERS = (

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from leasehold.cli.group import group
-from leasehold.core.errors import Conflict, ServerError, UsageError
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.core.seam import Query
-from leasehold.ledger.migrating import PostgresMigrations, known, migrate
-from leasehold.ledger.sqlite_migrations import SqliteMigrations
-from leasehold.store.postgres import Postgres
+from tenure.cli.group import group
+from tenure.core.errors import Conflict, ServerError, UsageError
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import Outcome
+from tenure.core.seam import Query
+from tenure.ledger.migrating import PostgresMigrations, known, migrate
+from tenure.ledger.sqlite_migrations import SqliteMigrations
+from tenure.store.postgres import Postgres
 from tests.contract.adapters import Servers
 
 JOB = NewJob(task="t", payload=b"{}")

@@ -11,13 +11,13 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from leasehold.cli.checks.sql import postgres_findings
-from leasehold.cli.migrating import migrated
-from leasehold.core.errors import StoreUnreachable
-from leasehold.core.opening import open_ledger, open_part, parse_url
-from leasehold.dashboard.audit import Entry
-from leasehold.gateway.auditing import open_audit
-from leasehold.gateway.rings import open_keyring
+from tenure.cli.checks.sql import postgres_findings
+from tenure.cli.migrating import migrated
+from tenure.core.errors import StoreUnreachable
+from tenure.core.opening import open_ledger, open_part, parse_url
+from tenure.dashboard.audit import Entry
+from tenure.gateway.auditing import open_audit
+from tenure.gateway.rings import open_keyring
 from tests.contract.adapters import Servers
 
 Door = Callable[[str], Awaitable[Any]]

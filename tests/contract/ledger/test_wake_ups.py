@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.plane import line
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.ledger import claiming, sqlite_engine
-from leasehold.ledger.sqlite_engine import SqliteBell
-from leasehold.store import sqlite
-from leasehold.store.notifying import Listener, notify
-from leasehold.store.sqlite import BELLS
+from tenure.contracts.plane import line
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.opening import open_ledger, open_queue
+from tenure.ledger import claiming, sqlite_engine
+from tenure.ledger.sqlite_engine import SqliteBell
+from tenure.store import sqlite
+from tenure.store.notifying import Listener, notify
+from tenure.store.sqlite import BELLS
 from tests.waiting import until
 
 OTHERS = 9

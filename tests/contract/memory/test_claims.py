@@ -2,12 +2,12 @@
 
 import pytest
 
-from leasehold.contracts.memory.claiming import ClaimId
-from leasehold.contracts.memory.options import MemoryOptions
-from leasehold.contracts.memory.store import MemoryStore
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Outcome
+from tenure.contracts.memory.claiming import ClaimId
+from tenure.contracts.memory.options import MemoryOptions
+from tenure.contracts.memory.store import MemoryStore
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.outcome import Outcome
 
 pytestmark = pytest.mark.clause("M-9")
 

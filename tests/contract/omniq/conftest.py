@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.omniq import Client, OmniqLedger, OmniqQueue, Reserved
-from leasehold.core.event import JournalEvent
-from leasehold.core.opening import open_journal, open_ledger, open_queue
+from tenure.contracts.omniq import Client, OmniqLedger, OmniqQueue, Reserved
+from tenure.core.event import JournalEvent
+from tenure.core.opening import open_journal, open_ledger, open_queue
 from tests.chaos.proxy import LossyProxy
 from tests.contract.adapters import Servers
 from tests.contract.omniq.tables import untrue

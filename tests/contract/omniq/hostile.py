@@ -23,7 +23,7 @@ KEYS = (
 )
 FIELDS = (
     *("state", "payload", "attempt", "max_attempts", "timeout_ms", "backoff_ms", "created_ms"),
-    *("gid", "lease_token", "lock_until_ms", "due_ms", "lh", "task", "trace", "queued_ms"),
+    *("gid", "lease_token", "lock_until_ms", "due_ms", "tn", "task", "trace", "queued_ms"),
 )
 SCORES = (0.0, -1.0, 5e15, 1e300, float("inf"), float("-inf"), 1.5)
 

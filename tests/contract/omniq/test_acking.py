@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.contracts.omniq import NotActive, Reserved, TokenMismatch
-from leasehold.core.errors import LeaseLost, StoreError
-from leasehold.core.outcome import COMPLETED, Outcome
+from tenure.contracts.omniq import NotActive, Reserved, TokenMismatch
+from tenure.core.errors import LeaseLost, StoreError
+from tenure.core.outcome import COMPLETED, Outcome
 from tests.contract.omniq.conftest import Bench
 
 

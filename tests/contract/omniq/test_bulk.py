@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.core.errors import Conflict, StoreError
-from leasehold.core.event import JournalEvent
-from leasehold.core.job import NewJob
+from tenure.core.errors import Conflict, StoreError
+from tenure.core.event import JournalEvent
+from tenure.core.job import NewJob
 from tests.contract.omniq.conftest import Bench
 
 # Runs of one shape, long and short, in groups and not, due and later.

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.omniq import JobContext
-from leasehold.core.outcome import Fatal, Snooze
+from tenure.contracts.omniq import JobContext
+from tenure.core.outcome import Fatal, Snooze
 from tests.contract.omniq.conftest import Bench
 from tests.waiting import until
 
@@ -187,7 +187,7 @@ async def test_a_signal_ends_the_consumer_as_it_was_told(
     (job_id,) = await bench.publish({})
     code = f"""
         import asyncio, time
-        from leasehold.contracts.omniq import Client
+        from tenure.contracts.omniq import Client
         def handler(ctx):
             print("begun", flush=True)
             time.sleep({1.5 if drain else 60})

@@ -10,11 +10,11 @@ import pytest
 import redis
 import structlog
 
-from leasehold.contracts.omniq import JobContext, OmniqQueue
-from leasehold.core.lease import Lease
-from leasehold.core.opening import open_journal
-from leasehold.core.outcome import COMPLETED, Outcome
-from leasehold.core.seam import Query
+from tenure.contracts.omniq import JobContext, OmniqQueue
+from tenure.core.lease import Lease
+from tenure.core.opening import open_journal
+from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.seam import Query
 from tests.contract.omniq.conftest import Bench
 from tests.waiting import until
 
@@ -345,7 +345,7 @@ async def test_readers_of_the_journal_pass_over_what_is_no_line(bench: Bench) ->
 
 @pytest.mark.clause("O-52")
 async def test_an_idempotency_key_that_was_overwritten_is_a_new_one(bench: Bench) -> None:
-    from leasehold.core.job import NewJob
+    from tenure.core.job import NewJob
 
     queue = bench.queue()
     job = NewJob(task="t", payload=b"{}", idempotency_key="k")

@@ -10,17 +10,17 @@ import time
 
 import pytest
 
-from leasehold.contracts.omniq import OmniqQueue
-from leasehold.core.errors import ServerError
-from leasehold.core.opening import open_journal
-from leasehold.core.outcome import COMPLETED, Outcome
-from leasehold.core.seam import Query
+from tenure.contracts.omniq import OmniqQueue
+from tenure.core.errors import ServerError
+from tenure.core.opening import open_journal
+from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.seam import Query
 from tests.contract.omniq.conftest import Bench
 from tests.contract.omniq.hostile import Hostile
 from tests.waiting import until
 
 LEASE_S = 12.0
-ROUNDS = int(os.environ.get("LEASEHOLD_FUZZ_ROUNDS", "200"))  # more, by hand
+ROUNDS = int(os.environ.get("TENURE_FUZZ_ROUNDS", "200"))  # more, by hand
 
 
 class Flow:

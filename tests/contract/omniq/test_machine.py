@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from leasehold.contracts.omniq import Client, Paused, Refused, Reserved, TokenMismatch
+from tenure.contracts.omniq import Client, Paused, Refused, Reserved, TokenMismatch
 from tests.contract.adapters import Servers
 from tests.contract.omniq.tables import lanes, untrue
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.omniq import Client
-from leasehold.core.errors import Conflict, LeaseholdError, StoreError, UsageError
-from leasehold.core.job import NewJob
+from tenure.contracts.omniq import Client
+from tenure.core.errors import Conflict, StoreError, TenureError, UsageError
+from tenure.core.job import NewJob
 from tests.contract.omniq.conftest import Bench
 
 
@@ -45,7 +45,7 @@ async def test_a_job_is_a_hash_with_the_fields_that_clients_read(bench: Bench) -
     stored = bench.hash(job_id)
     now_ms = stored.pop("created_ms")
     assert abs(int(now_ms) - Client.now_ms()) < 60_000
-    assert stored.pop("lh")
+    assert stored.pop("tn")
     assert stored == {
         "id": job_id,
         "payload": '{"a":"é","b":[1,2.5,null]}',
@@ -94,7 +94,7 @@ async def test_a_grouped_job_stands_in_its_groups_list(bench: Bench) -> None:
 async def test_a_payload_that_is_no_object_or_array_is_refused(bench: Bench, payload: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         await bench.client.publish(bench.name, payload)
-    assert isinstance(caught.value, LeaseholdError)
+    assert isinstance(caught.value, TenureError)
     with pytest.raises((TypeError, ValueError)):
         await bench.client.publish_many(bench.name, [({"good": 1}, {}), (payload, {})])
     assert bench.all_keys() == set()
@@ -207,7 +207,7 @@ async def test_many_jobs_are_published_in_order_and_in_few_steps(bench: Bench) -
 
 @pytest.mark.clause("O-1")
 async def test_a_queue_url_that_cannot_be_is_refused() -> None:
-    from leasehold.core.opening import open_queue
+    from tenure.core.opening import open_queue
 
     for url in ("omniq+redis://h:1/0", "omniq+redis://h:1/0?queue=a b", "omniq://?queue=x"):
         with pytest.raises(UsageError):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from leasehold.contracts.omniq import Paused, Reserved
-from leasehold.core.outcome import Outcome
+from tenure.contracts.omniq import Paused, Reserved
+from tenure.core.outcome import Outcome
 from tests.contract.omniq.conftest import Bench
 from tests.waiting import until
 

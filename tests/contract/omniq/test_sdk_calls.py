@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.contracts.omniq import JobContext, SyncClient, TokenMismatch
+from tenure.contracts.omniq import JobContext, SyncClient, TokenMismatch
 from tests.contract.omniq.conftest import Bench
 from tests.waiting import until
 
@@ -64,7 +64,7 @@ def test_threads_share_one_blocking_client(bench: Bench, blocking: SyncClient) -
 def test_a_blocking_consumer_runs_until_a_signal(bench: Bench) -> None:
     program = f"""
         import os, signal
-        from leasehold.contracts.omniq import SyncClient
+        from tenure.contracts.omniq import SyncClient
         with SyncClient({bench.server!r}) as client:
             client.publish(queue={bench.name!r}, payload={{"n": 1}})
 

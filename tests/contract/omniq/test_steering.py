@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.contracts.omniq import Client, Refused
-from leasehold.contracts.omniq.monitor import GroupStatus
+from tenure.contracts.omniq import Client, Refused
+from tenure.contracts.omniq.monitor import GroupStatus
 from tests.contract.omniq.conftest import Bench
 
 
@@ -110,7 +110,7 @@ async def test_a_batch_out_of_the_middle_of_many_failed_jobs_leaves_the_rest_in_
 
 
 def _bury(lease: object) -> object:
-    from leasehold.core.outcome import Failure, Outcome
+    from tenure.core.outcome import Failure, Outcome
 
     return Outcome(lease, "bury", failure=Failure(code="x", message="y"))  # type: ignore[arg-type]
 

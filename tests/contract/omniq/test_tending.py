@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from leasehold.core.lease import Report
-from leasehold.core.outcome import Failure, Outcome
+from tenure.core.lease import Report
+from tenure.core.outcome import Failure, Outcome
 from tests.contract.omniq.conftest import Bench
 from tests.contract.omniq.tables import untrue
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.plane import PlaneLedger, PlaneQueue
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.gateway.keys import KeyRing, MemoryKeyRing
-from leasehold.gateway.serve import Running, serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.contracts.plane import PlaneLedger, PlaneQueue
+from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.gateway.keys import KeyRing, MemoryKeyRing
+from tenure.gateway.serve import Running, serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers
 from tests.contract.gateway.web import Web
 

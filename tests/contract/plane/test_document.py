@@ -10,9 +10,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from leasehold.gateway.app import Gateway
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.settings import GatewaySettings
+from tenure.gateway.app import Gateway
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.threaded import served_in_a_thread
 
 DOCUMENT = msgspec.json.decode(

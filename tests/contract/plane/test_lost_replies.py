@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from leasehold.core.errors import StoreError
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Buried, Completed, Failure, Outcome, Retried
-from leasehold.core.seam import Query
+from tenure.core.errors import StoreError
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.outcome import Buried, Completed, Failure, Outcome, Retried
+from tenure.core.seam import Query
 from tests.chaos.verdict import Snapshot, check
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.plane.conftest import Site

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.plane import messages
-from leasehold.contracts.plane.messages import GROUP
-from leasehold.contracts.plane.words import queue_of
-from leasehold.core.errors import StoreError
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.opening import parse_url
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.postgres import Postgres
-from leasehold.store.redis import Redis
+from tenure.contracts.plane import messages
+from tenure.contracts.plane.messages import GROUP
+from tenure.contracts.plane.words import queue_of
+from tenure.core.errors import StoreError
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.opening import parse_url
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.postgres import Postgres
+from tenure.store.redis import Redis
 from tests.contract.adapters import Servers
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.contract.plane_stage import PostgresRedisPlaneAdapter

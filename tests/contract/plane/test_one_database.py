@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_ledger, open_queue
-from leasehold.core.outcome import Completed, Failure, Outcome, Retried
+from tenure.core.job import NewJob
+from tenure.core.opening import open_ledger, open_queue
+from tenure.core.outcome import Completed, Failure, Outcome, Retried
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 

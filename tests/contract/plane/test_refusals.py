@@ -143,7 +143,7 @@ async def test_a_row_that_cannot_be_read_is_set_aside_logged_and_counted(
         file.execute("UPDATE plane_jobs SET payload = '{' WHERE job_id = ?", (bad,))
     assert (await claim(web))["job_id"] == good
     page = (await web.get("/metrics")).body.decode()
-    assert re.search(r'leasehold_quarantined_total\{queue="[^"]*"\} 1\.0', page)
+    assert re.search(r'tenure_quarantined_total\{queue="[^"]*"\} 1\.0', page)
     said = capsys.readouterr()
     assert bad in said.out + said.err
 

@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from leasehold.core.errors import (
-    LeaseholdError,
+from tenure.core.errors import (
     ReplyLost,
     ServerError,
     StoreUnreachable,
+    TenureError,
     UsageError,
 )
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
 
 pytestmark = pytest.mark.clause("P-23")
 
@@ -43,7 +43,7 @@ def problem(code: str) -> str:
     ],
 )
 async def test_only_a_refusal_of_the_plane_itself_is_for_good(
-    status: int, body: str, kind: type[LeaseholdError]
+    status: int, body: str, kind: type[TenureError]
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -57,7 +57,7 @@ async def test_only_a_refusal_of_the_plane_itself_is_for_good(
         port = server.sockets[0].getsockname()[1]
         queue = open_queue(f"plane+http://127.0.0.1:{port}")
         try:
-            with pytest.raises(LeaseholdError) as raised:
+            with pytest.raises(TenureError) as raised:
                 await queue.submit([NewJob(task="t", payload=b"1", job_id="a")])
         finally:
             await queue.close()

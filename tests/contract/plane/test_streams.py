@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import StoreError
-from leasehold.core.job import NewJob
-from leasehold.gateway.keys import new_key
+from tenure.core.errors import StoreError
+from tenure.core.job import NewJob
+from tenure.gateway.keys import new_key
 from tests.contract.gateway.web import Web
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.waiting import until

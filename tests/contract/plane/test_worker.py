@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import trustme
 
-from leasehold import Job, NewJob, Worker, task
-from leasehold.core.errors import StoreUnreachable, UsageError
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import Outcome
-from leasehold.core.state import PLANE
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure import Job, NewJob, Worker, task
+from tenure.core.errors import StoreUnreachable, UsageError
+from tenure.core.opening import open_queue
+from tenure.core.outcome import Outcome
+from tenure.core.state import PLANE
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.plane.conftest import Site, claim, enqueue
 from tests.ports import free_port

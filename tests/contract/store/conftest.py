@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import StoreUnreachable, UsageError
-from leasehold.store.embedded import EmbeddedPostgres, embedded_postgres, postgres, programs
-from leasehold.store.embedded.folder import DataFolder
-from leasehold.store.embedded.spawn import User
+from tenure.core.errors import StoreUnreachable, UsageError
+from tenure.store.embedded import EmbeddedPostgres, embedded_postgres, postgres, programs
+from tenure.store.embedded.folder import DataFolder
+from tenure.store.embedded.spawn import User
 from tests.waiting import until
 
 PARENT = """
 import pathlib, sys
-from leasehold.store.embedded import EmbeddedPostgres
+from tenure.store.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(pathlib.Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)
@@ -31,7 +31,7 @@ SOMEBODY_ELSE = User(name="somebody", uid=os.getuid() + 4711, gid=os.getgid() + 
 @pytest.fixture
 def data_dir() -> Generator[Path]:
     """Not below pytest's own folder, which only its owner may enter: as root that is not us."""
-    path = Path(tempfile.mkdtemp(prefix="leasehold-test-"))
+    path = Path(tempfile.mkdtemp(prefix="tenure-test-"))
     yield path / "data" if os.geteuid() else path
     shutil.rmtree(path, ignore_errors=True)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import Conflict, StoreUnreachable, UsageError
-from leasehold.store.embedded import EmbeddedRedis, embedded_redis, folder, programs
-from leasehold.store.redis import Redis
+from tenure.core.errors import Conflict, StoreUnreachable, UsageError
+from tenure.store.embedded import EmbeddedRedis, embedded_redis, folder, programs
+from tenure.store.redis import Redis
 from tests.processes import runs
 from tests.waiting import until
 
 PARENT = """
 import pathlib, sys
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.store.embedded import EmbeddedRedis
 server = EmbeddedRedis(pathlib.Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)

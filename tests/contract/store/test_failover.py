@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from leasehold.core.errors import StoreUnreachable
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.gateway.keys import MemoryKeyRing
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import StoreUnreachable
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.gateway.keys import MemoryKeyRing
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
+from tenure.worker import Job, Settings, Worker, task
 from tests.chaos.proxy import LossyProxy
 from tests.contract.gateway.web import Web
 

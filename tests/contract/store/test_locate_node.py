@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import NotFound
-from leasehold.store.embedded import locate_node
+from tenure.core.errors import NotFound
+from tenure.store.embedded import locate_node
 
 
 def fake_node(path: Path, version: str) -> Path:

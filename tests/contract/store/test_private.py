@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.store.embedded import EmbeddedPostgres
-from leasehold.store.private import private_database, private_folder, write_private
+from tenure.core.errors import UsageError
+from tenure.store.embedded import EmbeddedPostgres
+from tenure.store.private import private_database, private_folder, write_private
 
 NOBODY = 65_534
 UMASKS = ["000", "022", "777"]
@@ -21,11 +21,11 @@ BUSY = """
 import asyncio, os, sys
 from pathlib import Path
 os.umask(int(sys.argv[1], 8))
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.notifying import Listener
-from leasehold.webhooks.replay import SqliteNonces
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.notifying import Listener
+from tenure.webhooks.replay import SqliteNonces
 
 async def main():
     queue = open_queue(f"inbox+sqlite:///{Path.cwd()}/jobs.db", worker_id="w")

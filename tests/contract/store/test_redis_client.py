@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from leasehold.core.errors import ServerError, UsageError
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
-from leasehold.store.scripts import Script, load_script
+from tenure.core.errors import ServerError, UsageError
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
+from tenure.store.scripts import Script, load_script
 from tests.chaos.proxy import LossyProxy
 from tests.waiting import until
 

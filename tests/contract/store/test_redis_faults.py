@@ -6,9 +6,9 @@ import time
 import pytest
 import uvloop
 
-from leasehold.core.errors import ReplyLost, ServerError, StoreUnreachable
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
+from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
 from tests.chaos.proxy import LossyProxy
 from tests.waiting import until
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from leasehold.core.errors import StoreUnreachable
-from leasehold.store.embedded import EmbeddedRedis
-from leasehold.store.redis import Redis
+from tenure.core.errors import StoreUnreachable
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.redis import Redis
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import ServerError
-from leasehold.store.sqlite import close_file, open_file
-from leasehold.store.turnstile import NEXT
-from leasehold.store.watching import FileWatch
+from tenure.core.errors import ServerError
+from tenure.store.sqlite import close_file, open_file
+from tenure.store.turnstile import NEXT
+from tenure.store.watching import FileWatch
 from tests.processes import stop
 
 
@@ -62,7 +62,7 @@ async def test_a_commit_that_nobody_can_be_told_of_is_not_told_as_failed(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     try:
-        monkeypatch.setattr("leasehold.store.turnstile.os.pwrite", full)
+        monkeypatch.setattr("tenure.store.turnstile.os.pwrite", full)
         assert await file.write(adds(1)) == 1
         assert await file.read(numbers) == [1]
     finally:
@@ -126,7 +126,7 @@ async def test_a_long_line_of_writes_lets_go_of_the_lock_in_between(tmp_path: Pa
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from leasehold.store.sqlite import open_file
+from tenure.store.sqlite import open_file
 from tests.contract.store.test_sqlite_file import prepare
 
 def step(connection):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from leasehold.contracts.bullmq import open_producer
-from leasehold.contracts.omniq.client import Client
-from leasehold.core.errors import ReplyLost, StoreUnreachable
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.store.redis import Redis
-from leasehold.store.resending import submit_surely
+from tenure.contracts.bullmq import open_producer
+from tenure.contracts.omniq.client import Client
+from tenure.core.errors import ReplyLost, StoreUnreachable
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.store.redis import Redis
+from tenure.store.resending import submit_surely
 from tests.chaos.proxy import LossyProxy
 from tests.waiting import until
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio
 
-from leasehold.contracts.streams import StreamsJournal, StreamsLedger, StreamsQueue
-from leasehold.core.opening import open_journal, open_ledger, open_queue
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.contracts.streams import StreamsJournal, StreamsLedger, StreamsQueue
+from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.store.embedded import EmbeddedRedis
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Completed, Outcome
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease
+from tenure.core.outcome import Completed, Outcome
 
 COUNT = 120
 

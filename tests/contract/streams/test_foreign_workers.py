@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.outcome import Completed, Outcome
+from tenure.core.job import NewJob
+from tenure.core.outcome import Completed, Outcome
 
 LEASE_MS = 150
 

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 import redis.asyncio
 
-from leasehold import NewJob, Retry, Worker, task
-from leasehold.core.seam import Query
+from tenure import NewJob, Retry, Worker, task
+from tenure.core.seam import Query
 from tests.contract.streams.hostile import Hostile
 from tests.waiting import until
 

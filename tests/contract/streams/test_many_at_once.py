@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.contracts.streams.queue import SCRIPTS
-from leasehold.core.errors import LeaseLost
-from leasehold.core.job import NewJob
-from leasehold.core.opening import open_queue
-from leasehold.core.outcome import COMPLETED, Completed, Failure, Outcome, Retried
+from tenure.contracts.streams.queue import SCRIPTS
+from tenure.core.errors import LeaseLost
+from tenure.core.job import NewJob
+from tenure.core.opening import open_queue
+from tenure.core.outcome import COMPLETED, Completed, Failure, Outcome, Retried
 
 COUNT = 120
 BOOM = Failure(code="Boom", message="it broke", stack="line 1")

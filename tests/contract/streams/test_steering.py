@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.core.event import JournalEvent
-from leasehold.core.idempotency import short_hash
-from leasehold.core.job import NewJob
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.core.seam import Query
+from tenure.core.errors import UsageError
+from tenure.core.event import JournalEvent
+from tenure.core.idempotency import short_hash
+from tenure.core.job import NewJob
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.seam import Query
 
 BOOM = Failure(code="Boom", message="it broke")
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from leasehold.core.job import NewJob
+from tenure.core.job import NewJob
 
 HASH_FIELDS = {
     "job_id", "task", "payload", "status", "created_ts", "updated_ts", "ttl_s", "result", "error",

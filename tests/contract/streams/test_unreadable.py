@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import Completed, Failure, Outcome
-from leasehold.core.seam import Query
+from tenure.core.job import NewJob
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import Completed, Failure, Outcome
+from tenure.core.seam import Query
 
 ENTRY = {"task": "chat", "payload": "{}"}
 HASH = {"status": "queued", "task": "chat", "payload": "{}", "ttl_s": "60"}

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from leasehold import NewJob, Worker, task
-from leasehold.core.outcome import Outcome
+from tenure import NewJob, Worker, task
+from tenure.core.outcome import Outcome
 
 
 def new(job_id: str) -> NewJob:

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from leasehold.core.errors import LeaseLost, UsageError
-from leasehold.core.job import NewJob
-from leasehold.core.lease import Report
-from leasehold.core.outcome import Buried, Cancelled, Completed, Failure, Outcome, Released, Retried
+from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.job import NewJob
+from tenure.core.lease import Report
+from tenure.core.outcome import Buried, Cancelled, Completed, Failure, Outcome, Released, Retried
 
 BOOM = Failure(code="Boom", message="it broke", stack="line 1")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from leasehold.core.errors import StoreError
-from leasehold.core.job import JobRecord, NewJob
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Failure, Outcome, OutcomeKind, Verdict
-from leasehold.core.seam import Queue
+from tenure.core.errors import StoreError
+from tenure.core.job import JobRecord, NewJob
+from tenure.core.lease import Lease
+from tenure.core.outcome import Failure, Outcome, OutcomeKind, Verdict
+from tenure.core.seam import Queue
 from tests.contract.adapters import Stage
 
 DEADLINE_S = 10.0

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from leasehold.worker import Worker
-from leasehold.worker.config import Settings
-from leasehold.worker.task import Task
+from tenure.worker import Worker
+from tenure.worker.config import Settings
+from tenure.worker.task import Task
 from tests.contract.adapters import Stage
 
 DEADLINE_S = 20.0

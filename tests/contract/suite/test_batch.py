@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import COMPLETED, Completed, Outcome, Retried
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import COMPLETED, Completed, Outcome, Retried
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import FAILURE, claim, job, state, submit
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import BURIED, CANCELLED, COMPLETED, OutcomeKind
+from tenure.core.lease import Lease
+from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, OutcomeKind
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim_one, job, nothing_to_claim, settle, state, submit
 

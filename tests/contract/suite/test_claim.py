@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from leasehold.core.lease import Lease
+from tenure.core.lease import Lease
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim, claim_one, job, record, settle, submit
 

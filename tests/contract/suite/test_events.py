@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.core.lease import Report
+from tenure.core.lease import Report
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim_one, job, record, settle, submit
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import COMPLETED
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Lease
+from tenure.core.outcome import COMPLETED
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import (
     claim,

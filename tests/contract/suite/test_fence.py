@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.lease import Report
-from leasehold.core.outcome import COMPLETED
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Report
+from tenure.core.outcome import COMPLETED
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim_one, job, record, run_out, settle, submit
 

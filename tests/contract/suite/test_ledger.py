@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from leasehold.core.seam import Query, Staffed, Staffing
+from tenure.core.seam import Query, Staffed, Staffing
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import (
     claim,

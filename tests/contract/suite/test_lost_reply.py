@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from leasehold.core.errors import LeaseLost, StoreError
-from leasehold.core.outcome import (
+from tenure.core.errors import LeaseLost, StoreError
+from tenure.core.outcome import (
     COMPLETED,
     Buried,
     Completed,

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import COMPLETED
+from tenure.core.lease import Lease
+from tenure.core.outcome import COMPLETED
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim_one, job, nothing_to_claim, settle, submit
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from leasehold.core.outcome import (
+from tenure.core.outcome import (
     BURIED,
     CANCELLED,
     COMPLETED,

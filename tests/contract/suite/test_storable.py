@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.contracts.bullmq.ledger import BullmqLedger
-from leasehold.core.job import JobRecord
-from leasehold.core.opening import open_ledger
-from leasehold.worker import task
-from leasehold.worker.job import Job
+from tenure.contracts.bullmq.ledger import BullmqLedger
+from tenure.core.job import JobRecord
+from tenure.core.opening import open_ledger
+from tenure.worker import task
+from tenure.worker.job import Job
 from tests.contract.adapters import Stage, served_url
 from tests.contract.suite.acting import job, record, submit
 from tests.contract.suite.serving import serving, until

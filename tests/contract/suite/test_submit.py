@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from leasehold.core.job import NewJob
+from tenure.core.job import NewJob
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import (
     claim,

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from leasehold.core.job import JobRecord
-from leasehold.worker import task
-from leasehold.worker.job import Job
+from tenure.core.job import JobRecord
+from tenure.worker import task
+from tenure.worker.job import Job
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim_one, job, record, settle, submit
 from tests.contract.suite.serving import serving, until

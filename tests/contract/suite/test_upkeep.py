@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from leasehold.core.seam import Upkeep
+from tenure.core.seam import Upkeep
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import (
     claim,

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Fatal
-from leasehold.egress import Client, Guard, Policy
-from leasehold.transcode import Transcoder, TranscodeSettings, transcode_handler
-from leasehold.transcode.access import Refresh
-from leasehold.transcode.ffmpeg import locate_ffmpeg
-from leasehold.vault import Vault, new_kek, read_ring
-from leasehold.vault.credentials import StoredCredentials
+from tenure.core.lease import Lease
+from tenure.core.outcome import Fatal
+from tenure.egress import Client, Guard, Policy
+from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
+from tenure.transcode.access import Refresh
+from tenure.transcode.ffmpeg import locate_ffmpeg
+from tenure.vault import Vault, new_kek, read_ring
+from tenure.vault.credentials import StoredCredentials
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.vault.credentials import Credentials
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.outcome import Fatal
-from leasehold.egress import Policy
-from leasehold.transcode.cage import READABLE, Cage, Limits, find_cage
-from leasehold.transcode.ffmpeg import locate_ffmpeg
+from tenure.core.outcome import Fatal
+from tenure.egress import Policy
+from tenure.transcode.cage import READABLE, Cage, Limits, find_cage
+from tenure.transcode.ffmpeg import locate_ffmpeg
 from tests.contract.egress.canary import canary
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, keys
@@ -66,7 +66,7 @@ async def test_what_runs_in_the_cage_has_no_network(tmp_path: Path) -> None:
 async def test_what_runs_in_the_cage_is_nobody_and_sees_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_CANARY", "canary-in-the-environment")
+    monkeypatch.setenv("TENURE_CANARY", "canary-in-the-environment")
     cage = replace(find_cage(locate_ffmpeg()), readable=(*READABLE, "/proc"))
     _, lines = await run_tool(cage, tmp_path, LIMITS, "cat", "/proc/self/status")
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}

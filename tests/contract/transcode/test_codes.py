@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.outcome import Fatal, Retry, Signal
+from tenure.core.outcome import Fatal, Retry, Signal
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.conftest import KEY, Job, Studio, keys
 from tests.ports import free_port

@@ -18,9 +18,9 @@ from typing import get_args
 import pytest
 import structlog
 
-from leasehold.core.errors import UsageError
-from leasehold.transcode import cage as cage_module
-from leasehold.transcode.cage import (
+from tenure.core.errors import UsageError
+from tenure.transcode import cage as cage_module
+from tenure.transcode.cage import (
     NOBODY,
     READABLE,
     Cage,
@@ -30,8 +30,8 @@ from leasehold.transcode.cage import (
     give_to_cage,
     views,
 )
-from leasehold.transcode.ffmpeg import Probe, convert_command, locate_ffmpeg
-from leasehold.transcode.request import FormatName, Output
+from tenure.transcode.ffmpeg import Probe, convert_command, locate_ffmpeg
+from tenure.transcode.request import FormatName, Output
 from tests.contract.egress.canary import canary
 
 pytestmark = pytest.mark.clause("I-56")
@@ -299,7 +299,7 @@ async def test_nothing_is_kept_where_no_limit_counts_it(cage: Cage, folder: Path
         folder,
         *("memfd_create x 0", "shmget 0 4096 896", "shmat 0 0 0", "shmctl 0 2 zeros"),
         *("msgget 0 896", "msgctl 0 2 zeros", "semget 0 1 896", "semctl 0 0 2 zeros"),
-        *("mq_open leasehold-test 66 384 0", "mkdir sub 448", "mkdirat -100 sub2 448"),
+        *("mq_open tenure-test 66 384 0", "mkdir sub 448", "mkdirat -100 sub2 448"),
         *(f"open . {nameless} 384", f"openat -100 . {nameless} 384", "fsetxattr 1 user.x y 1 0"),
         *("rename input a", "renameat -100 input -100 b", "renameat2 -100 input -100 c 0"),
         *("unlink input", "unlinkat -100 input 0", "rmdir sub"),

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.outcome import Fatal, Snooze
-from leasehold.transcode.cage import READABLE, Cage, Ended, Limits, find_cage
-from leasehold.transcode.ffmpeg import locate_ffmpeg
+from tenure.core.outcome import Fatal, Snooze
+from tenure.transcode.cage import READABLE, Cage, Ended, Limits, find_cage
+from tenure.transcode.ffmpeg import locate_ffmpeg
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, make_clip

@@ -13,16 +13,16 @@ import pytest
 import structlog
 from obstore.store import S3Store
 
-from leasehold import NewJob, Worker, open_ledger, open_queue, task
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Fatal
-from leasehold.core.retry import failure_of
-from leasehold.egress import Client, Guard
-from leasehold.vault import Secret, Vault, new_kek, read_ring, rotate
-from leasehold.vault.credentials import StoredCredentials
-from leasehold.webhooks import new_secret, read_secret
-from leasehold.webhooks.refresh import Refresher, RefreshSettings
-from leasehold.worker.logs import configure_logs
+from tenure import NewJob, Worker, open_ledger, open_queue, task
+from tenure.core.lease import Lease
+from tenure.core.outcome import Fatal
+from tenure.core.retry import failure_of
+from tenure.egress import Client, Guard
+from tenure.vault import Secret, Vault, new_kek, read_ring, rotate
+from tenure.vault.credentials import StoredCredentials
+from tenure.webhooks import new_secret, read_secret
+from tenure.webhooks.refresh import Refresher, RefreshSettings
+from tenure.worker.logs import configure_logs
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import FRESH, KEY, Job, Studio, ask, both, keys

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import NewJob, Worker, open_ledger, open_queue
-from leasehold.cli.config import Config
-from leasehold.cli.loading import load_tasks
-from leasehold.contracts.inbox.retrying import THROTTLED_FACTOR
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Retry
-from leasehold.core.retry import judge
-from leasehold.vault import new_kek
+from tenure import NewJob, Worker, open_ledger, open_queue
+from tenure.cli.config import Config
+from tenure.cli.loading import load_tasks
+from tenure.contracts.inbox.retrying import THROTTLED_FACTOR
+from tenure.core.lease import Lease
+from tenure.core.outcome import Retry
+from tenure.core.retry import judge
+from tenure.vault import new_kek
 from tests.waiting import until
 
 FIRST_MS = 2_000
@@ -25,9 +25,9 @@ BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
 
 def config(folder: Path) -> Config:
     environment = {
-        "LEASEHOLD_VAULT_KEYS": new_kek("k1"),
-        "LEASEHOLD_EGRESS_ALLOW": "127.0.0.1/32",
-        "LEASEHOLD_TRANSCODE_FOLDER": str(folder / "work"),
+        "TENURE_VAULT_KEYS": new_kek("k1"),
+        "TENURE_EGRESS_ALLOW": "127.0.0.1/32",
+        "TENURE_TRANSCODE_FOLDER": str(folder / "work"),
     }
     return Config(environment, folder)
 
@@ -67,7 +67,7 @@ async def test_a_429_of_the_storage_waits_in_the_larger_bucket(
     queue, ledger = open_queue(url), open_ledger(url)
     payload = json.dumps(asked).encode()
     await queue.submit([NewJob(task="transcode", payload=payload, job_id="j", max_attempts=9)])
-    tasks = load_tasks("leasehold.transcode", config(tmp_path), urls=[url])
+    tasks = load_tasks("tenure.transcode", config(tmp_path), urls=[url])
     worker = Worker(tasks, queues=[url])
     serving = asyncio.create_task(worker.serve())
     attempts = []
@@ -94,7 +94,7 @@ def test_more_than_five_attempts_are_made_when_the_job_says_so(
     tmp_path: Path, error: Exception
 ) -> None:
     (transcode, _) = load_tasks(
-        "leasehold.transcode", config(tmp_path), urls=[f"inbox+sqlite:///{tmp_path}/jobs.db"]
+        "tenure.transcode", config(tmp_path), urls=[f"inbox+sqlite:///{tmp_path}/jobs.db"]
     )
     lease = Lease(
         job_id="j",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.vault import new_kek
+from tenure.vault import new_kek
 from tests.unit.transcode.test_workspace import start_child
 
 
@@ -23,10 +23,10 @@ def test_an_idle_worker_removes_the_folders_of_killed_workers_at_its_start(tmp_p
     dead.send_signal(signal.SIGKILL)
     dead.wait()
     assert (dead_folder / "input").exists()
-    command = [sys.executable, "-m", "leasehold.cli", "worker", "leasehold.transcode", "--burst"]
+    command = [sys.executable, "-m", "tenure.cli", "worker", "tenure.transcode", "--burst"]
     environment = {
-        "LEASEHOLD_VAULT_KEYS": new_kek("k1"),
-        "LEASEHOLD_TRANSCODE_FOLDER": str(work),
+        "TENURE_VAULT_KEYS": new_kek("k1"),
+        "TENURE_TRANSCODE_FOLDER": str(work),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     try:

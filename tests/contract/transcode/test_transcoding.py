@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.outcome import Fatal
-from leasehold.transcode.ffmpeg import locate_ffmpeg, read_probe
+from tenure.core.errors import LeaseLost
+from tenure.core.outcome import Fatal
+from tenure.transcode.ffmpeg import locate_ffmpeg, read_probe
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Job, Studio, ask, both, make_clip
 

@@ -1,4 +1,4 @@
-"""`leasehold.transcode` as the command line puts it together, on the real worker."""
+"""`tenure.transcode` as the command line puts it together, on the real worker."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold import NewJob, Worker, open_ledger, open_queue
-from leasehold.cli.config import Config
-from leasehold.cli.inbox_tasks import transcode_settings
-from leasehold.cli.loading import load_tasks, usual, with_slots
-from leasehold.core import opening
-from leasehold.core.errors import UsageError
-from leasehold.core.lease import Lease
-from leasehold.transcode import TranscodeSettings
-from leasehold.vault import Vault, new_kek, read_ring
-from leasehold.webhooks import new_secret
-from leasehold.webhooks.secrets import read_secrets
+from tenure import NewJob, Worker, open_ledger, open_queue
+from tenure.cli.config import Config
+from tenure.cli.inbox_tasks import transcode_settings
+from tenure.cli.loading import load_tasks, usual, with_slots
+from tenure.core import opening
+from tenure.core.errors import UsageError
+from tenure.core.lease import Lease
+from tenure.transcode import TranscodeSettings
+from tenure.vault import Vault, new_kek, read_ring
+from tenure.webhooks import new_secret
+from tenure.webhooks.secrets import read_secrets
 from tests.contract.cli.test_documents import blocks_of
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Studio, ask, both
@@ -62,11 +62,11 @@ def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(tmp_path: Path, **more: str) -> Config:
     environment = {
-        "LEASEHOLD_VAULT_KEYS": RING,
-        "LEASEHOLD_EGRESS_ALLOW": "127.0.0.1/32",
-        "LEASEHOLD_TRANSCODE_FOLDER": str(tmp_path / "here"),
-        "LEASEHOLD_WEBHOOKS_HEADERS": "standard",
-        "LEASEHOLD_WEBHOOKS_SECRETS": f"acme = {new_secret()} {SECRET}",
+        "TENURE_VAULT_KEYS": RING,
+        "TENURE_EGRESS_ALLOW": "127.0.0.1/32",
+        "TENURE_TRANSCODE_FOLDER": str(tmp_path / "here"),
+        "TENURE_WEBHOOKS_HEADERS": "standard",
+        "TENURE_WEBHOOKS_SECRETS": f"acme = {new_secret()} {SECRET}",
     }
     return Config(environment | more, tmp_path)
 
@@ -79,7 +79,7 @@ async def test_the_worker_of_an_inbox_transcodes_and_delivers(
     await studio.store.add(Vault(read_ring(RING)), "job-1", "acme", both(KEY))
     url = "memory://inbox-wiring"
     async with receiver([SECRET]) as there:
-        tasks = load_tasks("leasehold.transcode", config(tmp_path), urls=["sealed://x"])
+        tasks = load_tasks("tenure.transcode", config(tmp_path), urls=["sealed://x"])
         assert [one.name for one in tasks] == ["transcode", "webhook"]
         queue = open_queue(url)
         event = json.dumps({"event_id": "e1", "job_id": "job-1", "seq": 1}).encode()
@@ -103,15 +103,15 @@ async def test_the_worker_of_an_inbox_transcodes_and_delivers(
 
 @pytest.mark.usefixtures("contract")
 async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="leasehold keys new-kek"):
-        load_tasks("leasehold.transcode", Config({}, tmp_path), urls=["sealed://x"])
+    with pytest.raises(UsageError, match="tenure keys new-kek"):
+        load_tasks("tenure.transcode", Config({}, tmp_path), urls=["sealed://x"])
     with pytest.raises(UsageError, match="name the inbox"):
-        load_tasks("leasehold.transcode", config(tmp_path))
+        load_tasks("tenure.transcode", config(tmp_path))
 
 
 @pytest.mark.clause("I-58")
 def test_an_inbox_worker_holds_five_transcodes_and_room_for_two_claims_of_events() -> None:
-    assert (usual("leasehold.transcode"), usual("app.py")) == (20, None)
+    assert (usual("tenure.transcode"), usual("app.py")) == (20, None)
     urls = [with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")]
     queues = [open_queue(url) for url in urls]
     assert [queue.slots_max for queue in queues] == [5, 15]  # type: ignore[attr-defined]
@@ -122,13 +122,13 @@ def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:
     chosen = transcode_settings(
         config(
             tmp_path,
-            LEASEHOLD_TRANSCODE_SOURCE_BYTES_MAX="1000",
-            LEASEHOLD_TRANSCODE_REQUIRE="network,files",
-            LEASEHOLD_TRANSCODE_MEMORY_BYTES_MAX="2000",
-            LEASEHOLD_TRANSCODE_OUTPUT_BYTES_MAX="3000",
-            LEASEHOLD_TRANSCODE_CPU_S_MAX="4",
-            LEASEHOLD_TRANSCODE_WALL_S_MAX="5.5",
-            LEASEHOLD_TRANSCODE_THREADS_MAX="6",
+            TENURE_TRANSCODE_SOURCE_BYTES_MAX="1000",
+            TENURE_TRANSCODE_REQUIRE="network,files",
+            TENURE_TRANSCODE_MEMORY_BYTES_MAX="2000",
+            TENURE_TRANSCODE_OUTPUT_BYTES_MAX="3000",
+            TENURE_TRANSCODE_CPU_S_MAX="4",
+            TENURE_TRANSCODE_WALL_S_MAX="5.5",
+            TENURE_TRANSCODE_THREADS_MAX="6",
         )
     )
     assert chosen.work_folder == tmp_path / "here"
@@ -142,18 +142,18 @@ def test_the_settings_reach_the_transcoder(tmp_path: Path) -> None:
 @pytest.mark.runs("docs/operating/isolation.md:toml")
 def test_the_documented_settings_of_the_cage_are_read(tmp_path: Path) -> None:
     (block,) = blocks_of("docs/operating/isolation.md", "toml")
-    (tmp_path / "leasehold.toml").write_text(block)
+    (tmp_path / "tenure.toml").write_text(block)
     chosen = transcode_settings(Config({}, tmp_path))
     assert chosen.required == ("network", "files", "syscalls")
     assert (chosen.memory_bytes_max, chosen.cpu_s_max) == (2**31, 3_600)
 
 
 def test_a_worker_says_at_its_start_how_ffmpeg_is_caged(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "leasehold.cli", "worker", "leasehold.transcode", "--burst"]
+    command = [sys.executable, "-m", "tenure.cli", "worker", "tenure.transcode", "--burst"]
     environment = {
-        "LEASEHOLD_VAULT_KEYS": new_kek("k1"),
-        "LEASEHOLD_TRANSCODE_FOLDER": str(tmp_path / "work"),
-        "LEASEHOLD_LOG_FORMAT": "text",
+        "TENURE_VAULT_KEYS": new_kek("k1"),
+        "TENURE_TRANSCODE_FOLDER": str(tmp_path / "work"),
+        "TENURE_LOG_FORMAT": "text",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
 
@@ -167,10 +167,10 @@ def test_a_worker_says_at_its_start_how_ffmpeg_is_caged(tmp_path: Path) -> None:
     started = said(f"inbox+sqlite:///{tmp_path}/jobs.db")
     assert started.returncode == 0, started.stderr
     assert "ffmpeg is caged" in started.stderr + started.stdout
-    refused = said(f"inbox+sqlite:///{tmp_path}/jobs.db", LEASEHOLD_TRANSCODE_REQUIRE="magic")
+    refused = said(f"inbox+sqlite:///{tmp_path}/jobs.db", TENURE_TRANSCODE_REQUIRE="magic")
     assert refused.returncode == 2
     assert "'magic' is no part of the cage; there are network, files, syscalls" in refused.stderr
     outbox = said(
-        f"inbox+sqlite:///{tmp_path}/jobs.db?box=outbox", LEASEHOLD_TRANSCODE_REQUIRE="magic"
+        f"inbox+sqlite:///{tmp_path}/jobs.db?box=outbox", TENURE_TRANSCODE_REQUIRE="magic"
     )
     assert outbox.returncode == 0, "who only delivers needs no ffmpeg"

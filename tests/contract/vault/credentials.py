@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.lease import Lease
-from leasehold.vault import Binding, Sealed, Secret, Vault, WrappedKey
-from leasehold.vault.credentials import StoredCredentials
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Lease
+from tenure.vault import Binding, Sealed, Secret, Vault, WrappedKey
+from tenure.vault.credentials import StoredCredentials
 
 SCHEMA = """
 create table if not exists jobs (

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from leasehold.vault import Binding, Sealed, WrappedKey
+from tenure.vault import Binding, Sealed, WrappedKey
 
 SCHEMA = """
 create table if not exists creds (
@@ -27,7 +27,7 @@ where job_id = ? and credential_version = ? and storage_creds_kek_id = ?
 
 
 class Rows:
-    """Satisfies `leasehold.vault.WrappedKeys`; each call is one transaction."""
+    """Satisfies `tenure.vault.WrappedKeys`; each call is one transaction."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)

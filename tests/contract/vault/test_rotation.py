@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.vault import Binding, Secret, Vault, WrappedKey, new_kek, read_ring, rotate
+from tenure.vault import Binding, Secret, Vault, WrappedKey, new_kek, read_ring, rotate
 from tests.contract.vault.rows import Rows
 
 OLD, NEW, NEXT = new_kek("old"), new_kek("new"), new_kek("next")
@@ -156,7 +156,7 @@ async def test_a_row_that_cannot_be_opened_is_named_and_holds_up_no_other(rows: 
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from leasehold.vault import Vault, read_ring, rotate
+from tenure.vault import Vault, read_ring, rotate
 from tests.contract.vault.rows import Rows
 
 class Told(Rows):

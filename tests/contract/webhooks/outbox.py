@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.job import NewJob, Submitted
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import BURIED, COMPLETED, Outcome, Retried, Verdict
-from leasehold.core.seam import Upkeep
+from tenure.core.errors import LeaseLost
+from tenure.core.job import NewJob, Submitted
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import BURIED, COMPLETED, Outcome, Retried, Verdict
+from tenure.core.seam import Upkeep
 
 
 @dataclass

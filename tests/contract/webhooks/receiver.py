@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from leasehold.webhooks import InvalidWebhook, MemoryNonces, Verified, verify
+from tenure.webhooks import InvalidWebhook, MemoryNonces, Verified, verify
 
 Misbehave = Callable[[Verified, int], int | None]
 """An event and how often it was delivered to the status to answer; None never answers."""

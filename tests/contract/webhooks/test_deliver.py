@@ -11,18 +11,18 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from leasehold import Worker, task
-from leasehold.core.outcome import Snooze
-from leasehold.core.retry import fixed
-from leasehold.egress import Client, Guard, Policy
-from leasehold.vault import Secret
-from leasehold.webhooks import deliver as deliver_module
-from leasehold.webhooks import new_secret, read_secret
-from leasehold.webhooks.answers import Pace
-from leasehold.webhooks.breaker import Breaker
-from leasehold.webhooks.deliver import delivery_handler
-from leasehold.webhooks.turns import Turns
-from leasehold.worker.logs import configure_logs
+from tenure import Worker, task
+from tenure.core.outcome import Snooze
+from tenure.core.retry import fixed
+from tenure.egress import Client, Guard, Policy
+from tenure.vault import Secret
+from tenure.webhooks import deliver as deliver_module
+from tenure.webhooks import new_secret, read_secret
+from tenure.webhooks.answers import Pace
+from tenure.webhooks.breaker import Breaker
+from tenure.webhooks.deliver import delivery_handler
+from tenure.webhooks.turns import Turns
+from tenure.worker.logs import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver
 from tests.waiting import until

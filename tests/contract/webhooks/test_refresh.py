@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Fatal, Retry
-from leasehold.egress import Client, Guard, Policy
-from leasehold.vault import Binding, Secret, Vault, new_kek, read_ring
-from leasehold.webhooks import MemoryNonces, new_secret, read_secret, verify
-from leasehold.webhooks.refresh import Refresher, RefreshSettings
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Lease
+from tenure.core.outcome import Fatal, Retry
+from tenure.egress import Client, Guard, Policy
+from tenure.vault import Binding, Secret, Vault, new_kek, read_ring
+from tenure.webhooks import MemoryNonces, new_secret, read_secret, verify
+from tenure.webhooks.refresh import Refresher, RefreshSettings
 from tests.contract.cli.pages import page
 from tests.contract.egress.scripted import Scripted, scripted
 from tests.contract.vault.credentials import Credentials

@@ -1,7 +1,7 @@
 """What a queue is in Redis, in a form in which two of them can be compared.
 
 Times, tokens and stacks differ from run to run; what stands beside BullMQ's data (our journal, the
-field `lh`, additional event fields) is ours alone. Everything else must be equal.
+field `tn`, additional event fields) is ours alone. Everything else must be equal.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import redis
 
-OURS = {"lh", "workerId", "pb"}
+OURS = {"tn", "workerId", "pb"}
 TIMES = {"timestamp", "processedOn", "finishedOn", "prevTS"}
 EXTRA_EVENT_FIELDS = {"timestamp", "workerId", "progress", "step", "info"}
 # `retry` is the contract's own word; `debounced` is what 5.x calls `deduplicated` a second time.
 # A step of Node that fetches no next job says `drained` more often than its worker does; workers
 # are compared in test_as_node_does.py.
 UNCOMPARED = ("retry", "debounced", "drained")
-SKIPPED = ("leasehold:", "stalled-check")
+SKIPPED = ("tenure:", "stalled-check")
 
 
 def keyspace(client: redis.Redis, prefix: str, queue: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from leasehold import Fatal, Worker, task
-from leasehold.worker.config import Settings
+from tenure import Fatal, Worker, task
+from tenure.worker.config import Settings
 from tests.waiting import DEADLINE_S, until
 
 

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from leasehold.store.embedded import locate_node
+from tenure.store.embedded import locate_node
 from tests.interop.npm import installed
 
 HERE = Path(__file__).parent

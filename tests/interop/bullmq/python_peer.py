@@ -41,7 +41,7 @@ def installed() -> Path:
 
 def _making(python: Path, pins: Path) -> list[list[str]]:
     beside = ROOT / ".tools" / "bin" / "uv"
-    uv = os.environ.get("LEASEHOLD_UV") or shutil.which("uv")
+    uv = os.environ.get("TENURE_UV") or shutil.which("uv")
     uv = uv or (str(beside) if beside.exists() else None)
     if uv:
         return [

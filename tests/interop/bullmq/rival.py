@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from leasehold import Worker
-from leasehold.worker.config import Settings
+from tenure import Worker
+from tenure.worker.config import Settings
 from tests.interop.bullmq.ours import obey
 
 if __name__ == "__main__":

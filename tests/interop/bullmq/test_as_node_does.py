@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.bullmq import open_producer
-from leasehold.core.errors import InvalidJob, UsageError
+from tenure.contracts.bullmq import open_producer
+from tenure.core.errors import InvalidJob, UsageError
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.interop.bullmq.test_twin_settings import Twins, twins

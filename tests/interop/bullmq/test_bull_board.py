@@ -11,8 +11,8 @@ import pytest
 import redis
 from playwright.async_api import Error, Page
 
-from leasehold.contracts.bullmq import open_producer
-from leasehold.store.embedded import locate_node
+from tenure.contracts.bullmq import open_producer
+from tenure.store.embedded import locate_node
 from tests.interop.browser import opened_page
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import HERE

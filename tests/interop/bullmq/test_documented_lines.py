@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.store.embedded import locate_node
+from tenure.store.embedded import locate_node
 from tests.interop.bullmq.peer import HERE
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ async def test_the_lines_of_the_producer_run_as_they_stand(port: int, tmp_path: 
     app = tmp_path / "app.py"
     url = f"bullmq+redis://127.0.0.1:{port}/0?queue=mail"
     app.write_text(
-        "from leasehold import Worker, task\n"
+        "from tenure import Worker, task\n"
         "@task('*')\nasync def done(job):\n    return job.task\n"
         f"Worker([done], queues=['{url}']).run()\n"
     )

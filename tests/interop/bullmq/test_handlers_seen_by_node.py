@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from leasehold import Job, Park, RateLimit, task
-from leasehold.contracts.bullmq import Flow, open_producer
-from leasehold.contracts.bullmq.ledger import BullmqLedger
-from leasehold.core.opening import open_ledger
+from tenure import Job, Park, RateLimit, task
+from tenure.contracts.bullmq import Flow, open_producer
+from tenure.contracts.bullmq.ledger import BullmqLedger
+from tenure.core.opening import open_ledger
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.waiting import until

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold import Job, task
-from leasehold.contracts.bullmq import open_producer
-from leasehold.contracts.bullmq.ledger import BullmqLedger
-from leasehold.core.opening import open_ledger
+from tenure import Job, task
+from tenure.contracts.bullmq import open_producer
+from tenure.contracts.bullmq.ledger import BullmqLedger
+from tenure.core.opening import open_ledger
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.waiting import until
@@ -87,7 +87,7 @@ async def test_node_finds_nothing_in_a_queue_that_we_obliterated(
     counts = await node.acall(f"queue:{name}", "getJobCounts")
     assert not any(counts.values())
     left = {each.decode() for each in raw.scan_iter(f"bull:{name}:*")}
-    assert left <= {f"bull:{name}:leasehold:journal"}
+    assert left <= {f"bull:{name}:tenure:journal"}
     job = await node.acall(f"queue:{name}", "add", "work", {}, {"deduplication": {"id": "one"}})
     async with worker(url):
         await node.aask(do="until", queue=name, id=job["id"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.bullmq import open_producer
-from leasehold.core.opening import open_ledger, open_queue
+from tenure.contracts.bullmq import open_producer
+from tenure.core.opening import open_ledger, open_queue
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.waiting import until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.bullmq import open_producer
+from tenure.contracts.bullmq import open_producer
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.python_peer import PythonPackage, installed
 from tests.waiting import until

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from leasehold.contracts.bullmq import open_producer
+from tenure.contracts.bullmq import open_producer
 from tests.interop.bullmq.peer import Node
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
-# In CI the kills come closer together; the whole proof is LEASEHOLD_RIVAL_JOBS=20000.
-JOBS = int(os.environ.get("LEASEHOLD_RIVAL_JOBS", "6000"))
+# In CI the kills come closer together; the whole proof is TENURE_RIVAL_JOBS=20000.
+JOBS = int(os.environ.get("TENURE_RIVAL_JOBS", "6000"))
 KILLS = 10
 LOCK_MS = 1_000
 

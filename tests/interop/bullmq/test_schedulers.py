@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.bullmq import cron
-from leasehold.core.errors import UsageError
-from leasehold.core.opening import open_queue
-from leasehold.store.embedded import locate_node
+from tenure.contracts.bullmq import cron
+from tenure.core.errors import UsageError
+from tenure.core.opening import open_queue
+from tenure.store.embedded import locate_node
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import HERE, Node
 from tests.waiting import until
@@ -148,7 +148,7 @@ def test_without_a_time_zone_both_take_the_local_time_of_their_process() -> None
     rng = random.Random(13)
     questions = [("30 2 * * *", asked(rng)[1], {}) for _ in range(40)]
     program = (
-        "import json,sys;from leasehold.contracts.bullmq.cron import next_after;"
+        "import json,sys;from tenure.contracts.bullmq.cron import next_after;"
         "print(json.dumps([next_after(t, m) for t, m, _ in json.load(sys.stdin)]))"
     )
     ours = subprocess.run(

@@ -13,7 +13,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leasehold.contracts.bullmq import Flow
+from tenure.contracts.bullmq import Flow
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.interop.bullmq.twins import OfficialSide, OurSide, differences
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.bullmq import Flow
+from tenure.contracts.bullmq import Flow
 from tests.interop.bullmq.peer import Node
 from tests.interop.bullmq.twins import OfficialSide, OurSide, differences
 

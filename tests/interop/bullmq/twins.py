@@ -6,13 +6,13 @@ from typing import Any
 
 import redis
 
-from leasehold.contracts.bullmq import Producer
-from leasehold.contracts.bullmq.ledger import BullmqLedger
-from leasehold.contracts.bullmq.options import Options
-from leasehold.contracts.bullmq.queue import BullmqQueue
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.store.redis import Redis
+from tenure.contracts.bullmq import Producer
+from tenure.contracts.bullmq.ledger import BullmqLedger
+from tenure.contracts.bullmq.options import Options
+from tenure.contracts.bullmq.queue import BullmqQueue
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import Failure, Outcome
+from tenure.store.redis import Redis
 from tests.interop.bullmq.keyspace import keyspace
 from tests.interop.bullmq.peer import Node
 

@@ -42,14 +42,14 @@ pytestmark = pytest.mark.timeout(900)
 
 def uv() -> str:
     beside = ROOT / ".tools" / "bin" / "uv"
-    found = os.environ.get("LEASEHOLD_UV") or shutil.which("uv") or str(beside)
+    found = os.environ.get("TENURE_UV") or shutil.which("uv") or str(beside)
     assert Path(found).exists(), "no uv found: run bin/test, which brings one"
     return found
 
 
 def run(*command: str | Path) -> str:
     certificates = {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "LEASEHOLD_TEST"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "TENURE_TEST"))}
     done = subprocess.run(
         command, cwd=ROOT, env=certificates | clean, capture_output=True, text=True, check=False
     )
@@ -97,5 +97,5 @@ def test_the_lowest_declared_versions_are_what_is_installed(python: Path) -> Non
 
 
 def test_commands_worker_and_gateway_work_with_the_lowest_versions(python: Path) -> None:
-    assert "submit" in run(python, "-m", "leasehold.cli", "--help")
+    assert "submit" in run(python, "-m", "tenure.cli", "--help")
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *SMOKE)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.environments import binaries
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.cli.pages import Page, sections
 
 PAGE = "docs/howto/migrating.md"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.harness.environments import made_from
-from leasehold.contracts.omniq import Client, Paused
-from leasehold.core.errors import LeaseholdError
+from tenure.contracts.omniq import Client, Paused
+from tenure.core.errors import TenureError
 
 HERE = Path(__file__).parent
 VERSIONS = ("4.0.0", "1.7.0")
@@ -87,7 +87,7 @@ class Ours:
             answer = await getattr(self.client, call)(
                 *(() if queue is None else (queue,)), *payload, **arguments
             )
-        except LeaseholdError as error:
+        except TenureError as error:
             raise PeerError(str(error)) from None
         if isinstance(answer, Paused):
             return {"status": "PAUSED"}

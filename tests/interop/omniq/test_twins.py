@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import redis
 
-from leasehold.contracts.omniq import JobContext
+from tenure.contracts.omniq import JobContext
 from tests.contract.omniq.tables import untrue
 from tests.interop.omniq.peer import HERE, Official, Ours, Party, PeerError, interpreter
 from tests.waiting import until
 
 OURS_ALONE = ("journal", "wake", "workers", "claims", "counters", "upkeep", "recent", "events")
-FIELDS_OF_OURS = {"lh", "error", "error_ms", "cancel", "result", "task"}
+FIELDS_OF_OURS = {"tn", "error", "error_ms", "cancel", "result", "task"}
 DEADLINE_S = 60.0
 
 
@@ -283,7 +283,7 @@ async def test_the_official_consumer_and_ours_share_the_work_and_each_job_runs_o
 
 @pytest.mark.clause("O-43")
 def test_the_scripts_are_written_by_a_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "leasehold.contracts.omniq", str(tmp_path / "lua")]
+    command = [sys.executable, "-m", "tenure.contracts.omniq", str(tmp_path / "lua")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     written = sorted(path.name for path in (tmp_path / "lua").iterdir())

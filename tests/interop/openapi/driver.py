@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from leasehold_client import AuthenticatedClient
-from leasehold_client.api.jobs import create_job, read_job
-from leasehold_client.api.plane import create_plane_job, read_plane_job
-from leasehold_client.api.queues import list_queues
-from leasehold_client.api.transcode import create_transcode, read_transcode
-from leasehold_client.api.worker import worker_claim, worker_complete, worker_heartbeat
-from leasehold_client.models import (
+from tenure_client import AuthenticatedClient
+from tenure_client.api.jobs import create_job, read_job
+from tenure_client.api.plane import create_plane_job, read_plane_job
+from tenure_client.api.queues import list_queues
+from tenure_client.api.transcode import create_transcode, read_transcode
+from tenure_client.api.worker import worker_claim, worker_complete, worker_heartbeat
+from tenure_client.models import (
     Accepted,
     Claimed,
     ClaimRequest,

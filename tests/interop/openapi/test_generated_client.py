@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.environments import made_from
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.web import Web
 
 HERE = Path(__file__).parent
@@ -86,7 +86,5 @@ async def test_a_generated_client_submits_reads_claims_and_completes(
     driver = HERE / "driver.py"
     checked = ("-m", "mypy", "--config-file=", "--python-executable", binaries / "python")
     cache = ("--cache-dir", tmp_path / "mypy")
-    await ran(
-        sys.executable, *checked, *cache, driver, made / "leasehold_client", MYPYPATH=str(made)
-    )
+    await ran(sys.executable, *checked, *cache, driver, made / "tenure_client", MYPYPATH=str(made))
     await ran(binaries / "python", driver, *gateway, PYTHONPATH=str(made))

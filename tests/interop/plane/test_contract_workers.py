@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from leasehold.contracts.plane.messages import GROUP
-from leasehold.store.embedded.node import locate_node
-from leasehold.store.redis import Redis
+from tenure.contracts.plane.messages import GROUP
+from tenure.store.embedded.node import locate_node
+from tenure.store.redis import Redis
 from tests.contract.gateway.web import Web
 from tests.contract.plane.conftest import Site, enqueue
 from tests.waiting import until

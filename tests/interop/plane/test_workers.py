@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.store.embedded.node import locate_node
+from tenure.store.embedded.node import locate_node
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.waiting import until
 
@@ -47,7 +47,7 @@ async def test_a_worker_in_another_language_does_the_job(site: Site, language: s
     web = await site.web(retry_delay_ms=1)
     web.headers["x-api-key"] = admin
     ids = [await enqueue(web, task="greet", payload={"name": f"Ada {n}"}) for n in range(5)]
-    async with running(*argv_of(language, web.url), LEASEHOLD_KEY=key):
+    async with running(*argv_of(language, web.url), TENURE_KEY=key):
         ledger = site.ledger()
 
         async def all_done() -> bool:

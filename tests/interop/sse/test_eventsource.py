@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from leasehold.gateway.rings import open_keyring
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
+from tenure.gateway.rings import open_keyring
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
 from tests.interop.sse.conftest import Start

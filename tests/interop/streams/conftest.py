@@ -16,9 +16,9 @@ import pytest
 import redis.asyncio
 
 from benchmarks.harness.environments import made_from
-from leasehold.gateway.serve import serving
-from leasehold.gateway.settings import GatewaySettings
-from leasehold.store.embedded import EmbeddedRedis
+from tenure.gateway.serve import serving
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.web import Web
 from tests.waiting import until
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from leasehold import Worker, task
+from tenure import Worker, task
 from tests.contract.gateway.web import Web
 from tests.interop.streams.conftest import Stage
 from tests.waiting import until

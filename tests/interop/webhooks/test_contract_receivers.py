@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from leasehold import NewJob, Worker, open_queue, task
-from leasehold.core.outcome import Failure, Outcome
-from leasehold.egress import Client, Guard, Policy
-from leasehold.store.embedded import locate_node
-from leasehold.vault import Secret
-from leasehold.webhooks.deliver import RETRY, delivery_handler
+from tenure import NewJob, Worker, open_queue, task
+from tenure.core.outcome import Failure, Outcome
+from tenure.egress import Client, Guard, Policy
+from tenure.store.embedded import locate_node
+from tenure.vault import Secret
+from tenure.webhooks.deliver import RETRY, delivery_handler
 from tests.waiting import until
 
 HERE = Path(__file__).parent

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Retry
-from leasehold.egress import Client, Guard, Policy
-from leasehold.vault import Secret
-from leasehold.webhooks import new_secret, read_secret, signed_headers
-from leasehold.webhooks.deliver import delivery_handler
-from leasehold.webhooks.signing import new_nonce
+from tenure.core.lease import Lease
+from tenure.core.outcome import Retry
+from tenure.egress import Client, Guard, Policy
+from tenure.vault import Secret
+from tenure.webhooks import new_secret, read_secret, signed_headers
+from tenure.webhooks.deliver import delivery_handler
+from tenure.webhooks.signing import new_nonce
 from tests.interop.npm import installed
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "receivers"

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.running import RunningUp, announce_up, running_up, withdraw_up
-from leasehold.cli.settings import SETTINGS
-from leasehold.core.errors import UsageError
+from tenure.cli.config import Config
+from tenure.cli.running import RunningUp, announce_up, running_up, withdraw_up
+from tenure.cli.settings import SETTINGS
+from tenure.core.errors import UsageError
 
 NOBODY = 65534
 
 
 def config_in(folder: Path, toml: str = "", **environment: str) -> Config:
     if toml:
-        (folder / "leasehold.toml").write_text(toml)
+        (folder / "tenure.toml").write_text(toml)
     return Config(environment, folder)
 
 
@@ -28,11 +28,11 @@ def test_a_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> 
     name = "gateway.port"
     assert config_in(tmp_path).find(name).origin == "default"
     config = config_in(tmp_path, "[gateway]\nport = 1\n")
-    assert (config.integer(name), config.find(name).origin) == (1, str(tmp_path / "leasehold.toml"))
-    config = config_in(tmp_path, LEASEHOLD_GATEWAY_PORT="2")
+    assert (config.integer(name), config.find(name).origin) == (1, str(tmp_path / "tenure.toml"))
+    config = config_in(tmp_path, TENURE_GATEWAY_PORT="2")
     assert (config.integer(name), config.find(name).origin) == (
         2,
-        "environment LEASEHOLD_GATEWAY_PORT",
+        "environment TENURE_GATEWAY_PORT",
     )
     assert (config.integer(name, 3), config.find(name, 3).origin) == (3, "flag")
 
@@ -58,26 +58,24 @@ def test_the_variable_that_a_contract_names_gives_way_to_ours_and_wins_over_the_
 ) -> None:
     toml, name = "[gateway]\nttl_s = 1\n", "gateway.ttl_s"
     assert config_in(tmp_path, toml, JOB_TTL_S="60").integer(name) == 60
-    both = config_in(tmp_path, JOB_TTL_S="60", LEASEHOLD_GATEWAY_TTL_S="70")
+    both = config_in(tmp_path, JOB_TTL_S="60", TENURE_GATEWAY_TTL_S="70")
     assert both.integer(name) == 70
     with pytest.raises(UsageError, match="JOB_TTL_S"):
         config_in(tmp_path, JOB_TTL_S="a day").integer(name)
 
 
 def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
-    assert config_in(tmp_path, LEASEHOLD_LLM_URL="").find("llm.url").origin == "default"
+    assert config_in(tmp_path, TENURE_LLM_URL="").find("llm.url").origin == "default"
 
 
 def test_a_secret_may_be_given_as_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "key"
     secret.write_text("s3cret\n")
-    assert config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=str(secret)).text("llm.key") == "s3cret"
+    assert config_in(tmp_path, TENURE_LLM_KEY_FILE=str(secret)).text("llm.key") == "s3cret"
     by_file = config_in(tmp_path, f'[llm]\nkey_file = "{secret}"\n')
     assert by_file.text("llm.key") == "s3cret"
-    with pytest.raises(
-        UsageError, match="LEASEHOLD_API_KEY_FILE: the secret's file cannot be read"
-    ):
-        config_in(tmp_path, LEASEHOLD_API_KEY_FILE=str(tmp_path / "none")).text("api_key")
+    with pytest.raises(UsageError, match="TENURE_API_KEY_FILE: the secret's file cannot be read"):
+        config_in(tmp_path, TENURE_API_KEY_FILE=str(tmp_path / "none")).text("api_key")
 
 
 @pytest.mark.parametrize(
@@ -97,14 +95,14 @@ def test_a_fault_in_the_file_is_named_with_what_would_be_right(
     with pytest.raises(UsageError) as raised:
         find_all(tmp_path, toml)
     assert words in str(raised.value)
-    assert "leasehold.toml" in str(raised.value)
+    assert "tenure.toml" in str(raised.value)
 
 
 def test_systemd_may_hand_a_secret_over_as_a_credential(tmp_path: Path) -> None:
-    (tmp_path / "LEASEHOLD_QUEUE_URL").write_text("streams+redis://u:p@h:1/0\n")
+    (tmp_path / "TENURE_QUEUE_URL").write_text("streams+redis://u:p@h:1/0\n")
     config = config_in(tmp_path, CREDENTIALS_DIRECTORY=str(tmp_path))
     assert config.text("queue_url") == "streams+redis://u:p@h:1/0"
-    assert config.find("queue_url").origin == "credential LEASEHOLD_QUEUE_URL"
+    assert config.find("queue_url").origin == "credential TENURE_QUEUE_URL"
     assert config.find("llm.key").origin == "default"
 
 
@@ -115,13 +113,13 @@ def find_all(folder: Path, toml: str) -> None:
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"LEASEHOLD_CONFIG names .* does not exist"):
-        config_in(tmp_path, LEASEHOLD_CONFIG="other.toml")
+    with pytest.raises(UsageError, match=r"TENURE_CONFIG names .* does not exist"):
+        config_in(tmp_path, TENURE_CONFIG="other.toml")
 
 
 def test_a_misspelt_variable_is_noticed_and_foreign_ones_are_not(tmp_path: Path) -> None:
-    config = config_in(tmp_path, LEASEHOLD_QEUE_URL="x", LEASEHOLD_TEST_WORKERS="4", HOME="/")
-    assert config.unknown_variables == ["LEASEHOLD_QEUE_URL"]
+    config = config_in(tmp_path, TENURE_QEUE_URL="x", TENURE_TEST_WORKERS="4", HOME="/")
+    assert config.unknown_variables == ["TENURE_QEUE_URL"]
 
 
 def up_of(pid: int) -> RunningUp:
@@ -135,14 +133,14 @@ def up_of(pid: int) -> RunningUp:
 
 
 def test_a_running_up_in_this_folder_gives_the_queue(tmp_path: Path) -> None:
-    folder = tmp_path / ".leasehold"
+    folder = tmp_path / ".tenure"
     folder.mkdir()
     announce_up(folder, up_of(os.getpid()))
     config = config_in(tmp_path)
     assert config.text("queue_url") == "streams+redis://127.0.0.1:2/0"
-    assert "leasehold up" in config.find("queue_url").origin
+    assert "tenure up" in config.find("queue_url").origin
     assert (folder / "up.json").stat().st_mode & 0o077 == 0
-    assert config_in(tmp_path, LEASEHOLD_QUEUE_URL="memory://a").text("queue_url") == "memory://a"
+    assert config_in(tmp_path, TENURE_QUEUE_URL="memory://a").text("queue_url") == "memory://a"
     withdraw_up(folder)
     assert config_in(tmp_path).find("queue_url").origin == "default"
 
@@ -175,19 +173,19 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_settings_file_of_another_user_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "leasehold.toml"
+    path = tmp_path / "tenure.toml"
     path.write_text('queue_url = "streams+redis://planted.example/0"\n')
     give_away(path, monkeypatch)
-    with pytest.raises(UsageError, match=r"leasehold\.toml belongs to user \d+.* root's"):
+    with pytest.raises(UsageError, match=r"tenure\.toml belongs to user \d+.* root's"):
         config_in(tmp_path)
-    named = config_in(tmp_path, LEASEHOLD_CONFIG=str(path))  # its user trusts the owner
+    named = config_in(tmp_path, TENURE_CONFIG=str(path))  # its user trusts the owner
     assert "planted" in named.text("queue_url")
 
 
 def test_a_link_of_another_user_to_a_settings_file_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = tmp_path / "leasehold.toml"
+    link = tmp_path / "tenure.toml"
     (tmp_path / "mine.toml").write_text("")
     link.symlink_to(tmp_path / "mine.toml")
     assert config_in(tmp_path).find("queue_url").origin == "default"
@@ -200,41 +198,41 @@ def test_a_link_of_another_user_to_a_settings_file_is_not_followed(
 def test_a_settings_file_that_all_users_can_write_is_not_believed(
     tmp_path: Path, named: bool
 ) -> None:
-    path = tmp_path / "leasehold.toml"
+    path = tmp_path / "tenure.toml"
     path.write_text("")
     path.chmod(0o666)
-    environment = {"LEASEHOLD_CONFIG": str(path)} if named else {}
+    environment = {"TENURE_CONFIG": str(path)} if named else {}
     with pytest.raises(UsageError, match=r"written by all users \(mode 0666\).*chmod o-w"):
         config_in(tmp_path, **environment)
     secret = tmp_path / "key"
     secret.write_text("k")
     secret.chmod(0o602)
     path.chmod(0o600)
-    config = config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=str(secret), **environment)
+    config = config_in(tmp_path, TENURE_LLM_KEY_FILE=str(secret), **environment)
     with pytest.raises(UsageError, match=r"key can be written by all users"):
         config.text("llm.key")
 
 
 def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     """Opening a FIFO waits for a writer, without end."""
-    fifo = tmp_path / "leasehold.toml"
+    fifo = tmp_path / "tenure.toml"
     os.mkfifo(fifo, 0o600)
-    config = [sys.executable, "-m", "leasehold.cli", "config", "show"]
+    config = [sys.executable, "-m", "tenure.cli", "config", "show"]
     done = subprocess.run(config, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert f"{fifo} is no regular file" in done.stderr
     fifo.rename(tmp_path / "pipe")
     pipe = str(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is no regular file"):
-        config_in(tmp_path, LEASEHOLD_CONFIG=pipe)
+        config_in(tmp_path, TENURE_CONFIG=pipe)
     with pytest.raises(UsageError, match="is no regular file"):
-        config_in(tmp_path, LEASEHOLD_LLM_KEY_FILE=pipe).text("llm.key")
+        config_in(tmp_path, TENURE_LLM_KEY_FILE=pipe).text("llm.key")
 
 
 def test_a_settings_file_that_a_foreign_group_can_write_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "leasehold.toml"
+    path = tmp_path / "tenure.toml"
     path.write_text("")
     path.chmod(0o664)
     monkeypatch.setattr(os, "getegid", lambda: path.stat().st_gid)

@@ -14,10 +14,10 @@ from pathlib import Path
 import click
 import pytest
 
-from leasehold.cli import exits
-from leasehold.cli.exits import Exit, Failed
-from leasehold.cli.group import COMMANDS, LazyGroup, group, run
-from leasehold.core import errors
+from tenure.cli import exits
+from tenure.cli.exits import Exit, Failed
+from tenure.cli.group import COMMANDS, LazyGroup, group, run
+from tenure.core import errors
 
 HEAVY = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2", "structlog")
 
@@ -33,7 +33,7 @@ def test_the_help_line_in_the_table_is_the_command_s_own(name: str) -> None:
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"Usage: leasehold {name}")
+    assert out.startswith(f"Usage: tenure {name}")
     assert len(out.splitlines()) > 4
 
 
@@ -43,10 +43,10 @@ def test_the_help_of_every_command_has_an_example_with_options_it_has(
 ) -> None:
     run([name, "--help"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    examples = [line for line in lines if re.search(rf"\bleasehold {name}\b", line)][1:]
-    assert examples, f"leasehold {name} --help shows no example"
+    examples = [line for line in lines if re.search(rf"\btenure {name}\b", line)][1:]
+    assert examples, f"tenure {name} --help shows no example"
     for example in examples:
-        asked = example.partition("leasehold ")[2].split(" | ")[0].partition(')"')[0]
+        asked = example.partition("tenure ")[2].split(" | ")[0].partition(')"')[0]
         words = shlex.split(asked, comments=True)
         command = LazyGroup().get_command(click.Context(group), words[0])
         rest = words[1:]
@@ -78,8 +78,8 @@ def test_every_command_that_answers_speaks_json() -> None:
 
 def test_help_and_an_unknown_command_import_no_command() -> None:
     code = (
-        "import sys; from leasehold.cli.group import run; run(['--help']); run(['sumbit']);"
-        "print([m for m in sys.modules if m.startswith('leasehold.cli.commands.')])"
+        "import sys; from tenure.cli.group import run; run(['--help']); run(['sumbit']);"
+        "print([m for m in sys.modules if m.startswith('tenure.cli.commands.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -89,7 +89,7 @@ def test_help_and_an_unknown_command_import_no_command() -> None:
 @pytest.mark.parametrize("name", ["submit", "watch", "ls", "inspect", "queues", "cancel"])
 def test_a_light_command_never_loads_the_web_server_or_the_worker(name: str) -> None:
     code = (
-        "import sys, leasehold.cli.group as g, leasehold.contracts.streams;"
+        "import sys, tenure.cli.group as g, tenure.contracts.streams;"
         f"g.run([{name!r}, '--help']);"
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
@@ -119,7 +119,7 @@ def test_a_command_that_only_looks_imports_little_and_reads_no_script(
     code = (
         "import sys; read = []\n"
         "sys.addaudithook(lambda e, a: read.append(str(a[0])) if e == 'open' else None)\n"
-        "from leasehold.cli.group import run\n"
+        "from tenure.cli.group import run\n"
         f"code = run({words!r})\n"
         f"slow = sorted(set({SLOW!r}) & set(sys.modules))\n"
         "standard = sys.stdlib_module_names\n"
@@ -137,7 +137,7 @@ def test_a_command_that_only_looks_imports_little_and_reads_no_script(
 @pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq", "inbox", "plane"])
 def test_a_contract_is_opened_without_what_writes_logs_or_serves(contract: str) -> None:
     code = (
-        f"import sys, leasehold.contracts.{contract};"
+        f"import sys, tenure.contracts.{contract};"
         f"print(sorted(set({(*HEAVY, 'rich')!r}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -155,7 +155,7 @@ def test_a_light_command_starts_within_150_ms(tmp_path: Path) -> None:
 
 
 def _seconds(command: str, environment: dict[str, str]) -> float:
-    argv = [sys.executable, *(["-m", "leasehold.cli", command] if command else ["-c", ""])]
+    argv = [sys.executable, *(["-m", "tenure.cli", command] if command else ["-c", ""])]
     begin = _cpu_of_children()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=environment)
     return _cpu_of_children() - begin
@@ -188,11 +188,11 @@ def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
 def test_an_error_is_one_line_and_with_json_one_object(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_QUEUE_URL", "strems+redis://127.0.0.1:1/0")
+    monkeypatch.setenv("TENURE_QUEUE_URL", "strems+redis://127.0.0.1:1/0")
     assert run(["ls"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("leasehold: queue URL strems+redis")
+    assert said.err.startswith("tenure: queue URL strems+redis")
     assert "did you mean 'streams'?" in said.err
     assert len(said.err.splitlines()) == 1
     assert run(["ls", "--json"]) == 2
@@ -205,13 +205,13 @@ def test_a_wrong_option_is_a_usage_error_that_names_the_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["ls", "--limt", "3"]) == 2
-    assert "see `leasehold ls --help`" in capsys.readouterr().err
+    assert "see `tenure ls --help`" in capsys.readouterr().err
     assert run(["submit"]) == 2
     assert run([]) == 2
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    argv = f"{sys.executable} -m leasehold.cli config show --json | head -n 1"
+    argv = f"{sys.executable} -m tenure.cli config show --json | head -n 1"
     done = subprocess.run(argv, shell=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["name"] == "queue_url"
     assert done.stderr == ""

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.key_ring import open_ring, open_seal
-from leasehold.core.errors import UsageError
-from leasehold.vault import Binding, Sealed, Vault, new_kek
+from tenure.cli.config import Config
+from tenure.cli.key_ring import open_ring, open_seal
+from tenure.core.errors import UsageError
+from tenure.vault import Binding, Sealed, Vault, new_kek
 
 
 def test_a_ring_is_read_from_the_environment_or_a_file(tmp_path: Path) -> None:
     line = new_kek("k9")
     (tmp_path / "ring").write_text(line)
     for environment in (
-        {"LEASEHOLD_VAULT_KEYS": line},
-        {"LEASEHOLD_VAULT_KEYS_FILE": str(tmp_path / "ring")},
+        {"TENURE_VAULT_KEYS": line},
+        {"TENURE_VAULT_KEYS_FILE": str(tmp_path / "ring")},
     ):
         assert open_ring(Config(environment, tmp_path)).active_id == "k9"
     with pytest.raises(UsageError, match="there is no key ring"):
@@ -25,7 +25,7 @@ def test_a_ring_is_read_from_the_environment_or_a_file(tmp_path: Path) -> None:
 
 
 async def test_a_gateway_seals_into_the_four_columns_what_a_worker_opens(tmp_path: Path) -> None:
-    config = Config({"LEASEHOLD_VAULT_KEYS": new_kek("k9")}, tmp_path)
+    config = Config({"TENURE_VAULT_KEYS": new_kek("k9")}, tmp_path)
     seal = open_seal(config)
     assert seal is not None
     columns = await seal(b'{"a": 1}', "j1", "acme", 1)

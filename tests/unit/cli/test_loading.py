@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.loading import load_all, load_tasks
-from leasehold.core.errors import UsageError
+from tenure.cli.config import Config
+from tenure.cli.loading import load_all, load_tasks
+from tenure.core.errors import UsageError
 
 APP = """
-from leasehold import exponential, task
+from tenure import exponential, task
 import neighbour
 
 @task("greet", retry=exponential(100))
@@ -53,12 +53,12 @@ def test_a_module_is_found_from_the_current_folder(tmp_path: Path, config: Confi
 
 
 def test_the_built_in_tasks_are_the_six_of_the_contract(config: Config) -> None:
-    names = {task.name for task in load_tasks("leasehold.tasks", config)}
+    names = {task.name for task in load_tasks("tenure.tasks", config)}
     assert names == {"chat", "plan", "code", "tool", "rag", "embed"}
 
 
 def test_samples_bring_a_handler_for_the_sample_jobs_of_every_contract(config: Config) -> None:
-    names = [task.name for task in load_tasks("leasehold.tasks", config, samples=True)]
+    names = [task.name for task in load_tasks("tenure.tasks", config, samples=True)]
     assert len(set(names)) == len(names)
     assert set(names) >= {"chat", "embed", "video-generation"}
 
@@ -67,9 +67,9 @@ def test_a_task_of_your_own_takes_the_place_of_the_sample_of_its_name(
     tmp_path: Path, config: Config
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        'from leasehold import task\n\n\n@task("chat")\ndef mine(job):\n    return 1\n'
+        'from tenure import task\n\n\n@task("chat")\ndef mine(job):\n    return 1\n'
     )
-    tasks = load_all(["leasehold.tasks", "mine.py"], config, samples=True)
+    tasks = load_all(["tenure.tasks", "mine.py"], config, samples=True)
     (chat,) = (task for task in tasks if task.name == "chat")
     assert chat.handler.__name__ == "mine"
     assert {"plan", "video-generation"} <= {task.name for task in tasks}
@@ -109,19 +109,19 @@ def test_two_files_with_a_task_of_the_same_name_are_an_error(
 ) -> None:
     for name in ("first", "second"):
         (tmp_path / f"{name}.py").write_text(
-            f'from leasehold import task\n\n\n@task("mail")\ndef {name}(job):\n    return 1\n'
+            f'from tenure import task\n\n\n@task("mail")\ndef {name}(job):\n    return 1\n'
         )
     with pytest.raises(UsageError, match=r"'mail' is in first\.py and in second\.py; one must go"):
         load_all(["first.py", "second.py"], config)
     with pytest.raises(UsageError, match="one must go"):
-        load_all(["leasehold.tasks", "first.py", "second.py"], config)
+        load_all(["tenure.tasks", "first.py", "second.py"], config)
 
 
 def test_a_task_that_one_file_imports_from_another_is_one_task(
     tmp_path: Path, config: Config
 ) -> None:
     (tmp_path / "shared_tasks.py").write_text(
-        'from leasehold import task\n\n\n@task("mail")\ndef mail(job):\n    return 1\n'
+        'from tenure import task\n\n\n@task("mail")\ndef mail(job):\n    return 1\n'
     )
     (tmp_path / "shop_app.py").write_text("from shared_tasks import mail\n")
     (found,) = load_all(["shop_app.py", "shared_tasks.py"], config)

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from leasehold.cli.group import run
-from leasehold.cli.output import ago, paint, shown, table
-from leasehold.cli.views import event_line, job_object, plain_json, safe_url
-from leasehold.core.job import JobEvent, JobRecord
+from tenure.cli.group import run
+from tenure.cli.output import ago, paint, shown, table
+from tenure.cli.views import event_line, job_object, plain_json, safe_url
+from tenure.core.job import JobEvent, JobRecord
 
 
 class Terminal(io.StringIO):
@@ -68,9 +68,9 @@ def test_a_password_is_never_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert safe_url("streams+redis://u:s3cret@h:1/0") == "streams+redis://u:***@h:1/0"
-    monkeypatch.setenv("LEASEHOLD_QUEUE_URL", "streams+redis://u:s3cret@h:1/0")
-    monkeypatch.setenv("LEASEHOLD_LLM_KEY", "s3cret")
-    monkeypatch.setenv("LEASEHOLD_REDIS_URL", "redis://u:s3cret@h:1/0")
+    monkeypatch.setenv("TENURE_QUEUE_URL", "streams+redis://u:s3cret@h:1/0")
+    monkeypatch.setenv("TENURE_LLM_KEY", "s3cret")
+    monkeypatch.setenv("TENURE_REDIS_URL", "redis://u:s3cret@h:1/0")
     assert run(["config", "show", "--origin"]) == 0
     assert run(["config", "show", "--json"]) == 0
     out = capsys.readouterr().out

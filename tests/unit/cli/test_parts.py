@@ -13,20 +13,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import leasehold.cli
-import leasehold.tasks
-from leasehold.cli import checks
-from leasehold.cli.checks.redis import clock_finding, version_finding
-from leasehold.cli.commands.up import Wish
-from leasehold.cli.gateway_side import GatewaySide, parse_sse
-from leasehold.cli.samples.streams import sample_job
-from leasehold.cli.welcome import how_to_call, welcome
-from leasehold.core.errors import UsageError
-from leasehold.tasks import TASKS
+import tenure.cli
+import tenure.tasks
+from tenure.cli import checks
+from tenure.cli.checks.redis import clock_finding, version_finding
+from tenure.cli.commands.up import Wish
+from tenure.cli.gateway_side import GatewaySide, parse_sse
+from tenure.cli.samples.streams import sample_job
+from tenure.cli.welcome import how_to_call, welcome
+from tenure.core.errors import UsageError
+from tenure.tasks import TASKS
 
 MODULES = [
     module.name
-    for package in (leasehold.cli, leasehold.tasks)
+    for package in (tenure.cli, tenure.tasks)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not module.name.endswith("__main__")
 ]
@@ -50,15 +50,15 @@ def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
 def test_the_welcome_can_be_copied_with_its_live_port() -> None:
     node = "from Node       new Queue('q')"
     url = "http://127.0.0.1:9999"
-    text = welcome(url, url, [node], how_to_call(Path(".leasehold")), samples=True)
+    text = welcome(url, url, [node], how_to_call(Path(".tenure")), samples=True)
     assert text.count("curl -s") == 3
     assert "  from Node       new Queue('q')" in text.splitlines()
     assert "8470" not in text
-    assert "LEASEHOLD_DATA" not in text
+    assert "TENURE_DATA" not in text
 
 
 def test_data_that_lie_elsewhere_are_named_to_the_other_commands(tmp_path: Path) -> None:
-    assert how_to_call(tmp_path / "my data").startswith(f"LEASEHOLD_DATA='{tmp_path}/my data' ")
+    assert how_to_call(tmp_path / "my data").startswith(f"TENURE_DATA='{tmp_path}/my data' ")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What surrounds the inbox of `leasehold up`: its key ring, its receiver, its permissions."""
+"""What surrounds the inbox of `tenure up`: its key ring, its receiver, its permissions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.config import Config
-from leasehold.cli.samples import FLOWS, usable_flows
-from leasehold.cli.samples.inbox import REQUESTER, draw_clip, sample_job
-from leasehold.cli.samples.receiving import HOST, kept_ring, port_above, surroundings
-from leasehold.core.errors import UsageError
-from leasehold.vault import read_ring
-from leasehold.webhooks import new_secret
-from leasehold.webhooks.secrets import read_secrets
+from tenure.cli.config import Config
+from tenure.cli.samples import FLOWS, usable_flows
+from tenure.cli.samples.inbox import REQUESTER, draw_clip, sample_job
+from tenure.cli.samples.receiving import HOST, kept_ring, port_above, surroundings
+from tenure.core.errors import UsageError
+from tenure.vault import read_ring
+from tenure.webhooks import new_secret
+from tenure.webhooks.secrets import read_secrets
 
 
 def test_the_key_ring_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
@@ -28,35 +28,35 @@ def test_the_key_ring_is_made_once_and_for_its_owner_only(tmp_path: Path) -> Non
 
 async def test_without_samples_nothing_but_a_key_ring_is_given(tmp_path: Path) -> None:
     around = await surroundings(Config({}, tmp_path), tmp_path, gateway_port=8470, samples=False)
-    assert list(around.environment) == ["LEASEHOLD_VAULT_KEYS_FILE"]
+    assert list(around.environment) == ["TENURE_VAULT_KEYS_FILE"]
     assert (around.port, around.receiver_url) == (0, "")
 
 
 async def test_one_port_and_one_folder_are_permitted_besides_what_was_set(tmp_path: Path) -> None:
-    config = Config({"LEASEHOLD_EGRESS_ALLOW": "hooks.internal"}, tmp_path)
+    config = Config({"TENURE_EGRESS_ALLOW": "hooks.internal"}, tmp_path)
     around = await surroundings(config, tmp_path, gateway_port=20_000, samples=True)
     given = around.environment
-    assert given["LEASEHOLD_EGRESS_ALLOW"] == f"hooks.internal,127.0.0.1:{around.port}"
-    assert given["LEASEHOLD_TRANSCODE_FILES"] == str(around.files) == str(tmp_path / "transcode")
-    secrets = read_secrets(given["LEASEHOLD_WEBHOOKS_SECRETS"])
+    assert given["TENURE_EGRESS_ALLOW"] == f"hooks.internal,127.0.0.1:{around.port}"
+    assert given["TENURE_TRANSCODE_FILES"] == str(around.files) == str(tmp_path / "transcode")
+    secrets = read_secrets(given["TENURE_WEBHOOKS_SECRETS"])
     assert await secrets.live(REQUESTER)
     assert await secrets.live("") == await secrets.live(REQUESTER)
 
 
 async def test_what_the_operator_has_set_stays(tmp_path: Path) -> None:
     set_by_them = {
-        "LEASEHOLD_VAULT_KEYS": "theirs=AAAA",
-        "LEASEHOLD_WEBHOOKS_SECRETS": f"shop = {new_secret()}",
-        "LEASEHOLD_TRANSCODE_FILES": str(tmp_path / "films"),
+        "TENURE_VAULT_KEYS": "theirs=AAAA",
+        "TENURE_WEBHOOKS_SECRETS": f"shop = {new_secret()}",
+        "TENURE_TRANSCODE_FILES": str(tmp_path / "films"),
     }
     config = Config(set_by_them, tmp_path)
     around = await surroundings(config, tmp_path, gateway_port=20_000, samples=True)
     given = around.environment
-    assert not {"LEASEHOLD_VAULT_KEYS_FILE", "LEASEHOLD_TRANSCODE_FILES"} & given.keys()
+    assert not {"TENURE_VAULT_KEYS_FILE", "TENURE_TRANSCODE_FILES"} & given.keys()
     assert not (tmp_path / "vault.keys").exists()
     assert around.files == tmp_path / "films" / REQUESTER
-    secrets = read_secrets(given["LEASEHOLD_WEBHOOKS_SECRETS"])
-    theirs = read_secrets(set_by_them["LEASEHOLD_WEBHOOKS_SECRETS"])
+    secrets = read_secrets(given["TENURE_WEBHOOKS_SECRETS"])
+    theirs = read_secrets(set_by_them["TENURE_WEBHOOKS_SECRETS"])
     assert [one.reveal() for one in await secrets.live("shop")] == [
         one.reveal() for one in await theirs.live("shop")
     ]
@@ -66,9 +66,9 @@ async def test_what_the_operator_has_set_stays(tmp_path: Path) -> None:
 
 async def test_their_secret_for_everybody_is_used_for_the_samples_too(tmp_path: Path) -> None:
     text = f"* = {new_secret()}"
-    config = Config({"LEASEHOLD_WEBHOOKS_SECRETS": text}, tmp_path)
+    config = Config({"TENURE_WEBHOOKS_SECRETS": text}, tmp_path)
     around = await surroundings(config, tmp_path, gateway_port=20_000, samples=True)
-    assert around.environment["LEASEHOLD_WEBHOOKS_SECRETS"] == text
+    assert around.environment["TENURE_WEBHOOKS_SECRETS"] == text
 
 
 def test_a_taken_port_is_passed_over_and_the_range_has_an_end() -> None:
@@ -87,11 +87,11 @@ def test_a_flow_whose_modules_are_missing_is_left_out_with_a_word(
     assert usable_flows(said.append) == list(FLOWS)
     assert not said
     monkeypatch.setattr(
-        "leasehold.cli.samples.flow.find_spec", lambda name: None if name == "obstore" else name
+        "tenure.cli.samples.flow.find_spec", lambda name: None if name == "obstore" else name
     )
     left = [flow.contract for flow in usable_flows(said.append)]
     assert left == ["streams", "bullmq", "omniq", "plane"]
-    assert said == ["without inbox: not installed are obstore (pip install 'leasehold[transcode]')"]
+    assert said == ["without inbox: not installed are obstore (pip install 'tenure[transcode]')"]
 
 
 def test_one_sample_in_ten_is_no_clip(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.errors import UsageError
-from leasehold.core.idempotency import (
+from tenure.core.errors import UsageError
+from tenure.core.idempotency import (
     KEY_CHARS_MAX,
     canonical,
     check_key,

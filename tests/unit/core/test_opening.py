@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from leasehold.core.errors import UnknownContract, UsageError
-from leasehold.core.opening import (
+from tenure.core.errors import UnknownContract, UsageError
+from tenure.core.opening import (
     contract_names,
     open_journal,
     open_ledger,
@@ -142,7 +142,7 @@ def test_a_contract_may_live_in_another_package(
     info = tmp_path / "foreign_contract-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-contract\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[leasehold.contracts]\nforeign = foreign_contract\n")
+    (info / "entry_points.txt").write_text("[tenure.contracts]\nforeign = foreign_contract\n")
     assert "foreign" not in contract_names()
     monkeypatch.syspath_prepend(tmp_path)
     assert "foreign" in contract_names()

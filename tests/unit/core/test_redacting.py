@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.endpoint import Caller, Refused
-from leasehold.core.errors import UsageError
-from leasehold.core.job import JobRecord
-from leasehold.core.redacting import MASK, Redaction
-from leasehold.core.secret_names import USUAL
+from tenure.core.endpoint import Caller, Refused
+from tenure.core.errors import UsageError
+from tenure.core.job import JobRecord
+from tenure.core.redacting import MASK, Redaction
+from tenure.core.secret_names import USUAL
 
 SECRET = "hunter2x"
 KEY = "PRIVATE KEY-----"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.errors import LeaseLost, StoreError, UnknownTask
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Cancel, Fatal, Outcome, Retry, Snooze
-from leasehold.core.retry import (
+from tenure.core.errors import LeaseLost, StoreError, UnknownTask
+from tenure.core.lease import Lease
+from tenure.core.outcome import Cancel, Fatal, Outcome, Retry, Snooze
+from tenure.core.retry import (
     NO_RETRY,
     RetryPolicy,
     delay_ms,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.errors import InvalidTransition
-from leasehold.core.state import MACHINES, Machine
+from tenure.core.errors import InvalidTransition
+from tenure.core.state import MACHINES, Machine
 
 machines = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
 

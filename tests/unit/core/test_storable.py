@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from leasehold.core.storable import (
+from tenure.core.storable import (
     INTEGER_MAX,
     JSON_DEPTH_MAX,
     json_fault,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from leasehold.core.errors import Conflict, InvalidJob, LeaseholdError, QueueFull
-from leasehold.core.intake import check_stored
-from leasehold.core.job import NewJob, Submitted
-from leasehold.core.submission import check_job, submitted
+from tenure.core.errors import Conflict, InvalidJob, QueueFull, TenureError
+from tenure.core.intake import check_stored
+from tenure.core.job import NewJob, Submitted
+from tenure.core.submission import check_job, submitted
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_job_at_the_limits_is_taken() -> None:
     ],
 )
 def test_a_job_that_was_not_stored_is_told_with_its_reason(
-    answer: Submitted, error: type[LeaseholdError]
+    answer: Submitted, error: type[TenureError]
 ) -> None:
     with pytest.raises(error) as told:
         check_stored(answer)

@@ -6,11 +6,11 @@ import hashlib
 import re
 from importlib.resources import files
 
-from leasehold.dashboard.assets import assets
+from tenure.dashboard.assets import assets
 
 
 def test_files_of_others_are_as_they_were_published() -> None:
-    listed = (files("leasehold.dashboard") / "static" / "VENDORED.md").read_text()
+    listed = (files("tenure.dashboard") / "static" / "VENDORED.md").read_text()
     rows = dict(re.findall(r"^\| (\S+\.(?:js|css)) .* ([0-9a-f]{64}) \|$", listed, re.MULTILINE))
     assert rows.keys() == {"htmx.js", "uplot.js", "uplot.css"}
     for name, digest in rows.items():

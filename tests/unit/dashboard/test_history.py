@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from leasehold.dashboard.history import Histories, read_past
+from tenure.dashboard.history import Histories, read_past
 
 HOUR_MS = 1_800_000_000_000 - 1_800_000_000_000 % 3_600_000
 

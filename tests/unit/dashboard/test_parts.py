@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.event import JournalEvent
-from leasehold.core.seam import Counts
-from leasehold.core.state import MACHINES
-from leasehold.dashboard.gathering import backlog
-from leasehold.dashboard.job_facts import trace_link
-from leasehold.dashboard.kinds import KINDS, kind_of
-from leasehold.dashboard.observing import Observer
-from leasehold.dashboard.reading import Fault, decoded, fault_of
-from leasehold.dashboard.timing import quantiles
-from leasehold.dashboard.visit import local_path
-from leasehold.dashboard.watching import Listener, figures
+from tenure.core.event import JournalEvent
+from tenure.core.seam import Counts
+from tenure.core.state import MACHINES
+from tenure.dashboard.gathering import backlog
+from tenure.dashboard.job_facts import trace_link
+from tenure.dashboard.kinds import KINDS, kind_of
+from tenure.dashboard.observing import Observer
+from tenure.dashboard.reading import Fault, decoded, fault_of
+from tenure.dashboard.timing import quantiles
+from tenure.dashboard.visit import local_path
+from tenure.dashboard.watching import Listener, figures
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_bytes_that_are_no_json_are_shown_as_text() -> None:
 
 
 def test_quantiles_are_right_within_their_bucket() -> None:
-    from leasehold.dashboard.timing import bucket_of
+    from tenure.dashboard.timing import bucket_of
 
     counts = Counter(bucket_of(ms) for ms in range(1, 1_001))
     for share, found in zip((0.5, 0.95, 0.99), quantiles([counts], (0.5, 0.95, 0.99)), strict=True):
@@ -85,7 +85,7 @@ def test_an_observer_tells_waiting_from_running() -> None:
 
 
 def test_a_listener_is_bounded_and_keeps_counting() -> None:
-    from leasehold.dashboard.watching import MOVED_MAX
+    from tenure.dashboard.watching import MOVED_MAX
 
     async def listen() -> tuple[int, int, int]:
         listener = Listener()

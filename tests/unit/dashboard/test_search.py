@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.job import JobRecord
-from leasehold.dashboard.search import HELP, Search, SearchError, parse
+from tenure.core.job import JobRecord
+from tenure.dashboard.search import HELP, Search, SearchError, parse
 
 NOW_MS = 1_800_000_000_000
 

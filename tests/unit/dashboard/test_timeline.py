@@ -6,11 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.job import JobEvent, JobRecord
-from leasehold.dashboard.charts import attempt_bar, heat_map, sparkline
-from leasehold.dashboard.observing import Second
-from leasehold.dashboard.timeline import Timeline, timeline
-from leasehold.dashboard.timing import bucket_of
+from tenure.core.job import JobEvent, JobRecord
+from tenure.dashboard.charts import attempt_bar, heat_map, sparkline
+from tenure.dashboard.observing import Second
+from tenure.dashboard.timeline import Timeline, timeline
+from tenure.dashboard.timing import bucket_of
 
 
 def record(state: str, updated_ms: int = 0) -> JobRecord:

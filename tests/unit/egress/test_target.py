@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.errors import UsageError
-from leasehold.egress import Guard, Policy, Refused, read_target
-from leasehold.egress.ranges import is_public
+from tenure.core.errors import UsageError
+from tenure.egress import Guard, Policy, Refused, read_target
+from tenure.egress.ranges import is_public
 
 
 @pytest.mark.clause("I-53")

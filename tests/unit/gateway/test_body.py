@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from leasehold.gateway.body import decode
-from leasehold.gateway.problems import Problem
+from tenure.gateway.body import decode
+from tenure.gateway.problems import Problem
 
 
 class Body(msgspec.Struct):

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from leasehold.core.errors import ServerError, StoreUnreachable
-from leasehold.core.job import JobEvent
-from leasehold.gateway import unjournaled
-from leasehold.gateway.unjournaled import UnjournaledTail
+from tenure.core.errors import ServerError, StoreUnreachable
+from tenure.core.job import JobEvent
+from tenure.gateway import unjournaled
+from tenure.gateway.unjournaled import UnjournaledTail
 
 
 class Refusing:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import open_ledger
-from leasehold.core.errors import UsageError
+from tenure import open_ledger
+from tenure.core.errors import UsageError
 
 
 @pytest.mark.parametrize("contract", ["inbox", "plane"])

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.opening import journal_tape
-from leasehold.core.tape import StreamTape
-from leasehold.pipeline.schema import place, rows_of
-from leasehold.pipeline.source.lines import LineParser
-from leasehold.store.journal import Lines
+from tenure.core.opening import journal_tape
+from tenure.core.tape import StreamTape
+from tenure.pipeline.schema import place, rows_of
+from tenure.pipeline.source.lines import LineParser
+from tenure.store.journal import Lines
 
 URLS = {
     "streams": "streams+redis://localhost:6379/0",

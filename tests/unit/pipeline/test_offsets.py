@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.pipeline.lake.layout import EventFile, _counting
-from leasehold.pipeline.plainly import plain
-from leasehold.pipeline.source.offsets import Mark, began_anew
-from leasehold.pipeline.source.opening import journal_name
-from leasehold.pipeline.source.reel import Head, Loss, gone_by_count, lost_by_count
+from tenure.pipeline.lake.layout import EventFile, _counting
+from tenure.pipeline.plainly import plain
+from tenure.pipeline.source.offsets import Mark, began_anew
+from tenure.pipeline.source.opening import journal_name
+from tenure.pipeline.source.reel import Head, Loss, gone_by_count, lost_by_count
 
 
 def head(first: str, last: str, added: int, length: int) -> Head:
@@ -71,12 +71,12 @@ def test_files_that_a_larger_one_covers_do_not_count() -> None:
 
 
 def test_an_error_inside_spark_comes_back_as_what_it_was() -> None:
-    from leasehold.core.errors import StoreUnreachable
+    from tenure.core.errors import StoreUnreachable
 
     text = (
         "[STREAM_FAILED] Query failed: Traceback (most recent call last):\n  File 'a', line 1\n"
         "OSError: refused\n\nThe above exception was the direct cause\n\n"
-        "leasehold.core.errors.StoreUnreachable: redis://x: cannot connect\n SQLSTATE: 38000\n"
+        "tenure.core.errors.StoreUnreachable: redis://x: cannot connect\n SQLSTATE: 38000\n"
         "=== Streaming Query ===\nIdentifier: x"
     )
     error = plain(text)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.pipeline.audit import order, steps
-from leasehold.pipeline.audit.hashing import Ints, text_hash
-from leasehold.pipeline.audit.packing import by_part, pack, restored, shrunk, unpack
-from leasehold.pipeline.audit.proof import ROW, job_keys, joined, merged, proof, unproven
-from leasehold.pipeline.audit.shares import Share, shared
-from leasehold.pipeline.lake.files import ROWS_IN_GROUP, LakeFiles
-from leasehold.pipeline.lake.layout import EventFile
+from tenure.pipeline.audit import order, steps
+from tenure.pipeline.audit.hashing import Ints, text_hash
+from tenure.pipeline.audit.packing import by_part, pack, restored, shrunk, unpack
+from tenure.pipeline.audit.proof import ROW, job_keys, joined, merged, proof, unproven
+from tenure.pipeline.audit.shares import Share, shared
+from tenure.pipeline.lake.files import ROWS_IN_GROUP, LakeFiles
+from tenure.pipeline.lake.layout import EventFile
 
 LINE_H, PRIORITY = 7, 3
 

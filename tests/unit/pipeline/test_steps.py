@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.fold import AGAIN
-from leasehold.core.state import MACHINES, Machine
-from leasehold.pipeline.audit.steps import known_steps
+from tenure.core.fold import AGAIN
+from tenure.core.state import MACHINES, Machine
+from tenure.pipeline.audit.steps import known_steps
 
 
 def steps_of(machine: Machine) -> list[tuple[str, str, str]]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.store.address import RedisAddress, parse_address
-from leasehold.store.redis import Redis
+from tenure.core.errors import UsageError
+from tenure.store.address import RedisAddress, parse_address
+from tenure.store.redis import Redis
 
 
 @pytest.mark.parametrize(

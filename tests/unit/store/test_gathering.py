@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from leasehold.store.gathering import LOAD, Gathering
+from tenure.store.gathering import LOAD, Gathering
 
 
 class Slow:

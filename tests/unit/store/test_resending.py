@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasehold.core.errors import ReplyLost, StoreUnreachable, UsageError
-from leasehold.core.job import NewJob, Submitted
-from leasehold.store.resending import part, resend, submit_surely
+from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
+from tenure.core.job import NewJob, Submitted
+from tenure.store.resending import part, resend, submit_surely
 
 JOBS = [NewJob(task="work", payload=b"{}", job_id="j1")]
 

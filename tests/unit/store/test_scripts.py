@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.store.scripts import ScriptFolder, load_script, load_scripts, problems
+from tenure.core.errors import UsageError
+from tenure.store.scripts import ScriptFolder, load_script, load_scripts, problems
 
 HEADER = """\
 -- Adds one.
@@ -99,7 +99,7 @@ def test_a_package_without_scripts_is_refused(package: Path) -> None:
     with pytest.raises(UsageError, match="has no lua/"):
         loaded(package)
     with pytest.raises(UsageError, match="has no folder lua/"):
-        load_scripts("leasehold.core")
+        load_scripts("tenure.core")
 
 
 def test_a_comment_inside_a_string_does_not_hide_a_key(package: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.ledger.engine import INBOX
-from leasehold.ledger.postgres_engine import PostgresEngine, given
-from leasehold.store.statements import SEPARATOR, load_operation
+from tenure.ledger.engine import INBOX
+from tenure.ledger.postgres_engine import PostgresEngine, given
+from tenure.store.statements import SEPARATOR, load_operation
 
 SQL = """-- Ends things.
 -- Batch: job_id text, fence bigint, size bigint, note text

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
-from leasehold.store.wire import MORE, command_name, encode, error_from_reply, reply_reader
+from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
+from tenure.store.wire import MORE, command_name, encode, error_from_reply, reply_reader
 
 
 def test_a_command_is_packed_as_redis_wants_it() -> None:

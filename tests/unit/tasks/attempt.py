@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Attempt:
-    """Satisfies `leasehold.tasks.running.Running`."""
+    """Satisfies `tenure.tasks.running.Running`."""
 
     def __init__(
         self, payload: Any, attempt: int = 1, report_error: Exception | None = None

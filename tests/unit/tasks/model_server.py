@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def model_server(**wishes: Any) -> Iterator[Script]:
-    """A running server; `script.url` is what LEASEHOLD_LLM_URL would be."""
+    """A running server; `script.url` is what TENURE_LLM_URL would be."""
     script = Script(**wishes)
     handler = type("Handler", (_Handler,), {"script": script})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

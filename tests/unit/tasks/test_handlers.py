@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.outcome import Fatal
-from leasehold.tasks import TASKS, ModelSettings, TaskSettings, handlers, real_tasks
-from leasehold.tasks.embedding import local_model_installed
-from leasehold.tasks.samples import SampleFailure
-from leasehold.worker.task import Task
+from tenure.core.outcome import Fatal
+from tenure.tasks import TASKS, ModelSettings, TaskSettings, handlers, real_tasks
+from tenure.tasks.embedding import local_model_installed
+from tenure.tasks.samples import SampleFailure
+from tenure.worker.task import Task
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import model_server
 
@@ -39,9 +39,9 @@ async def test_a_sample_fails_as_often_as_it_is_asked_to() -> None:
 
 
 async def test_without_means_and_without_samples_a_task_says_what_is_missing() -> None:
-    with pytest.raises(Fatal, match=r"cannot do 'chat'.*LEASEHOLD_LLM_URL"):
+    with pytest.raises(Fatal, match=r"cannot do 'chat'.*TENURE_LLM_URL"):
         await by_name(TaskSettings())["chat"](Attempt({"prompt": "hi"}))
-    with pytest.raises(Fatal, match="LEASEHOLD_TOOLS"):
+    with pytest.raises(Fatal, match="TENURE_TOOLS"):
         await by_name(TaskSettings())["tool"](Attempt({"tool": "x"}))
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.outcome import Fatal
-from leasehold.tasks import TaskSettings, real_tasks
-from leasehold.tasks.embedding import (
+from tenure.core.outcome import Fatal
+from tenure.tasks import TaskSettings, real_tasks
+from tenure.tasks.embedding import (
     LOCAL_PACKAGE,
     LocalModel,
     choose_embedder,
     embed,
     local_model_installed,
 )
-from leasehold.tasks.server import ModelServer
-from leasehold.tasks.settings import ModelSettings
+from tenure.tasks.server import ModelServer
+from tenure.tasks.settings import ModelSettings
 from tests.unit.tasks.attempt import Attempt
 
 STAND_IN = """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.outcome import Fatal
-from leasehold.tasks.embedding import embed
-from leasehold.tasks.rag import PassageVectors, cut, rag, read_folder
-from leasehold.tasks.server import ModelServer
-from leasehold.tasks.settings import ModelSettings
+from tenure.core.outcome import Fatal
+from tenure.tasks.embedding import embed
+from tenure.tasks.rag import PassageVectors, cut, rag, read_folder
+from tenure.tasks.server import ModelServer
+from tenure.tasks.settings import ModelSettings
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import Script, model_server
 
@@ -74,7 +74,7 @@ async def test_without_a_chat_model_the_passages_are_the_result(server: ModelSer
     job = Attempt({"question": "Who make honey?", "documents": ["Bees make honey."]})
     result = await rag(job, PassageVectors(server), None, None)
     assert result["answer"] is None
-    assert "LEASEHOLD_LLM_URL" in result["note"]
+    assert "TENURE_LLM_URL" in result["note"]
 
 
 async def test_a_folder_is_searched_and_embedded_only_once(
@@ -100,7 +100,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
 
 
 async def test_no_documents_and_no_folder_says_what_to_set(server: ModelServer) -> None:
-    with pytest.raises(Fatal, match="LEASEHOLD_RAG_FOLDER"):
+    with pytest.raises(Fatal, match="TENURE_RAG_FOLDER"):
         await rag(Attempt({"question": "?!"}), PassageVectors(server), None, None)
 
 

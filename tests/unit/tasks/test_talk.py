@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import LeaseLost, UsageError
-from leasehold.core.outcome import Fatal, Retry
-from leasehold.tasks.server import ModelServer
-from leasehold.tasks.settings import ModelSettings
-from leasehold.tasks.talk import chat, code, plan
+from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.outcome import Fatal, Retry
+from tenure.tasks.server import ModelServer
+from tenure.tasks.settings import ModelSettings
+from tenure.tasks.talk import chat, code, plan
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import Script, model_server
 

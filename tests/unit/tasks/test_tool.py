@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.core.outcome import Fatal, Retry
-from leasehold.tasks.tool import use_tool
-from leasehold.tasks.toolbox import Tool, load_tools
+from tenure.core.errors import UsageError
+from tenure.core.outcome import Fatal, Retry
+from tenure.tasks.tool import use_tool
+from tenure.tasks.toolbox import Tool, load_tools
 from tests.processes import runs
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import model_server
@@ -40,7 +40,7 @@ async def test_a_command_runs_without_a_shell_and_its_argument_stays_one() -> No
 async def test_a_command_sees_nothing_of_our_environment_or_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LEASEHOLD_LLM_KEY", "s3cret")
+    monkeypatch.setenv("TENURE_LLM_KEY", "s3cret")
     env = await run(Tool(command=["env"], env={"LANG": "C"}))
     assert sorted(line.split("=")[0] for line in env["stdout"].split()) == ["LANG", "PATH"]
     where = await run(Tool(command=["pwd"]))

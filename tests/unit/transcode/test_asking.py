@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.outcome import Fatal
-from leasehold.transcode.ffmpeg import (
+from tenure.core.outcome import Fatal
+from tenure.transcode.ffmpeg import (
     FORMATS_READ,
     Probe,
     convert_command,
@@ -16,8 +16,8 @@ from leasehold.transcode.ffmpeg import (
     progress_us,
     read_probe,
 )
-from leasehold.transcode.request import Output, output_key, read_request
-from leasehold.transcode.settings import GIB, TranscodeSettings
+from tenure.transcode.request import Output, output_key, read_request
+from tenure.transcode.settings import GIB, TranscodeSettings
 
 PROGRAM = Path("/usr/bin/ffmpeg")
 BOTH = Probe(10.0, has_video=True, has_audio=True)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.transcode.settings import TranscodeSettings
-from leasehold.transcode.workspace import Workspace, sweep
+from tenure.core.errors import UsageError
+from tenure.transcode.settings import TranscodeSettings
+from tenure.transcode.workspace import Workspace, sweep
 
 CHILD = """
 import asyncio, sys, time
 from pathlib import Path
-from leasehold.core.errors import UsageError
-from leasehold.transcode.settings import TranscodeSettings
-from leasehold.transcode.workspace import Workspace, sweep
+from tenure.core.errors import UsageError
+from tenure.transcode.settings import TranscodeSettings
+from tenure.transcode.workspace import Workspace, sweep
 
 async def main():
     space = Workspace(Path(sys.argv[1])).open()
@@ -146,4 +146,4 @@ async def test_all_work_folders_are_for_their_owner_alone_whatever_the_umask(
 
 
 def test_users_share_no_work_folder_by_default() -> None:
-    assert TranscodeSettings().work_folder.name == f"leasehold-{os.geteuid()}"
+    assert TranscodeSettings().work_folder.name == f"tenure-{os.geteuid()}"

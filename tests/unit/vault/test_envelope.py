@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.errors import UsageError
-from leasehold.vault import (
+from tenure.core.errors import UsageError
+from tenure.vault import (
     Binding,
     CannotOpen,
     LocalRing,

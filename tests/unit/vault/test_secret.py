@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import structlog
 
-from leasehold.core.retry import failure_of
-from leasehold.vault import Binding, Sealed, Secret, Vault, new_kek, read_ring, without_secrets
-from leasehold.worker.logs import configure_logs
+from tenure.core.retry import failure_of
+from tenure.vault import Binding, Sealed, Secret, Vault, new_kek, read_ring, without_secrets
+from tenure.worker.logs import configure_logs
 
 CANARY = "canary-7f3a-secret"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.outcome import Fatal, Retry, Signal
-from leasehold.webhooks.answers import signal_of
-from leasehold.webhooks.breaker import Breaker
+from tenure.core.outcome import Fatal, Retry, Signal
+from tenure.webhooks.answers import signal_of
+from tenure.webhooks.breaker import Breaker
 
 
 def asked(status: int, *, attempt: int = 1, **headers: str) -> Signal | None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.webhooks import (
+from tenure.webhooks import (
     InvalidWebhook,
     MemoryNonces,
     NonceStore,

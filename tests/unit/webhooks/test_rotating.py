@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasehold.egress import Response
-from leasehold.webhooks.rotating import Rotating
+from tenure.egress import Response
+from tenure.webhooks.rotating import Rotating
 
 NEW, OLD = b"new" * 8, b"old" * 8
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.vault import Secret
-from leasehold.webhooks import new_secret, read_secret
-from leasehold.webhooks.secrets import Remembered, Together, live_keys, read_secrets
+from tenure.core.errors import UsageError
+from tenure.vault import Secret
+from tenure.webhooks import new_secret, read_secret
+from tenure.webhooks.secrets import Remembered, Together, live_keys, read_secrets
 
 NEW, OLD, REST = new_secret(), new_secret(), new_secret()
 

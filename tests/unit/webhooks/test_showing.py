@@ -6,9 +6,9 @@ import json
 import time
 from typing import Any
 
-from leasehold.webhooks import new_secret, read_secret, signed_headers
-from leasehold.webhooks.showing import ReceiverPage
-from leasehold.webhooks.signing import new_nonce
+from tenure.webhooks import new_secret, read_secret, signed_headers
+from tenure.webhooks.showing import ReceiverPage
+from tenure.webhooks.signing import new_nonce
 
 SECRET = new_secret()
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from standardwebhooks import Webhook
 
-from leasehold.webhooks import HEADERS, new_secret, read_secret, signed_headers
-from leasehold.webhooks.signing import NONCE_FORM, new_nonce, signature
+from tenure.webhooks import HEADERS, new_secret, read_secret, signed_headers
+from tenure.webhooks.signing import NONCE_FORM, new_nonce, signature
 
 BODY = b'{"event_id":"e1","seq":1}'
 

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from leasehold.core.outcome import Snooze
-from leasehold.webhooks.turns import Turns
+from tenure.core.outcome import Snooze
+from tenure.webhooks.turns import Turns
 from tests.waiting import until
 
 pytestmark = pytest.mark.clause("I-49")

@@ -7,8 +7,8 @@ import subprocess
 import time
 from typing import Any
 
-from leasehold.core.outcome import Retry
-from leasehold.worker import Job, task
+from tenure.core.outcome import Retry
+from tenure.worker import Job, task
 
 
 @task("pid", process=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from leasehold.core.errors import LeaseLost
-from leasehold.core.job import NewJob, Submitted
-from leasehold.core.lease import Lease, Report
-from leasehold.core.outcome import (
+from tenure.core.errors import LeaseLost
+from tenure.core.job import NewJob, Submitted
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import (
     BURIED,
     CANCELLED,
     COMPLETED,
@@ -26,8 +26,8 @@ from leasehold.core.outcome import (
     Retried,
     Verdict,
 )
-from leasehold.core.seam import Upkeep
-from leasehold.worker import Worker
+from tenure.core.seam import Upkeep
+from tenure.worker import Worker
 
 Fault = Callable[[Sequence[Any]], BaseException | None]
 

@@ -4,10 +4,10 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from leasehold.core.errors import ServerError, StoreUnreachable
-from leasehold.core.job import NewJob
-from leasehold.core.seam import Upkeep
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import ServerError, StoreUnreachable
+from tenure.core.job import NewJob
+from tenure.core.seam import Upkeep
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View
 from tests.waiting import until
 
@@ -60,7 +60,7 @@ async def test_what_upkeep_promotes_belongs_to_the_burst() -> None:
 
 
 async def test_upkeep_runs_beside_a_running_handler() -> None:
-    from leasehold.worker import Settings
+    from tenure.worker import Settings
 
     store = Store()
     store.add("wait")

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from leasehold.core.errors import ReplyLost, StoreUnreachable
-from leasehold.core.lease import Lease
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import ReplyLost, StoreUnreachable
+from tenure.core.lease import Lease
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View, serving
 
 

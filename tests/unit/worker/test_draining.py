@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from leasehold.worker import Job, Settings, Worker, task
-from leasehold.worker.draining import Stopping
+from tenure.worker import Job, Settings, Worker, task
+from tenure.worker.draining import Stopping
 from tests.unit.worker.seam import Store, serving
 
 
@@ -184,7 +184,7 @@ async def test_cancelling_serve_writes_nothing_more() -> None:
 
 APP = """
 import asyncio, sys
-from leasehold.worker import Settings, Worker, task
+from tenure.worker import Settings, Worker, task
 sys.path.insert(0, {root!r})
 from tests.unit.worker.seam import Store
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from leasehold.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
-from leasehold.core.retry import exponential, fixed
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
+from tenure.core.retry import exponential, fixed
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, serving
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from leasehold.core.errors import LeaseLost, ServerError, UsageError
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import LeaseLost, ServerError, UsageError
+from tenure.worker import Job, Settings, Worker, task
 from tests.processes import runs
 from tests.unit.worker import process_tasks as child
 from tests.unit.worker.seam import Store, serving
@@ -39,7 +39,7 @@ async def test_a_plain_function_runs_in_a_thread_and_reports_by_a_plain_call() -
         return int(job.payload["n"]) * 2
 
     await Worker([work], queues=[store.open], burst=True).serve()
-    assert threads[0].startswith("leasehold-handler")
+    assert threads[0].startswith("tenure-handler")
     assert store.outcomes["work-1"].result == b"4"
     report = store.reports[0]
     assert (report.type, report.step, report.progress) == ("stage", "begun", b"30")
@@ -176,7 +176,7 @@ async def test_an_app_file_without_a_main_guard_can_have_process_handlers(tmp_pa
     app = tmp_path / "app.py"
     app.write_text(
         "import asyncio, os\n"
-        "from leasehold import NewJob, Worker, open_ledger, open_queue, task\n"
+        "from tenure import NewJob, Worker, open_ledger, open_queue, task\n"
         "@task('pid', process=True)\n"
         "def pid(job):\n"
         "    return os.getpid()\n"
@@ -197,7 +197,7 @@ async def test_a_handlers_process_dies_with_its_worker_however_that_died(tmp_pat
     app = tmp_path / "app.py"
     app.write_text(
         "import asyncio, os, time\n"
-        "from leasehold import NewJob, Worker, open_queue, task\n"
+        "from tenure import NewJob, Worker, open_queue, task\n"
         "@task('hang', process=True)\n"
         "def hang(job):\n"
         "    print(os.getpid(), flush=True)\n"

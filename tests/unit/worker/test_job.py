@@ -2,14 +2,14 @@
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.core.lease import Lease, Report
-from leasehold.core.retry import exponential
-from leasehold.worker import Job, Settings, Worker, identity, task
-from leasehold.worker.config import capacity
-from leasehold.worker.holding import Held
-from leasehold.worker.job import TERMINAL_TYPES, WRITTEN, Written, read_payload
-from leasehold.worker.task import Tasks
+from tenure.core.errors import UsageError
+from tenure.core.lease import Lease, Report
+from tenure.core.retry import exponential
+from tenure.worker import Job, Settings, Worker, identity, task
+from tenure.worker.config import capacity
+from tenure.worker.holding import Held
+from tenure.worker.job import TERMINAL_TYPES, WRITTEN, Written, read_payload
+from tenure.worker.task import Tasks
 
 
 def made(payload: bytes = b"{}") -> tuple[Job, list[Report]]:

@@ -4,8 +4,8 @@ import asyncio
 import threading
 import time
 
-from leasehold.core.errors import LeaseLost, StoreUnreachable
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import LeaseLost, StoreUnreachable
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, serving
 
 LEASE_MS = 400
@@ -48,9 +48,9 @@ async def test_extends_run_in_their_own_thread_and_claims_do_not() -> None:
         await worker.watch.until("extended", 3)
         done.set()
         await worker.watch.until("settled")
-    assert store.threads["extend"] == "leasehold-keeper"
+    assert store.threads["extend"] == "tenure-keeper"
     assert store.threads["claim"] == threading.current_thread().name
-    assert not [t for t in threading.enumerate() if t.name == "leasehold-keeper"]
+    assert not [t for t in threading.enumerate() if t.name == "tenure-keeper"]
 
 
 async def test_all_leases_of_a_queue_are_extended_in_one_call() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import UsageError
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store
 from tests.waiting import until
 

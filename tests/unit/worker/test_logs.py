@@ -32,35 +32,35 @@ def tell():
     structlog.get_logger().error("without one", exc_info=True)
 """
 CLI = """
-from leasehold.cli.config import load_config
-from leasehold.cli.logs import set_up_logs
+from tenure.cli.config import load_config
+from tenure.cli.logs import set_up_logs
 set_up_logs(load_config())
 tell()
 """
 WORKER = """
-from leasehold.worker.logs import configure_logs
-configure_logs(json=os.environ["LEASEHOLD_LOG_FORMAT"] == "json")
+from tenure.worker.logs import configure_logs
+configure_logs(json=os.environ["TENURE_LOG_FORMAT"] == "json")
 tell()
 """
 SERVING = """
 import asyncio
-from leasehold import Worker, task
-from leasehold.worker import Settings
+from tenure import Worker, task
+from tenure.worker import Settings
 worker = Worker([task("a")(print)], queues=["memory://"], settings=Settings(burst=True))
 asyncio.run(worker.serve())
 tell()
 """
 LOOKING = """
 import asyncio
-from leasehold.cli.houses import open_street
+from tenure.cli.houses import open_street
 async def look():
     async with open_street(["memory://"]):
         tell()
 asyncio.run(look())
 """
 GATEWAY = """
-from leasehold.gateway.app import Gateway
-from leasehold.gateway.settings import GatewaySettings
+from tenure.gateway.app import Gateway
+from tenure.gateway.settings import GatewaySettings
 Gateway(GatewaySettings(queues=("memory://",)))
 tell()
 """
@@ -76,7 +76,7 @@ def test_a_traceback_in_the_log_is_plain_and_short(set_up: str, style: str) -> N
         capture_output=True,
         text=True,
         check=True,
-        env={"LEASEHOLD_LOG_FORMAT": style},
+        env={"TENURE_LOG_FORMAT": style},
     )
     told = done.stdout + done.stderr
     assert told.count("what went wrong") >= 2

@@ -14,14 +14,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from leasehold.core.lease import Lease
-from leasehold.core.quarantine import Quarantined
-from leasehold.worker import Job, Settings, Worker, task
-from leasehold.worker.holding import Attempt, Held
-from leasehold.worker.logs import configure_logs
-from leasehold.worker.metrics import Buckets, Tally
-from leasehold.worker.notify import Notifier
-from leasehold.worker.tracing import OtelTracer
+from tenure.core.lease import Lease
+from tenure.core.quarantine import Quarantined
+from tenure.worker import Job, Settings, Worker, task
+from tenure.worker.holding import Attempt, Held
+from tenure.worker.logs import configure_logs
+from tenure.worker.metrics import Buckets, Tally
+from tenure.worker.notify import Notifier
+from tenure.worker.tracing import OtelTracer
 from tests.unit.worker.seam import Store, View, serving
 
 
@@ -58,7 +58,7 @@ async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
     await worker.serve()
 
     def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"leasehold_{name}", {"queue": "q", **labels})
+        return registry.get_sample_value(f"tenure_{name}", {"queue": "q", **labels})
 
     assert worker.registry is registry
     assert value("jobs_started_total", task="ok") == 3
@@ -69,9 +69,9 @@ async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
     assert value("job_wait_seconds_count", task="ok") == 3
     assert value("job_wait_seconds_sum", task="ok") == 3.0  # one second each, on the store's clock
     assert value("job_run_seconds_count", task="ok") == 3
-    assert registry.get_sample_value("leasehold_slots") == 100
-    assert registry.get_sample_value("leasehold_slots_used") == 0
-    assert b"# TYPE leasehold_job_run_seconds histogram" in generate_latest(registry)
+    assert registry.get_sample_value("tenure_slots") == 100
+    assert registry.get_sample_value("tenure_slots_used") == 0
+    assert b"# TYPE tenure_job_run_seconds histogram" in generate_latest(registry)
 
 
 async def test_a_record_set_aside_by_a_queue_is_logged_with_its_id_and_counted() -> None:
@@ -95,7 +95,7 @@ async def test_a_record_set_aside_by_a_queue_is_logged_with_its_id_and_counted()
         ("bad-2", "no job_id", "warning"),
     ]
     queue = noted[0]["queue"]
-    assert registry.get_sample_value("leasehold_quarantined_total", {"queue": queue}) == 2
+    assert registry.get_sample_value("tenure_quarantined_total", {"queue": queue}) == 2
     assert len(store.outcomes) == 2
 
 
@@ -131,7 +131,7 @@ async def _traced(trace: str, fail: bool) -> InMemorySpanExporter:
     attempt = Attempt(Held(lease, 1.0, 0.0), ok, None, None, Tally("emails", "send"))
 
     async def life(lived: Attempt, _task: object) -> None:
-        from leasehold.core.outcome import Failure, Outcome
+        from tenure.core.outcome import Failure, Outcome
 
         failure = Failure(code="ValueError", message="no") if fail else None
         lived.held.outcome = Outcome(lease, "fail" if fail else "complete", failure=failure)
@@ -145,7 +145,7 @@ async def test_an_attempt_is_a_consumer_span_linked_to_its_producer() -> None:
     assert (span.name, span.kind.name) == ("process emails", "CONSUMER")
     assert span.attributes is not None
     assert span.attributes["messaging.message.id"] == "j1"
-    assert span.attributes["leasehold.outcome"] == "complete"
+    assert span.attributes["tenure.outcome"] == "complete"
     assert f"{span.links[0].context.trace_id:032x}" == PRODUCER.split("-")[1]
     assert f"{span.links[0].context.span_id:016x}" == PRODUCER.split("-")[2]
 
@@ -235,7 +235,7 @@ async def test_systemd_hears_ready_watchdog_and_stopping(tmp_path: Path) -> None
 
 
 async def test_systemd_is_told_ready_only_when_every_store_has_answered(tmp_path: Path) -> None:
-    from leasehold.core.errors import StoreUnreachable
+    from tenure.core.errors import StoreUnreachable
 
     near, far = Store(name="near"), Store(name="far")
     away = True
@@ -270,7 +270,7 @@ def test_a_manager_that_does_not_listen_hurts_nobody(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_a_job_is_named_in_its_log_lines() -> None:
-    from leasehold.worker.job import job_facts
+    from tenure.worker.job import job_facts
 
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for given, named in ((trace, {"trace_id": trace.split("-")[1]}), ("", {}), ("junk", {})):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.lease import Lease
-from leasehold.core.outcome import Park, RateLimit
-from leasehold.core.retry import judge
-from leasehold.worker.outcomes import childless
+from tenure.core.lease import Lease
+from tenure.core.outcome import Park, RateLimit
+from tenure.core.retry import judge
+from tenure.worker.outcomes import childless
 
 LEASE = Lease(
     job_id="1", queue="q", task="t", payload=b"{}", attempt=1, max_attempts=3, fence=1, token="t",

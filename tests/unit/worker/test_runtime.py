@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from leasehold.core.errors import UsageError
-from leasehold.core.outcome import Outcome, Verdict
-from leasehold.worker import Job, Worker, task
+from tenure.core.errors import UsageError
+from tenure.core.outcome import Outcome, Verdict
+from tenure.worker import Job, Worker, task
 from tests.unit.worker.seam import Store, View, serving
 
 
@@ -104,7 +104,7 @@ async def test_the_password_of_a_queue_url_is_never_shown() -> None:
 
 
 async def test_a_real_queue_is_opened_by_its_url() -> None:
-    from leasehold import NewJob, open_ledger, open_queue
+    from tenure import NewJob, open_ledger, open_queue
 
     url = "memory://runtime-by-url"
     await open_queue(url).submit([NewJob(task="noop", payload=b"{}", job_id="one")])

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from leasehold.core.errors import ReplyLost, ServerError, StoreUnreachable, UsageError
-from leasehold.core.outcome import Outcome
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, UsageError
+from tenure.core.outcome import Outcome
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View, serving
 
 QUICK = Settings(backoff_ms=1, backoff_ms_max=5, concurrency=100)
@@ -128,9 +128,7 @@ async def test_an_outcome_is_dropped_as_lost_once_its_local_deadline_has_passed(
         assert worker.health().unsettled == 0
     assert store.outcomes == {}
     assert (
-        worker.registry.get_sample_value(
-            "leasehold_lease_lost_total", {"queue": "q", "task": "noop"}
-        )
+        worker.registry.get_sample_value("tenure_lease_lost_total", {"queue": "q", "task": "noop"})
         == 2
     )
 

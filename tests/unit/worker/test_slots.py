@@ -2,8 +2,8 @@
 
 import asyncio
 
-from leasehold.worker import Job, Worker, task
-from leasehold.worker.slots import Share, Slots
+from tenure.worker import Job, Worker, task
+from tenure.worker.slots import Share, Slots
 from tests.unit.worker.seam import Store, serving
 
 

@@ -9,9 +9,9 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
-from leasehold.core.errors import ReplyLost, StoreUnreachable
-from leasehold.core.retry import exponential
-from leasehold.worker import Job, Settings, Worker, task
+from tenure.core.errors import ReplyLost, StoreUnreachable
+from tenure.core.retry import exponential
+from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store
 
 

@@ -1,4 +1,4 @@
-"""Runs in the environment of the `bullmq` package for Python, which knows nothing of Leasehold.
+"""Runs in the environment of the `bullmq` package for Python, which knows nothing of Tenure.
 
 python driver.py add PORT QUEUE    adds what JSON lines on stdin ask for, prints an id each
 python driver.py work PORT QUEUE   works, doing what each job's data say, until it is ended

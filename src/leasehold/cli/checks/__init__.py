@@ -1,1 +1,0 @@
-"""What `leasehold doctor` looks at: this machine, the stores, the queues."""

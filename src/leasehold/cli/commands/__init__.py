@@ -1,1 +1,0 @@
-"""One file a command; each offers `command`. `leasehold.cli.group` lists and loads them."""

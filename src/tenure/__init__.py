@@ -1,0 +1,59 @@
+"""Tenure: work is never owned, only leased. One worker, one gateway, five queue contracts.
+
+The public names are loaded when they are first used, so that a light command stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tenure.core.errors import LeaseLost, TenureError
+    from tenure.core.job import NewJob
+    from tenure.core.opening import open_ledger, open_queue
+    from tenure.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
+    from tenure.core.retry import RetryPolicy, exponential, fixed
+    from tenure.worker import Job, Worker, task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cancel",
+    "Fatal",
+    "Job",
+    "LeaseLost",
+    "NewJob",
+    "Park",
+    "RateLimit",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "TenureError",
+    "Worker",
+    "exponential",
+    "fixed",
+    "open_ledger",
+    "open_queue",
+    "task",
+]
+
+_HOME = {
+    "core.errors": ("LeaseLost", "TenureError"),
+    "core.job": ("NewJob",),
+    "core.opening": ("open_ledger", "open_queue"),
+    "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),
+    "core.retry": ("RetryPolicy", "exponential", "fixed"),
+    "worker": ("Job", "Worker", "task"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tenure' has no attribute {name!r}")
+    return getattr(import_module(f"tenure.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

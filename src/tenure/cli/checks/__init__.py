@@ -1,0 +1,1 @@
+"""What `tenure doctor` looks at: this machine, the stores, the queues."""

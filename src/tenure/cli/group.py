@@ -1,0 +1,202 @@
+"""The `tenure` group: which commands there are, loaded one by one, and how errors end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import click
+
+from tenure.cli.config import debug_wanted, is_kept
+from tenure.cli.exits import exit_code_of, line_of, problem_of
+from tenure.cli.output import emit, note
+from tenure.core.errors import traceback_of
+
+COMMANDS = {
+    "up": "Start everything: a store, a gateway, a worker with samples.",
+    "gateway": "Serve jobs over HTTP.",
+    "worker": "Run the tasks of a file or module.",
+    "submit": "Put a job into a queue.",
+    "watch": "Follow a job's events until it ends.",
+    "ls": "List jobs, newest first.",
+    "inspect": "Show one job in full.",
+    "cancel": "End jobs: waiting ones now, running ones through their worker.",
+    "retry": "Send finished jobs back to their queue.",
+    "remove": "Delete jobs that nobody runs.",
+    "pause": "Stop handing out jobs; what runs goes on.",
+    "resume": "Hand out jobs again.",
+    "queues": "Show how many jobs are in which state.",
+    "outbox": "List events to be delivered, and send them again.",
+    "workers": "Show who works, and on what.",
+    "dead": "Show failed jobs by error class, retry or remove a class.",
+    "top": "Watch queues and workers in the terminal.",
+    "bridge": "Move waiting jobs from one queue to another.",
+    "init": "Begin a project: a handler, settings, systemd units.",
+    "audit": "Verify and export the audit log of gateways.",
+    "keys": "Create, list and revoke API keys.",
+    "api": "Print the OpenAPI or AsyncAPI document, or the rights.",
+    "db": "Bring a database to the schema of this version.",
+    "receiver": "Receive webhooks and show them on a page.",
+    "pipeline": "Keep, count and audit the history of queues, on Spark.",
+    "doctor": "Look for what will hurt, and say what helps.",
+    "check": "Run the conformance suite on a live store.",
+    "bench": "Measure this machine on a private store.",
+    "completion": "Print the completion script for a shell.",
+    "config": "Show settings and where they come from.",
+    "version": "Say which version this is.",
+}
+"""Name and help line, so that `--help` imports no command. A test holds them to the commands."""
+
+
+_MASK = ":***@"
+_PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when that command is asked for, and only then."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"tenure.cli.commands.{cmd_name}")
+        command: click.Command = module.command
+        return _bounded(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _bounded(command: click.Command) -> click.Command:
+    """The command, which refuses numbers that no store and no clock holds (1e400, nan)."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _bounded(inner)
+    for param in command.params:
+        numbers = param.type.name.startswith(("float", "integer"))
+        if numbers and not isinstance(param.type.convert, partial):
+            param.type.convert = partial(_converted, param.type.convert)  # type: ignore[method-assign]
+    return command
+
+
+def _converted(convert: Any, value: Any, param: Any, ctx: Any) -> Any:
+    number = convert(value, param, ctx)
+    if not is_kept(number):
+        raise click.BadParameter("a number is at most 2^53, and none is infinite", ctx, param)
+    return number
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Settings: flags over TENURE_* variables over tenure.toml over defaults "
+    "(`tenure config show --origin`). Exit codes: 0 ok, 1 error, 2 usage, 3 not found, "
+    "4 conflict, 5 store unreachable, 6 job failed, 7 timeout, 8 doctor or audit found problems.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, help="Say which version this is.",
+    callback=lambda ctx, _param, wanted: _say_version(ctx) if wanted else None,
+)  # fmt: skip
+def group() -> None:
+    """Tenure: a job system in which work is never owned, only leased."""
+
+
+def _say_version(ctx: click.Context) -> None:
+    from tenure import __version__
+
+    click.echo(f"tenure {__version__}")
+    ctx.exit()
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors are told on stderr."""
+    words = list(sys.argv[1:] if args is None else args)
+    try:
+        if args is None:
+            _keep_private(words)
+        words = _with_passwords(words)
+        answer: Any = group.main(words, prog_name="tenure", standalone_mode=False)
+        sys.stdout.flush()
+        return answer if isinstance(answer, int) else 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except BrokenPipeError:
+        return _reader_went_away()
+    except (Exception, KeyboardInterrupt) as error:
+        return _tell(error, as_json="--json" in words)
+
+
+def _keep_private(words: list[str]) -> None:
+    """Keep what is written from other users, and say where a password is shown to them.
+
+    The files of handlers and of a new project are the user's: their group may read as before.
+    """
+    before = os.umask(0o077)
+    if words[:1] in (["worker"], ["init"]):
+        os.umask(before & 0o077)
+    if any(_PASSWORD.search(word) for word in words):
+        sys.stderr.write(
+            "tenure: every user of this machine can read a password on a command line; put the "
+            "URL into the environment, or into a file that a variable such as "
+            "TENURE_QUEUE_URL_FILE names\n"
+        )
+
+
+def _with_passwords(words: list[str]) -> list[str]:
+    """URLs of a running `tenure up`, as we show them, become those with their passwords."""
+    if not any(_MASK in word for word in words):
+        return words
+    from tenure.cli.config import load_config
+    from tenure.cli.running import running_up
+    from tenure.cli.views import safe_url
+
+    up = running_up(load_config().data)
+    known = {safe_url(url): url for url in (*up.queues, up.redis_url)} if up else {}
+    return [_replaced(word, known) for word in words]
+
+
+def _replaced(word: str, known: dict[str, str]) -> str:
+    option, mark, url = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + mark + known.get(url, url)
+
+
+def _tell(error: BaseException, *, as_json: bool) -> int:
+    code = exit_code_of(error)
+    if debug_wanted():
+        note(traceback_of(error).rstrip())
+    if as_json:
+        emit(problem_of(error), sys.stderr)
+    elif isinstance(error, KeyboardInterrupt | click.Abort):
+        note("tenure: interrupted")
+    else:
+        note(f"tenure: {line_of(error)}")
+    return int(code)
+
+
+def _reader_went_away() -> int:
+    """`tenure ls | head`: not an error worth words. Keep the interpreter from flushing again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

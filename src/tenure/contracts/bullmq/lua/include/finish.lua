@@ -1,0 +1,158 @@
+-- Ends a job for good, with all that follows from it. What few jobs need (parents, deduplication,
+-- retention) is made only when one does: a script pays for every function it defines.
+local kept = { [COMPLETED] = {}, [FAILED] = {} }
+local counted = { completed = 0, failed = 0 }
+local METRICS_MAX = 0
+local LIMIT_MAX -- jobs that the rate limiter allows
+local ran = false -- a job that ran has ended
+-- Settles that removed their job are remembered for a while, so that one sent again is recognised.
+local ENDED = PREFIX .. 'tenure:ended'
+local ended = {}
+local line = {}
+
+-- Finished jobs of a batch enter their set together.
+local function flush_kept()
+  for set, flat in pairs(kept) do
+    if #flat > 0 then
+      each_many('ZADD', set, flat)
+      kept[set] = {}
+    end
+  end
+end
+
+local function family()
+  -- @include parent
+  -- @include store
+  -- @include removal
+  return {
+    child_completed = child_completed, child_failed = child_failed, child_removed = child_removed,
+    store_job = store_job, end_dedup = end_dedup, forget_dedup = forget_dedup, retain = retain,
+    drop_finished = drop_finished, delete_job = delete_job, keep_of = keep_of, release_parent = release_parent,
+  }
+end
+local known
+local function more()
+  known = known or family()
+  return known
+end
+
+-- What the end of a job does to others, by the functions of `family`: where it fails, the record it failed on is
+-- noted and the job ends all the same.
+local function affect(name, record, ...)
+  local ok, why = pcall(more()[name], ...)
+  if not ok then
+    quarantine(record, type(why) == 'table' and why.err or tostring(why))
+  end
+end
+
+-- Per minute counts of finished jobs, as many minutes as the worker asked to keep.
+local function measure(to, n)
+  local key = PREFIX .. 'metrics:' .. to
+  local count = call('HINCRBY', key, 'count', text[n])
+  local v = call('HMGET', key, 'prevTS', 'prevCount')
+  local before = tonumber(v[1])
+  if not before then
+    return call('HSET', key, 'prevTS', NOW_S, 'prevCount', '0')
+  end
+  -- Minutes that have begun since: the first takes what was counted up to now, the rest none.
+  local minutes = math.min(math.floor(NOW / 60000) - math.floor(before / 60000), METRICS_MAX)
+  if minutes > 0 then
+    local points = { text[count - n - (tonumber(v[2]) or 0)] }
+    for i = 2, minutes do
+      points[i] = '0'
+    end
+    each_many('LPUSH', key .. ':data', points)
+    call('LTRIM', key .. ':data', '0', text[METRICS_MAX - 1])
+    call('HSET', key, 'prevCount', text[count - n], 'prevTS', NOW_S)
+  end
+end
+
+-- What leaves once at the end of a script that ended jobs, or stored some.
+local function finish_up()
+  if #line > 0 then
+    each_many('LPUSH', WAIT, line)
+    line = {}
+    wake()
+  end
+  flush_kept()
+  if #ended > 0 then
+    pcall(each_many, 'ZADD', ENDED, ended)
+  end
+  if counted.completed + counted.failed == 0 then
+    return
+  end
+  if METRICS_MAX > 0 then
+    for to, n in pairs(counted) do
+      if n > 0 then
+        pcall(measure, to, n) -- figures may be lost, jobs not
+      end
+    end
+  end
+  -- As BullMQ's workers, which emit nothing while jobs wait for their time, a resume or the rate limiter.
+  if ran and not IS_PAUSED
+    and size('LLEN', WAIT) + size('LLEN', ACTIVE) + size('ZCARD', PRIORITIZED) + size('ZCARD', DELAYED) == 0
+    and not (LIMIT_MAX and (tonumber(redis.pcall('GET', LIMITER)) or 0) >= LIMIT_MAX) then
+    emit('drained')
+  end
+end
+at_end[1] = finish_up
+
+-- `job` is what the caller read: id, key, name, atm, stc, fence, ver, state, lease, parent_key, parent,
+-- deid, defa, priority. `o` says how it ends: to, kind, value, result_h, code, stack, keep_count,
+-- keep_age, keep_limit, attempts, max_attempts, worker, token_h, prev.
+local function finish(job, o)
+  local completed = o.to == 'completed'
+  local set = completed and COMPLETED or FAILED
+  local keep_count, keep_age = tonumber(o.keep_count), tonumber(o.keep_age)
+  if job.parent_key then
+    affect(completed and 'child_completed' or 'child_failed', job.parent_key, job.key, job.parent_key, job.parent,
+      o.value)
+  end
+  if job.deid then
+    affect('end_dedup', 'dn:' .. job.deid, job.id, job.deid)
+  end
+  local counts = o.prev == 'active' and 1 or 0 -- what never ran has made no attempt
+  local atm = text[job.atm + counts]
+  local ver = text[job.ver + 1]
+  local fence = job.fence
+  if keep_count == 0 then
+    if job.parent_key then -- a failure that its parent was to wait on for: nothing is left to wait for
+      affect('child_removed', job.parent_key, job.key, job.parent_key, job.parent)
+    end
+    more().delete_job(job.key)
+    ended[#ended + 1], ended[#ended + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
+  else
+    local field = completed and 'returnvalue' or 'failedReason'
+    local tn = ver .. ' ' .. o.to .. ' 0 ' .. fence .. ' ' .. o.kind .. ' 0'
+    if o.stack and o.stack ~= '' then
+      call('HSET', job.key, 'atm', atm, field, o.value, 'finishedOn', NOW_S, 'tn', tn, 'stacktrace', o.stack)
+    else
+      call('HSET', job.key, 'atm', atm, field, o.value, 'finishedOn', NOW_S, 'tn', tn)
+    end
+    if job.cancel or (job.defa and not completed) then
+      call('HDEL', job.key, 'cancel', completed and 'cancel' or 'defa')
+    end
+    local flat = kept[set]
+    flat[#flat + 1] = NOW_S
+    flat[#flat + 1] = job.id
+    if keep_age or keep_count then
+      affect('retain', o.to, set, keep_count, keep_age, tonumber(o.keep_limit))
+    end
+  end
+  local attempt = text[job.atm + job.stc + counts]
+  note(job.id, o.kind, ver, NOW_S, job.name, job.state, o.to, attempt, fence, fence, '0', job.lease,
+    o.worker, o.max_attempts, '0', o.code, '', o.result_h, o.token_h, job.priority)
+  if completed then
+    emit('completed', 'jobId', job.id, 'returnvalue', o.value, 'prev', o.prev, 'timestamp', NOW_S)
+  else
+    emit('failed', 'jobId', job.id, 'failedReason', o.value, 'prev', o.prev, 'timestamp', NOW_S)
+    if job.atm + 1 >= (tonumber(o.attempts) or 0) then
+      emit('retries-exhausted', 'jobId', job.id, 'attemptsMade', atm)
+    end
+  end
+  if keep_count == 0 then
+    note(job.id, 'remove', text[job.ver + 2], NOW_S, job.name, o.to, '', attempt, fence, fence, '0', '0', '')
+  end
+  counted[o.to] = counted[o.to] + 1
+  ran = ran or counts == 1
+end

@@ -1,0 +1,184 @@
+-- What the end of a child does to its parent, which may live in another queue of the same server.
+
+-- "bull:mail:17" is job 17 of the queue "bull:mail:"; ids may hold colons, so the parent's own words
+-- say where its queue ends.
+local function parent_of(parent_key, parent_json)
+  local ok, told = pcall(cjson.decode, parent_json or '')
+  if ok and type(told) == 'table' and type(told.queueKey) == 'string'
+    and (type(told.id) == 'string' or type(told.id) == 'number') then
+    return told.queueKey .. ':', tostring(told.id), told
+  end
+  local prefix, id = match(parent_key, '^(.*:)([^:]+)$')
+  return prefix or '', id or parent_key, {}
+end
+
+local judged = {}
+
+-- Whether the parent's keys and those of its queue have their types. One that has not is set aside: its child ends
+-- all the same.
+local function is_sound_parent(parent_key, prefix)
+  local function is_sound(key, types)
+    for name, wanted in pairs(types) do
+      local kind = call('TYPE', key .. name).ok
+      if kind ~= wanted and kind ~= 'none' then
+        quarantine(parent_key, 'as a parent: ' .. key .. name .. ' is a ' .. kind .. ', not a ' .. wanted)
+        return false
+      end
+    end
+    return true
+  end
+  if judged[parent_key] == nil then
+    judged[parent_key] = is_sound(parent_key, { [''] = 'hash', [':dependencies'] = 'set', [':processed'] = 'hash',
+        [':failed'] = 'hash', [':unsuccessful'] = 'zset' })
+      and is_sound(prefix, { wait = 'list', active = 'list', prioritized = 'zset', delayed = 'zset', marker = 'zset',
+        ['waiting-children'] = 'zset', failed = 'zset', meta = 'hash', events = 'stream', pc = 'string',
+        ['tenure:journal'] = 'stream' })
+  end
+  return judged[parent_key]
+end
+
+local function delete_job(key)
+  call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
+    key .. ':unsuccessful')
+end
+
+local function wake_queue(prefix)
+  local meta = call('HMGET', prefix .. 'meta', 'paused', 'concurrency')
+  if meta[1] then
+    return
+  end
+  if whole(meta[2]) and call('LLEN', prefix .. 'active') >= whole(meta[2]) then
+    return
+  end
+  call('ZADD', prefix .. 'marker', '0', '0')
+end
+
+-- The parent was observed by our journal before: its history goes on in its own queue's journal.
+local function note_parent(key, prefix, id, kind, to, due)
+  local v = call('HMGET', key, 'tn', 'name', 'atm', 'stc', 'ats', 'priority')
+  local ver, state = read_tn(v[1])
+  if ver == 0 then
+    return
+  end
+  local attempt = text[(whole(v[3]) or 0) + (whole(v[4]) or 0)]
+  local fence = whole(v[5]) and v[5] or '0'
+  ver = text[ver + 1]
+  call('HSET', key, 'tn', ver .. ' ' .. to .. ' 0 0 - 0')
+  redis.pcall('XADD', prefix .. 'tenure:journal', '*', 'e', id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S
+    .. '\t' .. plain(v[2]) .. '\t' .. state .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t'
+    .. fence .. '\t0\t0\t\t0\t' .. due .. '\t\t\t\t\t' .. (v[6] or '0') .. '\t')
+end
+
+-- A parent that waits becomes claimable: at once, or after its own delay. BullMQ's event names the same
+-- place it came from, whichever that was.
+local function release_from(set, prefix, id)
+  local key = prefix .. id
+  call('ZREM', set, id)
+  local v = call('HMGET', key, 'priority', 'delay')
+  local priority, wait_ms = whole(v[1]) or 0, whole(v[2]) or 0
+  if wait_ms > 0 then
+    local due = NOW + wait_ms
+    local delayed = prefix .. 'delayed'
+    call('ZADD', delayed, due_score(delayed, due), id)
+    redis.pcall('XADD', prefix .. 'events', '*', 'event', 'delayed', 'jobId', id, 'delay', text[due])
+    local first = call('ZRANGE', delayed, '0', '0', 'WITHSCORES')
+    call('ZADD', prefix .. 'marker', text[math.floor(first[2] / SLOTS)], '1')
+    return note_parent(key, prefix, id, 'promote', 'delayed', text[due])
+  end
+  local to = 'waiting'
+  if priority > 0 then
+    call('ZADD', prefix .. 'prioritized', priority_score(priority, prefix .. 'pc'), id)
+    to = 'prioritized'
+  else
+    call('RPUSH', prefix .. 'wait', id)
+  end
+  wake_queue(prefix)
+  redis.pcall('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
+  note_parent(key, prefix, id, 'promote', to, '0')
+end
+
+local function release_parent(prefix, id)
+  local set = prefix .. 'waiting-children'
+  if call('EXISTS', prefix .. id) == 1 and call('ZSCORE', set, id) then
+    release_from(set, prefix, id)
+  end
+end
+
+-- A parent that a child fails does not run any more: one that waits for children or for its time is
+-- claimable at once, and the pickup fails it; one that runs fails when it waits again.
+local function fail_parent(prefix, id, why)
+  local key = prefix .. id
+  if call('EXISTS', key) == 0 or call('ZSCORE', prefix .. 'failed', id) then
+    return
+  end
+  call('HSET', key, 'defa', why)
+  local children, delayed = prefix .. 'waiting-children', prefix .. 'delayed'
+  if call('ZSCORE', children, id) then
+    release_from(children, prefix, id)
+  elseif call('ZSCORE', delayed, id) then
+    call('HSET', key, 'delay', '0')
+    release_from(delayed, prefix, id)
+  end
+end
+
+local function child_completed(child_key, parent_key, parent_json, result)
+  local prefix, id = parent_of(parent_key, parent_json)
+  if not is_sound_parent(parent_key, prefix) or call('SREM', parent_key .. ':dependencies', child_key) == 0 then
+    return
+  end
+  call('HSET', parent_key .. ':processed', child_key, result)
+  if call('SCARD', parent_key .. ':dependencies') == 0 then
+    release_parent(prefix, id)
+  end
+end
+
+-- What a failed child does is its own choice: fpof fails the parent, cpof lets it go on at once, idof
+-- and rdof only stop waiting for this child; by default the parent goes on waiting.
+local function child_failed(child_key, parent_key, parent_json, reason)
+  local prefix, id, told = parent_of(parent_key, parent_json)
+  if not (told.fpof or told.cpof or told.idof or told.rdof) or not is_sound_parent(parent_key, prefix) then
+    return
+  end
+  if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
+    return
+  end
+  if told.fpof then
+    call('ZADD', parent_key .. ':unsuccessful', NOW_S, child_key)
+    return fail_parent(prefix, id, 'child ' .. child_key .. ' failed')
+  end
+  if told.cpof or told.idof then
+    call('HSET', parent_key .. ':failed', child_key, reason)
+  end
+  if told.cpof or call('SCARD', parent_key .. ':dependencies') == 0 then
+    release_parent(prefix, id)
+  end
+end
+
+-- A child that is removed is no longer waited for: its parent goes to the front of `wait`, whatever its
+-- delay or priority, or when its own queue is swept it goes with the child.
+local function child_removed(child_key, parent_key, parent_json, sweeping)
+  local prefix, id = parent_of(parent_key, parent_json)
+  if not is_sound_parent(parent_key, prefix)
+    or call('SREM', parent_key .. ':dependencies', child_key) == 0
+    or call('SCARD', parent_key .. ':dependencies') > 0
+    or call('ZREM', prefix .. 'waiting-children', id) == 0 then
+    return
+  end
+  if sweeping and prefix == PREFIX then
+    local v = call('HMGET', parent_key, 'parentKey', 'parent')
+    if v[1] then
+      child_removed(parent_key, v[1], v[2], sweeping)
+    end
+    note_parent(parent_key, prefix, id, 'remove', '', '0')
+    return delete_job(parent_key)
+  end
+  if call('EXISTS', parent_key) == 0 then
+    return
+  end
+  call('RPUSH', prefix .. 'wait', id)
+  wake_queue(prefix)
+  if not sweeping then -- a sweep tells nobody in other queues
+    redis.pcall('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
+  end
+  note_parent(parent_key, prefix, id, 'promote', 'waiting', '0')
+end

@@ -1,0 +1,50 @@
+-- Where a job stands, what its hash says, and how it leaves its place: for what operators do to jobs.
+
+local function state_of(id)
+  if call('ZSCORE', COMPLETED, id) then return 'completed' end
+  if call('ZSCORE', FAILED, id) then return 'failed' end
+  if call('ZSCORE', DELAYED, id) then return 'delayed' end
+  if call('ZSCORE', PRIORITIZED, id) then return 'prioritized' end
+  if call('ZSCORE', CHILDREN, id) then return 'waiting-children' end
+  if call('LPOS', ACTIVE, id) then return 'active' end
+  if call('LPOS', WAIT, id) then return 'waiting' end
+  if call('LPOS', PAUSED, id) then return 'paused' end
+  return 'unknown'
+end
+
+local function read_job(id)
+  local key = PREFIX .. id
+  local v = redis.pcall('HMGET', key, 'name', 'atm', 'stc', 'ats', 'tn', 'priority', 'parentKey', 'parent',
+    'deid', 'opts', 'rjk')
+  if not v[1] then
+    return nil
+  end
+  local ver, journalled, lease, fence, kind, due = read_tn(v[5])
+  return { id = id, key = key, name = plain(v[1]), atm = whole(v[2]) or 0, stc = whole(v[3]) or 0,
+    fence = whole(v[4]) and v[4] or '0', ver = ver, journalled = journalled, lease = lease, priority = whole(v[6]) and v[6] or '0',
+    parent_key = v[7], parent = v[8], deid = v[9], opts = v[10], rjk = v[11], state = state_of(id),
+    settled = fence .. ' ' .. kind .. ' ' .. due }
+end
+
+local OUT = {
+  waiting = function(id) call('LREM', WAIT, '1', id) end,
+  paused = function(id) call('LREM', PAUSED, '1', id) end,
+  prioritized = function(id) call('ZREM', PRIORITIZED, id) end,
+  delayed = function(id) call('ZREM', DELAYED, id) end,
+  completed = function(id) call('ZREM', COMPLETED, id) end,
+  failed = function(id) call('ZREM', FAILED, id) end,
+  ['waiting-children'] = function(id) call('ZREM', CHILDREN, id) end,
+  unknown = function() end,
+}
+
+-- Our journal goes on only where it has begun: a job of Node's that we never saw begins with its claim.
+local function note_move(job, kind, to, due)
+  if job.ver == 0 then
+    return
+  end
+  local ver = text[job.ver + 1]
+  call('HSET', job.key, 'tn', ver .. ' ' .. to .. ' 0 ' .. job.settled)
+  local from = job.journalled == 'delayed' and 'delayed' or job.state
+  note(job.id, kind, ver, NOW_S, job.name, from, to, text[job.atm + job.stc], job.fence, job.fence, '0',
+    '0', '', '0', due or '0', '', '', '', '', job.priority)
+end

@@ -1,0 +1,98 @@
+-- What every full script of this contract shares: the queue's settings, and the writes that leave once at
+-- the end of a script (journal, wake-ups, trim).
+-- @include head
+-- @include tn
+-- @include quarantine
+local settings = call('HMGET', META, 'paused', 'concurrency', 'max', 'duration', 'opts.maxLenEvents')
+local IS_PAUSED = settings[1] and settings[1] ~= '' and true or false
+local CONCURRENCY = whole(settings[2])
+local EVENTS_MAX = whole(settings[5]) and settings[5] or '10000'
+
+-- How many members a key has; none when it is of another type.
+local function size(command, key)
+  local members = redis.pcall(command, key)
+  return type(members) == 'number' and members or 0
+end
+
+-- Calls `name key` with any number of members in as few commands as unpack allows.
+local function each_many(name, key, members)
+  for from = 1, #members, MANY do
+    put(name, key, unpack(members, from, math.min(from + MANY - 1, #members)))
+  end
+end
+
+-- A 5.x client pauses by renaming `wait` to `paused` and resumes by renaming it back, over whatever is
+-- in `wait`; a 6.x client leaves everything in `wait`. One list is safe with both: `wait`. (B-34)
+local function one_line()
+  if call('EXISTS', PAUSED) == 0 then
+    return
+  end
+  -- The right end is served first: what stood in `paused` waited longer or as long.
+  local late = call('LRANGE', PAUSED, '0', '-1')
+  each_many('RPUSH', WAIT, late)
+  call('DEL', PAUSED)
+end
+if IS_PAUSED then
+  one_line()
+end
+
+-- What happens at the end: each of these is written at most once, however many jobs a script touches.
+local wake_wanted, due_changed, trim_wanted = false, false, false
+local at_end = {}
+
+local function wake()
+  wake_wanted = true
+end
+
+local function emit(...)
+  trim_wanted = true
+  return redis.pcall('XADD', EVENTS, '*', 'event', ...)
+end
+
+-- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
+-- a command. `lines` alternates field name and event; journal.py reads it.
+local function note(id, kind, ver, at, task, from, to, attempt, fence, prev_fence, lease, prev_lease,
+    worker, max_attempts, due, error_code, payload_h, result_h, token_h, priority, data)
+  lines[lines_n + 1] = 'e'
+  lines_n = lines_n + 2
+  lines[lines_n] = id .. '\t' .. kind .. '\t' .. ver .. '\t' .. at .. '\t' .. task .. '\t' .. from
+    .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease .. '\t'
+    .. prev_lease .. '\t' .. worker .. '\t' .. (max_attempts or '0') .. '\t' .. (due or '0') .. '\t'
+    .. (error_code or '') .. '\t' .. (payload_h or '') .. '\t' .. (result_h or '') .. '\t'
+    .. (token_h or '') .. '\t' .. (priority or '0') .. '\t' .. (data or '')
+end
+
+-- Names and ids come from other programs: nothing in them may break the journal's lines.
+local function plain(words)
+  if words and find(words, '%c') then
+    return (string.gsub(words, '%c', ' '))
+  end
+  return words or ''
+end
+
+-- Every script ends here.
+local function flush()
+  if at_end[1] then
+    at_end[1]()
+  end
+  -- A job is claimable by somebody unless the queue is paused or as many run as may.
+  if wake_wanted and not IS_PAUSED and not (CONCURRENCY and size('LLEN', ACTIVE) >= CONCURRENCY) then
+    redis.pcall('ZADD', MARKER, '0', '0')
+  end
+  if due_changed then
+    local first = redis.pcall('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
+    if first[2] then
+      redis.pcall('ZADD', MARKER, text[math.floor(first[2] / SLOTS)], '1')
+    end
+  end
+  if trim_wanted then
+    redis.pcall('XTRIM', EVENTS, 'MAXLEN', '~', EVENTS_MAX)
+  end
+  if lines_n == 2 then
+    redis.pcall('XADD', JOURNAL, '*', 'e', lines[2])
+  else
+    for from = 1, lines_n, 200 do
+      redis.pcall('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
+    end
+  end
+end

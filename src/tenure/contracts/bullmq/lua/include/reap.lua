@@ -1,0 +1,61 @@
+-- Takes back what ran out: a job in `active` whose lock is gone. BullMQ's workers can neither extend nor
+-- settle without the lock, so nobody is robbed. The check and the step are one.
+
+-- The job goes to the front of the line; one that was lost too often, or that somebody wanted cancelled,
+-- carries its failure with it, and the next pickup fails it at once. Returns whether there was a job.
+local function reap(id, stalled_max)
+  local key = PREFIX .. id
+  call('LREM', ACTIVE, '1', id)
+  local v = redis.pcall('HMGET', key, 'name', 'atm', 'stc', 'ats', 'tn', 'workerId', 'priority', 'cancel')
+  if v.err then
+    quarantine(id, 'its key is a ' .. call('TYPE', key).ok .. ', not a hash')
+    return false
+  end
+  if not v[1] then
+    return false -- B-27: an id without a job does not stay in `active`
+  end
+  local ver, _, lease = read_tn(v[5])
+  local fence, worker, name = whole(v[4]) and v[4] or '0', plain(v[6]), plain(v[1])
+  local atm, stc = whole(v[2]) or 0, whole(v[3]) or 0
+  stc = stc + 1
+  local attempt = text[atm + stc]
+  local tn = text[ver + 1] .. ' waiting 0 0 - 0'
+  local cancelled = v[8] == '1'
+  if cancelled or stc > stalled_max then
+    local why = cancelled and 'cancelled' or 'job stalled more than allowable limit'
+    call('HSET', key, 'stc', text[stc], 'tn', tn, 'defa', why)
+  else
+    call('HSET', key, 'stc', text[stc], 'tn', tn)
+  end
+  put('RPUSH', WAIT, id)
+  wake()
+  emit('waiting', 'jobId', id, 'prev', 'active')
+  emit('stalled', 'jobId', id, 'timestamp', NOW_S)
+  note(plain(id), 'reap', text[ver + 1], NOW_S, name, 'active', 'waiting', attempt, fence, fence, '0', lease,
+    worker, '0', '0', '', '', '', '', whole(v[7]) and v[7] or '0')
+  return true
+end
+
+-- Looks through `active` from the newest to the oldest, so that the oldest stands first in line again.
+local function reap_lockless(stalled_max)
+  local ids = call('LRANGE', ACTIVE, '0', '-1')
+  local reaped = 0
+  for from = 1, #ids, 100 do
+    local keys = {}
+    for i = from, math.min(from + 99, #ids) do
+      keys[#keys + 1] = PREFIX .. ids[i] .. ':lock'
+    end
+    local locks = call('MGET', unpack(keys)) -- a key of another type is no lock either
+    for i, lock in ipairs(keys) do
+      if not locks[i] then
+        local id = ids[from + i - 1]
+        call('DEL', lock)
+        redis.pcall('SREM', STALLED, id)
+        if reap(id, stalled_max) then
+          reaped = reaped + 1
+        end
+      end
+    end
+  end
+  return reaped
+end

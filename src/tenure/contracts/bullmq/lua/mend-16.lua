@@ -1,0 +1,52 @@
+-- Puts keys of the queue aside that do not hold what they should, so that the queue goes on without them: a key of
+-- another type is renamed, a counter that is no whole number is begun anew. Run after a script has raised on such a
+-- key, which it does before it writes anything.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
+-- ARGV[1] prefix
+-- Returns { name, reason } of each key that was put aside
+-- Clauses B-55
+-- @include head
+-- @include quarantine
+local KEPT_MS = '604800000' -- a week
+local NAMES = { list = { WAIT, ACTIVE, PAUSED }, hash = { META, PREFIX .. 'tenure:workers',
+  PREFIX .. 'metrics:completed', PREFIX .. 'metrics:failed' },
+  zset = { PRIORITIZED, DELAYED, MARKER, COMPLETED, FAILED, CHILDREN, PREFIX .. 'repeat', PREFIX .. 'tenure:ended' },
+  set = { STALLED }, stream = { EVENTS, JOURNAL, PREFIX .. 'tenure:quarantine' },
+  string = { LIMITER, PC, ID, PREFIX .. 'stalled-check' } }
+
+local IS_LINE = { [WAIT] = true, [ACTIVE] = true, [PAUSED] = true, [PRIORITIZED] = true, [DELAYED] = true,
+  [CHILDREN] = true }
+
+local id_lost = false
+for wanted, keys in pairs(NAMES) do
+  for _, key in ipairs(keys) do
+    local kind = call('TYPE', key).ok
+    if kind ~= wanted and kind ~= 'none' then
+      local name = key:sub(#PREFIX + 1)
+      local aside = PREFIX .. 'tenure:quarantine:' .. name
+      quarantine(name, 'the key is a ' .. kind .. ', not a ' .. wanted)
+      call('RENAME', key, aside)
+      id_lost = id_lost or key == ID
+      call('PEXPIRE', aside, KEPT_MS)
+      if IS_LINE[key] then
+        call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for jobs that stood there
+      end
+    end
+  end
+end
+-- Ids go on from the clock: it is beyond every number that was counted.
+if id_lost then
+  call('SET', ID, NOW_S)
+elseif call('EXISTS', ID) == 1 and not whole(call('GET', ID)) then
+  quarantine('id', 'the counter is not a whole number')
+  call('SET', ID, NOW_S)
+end
+for _, counter in ipairs({ PC, LIMITER }) do
+  if call('EXISTS', counter) == 1 and not whole(call('GET', counter)) then
+    quarantine(counter:sub(#PREFIX + 1), 'the counter is not a whole number')
+    call('DEL', counter)
+  end
+end
+return quarantined

@@ -1,0 +1,59 @@
+-- Publishes news of running jobs: progress goes into the hash and the queue's events, a line of the log
+-- into the job's log, other news into the events only. Only the holder of the lock is heard.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
+-- ARGV[1] prefix  ARGV[2] worker id
+-- ARGV[3..] per report: id, fence, token, event ('' for new data of the job), progress JSON ('' for none), step, data JSON (of
+--   the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
+-- Returns per report { 'ok' } or { 'lost', reason }
+-- Clauses B-18 B-30 B-46 B-56
+-- @include queue
+local WORKER = ARGV[2]
+local answers = {}
+
+local function report(at)
+  local id, fence, token, kind = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local progress, step, data = ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]
+  local key = PREFIX .. id
+  local lock = redis.pcall('GET', key .. ':lock')
+  if lock ~= token .. ':' .. fence or call('TYPE', key).ok ~= 'hash' then
+    local v = redis.pcall('HMGET', key, 'name', 'tn')
+    local _, state = read_tn(v[2])
+    note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, '0', '0', '0', WORKER,
+      '0', '0', 'lease_lost', '', '', ARGV[at + 7], '0', 'report')
+    return { 'lost', lock and 'another worker holds the job' or 'the lock has run out' }
+  end
+  if progress ~= '' then
+    call('HSET', key, 'progress', progress)
+  end
+  if kind == '' then
+    call('HSET', key, 'data', data)
+    return { 'ok' }
+  end
+  if kind == 'log' then -- BullMQ's readers ask for the log; no event tells of it
+    if type(redis.pcall('RPUSH', key .. ':logs', data)) == 'table' then -- another type: the log is begun anew
+      call('DEL', key .. ':logs')
+      call('RPUSH', key .. ':logs', data)
+    end
+    if ARGV[at + 8] ~= '' then
+      call('LTRIM', key .. ':logs', '-' .. ARGV[at + 8], '-1')
+    end
+    return { 'ok' }
+  end
+  -- B-30: BullMQ reads `data`, the contract's own readers `progress`; both are JSON.
+  local shown = progress ~= '' and progress or data
+  if kind == 'progress' then
+    emit('progress', 'jobId', id, 'data', shown, 'progress', shown, 'timestamp', NOW_S, 'step', step,
+      'info', data)
+  else
+    emit(kind, 'jobId', id, 'data', data, 'timestamp', NOW_S, 'step', step)
+  end
+  return { 'ok' }
+end
+
+for at = 3, #ARGV, 9 do
+  answers[#answers + 1] = report(at)
+end
+flush()
+return answers

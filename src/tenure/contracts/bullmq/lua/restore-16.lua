@@ -1,0 +1,56 @@
+-- Puts jobs back that stand nowhere because a line was overwritten: by their own fields they run, wait for children
+-- or for their time, or wait. One that has ended, or that stands somewhere, is left as it is.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
+-- ARGV[1] prefix  ARGV[2..] ids of hashes, which need not be jobs
+-- Returns how many jobs were put back
+-- Clauses B-55
+-- @include queue
+-- @include waiting
+-- @include prove
+
+-- The lists are read once: a search for each id would take as long as the list is, every time.
+local listed = {}
+for _, key in ipairs({ WAIT, ACTIVE, PAUSED }) do
+  for _, id in ipairs(call('LRANGE', key, '0', '-1')) do
+    listed[id] = true
+  end
+end
+
+local function stands(id)
+  return listed[id] or call('ZSCORE', COMPLETED, id) or call('ZSCORE', FAILED, id) or call('ZSCORE', DELAYED, id)
+    or call('ZSCORE', PRIORITIZED, id) or call('ZSCORE', CHILDREN, id)
+end
+
+local function restore(id)
+  local key = PREFIX .. id
+  local v = redis.pcall('HMGET', key, 'name', 'timestamp', 'finishedOn', 'tn', 'priority', 'delay')
+  if not v[1] or not v[2] or v[3] or stands(id) then
+    return 0
+  end
+  local ver, state, _, _, _, settled_due = read_tn(v[4])
+  local due = tonumber(settled_due)
+  if due == 0 then
+    due = (whole(v[2]) or 0) + (whole(v[6]) or 0)
+  end
+  if state == 'active' or call('EXISTS', key .. ':lock') == 1 then -- upkeep takes it back unless it is held
+    put('LPUSH', ACTIVE, id)
+  elseif (ver == 0 or state == 'waiting-children') and size('SCARD', key .. ':dependencies') > 0 then
+    put('ZADD', CHILDREN, NOW_S, id)
+  elseif (ver == 0 or state == 'delayed') and due > NOW then
+    delay(id, due)
+  else
+    wait_at_end(id, whole(v[5]) or 0)
+    emit('waiting', 'jobId', id)
+  end
+  listed[id] = true
+  return 1
+end
+
+local restored = 0
+for i = 2, #ARGV do
+  restored = restored + restore(ARGV[i])
+end
+flush()
+return restored

@@ -1,0 +1,153 @@
+-- Schedulers: sets one up, takes one away, and makes the next job when the current one starts.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
+-- ARGV[1] prefix  ARGV[2] upsert, follow or remove  ARGV[3] scheduler id
+-- ARGV[4] upsert: the next time of a pattern, ms ('' when it repeats every so often); follow: the same
+-- ARGV[5] the repeat options of the next job, JSON
+-- ARGV[6] follow: the job that was picked up; upsert: the name of its jobs
+-- ARGV[7] data JSON  ARGV[8] options JSON: of the jobs to come, or of the job that was picked up
+-- ARGV[9..] upsert: field, value of the scheduler; follow: the name of the job, what its id begins with
+-- Returns the next job's id, '' when there is none
+-- Clauses B-39 B-40
+-- @include queue
+-- @include waiting
+-- @include finish
+local M = more()
+-- @include prove
+local VERB, NAME = ARGV[2], ARGV[3]
+local REPEAT, SCHEDULER = PREFIX .. 'repeat', PREFIX .. 'repeat:' .. ARGV[3]
+
+-- The first time of the grid `every` + `offset` after this moment.
+local function on_grid(every, offset)
+  return math.floor((NOW - offset) / every) * every + every + offset
+end
+
+local function drop_pending(id)
+  local key = PREFIX .. id
+  if call('EXISTS', key) == 0 then
+    return
+  end
+  local out = call('ZREM', DELAYED, id) + call('ZREM', PRIORITIZED, id)
+  if out == 0 and not call('LPOS', ACTIVE, id) then
+    out = call('LREM', WAIT, '1', id)
+  end
+  if out > 0 then
+    M.drop_finished({ id })
+  end
+end
+
+local function make(next_ms, name, data, opts_json, repeat_json, stem)
+  local id = (stem or 'repeat:' .. NAME .. ':') .. text[next_ms]
+  if call('EXISTS', PREFIX .. id) == 1 then
+    return ''
+  end
+  local ok, opts = pcall(cjson.decode, opts_json or '')
+  opts = ok and type(opts) == 'table' and opts or {}
+  local wait_ms = math.max(0, next_ms - NOW)
+  opts['repeat'], opts.jobId, opts.repeatJobKey = cjson.decode(repeat_json), id, NAME
+  opts.timestamp, opts.delay = NOW, wait_ms
+  opts.attempts = opts.attempts or 0
+  opts.prevMillis = opts['repeat'].pattern and next_ms or nil
+  local sound, opts_text = pcall(cjson.encode, opts)
+  if not sound then -- NaN, which JSON has no word for, can be read
+    return make(next_ms, name, data, '{}', repeat_json, stem)
+  end
+  redis.pcall('INCR', ID)
+  call('ZADD', REPEAT, text[next_ms], NAME)
+  M.store_job({
+    id = id, name = name, data = data, opts = opts_text, delay = wait_ms, rjk = NAME,
+    priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
+    max_attempts = text[tonumber(opts.attempts) or 0],
+  })
+  return id
+end
+
+-- Only the current job leads to the next: a retry or a late starter adds none. The next one has the options of this
+-- one; a repeatable job of 5.x has its data nowhere else either.
+local function follow()
+  local before = call('ZSCORE', REPEAT, NAME)
+  local stem = ARGV[10]
+  if not before or ARGV[6] ~= stem .. text[tonumber(before)] then
+    return ''
+  end
+  local v = redis.pcall('HMGET', SCHEDULER, 'name', 'data', 'every', 'offset')
+  if v.err then
+    quarantine('repeat:' .. NAME, 'the scheduler is a ' .. call('TYPE', SCHEDULER).ok .. ', not a hash')
+    v = {}
+  end
+  local next_ms = whole(ARGV[4])
+  if not next_ms then
+    local told = cjson.decode(ARGV[5])
+    local every = whole(v[3]) or tonumber(told.every)
+    if not every or every < 1 then
+      return ''
+    end
+    next_ms = tonumber(before) + every
+    if next_ms < NOW then
+      next_ms = on_grid(every, whole(v[4]) or tonumber(told.offset) or 0)
+    end
+  end
+  local data = v[2] or ARGV[7]
+  local id = make(next_ms, v[1] or ARGV[9], data, ARGV[8], ARGV[5], stem)
+  if id ~= '' and v[1] then
+    redis.pcall('HINCRBY', SCHEDULER, 'ic', '1')
+    if data ~= '{}' and not v[2] then
+      call('HSET', SCHEDULER, 'data', data)
+    end
+  end
+  return id
+end
+
+local function upsert()
+  local before = call('ZSCORE', REPEAT, NAME)
+  local ic = redis.pcall('HGET', SCHEDULER, 'ic') -- of another type: it is begun anew
+  ic = whole(type(ic) == 'string' and ic) or 0
+  if before then
+    drop_pending('repeat:' .. NAME .. ':' .. text[tonumber(before)])
+  end
+  call('DEL', SCHEDULER)
+  local fields = { 'name', ARGV[6] }
+  local every, offset, start
+  for i = 9, #ARGV, 2 do
+    fields[#fields + 1], fields[#fields + 2] = ARGV[i], ARGV[i + 1]
+    if ARGV[i] == 'every' then every = tonumber(ARGV[i + 1]) end
+    if ARGV[i] == 'offset' then offset = tonumber(ARGV[i + 1]) end
+    if ARGV[i] == 'startDate' then start = tonumber(ARGV[i + 1]) end
+  end
+  local next_ms = tonumber(ARGV[4])
+  if every then
+    next_ms = start and start > NOW and start or offset and on_grid(every, offset) or NOW
+    if not offset then
+      fields[#fields + 1], fields[#fields + 2] = 'offset', text[next_ms % every]
+    end
+  end
+  if ARGV[8] ~= '' and ARGV[8] ~= '{}' then
+    fields[#fields + 1], fields[#fields + 2] = 'opts', ARGV[8]
+  end
+  if ARGV[7] ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = 'data', ARGV[7]
+  end
+  fields[#fields + 1], fields[#fields + 2] = 'ic', text[ic + 1]
+  call('HSET', SCHEDULER, unpack(fields))
+  return make(next_ms, ARGV[6], ARGV[7] ~= '' and ARGV[7] or '{}', ARGV[8], ARGV[5])
+end
+
+local function remove()
+  local before = call('ZSCORE', REPEAT, NAME)
+  if not before then
+    return ''
+  end
+  local id = 'repeat:' .. NAME .. ':' .. text[tonumber(before)]
+  if call('ZREM', DELAYED, id) == 1 then
+    M.drop_finished({ id })
+    emit('removed', 'jobId', id, 'prev', 'delayed')
+  end
+  call('ZREM', REPEAT, NAME)
+  call('DEL', SCHEDULER)
+  return id
+end
+
+local answer = VERB == 'follow' and follow() or VERB == 'upsert' and upsert() or VERB == 'remove' and remove()
+flush()
+return answer

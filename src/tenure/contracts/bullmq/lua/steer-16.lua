@@ -1,0 +1,84 @@
+-- What an operator does to single jobs: send back, cancel, promote.
+-- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
+-- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
+-- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
+-- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept), cancel or promote  ARGV[3..] ids
+-- Returns per id 'ok', 'requested' (its worker is told), 'missing', or the state that forbids it
+-- Clauses B-35 B-36 B-38
+-- @include queue
+-- @include waiting
+-- @include finish
+-- @include place
+-- @include prove
+local M = more()
+local VERB = ARGV[2]
+
+local function write_tn(job, to)
+  call('HSET', job.key, 'tn', text[job.ver + 1] .. ' ' .. to .. ' 0 0 - 0')
+end
+
+local function retry(job)
+  if job.state ~= 'completed' and job.state ~= 'failed' then
+    return job.state
+  end
+  OUT[job.state](job.id)
+  call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel')
+  local attempt = text[job.atm + job.stc]
+  if VERB == 'retry' then
+    call('HDEL', job.key, 'atm', 'stc')
+    attempt = '0'
+  end
+  local to = wait_at_end(job.id, tonumber(job.priority) or 0)
+  if job.parent_key and call('EXISTS', job.parent_key) == 1 then
+    -- A key of another type names no child.
+    if redis.pcall('ZREM', job.parent_key .. ':unsuccessful', job.key) == 1
+      or redis.pcall('HDEL', job.parent_key .. ':failed', job.key) == 1
+      or redis.pcall('HDEL', job.parent_key .. ':processed', job.key) == 1 then
+      redis.pcall('SADD', job.parent_key .. ':dependencies', job.key)
+    end
+  end
+  emit('waiting', 'jobId', job.id, 'prev', job.state)
+  write_tn(job, to)
+  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, attempt, job.fence,
+    job.fence, '0', '0', '', '0', '0', '', '', '', '', job.priority)
+  return 'ok'
+end
+
+local function cancel(job)
+  if job.state == 'completed' or job.state == 'failed' then
+    return job.state
+  end
+  if job.state == 'active' then
+    call('HSET', job.key, 'cancel', '1')
+    return 'requested'
+  end
+  OUT[job.state](job.id)
+  local prev = job.state
+  local count, age, limit = M.keep_of(job.opts, 'removeOnFail')
+  job.state = job.journalled == 'delayed' and 'delayed' or job.state
+  job.lease = '0'
+  finish(job, { to = 'failed', kind = 'cancel', value = 'cancelled', code = 'cancelled',
+    keep_count = count, keep_age = age, keep_limit = limit, attempts = '1000000', worker = '', prev = prev })
+  return 'ok'
+end
+
+local function promote_one(job)
+  if job.state ~= 'delayed' then
+    return job.state
+  end
+  call('ZREM', DELAYED, job.id)
+  local to = wait_at_end(job.id, tonumber(job.priority) or 0)
+  emit('waiting', 'jobId', job.id, 'prev', 'delayed')
+  call('HSET', job.key, 'delay', '0')
+  note_move(job, 'promote', to)
+  return 'ok'
+end
+
+local DO = { retry = retry, again = retry, cancel = cancel, promote = promote_one }
+local answers = {}
+for i = 3, #ARGV do
+  local job = read_job(ARGV[i])
+  answers[#answers + 1] = job and DO[VERB](job) or 'missing'
+end
+flush()
+return answers

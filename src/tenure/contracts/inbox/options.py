@@ -1,0 +1,57 @@
+"""What an `inbox+sqlite://` or `inbox+postgresql://` URL may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tenure.core.errors import UsageError
+from tenure.core.opening import check_least
+from tenure.ledger.engine import INBOX, OUTBOX
+from tenure.ledger.settings import BoxOptions, BoxSettings
+
+CONTRACT = "inbox"
+
+# Contract section 12.
+OUTBOX_BATCH = 10
+OUTBOX_BATCH_MAX = 25
+
+
+class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the queue URL; the defaults are for work that must not be lost.
+
+    `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
+    several inboxes of a database. `batch` is how many events one claim of an outbox takes,
+    `at_once` how many jobs of this queue one worker holds; 0 is as many as it has slots. `share` is
+    how many jobs of one requester a worker of an inbox holds at once, `requester_max` how many all
+    workers do, unless the requester's key has a number of its own; 0 of `share` switches both off.
+    `keep_credentials` leaves sealed credentials with jobs that have ended, so that dead letters can
+    be sent back with them; without it they are removed by the step that ends the job.
+    """
+
+    queue: str = "inbox"
+    box: Literal["inbox", "outbox"] = "inbox"
+    batch: int = OUTBOX_BATCH
+    at_once: int = 0
+    share: int = 0
+    requester_max: int = 0
+    keep_credentials: bool = False
+
+    def __post_init__(self) -> None:
+        self.check(CONTRACT)
+        if not 1 <= self.batch <= OUTBOX_BATCH_MAX:
+            raise UsageError(
+                f"batch: 1 to {OUTBOX_BATCH_MAX} events, not {self.batch}", contract=CONTRACT
+            )
+        check_least(self, CONTRACT, at_once=0, share=0, requester_max=0)
+        if not self.queue or len(self.queue) > 100 or not self.queue.isprintable():
+            raise UsageError("queue: 1 to 100 printable characters", contract=CONTRACT)
+
+    def settings(self) -> BoxSettings:
+        """How the box behaves."""
+        if self.box == "outbox":
+            return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
+        made = self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+        own = ("keep_credentials", "share", "requester_max")
+        return msgspec.structs.replace(made, **{name: getattr(self, name) for name in own})

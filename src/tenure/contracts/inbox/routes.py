@@ -1,0 +1,346 @@
+"""The HTTP side of the contract: POST /transcode, GET /transcode/status, and what refreshes need.
+
+These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
+body and will word the errors. A job of another requester does not exist for the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from tenure.contracts.inbox.credentials import InboxCredentials
+from tenure.contracts.inbox.door import check_called, check_credentials, checked
+from tenure.contracts.inbox.secrets import Seal, WebhookSecrets
+from tenure.contracts.inbox.shapes import (
+    Accepted,
+    AskStatus,
+    CreateTranscode,
+    CredentialsView,
+    NewCredentials,
+    SecretView,
+    TranscodeView,
+    view,
+)
+from tenure.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
+from tenure.core.errors import Conflict, InvalidJob, NotFound
+from tenure.core.idempotency import request_hash
+from tenure.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
+from tenure.core.job import JobRecord, NewJob, Submitted
+from tenure.core.redacting import Redaction
+from tenure.core.transcoding import StorageCredentials
+from tenure.ledger.ids import uuid7
+from tenure.ledger.settings import BoxSettings
+from tenure.store.resending import submit_surely
+
+TASK = "transcode"
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_REQUESTERS_MAX = 10_000
+_EXAMPLE = {
+    "source": {"url": "s3://media/in/clip.mov"},
+    "outputs": [{"name": "720p.mp4", "format": "mp4", "height": 720}],
+    "destination": {"url": "s3://media/out"},
+    "status_webhook_url": "https://requester.example/hooks/transcode",
+}
+
+
+class Reads(Protocol):
+    """What the routes need of the ledger."""
+
+    @property
+    def settings(self) -> BoxSettings:
+        """How the queue behaves."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job."""
+
+    async def pruned(self, job_id: str) -> str | None:
+        """Whose job it was, if it was kept long enough and removed."""
+
+
+class Replaces(Protocol):
+    """Where a requester's newer credentials go."""
+
+    async def keep(self, settings: BoxSettings) -> None:
+        """Note whether the queue keeps credentials of jobs that have ended."""
+
+    async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
+        """Put them in place; False when the version is not the one seen."""
+
+
+class Renews(Protocol):
+    """Where webhook secrets come from."""
+
+    async def has(self, requester_id: str) -> bool:
+        """Whether the requester has a live one."""
+
+    async def renew(self, requester_id: str, seal: Seal) -> str:
+        """A new secret, kept sealed."""
+
+
+class InboxRoutes:
+    """The endpoints of one inbox. Without `seal` it takes no credentials.
+
+    `check_url` raises for an address that no worker would be let to call, so that the requester
+    hears of it now; it is checked again, with its name resolved, when it is called. `has_secret`
+    tells whether the operator's own file has a webhook secret for a requester, `files` whether
+    places may be `file://`.
+    """
+
+    def __init__(
+        self,
+        queue: Submits,
+        ledger: Reads,
+        *,
+        redaction: Redaction,
+        seal: Seal | None = None,
+        credentials: Replaces | None = None,
+        secrets: Renews | None = None,
+        check_url: Callable[[str], object] = lambda url: None,
+        has_secret: Callable[[str], bool] = lambda requester: False,
+        files: bool = True,
+    ) -> None:
+        self._redaction = redaction
+        self._queue = queue
+        self._ledger = ledger
+        self._seal = seal
+        self._credentials = credentials
+        self._secrets = secrets
+        self._check_url = check_url
+        self._has_secret = has_secret
+        self._files = files
+        self._with_secret: set[str] = set()
+        self._told_to_keep = False
+
+    async def create(self, call: Call) -> Answer:
+        """Store a job and nothing more; the id is chosen here, so that a lost answer can be asked
+        for again."""
+        job = await self._new_job(call)
+        (submitted,) = await submit_surely(self._queue, [job])
+        check_stored(submitted)
+        headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
+        if submitted.job_id != job.job_id:
+            headers.append(("idempotency-replayed", "true"))
+        return Answer(202, _accepted(submitted), tuple(headers))
+
+    async def status(self, call: Call) -> Answer:
+        """The job as it is now; what was pruned is gone, what is not yours does not exist."""
+        record = await self._record(call, call.query.job_id)
+        return Answer(200, view(await self._redaction.shown(record, call.caller)))
+
+    async def refresh(self, call: Call) -> Answer:
+        """Newer credentials for a job that is not finished."""
+        asked: NewCredentials = call.body
+        record = await self._record(call, asked.job_id)
+        if self._seal is None or self._credentials is None:
+            raise _no_ring("credentials")
+        check_credentials(asked.credentials, self._check_url)
+        version = asked.credential_version
+        secret = msgspec.json.encode(asked.credentials)
+        sealed = await self._seal(secret, record.job_id, record.requester, version + 1)
+        if not await self._credentials.put(
+            record.job_id, record.requester, seen_version=version, sealed=_Columns(sealed)
+        ):
+            raise Conflict(
+                "the job has ended, or its credentials are not those of that version any more"
+            )
+        return Answer(200, CredentialsView(job_id=record.job_id, credential_version=version + 1))
+
+    async def renew_secret(self, call: Call) -> Answer:
+        """A new webhook secret; the one before it stays good for a day."""
+        if self._secrets is None:
+            raise NotFound("this gateway keeps no webhook secrets")
+        if self._seal is None:
+            raise InvalidJob(
+                "this gateway has no key ring, so it cannot keep webhook secrets; give it a ring, "
+                "or ask its operator for a line in webhooks.secrets"
+            )
+        made = await self._secrets.renew(call.caller.requester, self._seal)
+        return Answer(201, SecretView(secret=made))
+
+    async def _record(self, call: Call, job_id: str) -> JobRecord:
+        if not _JOB_ID.fullmatch(job_id):
+            raise _unknown()
+        record = await self._ledger.get(job_id)
+        if record is not None and call.reaches(record.requester, job_id):
+            return record
+        owner = None if record is not None else await self._ledger.pruned(job_id)
+        if owner is not None and call.reaches(owner, job_id):
+            raise Refused("gone", "the job has ended and was kept as long as agreed")
+        raise _unknown()
+
+    async def _new_job(self, call: Call) -> NewJob:
+        asked: CreateTranscode = call.body
+        job_id, requester = uuid7(), call.caller.requester
+        hook, refresh = asked.status_webhook_url, asked.refresh_url
+        options: dict[str, Any] = {
+            "status_webhook_url": check_called("status_webhook_url", hook, self._check_url),
+            "refresh_url": check_called("refresh_url", refresh, self._check_url),
+            "request_hash": request_hash(requester, asked),
+        }
+        job, secrets = checked(asked, self._check_url, files=self._files)
+        if secrets != StorageCredentials():
+            if self._seal is None:
+                raise _no_ring("credentials" if asked.credentials else "source.url")
+            options |= await self._sealed(self._seal, secrets, job_id, requester)
+        if hook or refresh:
+            await self._check_secret("status_webhook_url" if hook else "refresh_url", requester)
+        return NewJob(
+            task=TASK,
+            payload=msgspec.json.encode(job),
+            job_id=job_id,
+            idempotency_key=idempotency_key(call.headers),
+            requester=requester,
+            max_attempts=asked.max_attempts,
+            priority=asked.priority,
+            options=options,
+        )
+
+    async def _sealed(
+        self, seal: Seal, secrets: StorageCredentials, job_id: str, requester: str
+    ) -> dict[str, Any]:
+        if self._credentials is not None and not self._told_to_keep:
+            await self._credentials.keep(self._ledger.settings)
+            self._told_to_keep = True
+        sealed = await seal(msgspec.json.encode(secrets), job_id, requester, 1)
+        return {**sealed, "credential_version": 1}
+
+    async def _check_secret(self, field: str, requester: str) -> None:
+        """Refuse what could never be called: without a secret there is no signature."""
+        if requester in self._with_secret or self._has_secret(requester):
+            return
+        if self._secrets is None or not await self._secrets.has(requester):
+            raise Refused(
+                "no_webhook_secret",
+                f"{field}: calls to it are signed, and you have no webhook secret yet; make one "
+                "with POST /transcode/webhook-secret, then send this again",
+                field=field,
+            )
+        if len(self._with_secret) >= _REQUESTERS_MAX:
+            self._with_secret.clear()
+        self._with_secret.add(requester)
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway shall serve."""
+        return [_create(self.create), _status(self.status), *self._of_credentials()]
+
+    def _of_credentials(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                method="PUT",
+                path="/transcode/credentials",
+                operation="replaceCredentials",
+                summary="Give a job newer credentials",
+                right=Right("jobs:write", "own", does="replace credentials"),
+                tag="transcode",
+                handle=self.refresh,
+                takes=NewCredentials,
+                replies={200: Reply("They are in place.", CredentialsView)},
+                problems=(400, 404, 409, 410, 413, 415, 422),
+            ),
+            Endpoint(
+                method="POST",
+                path="/transcode/webhook-secret",
+                operation="renewWebhookSecret",
+                summary="Make a new webhook secret",
+                description="Webhooks are signed with it from now on, and with the one before it "
+                "too for a day.",
+                right=Right("jobs:write", "own", does="renew webhook secret"),
+                tag="transcode",
+                handle=self.renew_secret,
+                replies={201: Reply("The secret, shown this once.", SecretView)},
+                problems=(404,),
+            ),
+        ]
+
+
+class _Columns:
+    """The four columns under the names that sealed credentials have."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.encrypted = columns["storage_creds_encrypted"]
+        self.dek_wrapped = columns["storage_creds_dek_wrapped"]
+        self.kek_id = columns["storage_creds_kek_id"]
+        self.encryption_version = columns["storage_creds_encryption_version"]
+
+
+def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+    return Endpoint(
+        method="POST",
+        path="/transcode",
+        operation="createTranscode",
+        summary="Submit a transcode",
+        description="The job is stored when the answer comes; nothing else is done here. With an "
+        "Idempotency-Key the same request answers with the same job.",
+        right=Right("jobs:write", "own", does="submit", audit="others"),
+        tag="transcode",
+        handle=handle,
+        takes=CreateTranscode,
+        example=_EXAMPLE,
+        reads={"Idempotency-Key": IdempotencyKey},
+        replies={
+            202: Reply(
+                "The job is stored.",
+                Accepted,
+                headers={
+                    "Location": "Where its status can be read.",
+                    "Idempotency-Replayed": "`true` when the job is an earlier one.",
+                },
+            )
+        },
+        problems=(400, 408, 409, 413, 415, 422),
+    )
+
+
+def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+    return Endpoint(
+        method="GET",
+        path="/transcode/status",
+        operation="readTranscode",
+        summary="Read the status of a transcode",
+        right=Right("jobs:read", "own"),
+        tag="transcode",
+        handle=handle,
+        asks=AskStatus,
+        replies={200: Reply("The job as it is now.", TranscodeView)},
+        problems=(404, 410, 422),
+    )
+
+
+def _accepted(submitted: Submitted) -> Accepted:
+    """The answer; to a request that was made before, the one that was stored for it."""
+    if submitted.response:
+        return msgspec.json.decode(submitted.response, type=Accepted)
+    return Accepted(job_id=submitted.job_id)
+
+
+def _unknown() -> NotFound:
+    return NotFound("there is no such job, or it is not yours")
+
+
+def _no_ring(field: str) -> Refused:
+    return Refused(
+        "invalid",
+        "this gateway has no key ring, so it cannot keep credentials nor what a source URL holds "
+        "besides its address (user, password, query); leave them out, or give it a ring",
+        field=field,
+    )
+
+
+def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:
+    """The endpoints of a queue of this contract; an outbox has none.
+
+    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` brings `redaction` and
+    may bring `seal`, `check_url`, `has_secret` and `files`.
+    """
+    if ledger.is_outbox:
+        return []
+    given = {
+        "credentials": InboxCredentials(ledger.engine),
+        "secrets": WebhookSecrets(ledger.engine),
+        **more,
+    }
+    return InboxRoutes(queue, ledger, **given).endpoints()

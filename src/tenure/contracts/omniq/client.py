@@ -1,0 +1,388 @@
+"""OmniQ's own client, by the names of its contract; every call is asynchronous.
+
+    async with Client("redis://localhost:6379/0") as client:
+        job_id = await client.publish("emails", {"to": "ada"}, gid="tenant-7", group_limit=2)
+        job = await client.reserve("emails")
+        if job is not None and job.status == "JOB":
+            await client.ack_success("emails", job.job_id, job.lease_token)
+
+Time is the server's unless `now_ms_override` is given. A call whose answer was lost is sent again
+by the client: each is recognised by the store, and done once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from tenure.contracts.omniq import options as names
+from tenure.contracts.omniq.calls import Calls, insist
+from tenure.contracts.omniq.children import Children
+from tenure.contracts.omniq.claiming import BATCH_MAX, Claimer, chance
+from tenure.contracts.omniq.consuming import consume
+from tenure.contracts.omniq.context import Handler
+from tenure.contracts.omniq.errors import Refused, refusal
+from tenure.contracts.omniq.ledger import steer
+from tenure.contracts.omniq.logs import warn_quarantined
+from tenure.contracts.omniq.monitor import Monitor
+from tenure.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
+from tenure.contracts.omniq.queue import OmniqQueue
+from tenure.contracts.omniq.repairing import repair
+from tenure.contracts.omniq.replies import (
+    LANES,
+    AckFailResult,
+    BatchItem,
+    Lane,
+    Paused,
+    Reserved,
+    ReserveResult,
+    batch_item,
+    check_accepted,
+    reserved,
+)
+from tenure.contracts.omniq.submission import (
+    BACKOFF_MS_MAX,
+    Backoff,
+    Publication,
+    check_number,
+    publication,
+    script_args,
+    structured,
+)
+from tenure.contracts.omniq.ulid import new_ulid
+from tenure.core.errors import Conflict
+from tenure.store.redis import Arg, Redis
+from tenure.store.resending import part
+
+_TEND_STEP = 200
+_ERROR_BYTES_MAX = 4096
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """What the client keeps of one queue."""
+
+    calls: Calls
+    claimer: Claimer
+    options: Options
+
+
+class Client:
+    """A client for one event loop; it connects on first use and may work on any queue."""
+
+    queue_base = staticmethod(names.queue_base)
+    ulid = staticmethod(new_ulid)
+
+    def __init__(self, redis_url: str = "redis://localhost:6379/0", *, worker_id: str = "") -> None:
+        self._url = redis_url
+        self._redis = Redis(redis_url, name="tenure-omniq")
+        self._worker_id = worker_id or f"client-{secrets.token_hex(6)}"
+        self._lines: dict[str, _Line] = {}
+        self._children = Children(self._redis)
+        self.monitor = Monitor(self._redis)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @staticmethod
+    def now_ms() -> int:
+        """Milliseconds since the epoch, by this machine's clock."""
+        return time.time_ns() // 1_000_000
+
+    async def close(self) -> None:
+        """Let go of the connections; leases that are still held run out by themselves."""
+        for line in self._lines.values():
+            await line.claimer.close()
+        await self._redis.close()
+
+    # -- publish ----------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        queue: str,
+        payload: dict[str, Any] | list[Any],
+        *,
+        job_id: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        max_attempts: int = MAX_ATTEMPTS,
+        backoff_ms: int = BACKOFF_MS,
+        due_ms: int = 0,
+        gid: str | None = None,
+        group_limit: int = 0,
+        backoff: Backoff = "fixed",
+        backoff_ms_max: int = BACKOFF_MS_MAX,
+        now_ms_override: int = 0,
+    ) -> str:
+        """Store one job; returns its id.
+
+        The same id again is the same job; with another payload it raises `Conflict`. `backoff`
+        "exponential" doubles `backoff_ms` with every attempt, with jitter, for workers of ours.
+        """
+        job = publication(
+            payload,
+            job_id=job_id,
+            timeout_ms=timeout_ms,
+            max_attempts=max_attempts,
+            backoff_ms=backoff_ms,
+            due_ms=due_ms,
+            gid=gid,
+            group_limit=group_limit,
+            backoff=backoff,
+            backoff_ms_max=backoff_ms_max,
+        )
+        (stored,) = await self._publish(queue, [job], now_ms_override)
+        return stored
+
+    async def publish_json(self, queue: str, payload: Any, **options: Any) -> str:
+        """`publish` for a dataclass, a msgspec struct or a pydantic model, too."""
+        return await self.publish(queue, structured(payload), **options)
+
+    async def publish_many(
+        self,
+        queue: str,
+        jobs: Iterable[tuple[Any, Mapping[str, Any]]],
+        *,
+        now_ms_override: int = 0,
+    ) -> list[str]:
+        """Store many jobs, each a payload and the options of `publish`; their ids in order.
+
+        All are checked before the first is stored; each batch of five hundred is one step.
+        """
+        made = [publication(payload, **_PUBLISHED | dict(given)) for payload, given in jobs]
+        return await self._publish(queue, made, now_ms_override)
+
+    async def _publish(self, queue: str, jobs: Sequence[Publication], now_ms: int) -> list[str]:
+        line = self._line(queue)
+        ids: list[str] = []
+        for start in range(0, len(jobs), BATCH_MAX):
+            chunk = jobs[start : start + BATCH_MAX]
+            args = script_args(chunk)
+            publish = insist(
+                lambda args=args: line.calls.remembered("publish", (now_ms,), 0, 0, *args)
+            )
+            _, *others = await part(start, publish)
+            for _, status, job_id, _ in others:
+                if status == b"conflict":
+                    raise Conflict(
+                        f"publish: another job has the id {job_id.decode()!r}; nothing was changed",
+                        contract=names.CONTRACT,
+                        operation="publish",
+                    )
+            ids += [job.job_id for job in chunk]
+        return ids
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    async def reserve(self, queue: str, now_ms_override: int = 0) -> ReserveResult:
+        """Take one lease: None when there is no job, `Paused` when there may be none."""
+        state, jobs = await self._reserve(queue, 1, now_ms_override)
+        if jobs:
+            return jobs[0]
+        return Paused() if state == b"paused" else None
+
+    async def reserve_many(
+        self, queue: str, limit: int, *, now_ms_override: int = 0
+    ) -> list[Reserved]:
+        """Take up to `limit` leases in one step; [] when there is no job or the queue is paused."""
+        check_number("limit", limit, 1)
+        return (await self._reserve(queue, limit, now_ms_override))[1]
+
+    async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
+        claimer = self._line(queue).claimer
+        reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
+        warn_quarantined(queue, claimer.take_quarantined())
+        return reply[0], [reserved(row) for row in reply[4]]
+
+    async def heartbeat(
+        self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
+    ) -> int:
+        """Keep a lease for the job's timeout from now; returns when it ends."""
+        calls = self._line(queue).calls
+        (reply,) = await insist(
+            lambda: calls.run(
+                "extend", now_ms_override, self._worker_id, 0, job_id, lease_token, ""
+            )
+        )
+        if reply[0] == b"lost":
+            raise refusal(job_id, reply[1])
+        return int(reply[0])
+
+    async def ack_success(
+        self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
+    ) -> None:
+        """End a lease: done. A second ack raises `TokenMismatch`."""
+        await self._ack(queue, job_id, lease_token, "complete", now_ms_override)
+
+    async def ack_fail(
+        self,
+        queue: str,
+        job_id: str,
+        lease_token: str,
+        now_ms_override: int = 0,
+        *,
+        error: str = "",
+    ) -> AckFailResult:
+        """End a lease: it failed. ("RETRY", due_ms), or ("FAILED", None) after the last attempt."""
+        reply = await self._ack(queue, job_id, lease_token, "fail", now_ms_override, error)
+        return ("RETRY", int(reply[1])) if reply[0] == b"retry" else ("FAILED", None)
+
+    async def _ack(
+        self, queue: str, job_id: str, token: str, kind: str, now_ms: int, error: str = ""
+    ) -> Any:
+        line = self._line(queue)
+        said = error.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
+        # The same for every resend by `insist`, so that only those are answered alike.
+        request = secrets.token_hex(8)
+        args: tuple[Arg, ...] = (
+            line.options.keep_completed, line.options.keep_failed, chance(), request,
+            job_id, token, "", kind, 0, "", "", said, "", "error" if said else "",
+        )  # fmt: skip
+        (reply,) = await insist(
+            lambda: line.calls.remembered("settle", (now_ms, self._worker_id), *args)
+        )
+        if reply != 1 and reply[0] == b"lost":
+            raise refusal(job_id, reply[1])
+        line.claimer.release(job_id)
+        return reply
+
+    # -- maintenance, pause -----------------------------------------------------------------------
+
+    async def promote_delayed(
+        self, queue: str, max_promote: int = 1000, now_ms_override: int = 0
+    ) -> int:
+        """Let due jobs join their lanes; how many did."""
+        return await self._tend(queue, "promote_delayed", max_promote, now_ms_override)
+
+    async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
+        """Take back leases that ran out; how many did."""
+        return await self._tend(queue, "reap_expired", max_reap, now_ms_override)
+
+    async def _tend(self, queue: str, name: str, most: int, now_ms: int) -> int:
+        """In steps, so that a thousand due jobs do not keep the server from everybody else."""
+        calls = self._line(queue).calls
+        done, recount = 0, False
+        while done < most:
+            step = min(_TEND_STEP, most - done)
+            _, count, *orphans = await insist(lambda step=step: calls.run(name, now_ms, step, 1))
+            done += count
+            recount = recount or 1 in orphans
+            if count < step:
+                break
+        if recount:  # a lease had no job any more: which group's slot it held is counted anew
+            await self.repair(queue)
+        return done
+
+    async def pause(self, queue: str) -> str:
+        """Hand out no more leases; what runs goes on. Returns "OK"."""
+        reply: bytes = await insist(lambda: self._line(queue).calls.run("pause"))
+        return reply.decode()
+
+    async def resume(self, queue: str) -> int:
+        """Hand out leases again; 1, or 0 when the queue was not paused."""
+        return int(await insist(lambda: self._line(queue).calls.run("resume")))
+
+    async def is_paused(self, queue: str) -> bool:
+        """Whether the queue is paused."""
+        key = f"{names.queue_base(queue)}:paused"
+        return bool(await insist(lambda: self._redis.call("EXISTS", key)))
+
+    # -- administration ---------------------------------------------------------------------------
+
+    async def retry_failed(self, queue: str, job_id: str, *, now_ms_override: int = 0) -> None:
+        """Send a failed job back, with all its attempts; raises `Refused`."""
+        (item,) = await self.retry_failed_batch(queue, [job_id], now_ms_override=now_ms_override)
+        check_accepted("RETRY_FAILED", item)
+
+    async def retry_failed_batch(
+        self, queue: str, job_ids: Sequence[str], *, now_ms_override: int = 0
+    ) -> list[BatchItem]:
+        """Send failed jobs back; one answer per id."""
+        calls = self._line(queue).calls
+        words = await steer(calls, "retry", job_ids, now_ms=now_ms_override)
+        return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+
+    async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
+        """Remove a job that nobody runs from the lane where it stands; raises `Refused`."""
+        (item,) = await self.remove_jobs_batch(queue, lane, [job_id])
+        check_accepted("REMOVE_JOB", item)
+
+    async def remove_jobs_batch(
+        self, queue: str, lane: Lane, job_ids: Sequence[str]
+    ) -> list[BatchItem]:
+        """Remove jobs that nobody runs from a lane; one answer per id."""
+        if lane not in LANES:
+            raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
+        words = await steer(self._line(queue).calls, "remove", job_ids, lane=lane)
+        return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+
+    async def repair(self, queue: str) -> int:
+        """Put counters and mirror tables right, as upkeep does; how many entries were wrong."""
+        return await repair(self._line(queue).calls, names.queue_base(queue)[1:-1])
+
+    async def childs_init(self, key: str, expected: int) -> None:
+        """Begin to count `expected` children of the parent `key`."""
+        await self._children.begin(key, expected)
+
+    async def child_ack(self, key: str, child_id: str) -> int:
+        """One child is done, and counts once; how many are left, or -1 without a counter."""
+        return await self._children.ack(key, child_id)
+
+    async def consume(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        drain: bool = True,
+        signals: bool = True,
+        **settings: Any,
+    ) -> None:
+        """Run `handler(ctx)` for every job until a signal (or `stop`, an event) ends it.
+
+        See `consuming.consume` for the settings.
+        """
+        options = Options(queue=names.queue_base(queue)[1:-1])
+        worker = f"{self._worker_id}-{secrets.token_hex(3)}"
+        source = OmniqQueue(Redis(self._url, name="tenure-omniq"), options, worker_id=worker)
+        try:
+            await consume(
+                source,
+                handler,
+                self,
+                concurrency=concurrency,
+                drain=drain,
+                signals=signals,
+                **settings,
+            )
+        finally:
+            await source.close()
+
+    def _line(self, queue: str) -> _Line:
+        line = self._lines.get(queue)
+        if line is None:
+            options = Options(queue=names.queue_base(queue)[1:-1])
+            calls = Calls(self._redis, options.queue)
+            line = _Line(calls, Claimer(calls, options, self._worker_id), options)
+            self._lines[queue] = self._lines[options.queue] = line
+        return line
+
+
+_PUBLISHED: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Client.publish).parameters.items()
+    if parameter.default is not parameter.empty and name != "now_ms_override"
+}
+"""The options of `publish`, which `publish_many` takes for each job, and their defaults."""

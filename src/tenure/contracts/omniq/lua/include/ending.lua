@@ -1,0 +1,134 @@
+-- The ends of a lease: completed, failed, or back to wait and delayed. Whoever calls has made sure that
+-- the lease is the caller's to end. Everything else that ends a job for good comes through here too.
+local KEEP_COMPLETED, KEEP_FAILED = 100, 10000
+local TRIM_MAX = 5000 -- of one call: a list that another program filled is trimmed step by step
+local finished = { completed = {}, failed = {} }
+
+-- What followers of one job read; only what is rare is written, the rest is told by the hash.
+local function tell(id, kind, data)
+  local key = BASE .. ':events:' .. id
+  call('XADD', key, 'MAXLEN', '~', '1000', '*', 'type', kind, 'ts', NOW_S, 'data', data)
+  call('PEXPIRE', key, '604800000')
+end
+
+local function no_longer_leased(job)
+  if job.state == 'active' then
+    active_off[#active_off + 1] = job.id
+    free_slot(job.gid)
+  end
+end
+
+local function settled(job, kind, due)
+  job.settled_token, job.settled_kind = job.token ~= '' and job.token or '-', kind
+  job.settled_due = text[due]
+end
+
+-- `o`: error (text for people), error_json, error_code, result, result_h, worker.
+local function complete(job, o)
+  settled(job, 'complete', 0)
+  record(job, 'complete', 'completed', job.attempt, '0', job.worker, o.result_h)
+  local tn = words(job, 'completed', '0', job.worker)
+  if o.result and o.result ~= '' and o.result ~= 'null' then
+    write('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+      'lock_until_ms', '', 'tn', tn, 'result', o.result)
+  else
+    write('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+      'lock_until_ms', '', 'tn', tn)
+  end
+  no_longer_leased(job)
+  move(job.id, 'active', 'completed')
+  finished.completed[#finished.completed + 1] = job.id
+  times.last_finish_ms = true
+  count('completed')
+end
+
+local function set_error(job, o)
+  if o.error and o.error ~= '' then
+    write('HSET', job.key, 'last_error', string.sub(o.error, 1, 4096), 'last_error_ms', NOW_S, 'error',
+      o.error_json or '', 'error_ms', NOW_S)
+  end
+end
+
+-- Failed for good; `kind` is bury or cancel. A job that waits has left its line before. `by_time`: nobody
+-- finished it, its lease ran out.
+local function fail(job, o, kind, by_time)
+  local from = job.state
+  settled(job, kind == 'cancel' and 'cancel' or 'bury', 0)
+  record(job, kind, 'failed', job.attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t0')
+  no_longer_leased(job)
+  set_error(job, o)
+  write('HSET', job.key, 'state', 'failed', 'failed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
+    'lock_until_ms', '', 'tn', words(job, 'failed', '0', job.worker))
+  move(job.id, from, 'failed')
+  finished.failed[#finished.failed + 1] = job.id
+  tell(job.id, 'failed', o.error_json and o.error_json ~= '' and '{"error":' .. o.error_json .. '}' or '{}')
+  times.last_finish_ms = not by_time or times.last_finish_ms
+  count(kind == 'cancel' and 'cancelled' or 'failed')
+end
+
+-- Back to the queue, due at `due` (0: at once, and in front unless it failed).
+local function back(job, o, kind, attempt, due, in_front)
+  settled(job, kind, due)
+  local to = due > 0 and 'delayed' or 'wait'
+  record(job, kind, to, attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t' .. text[due])
+  no_longer_leased(job)
+  set_error(job, o)
+  write('HSET', job.key, 'state', to, 'attempt', text[attempt], 'updated_ms', NOW_S, 'lease_token', '',
+    'lock_until_ms', '', 'due_ms', due > 0 and text[due] or '', 'tn', words(job, to, '0', '-'))
+  if due > 0 then
+    call('ZADD', DELAYED, text[due], job.id)
+  else
+    join_lane(job.id, job.gid, in_front)
+  end
+  move(job.id, 'active', to)
+  tell(job.id, kind, '{"attempt":' .. text[job.attempt] .. ',"due_ms":' .. text[due] .. '}')
+  times.last_finish_ms = kind == 'retry' or times.last_finish_ms
+  count(kind)
+end
+
+-- When a failed attempt runs again: after the job's fixed delay, or one that doubles, with jitter.
+local function backoff_due(job, chance)
+  local v = call('HMGET', job.key, 'backoff_ms', 'backoff', 'backoff_ms_max')
+  local wait_ms = figure(v[1], 5000) or 5000
+  if v[2] == 'exponential' then
+    local most = figure(v[3], 600000) or 600000
+    wait_ms = math.min(wait_ms * 2 ^ math.min(job.attempt - 1, 32), most)
+    wait_ms = math.floor(wait_ms / 2 + wait_ms / 2 * chance)
+  end
+  return NOW + math.max(0, wait_ms)
+end
+
+-- The newest finished jobs are kept, older ones go with all that is theirs.
+local function trim(state, list, keep)
+  local ids = finished[state]
+  if #ids == 0 then
+    return
+  end
+  each_many('LPUSH', list, ids)
+  finished[state] = {}
+  local over = keep > 0 and math.min(call('LLEN', list) - keep, TRIM_MAX) or 0
+  while over > 0 do
+    local gone = call('RPOP', list, text[math.min(over, 500)])
+    if not gone then
+      return
+    end
+    local off, keys = moved.off[state], {}
+    for i, id in ipairs(gone) do
+      -- An id that was published again is waiting under the same name: its hash is not ours to delete.
+      if call('HGET', JOB .. id, 'state') == state then
+        keys[#keys + 1] = JOB .. id
+        off[#off + 1] = id
+      end
+    end
+    if #keys > 0 then
+      call('DEL', unpack(keys))
+    end
+    over = over - #gone
+  end
+end
+
+local function flush_finished()
+  flush_moves()
+  trim('completed', COMPLETED, KEEP_COMPLETED)
+  trim('failed', FAILED, KEEP_FAILED)
+end

@@ -1,0 +1,196 @@
+-- Grants leases: jobs leave the two lanes in turn, groups one job each in the order in which they became
+-- ready, never beyond a group's limit. The including script sets SEED and WORKER first.
+local leases, granted_ids = {}, {}
+local DEFAULT_LEASE_MS = 60000
+local dropped, DROPS_MAX = 0, 1000 -- one claim passes over no more entries that are no jobs
+local seq_at, seq_end = 0, 0
+
+-- Tokens are unique by OmniQ's own sequence and secret by the claimer's seed.
+local function next_token(id, wanted)
+  if seq_at >= seq_end then
+    seq_end = call('INCRBY', BASE .. ':lease:seq', text[wanted])
+    seq_at = seq_end - wanted
+  end
+  seq_at = seq_at + 1
+  if SEED == '' then
+    return redis.sha1hex(id .. ':' .. NOW_S .. ':' .. text[seq_at])
+  end
+  return SEED .. '.' .. text[seq_at]
+end
+
+-- Whether an id can be told to a worker: it is not empty, not huge, and UTF-8.
+local function is_usable(id)
+  if #id == 0 or #id > 2048 then
+    return false
+  end
+  for _, sequence in ipairs({ '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
+    '\244[\128-\143][\128-\191][\128-\191]', '\224[\160-\191][\128-\191]', '\237[\128-\159][\128-\191]',
+    '[\225-\236\238\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]' }) do
+    id = string.gsub(id, sequence, ' ')
+  end
+  return not string.find(id, '[\128-\255]')
+end
+
+-- An entry of a lane that is no waiting job: the job is gone, stood there twice, or cannot be read.
+local function drop(id, state, flaw)
+  dropped = dropped + 1
+  dirty.wait = true
+  if STATES[state] and not flaw then
+    return false
+  end
+  set_aside(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
+  move(id, 'wait', nil)
+  add_line(plain(string.sub(id, 1, 512)) .. '\texpire\t0\t' .. NOW_S .. '\t')
+  return false
+end
+
+-- Leases one job that has left the lane of a group ('': none). False when there is nothing to lease: a job of
+-- another group would take a slot that it never gives back.
+local function grant(id, wanted, lane_gid)
+  local key = JOB .. id
+  local v = call('HMGET', key, 'state', 'tn', 'payload', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'task',
+    'created_ms', 'first_started_ms', 'trace')
+  if v[1] ~= 'wait' then
+    return drop(id, v[1])
+  end
+  local attempt, most, lease_ms, created = tonumber(v[4]), tonumber(v[5]), tonumber(v[6]), tonumber(v[9])
+  if not (attempt and most and lease_ms and created and attempt >= 0 and most >= 0 and lease_ms >= 0
+    and created >= 0 and attempt + most + lease_ms + created < 9e15) then -- not as most are: a closer look
+    attempt, most, lease_ms, created = figure(v[4], 0), figure(v[5], 1), figure(v[6], 0), figure(v[9], 0)
+    if not (attempt and most and lease_ms and created) then
+      return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
+    end
+  end
+  if not v[3] then
+    return drop(id, v[1], 'it has no payload')
+  elseif (#id == 0 or #id > 64 or find(id, '[\128-\255]')) and not is_usable(id) then
+    return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
+  elseif (v[7] or '') ~= lane_gid then
+    return drop(id, v[1])
+  end
+  attempt = attempt + 1
+  local lock = text[NOW + (lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS)]
+  local token, gid = next_token(id, wanted), v[7] or ''
+  local max_attempts = most >= 1 and text[most] or '1'
+  local task = plain(v[8])
+  local ver, fence, tn
+  if v[2] == NEW_LH then
+    ver, fence = '2', 1
+    tn = '2 1 active ' .. lock .. ' ' .. WORKER .. ' - - 0'
+    add_line(plain(id) .. '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
+      .. lock .. '\t0\t' .. WORKER .. '\t' .. max_attempts .. '\t' .. plain(gid))
+  else
+    local job = read_job(id)
+    first_sight(job)
+    job.ver, job.fence, fence = job.ver + 1, job.fence + 1, job.fence + 1
+    tn = words(job, 'active', lock, WORKER)
+    note(id, 'claim', text[job.ver], task, state_left(job), 'active', text[attempt], text[fence], text[fence - 1],
+      lock, '0', WORKER, max_attempts, gid)
+  end
+  if v[10] and v[10] ~= '' then
+    write('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
+      'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'tn', tn)
+  else
+    write('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
+      'first_started_ms', NOW_S, 'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'tn', tn)
+  end
+  local n = #active_on
+  active_on[n + 1], active_on[n + 2] = lock, id
+  move(id, 'wait', 'active')
+  leases[#leases + 1] = { id, v[3], tonumber(lock), attempt, tonumber(max_attempts), gid, token, fence, task,
+    created, v[11] or '', lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS }
+  granted_ids[#granted_ids + 1] = id
+  return true
+end
+
+-- Up to `wanted` from the ungrouped lane.
+local function take_ungrouped(wanted)
+  local taken = 0
+  while taken < wanted and dropped < DROPS_MAX do
+    local ids = call('LPOP', WAIT, text[wanted - taken])
+    if not ids then
+      break
+    end
+    for _, id in ipairs(ids) do
+      if grant(id, wanted, '') then
+        taken = taken + 1
+      end
+    end
+  end
+  return taken
+end
+
+-- One job of a group's list that can be leased; false when there is none.
+local function take_first(list, wanted, gid)
+  local id = call('LPOP', list)
+  while id do
+    group_waiting = group_waiting - 1
+    if grant(id, wanted, gid) then
+      return true
+    end
+    id = dropped < DROPS_MAX and call('LPOP', list)
+  end
+  return false
+end
+
+-- One job of each group that stands in `popped`; returns how many were granted. Counts and limits are read
+-- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
+local function take_round(popped, wanted)
+  local keys, set, again, taken = {}, {}, {}, 0
+  for i = 1, #popped, 2 do
+    keys[i], keys[i + 1] = GROUP .. popped[i] .. ':limit', GROUP .. popped[i] .. ':inflight'
+  end
+  local counts = call('MGET', unpack(keys))
+  for i = 1, #popped, 2 do
+    local limit, inflight = figure(counts[i], 1) or 1, math.max(0, figure(counts[i + 1], 0) or 0)
+    limit = limit > 0 and limit or 1
+    local list = GROUP .. popped[i] .. ':wait'
+    if inflight < limit then
+      if take_first(list, wanted, popped[i]) then
+        taken, inflight = taken + 1, inflight + 1
+        set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight]
+      end
+      if inflight < limit and call('EXISTS', list) == 1 then
+        again[#again + 1], again[#again + 2] = NOW_S, popped[i]
+      end
+    end
+  end
+  if #set > 0 then
+    call('MSET', unpack(set))
+  end
+  each_many('ZADD', READY, again)
+  return taken
+end
+
+-- Up to `wanted` from the groups, one of each in turn: a long group waits behind the short ones.
+local function take_grouped(wanted)
+  local taken = 0
+  while taken < wanted and dropped < DROPS_MAX do
+    local popped = call('ZPOPMIN', READY, text[wanted - taken])
+    if #popped == 0 then
+      break
+    end
+    dirty.groups = true
+    taken = taken + take_round(popped, wanted)
+  end
+  return taken
+end
+
+-- Both lanes in turn: when both have work, each gets half. Every grant flips the turn.
+local function take(limit)
+  local rr = BASE .. ':lane:rr'
+  local turn = call('GET', rr) == '1' and 1 or 0
+  local taken = 0
+  if call('EXISTS', READY) == 1 then
+    local share = turn == 0 and math.ceil(limit / 2) or math.floor(limit / 2)
+    taken = take_grouped(share)
+    taken = taken + take_ungrouped(limit - taken)
+    taken = taken + take_grouped(limit - taken)
+  else
+    taken = take_ungrouped(limit)
+  end
+  if taken % 2 == 1 then
+    call('SET', rr, text[1 - turn])
+  end
+  return taken
+end

@@ -1,0 +1,122 @@
+-- Takes jobs out of the middle of lists without searching them from end to end. The mirror table knows when
+-- a job entered its list, and a list is in that order: the job's rank, or else a search by halves, tells
+-- about where it stands. What was found is marked, and one pass at the end takes all marks out.
+local MARK = '\0tenure:removed'
+local marked = {}
+local WINDOW = 64
+local slow_left = 1 -- searches from end to end in one call: they are what blocks the server
+
+local function scan(list, from, to, id)
+  from = math.max(0, from)
+  for i, each in ipairs(call('LRANGE', list, text[from], text[to])) do
+    if each == id then
+      return from + i - 1
+    end
+  end
+  return nil
+end
+
+-- The first place whose job entered at `score` or later (in a list that is newest first: or earlier).
+local function halve(list, length, idx, score, newest_first)
+  local low, high = 0, length
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local other = call('LINDEX', list, text[middle])
+    local at = tonumber(other and call('ZSCORE', idx, other)) or score
+    local before = newest_first and at > score or (not newest_first and at < score)
+    if before then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+local last_place = {}
+
+-- Where the id stands in the list; nil when it is not there, false when finding out would block.
+local function locate(list, id, idx, newest_first)
+  local last = last_place[list] -- whoever names many often names neighbours
+  local beside = last and scan(list, last - 1, last + 1, id)
+  if beside then
+    return beside
+  end
+  local length = call('LLEN', list)
+  if length <= 4 * WINDOW then
+    return scan(list, 0, length, id)
+  end
+  local score = tonumber(call('ZSCORE', idx, id))
+  if score then
+    local rank = call(newest_first and 'ZREVRANK' or 'ZRANK', idx, id)
+    local place = scan(list, rank - 2, rank + 2, id) or scan(list, rank - WINDOW, rank + WINDOW, id)
+    if not place then
+      local near = halve(list, length, idx, score, newest_first)
+      for from = near, near + 1023, 256 do -- jobs of one millisecond stand in any order
+        place = place or scan(list, from, from + 255, id)
+      end
+    end
+    place = place or scan(list, 0, WINDOW, id) -- what was put in front
+    if place then
+      return place
+    end
+  end
+  if slow_left == 0 then
+    return false
+  end
+  slow_left = slow_left - 1
+  return call('LPOS', list, id) or nil
+end
+
+-- Marks the job's place in a list; true when it was there, nil when not, false for "ask again".
+local function mark(list, id, idx, newest_first)
+  local place = locate(list, id, idx, newest_first)
+  if not place then
+    return place
+  end
+  call('LSET', list, text[place], MARK)
+  last_place[list] = place
+  local m = marked[list] or { n = 0, places = 0 }
+  m.n, m.places = m.n + 1, m.places + place
+  marked[list] = m
+  return true
+end
+
+local function sweep_marks()
+  for list, m in pairs(marked) do
+    local from_end = m.places / m.n > call('LLEN', list) / 2
+    call('LREM', list, text[from_end and -m.n or m.n], MARK)
+  end
+  marked = {}
+end
+
+-- Takes a job out of wherever it stands; true, nil (it does not stand there) or false ("ask again").
+local function leave_line(job)
+  if job.state == 'delayed' then
+    dirty.delayed = true
+    return call('ZREM', DELAYED, job.id) == 1 or nil
+  elseif job.state == 'failed' then
+    return mark(FAILED, job.id, IDX .. 'failed', true)
+  elseif job.state == 'completed' then
+    return mark(COMPLETED, job.id, IDX .. 'completed', true)
+  end
+  local there = mark(lane_of(job.gid), job.id, IDX .. 'wait', false)
+  if there and job.gid ~= '' then
+    group_waiting = group_waiting - 1
+    looked_at[job.gid] = true
+  end
+  return there
+end
+
+-- Groups whose last waiting job was taken out are not ready any more.
+local function tidy_groups()
+  for gid in pairs(looked_at) do
+    if call('EXISTS', lane_of(gid)) == 0 then
+      dirty.groups = true
+      call('ZREM', READY, gid)
+      if (tonumber(call('GET', GROUP .. gid .. ':inflight')) or 0) <= 0 then
+        forget_group(gid)
+      end
+    end
+  end
+end

@@ -1,0 +1,145 @@
+-- Puts right what clients without counters (OmniQ 1.x), a deleted job or a damaged lane have left wrong: jobs
+-- that no lane has, the tables that monitors read, the counts of groups. A call looks at the given ids and reads no
+-- lane; `groups` reads the table of leases.
+-- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] stray | idx | lane | groups  ARGV[3] the state, for idx and lane;
+--   for groups the field `recount` of `upkeep` as it was when mending began, or ''
+-- ARGV[4..] stray: per job its id, and state, attempt, updated_ms, lease_token and tn of its hash ('' for none) as
+--   they were before its lane was read and did not have it; idx: ids that the mirror table of the state has; lane:
+--   ids that stand in its lane; groups: all gids
+-- Returns how many entries were wrong
+-- Clauses O-34 O-38 O-51
+local GIVEN_NOW = ARGV[1]
+-- @include head
+-- @include groups
+-- @include job
+local STATE = ARGV[3]
+local wrong = 0
+
+local mend = {}
+
+-- When the job entered the state, as far as its hash tells.
+local ENTERED = { wait = 'queued_ms', active = 'last_started_ms', delayed = 'updated_ms', failed = 'failed_ms',
+  completed = 'completed_ms' }
+local DUE = { active = 'lock_until_ms', delayed = 'due_ms' }
+
+-- Whether the job has made no step since the caller read these fields: then its lane has not got it since either.
+local function is_as_before(at)
+  local v = call('HMGET', JOB .. ARGV[at], 'state', 'attempt', 'updated_ms', 'lease_token', 'tn')
+  for i = 1, 5 do
+    if (v[i] or '') ~= ARGV[at + i] then
+      return false
+    end
+  end
+  return true
+end
+
+-- The hash says where a job stands. One that no lane has goes there, at the end that is reached last; a lease
+-- goes back into its table and ends when it would have ended. The new updated_ms makes a list take it only once.
+function mend.stray()
+  for at = 4, #ARGV, 6 do
+    local job = is_as_before(at) and read_job(ARGV[at])
+    local state = job and job.state
+    if job then
+      call('ZADD', IDX .. state, 'NX', text[figure(call('HGET', job.key, ENTERED[state])) or NOW], job.id)
+    end
+    if state == 'active' then
+      wrong = wrong + call('ZADD', ACTIVE, 'NX', text[figure(job.lock, NOW) or NOW], job.id)
+    elseif state == 'delayed' then
+      local due = figure(call('HGET', job.key, 'due_ms'), NOW) or NOW
+      wrong = wrong + call('ZADD', DELAYED, 'NX', text[due], job.id)
+    elseif state then
+      call('RPUSH', state == 'wait' and lane_of(job.gid) or BASE .. ':' .. state, job.id)
+      call('HSET', job.key, 'updated_ms', ARGV[at + 3] == NOW_S and text[NOW + 1] or NOW_S)
+      wrong = wrong + 1
+      wake_wanted = wake_wanted or state == 'wait'
+      if state == 'wait' and job.gid ~= '' then
+        looked_at[job.gid] = true
+      end
+    end
+  end
+  flush_groups()
+end
+
+-- A job that says it is elsewhere has left; one that is gone, too.
+function mend.idx()
+  call('ZCARD', IDX .. STATE) -- sets a table of another type aside
+  for at = 4, #ARGV do
+    if call('HGET', JOB .. ARGV[at], 'state') ~= STATE then
+      wrong = wrong + call('ZREM', IDX .. STATE, ARGV[at])
+    end
+  end
+end
+
+local function lane_entry(id)
+  local lane = BASE .. ':' .. STATE
+  local v = call('HMGET', JOB .. id, 'state', ENTERED[STATE], 'updated_ms', DUE[STATE] or 'id')
+  if v[1] ~= STATE then
+    if STATE ~= 'wait' then -- a claim drops it there
+      wrong = wrong + (DUE[STATE] and call('ZREM', lane, id) or call('LREM', lane, '0', id))
+    end
+    return
+  end
+  if not figure(call('ZSCORE', IDX .. STATE, id)) then
+    call('ZADD', IDX .. STATE, text[figure(v[2]) or figure(v[3]) or NOW], id)
+    wrong = wrong + 1
+  end
+  if DUE[STATE] and not figure(call('ZSCORE', lane, id), 0) then -- an endless time would never come
+    wrong = wrong + call('ZADD', lane, 'XX', 'CH', text[figure(v[4]) or NOW], id)
+  end
+end
+
+function mend.lane()
+  for at = 4, #ARGV do
+    lane_entry(ARGV[at])
+  end
+end
+
+-- How many jobs of each group are leased, and how many wait in all.
+function mend.groups()
+  local running, waiting, seen = {}, 0, {}
+  for _, id in ipairs(call('ZRANGE', ACTIVE, '0', '-1')) do
+    local gid = call('HGET', JOB .. id, 'gid')
+    if gid and gid ~= '' then
+      running[gid] = (running[gid] or 0) + 1
+    end
+  end
+  local function look(gid)
+    if seen[gid] then
+      return
+    end
+    seen[gid] = true
+    local key, n = GROUP .. gid .. ':inflight', running[gid] or 0
+    if (figure(call('GET', key), 0) or -1) ~= n then
+      wrong = wrong + 1
+      if n > 0 then
+        call('SET', key, text[n])
+      else
+        call('DEL', key)
+      end
+    end
+    waiting = waiting + call('LLEN', lane_of(gid))
+    looked_at[gid] = true
+  end
+  for at = 4, #ARGV do
+    look(ARGV[at])
+  end
+  for gid in pairs(running) do
+    look(gid)
+  end
+  for _, gid in ipairs(call('ZRANGE', READY, '0', '-1')) do -- made since the gids were collected
+    look(gid)
+  end
+  call('HSET', STATS, 'group_waiting', text[waiting])
+  flush_groups()
+  if STATE ~= '' and call('HGET', BASE .. ':upkeep', 'recount') == STATE then
+    call('HDEL', BASE .. ':upkeep', 'recount')
+  end
+end
+
+mend[ARGV[2]]()
+for _, name in ipairs({ 'wait', 'active', 'delayed', 'failed', 'completed', 'groups' }) do
+  dirty[name] = true
+end
+flush()
+return wrong

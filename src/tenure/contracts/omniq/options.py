@@ -1,0 +1,71 @@
+"""What an `omniq+redis://` URL may say, and how a queue is named."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tenure.core.errors import UsageError
+from tenure.core.opening import check_least
+
+CONTRACT = "omniq"
+QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+MAX_ATTEMPTS = 3
+TIMEOUT_MS = 30_000
+BACKOFF_MS = 5_000
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the queue URL. `queue` is the queue's name.
+
+    `timeout_ms`, `max_attempts` and `backoff_ms` are for jobs submitted here that name none; the
+    lease of a job lasts its timeout. `task` is the task of jobs that name none, which is every job
+    of another OmniQ client; without it that is the queue's name. `max_depth` bounds waiting,
+    delayed and running jobs together (0: no bound). `keep_completed` other than OmniQ's 100 holds
+    only while no other client completes jobs; `keep_failed` 0 keeps all. `poll_ms` is how long a
+    job of a publisher that rings no bell may wait unseen.
+    """
+
+    queue: str
+    task: str = ""
+    timeout_ms: int = TIMEOUT_MS
+    max_attempts: int = MAX_ATTEMPTS
+    backoff_ms: int = BACKOFF_MS
+    max_depth: int = 0
+    keep_completed: int = 100
+    keep_failed: int = 10_000
+    idempotency_ttl_s: int = 86_400
+    poll_ms: int = 40
+    journal_bytes: int = 32_000_000
+    journal_days: float = 7.0
+    unread_days: float = 30.0
+
+    def __post_init__(self) -> None:
+        queue_base(self.queue)
+        check_least(self, CONTRACT, timeout_ms=50, max_attempts=1, backoff_ms=0, poll_ms=5)
+        check_least(self, CONTRACT, keep_completed=1, keep_failed=0, max_depth=0)
+
+
+class QueueNameError(UsageError, ValueError):
+    """The name can be no OmniQ queue's."""
+
+
+def queue_base(queue: str) -> str:
+    """The prefix of all keys of a queue: `{name}`, also for a name that is wrapped already.
+
+    >>> queue_base("emails"), queue_base("{emails}")
+    ('{emails}', '{emails}')
+    """
+    name = queue[1:-1] if queue.startswith("{") and queue.endswith("}") else queue
+    if not QUEUE_NAME.fullmatch(name):
+        raise QueueNameError(
+            f"queue {queue[:140]!r}: 1 to 128 of letters, digits and . _ -", contract=CONTRACT
+        )
+    return f"{{{name}}}"
+
+
+def anchor(queue: str) -> str:
+    """The one key that every script is given; it names the queue and is never written."""
+    return f"{queue_base(queue)}:meta"

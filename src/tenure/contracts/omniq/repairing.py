@@ -1,0 +1,135 @@
+"""Puts a queue right after programs that left it wrong, piece by piece.
+
+OmniQ 1.x moves jobs and leaves `stats` and `idx` as they were; a hash deleted by hand leaves its
+group's slot taken; a lane that was overwritten leaves jobs that no lane has. Upkeep notices and
+calls this; no step keeps the server for long.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from tenure.contracts.omniq.calls import Calls
+from tenure.contracts.omniq.options import queue_base
+from tenure.contracts.omniq.records import readable
+from tenure.store.redis import Arg
+
+_STEP = 500
+_OVERLAP = 100
+_STATES = ("wait", "active", "delayed", "failed", "completed")
+_CHANGED = ("state", "attempt", "updated_ms", "lease_token", "tn")  # at least one with every step
+
+
+async def repair(calls: Calls, queue: str) -> int:
+    """Compare lanes, mirror tables, groups and counters with the jobs; how many were wrong."""
+    base = queue_base(queue).encode()
+    noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
+    jobs, gids = await _jobs_and_gids(calls, base)
+    wrong: int = await calls.run("mend", 0, "groups", "", *gids)  # also sets wrong types aside
+    await _strike_out(calls, base, gids, jobs)
+    wrong += await _put_back(calls, base, gids, jobs)
+    for state in _STATES:
+        for lane in _lanes(base, state, gids):
+            wrong += await _mend(calls, "lane", state, await _ids(calls, state, lane))
+        wrong += await _drop_left_over(calls, base, state)
+    wrong += await calls.run("mend", 0, "groups", noted, *gids)
+    return wrong
+
+
+def _lanes(base: bytes, state: str, gids: list[bytes]) -> list[bytes]:
+    grouped = [base + b":g:" + gid + b":wait" for gid in gids] if state == "wait" else []
+    return [base + b":" + state.encode(), *grouped]
+
+
+async def _strike_out(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> None:
+    for state in _STATES:
+        for lane in _lanes(base, state, gids):
+            jobs.difference_update(await _ids(calls, state, lane))
+
+
+async def _put_back(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> int:
+    """Put jobs that are in no lane where their hashes say; how many there were.
+
+    Jobs move meanwhile. One that is as it was before all lanes were read again, and that none of
+    them had, has not moved: so the server need not read a lane for it.
+    """
+    seen: dict[bytes, list[bytes]] = {}
+    found = sorted(jobs)
+    for start in range(0, len(found), _STEP):
+        ids = found[start : start + _STEP]
+        reads = [("HMGET", base + b":job:" + job_id, *_CHANGED) for job_id in ids]
+        for job_id, values in zip(ids, readable(await calls.redis.pipeline(reads)), strict=True):
+            seen[job_id] = [value or b"" for value in values or [b""] * len(_CHANGED)]
+    if seen:
+        await _strike_out(calls, base, gids, jobs)
+    wrong = 0
+    strays = [job_id for job_id in seen if job_id in jobs]
+    for start in range(0, len(strays), _STEP):
+        rows = [(job_id, *seen[job_id]) for job_id in strays[start : start + _STEP]]
+        wrong += await calls.run("mend", 0, "stray", "", *chain.from_iterable(rows))
+    return wrong
+
+
+async def _mend(calls: Calls, part: str, state: str, ids: list[bytes]) -> int:
+    wrong = 0
+    for start in range(0, len(ids), _STEP):
+        wrong += await calls.run("mend", 0, part, state, *ids[start : start + _STEP])
+    return wrong
+
+
+async def _ids(calls: Calls, state: str, lane: bytes) -> list[bytes]:
+    """What stands in a lane.
+
+    Claims take from its front meanwhile and move the rest forward: pages overlap, and one that
+    begins with an id that was not read yet is read again from further in front.
+    """
+    read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
+    found: dict[bytes, None] = {}
+    at = 0
+    while True:
+        page: list[bytes] = await _read(calls, read, lane, at, at + 2 * _STEP - 1) or []
+        if at and (not page or page[0] not in found):
+            at = max(0, at - _STEP)
+            continue
+        found.update(dict.fromkeys(page))
+        if len(page) < 2 * _STEP:
+            return list(found)
+        at += len(page) - _OVERLAP
+
+
+async def _drop_left_over(calls: Calls, base: bytes, state: str) -> int:
+    wrong: int = await calls.run("mend", 0, "idx", state)
+    cursor = b"0"
+    while True:
+        index = base + b":idx:" + state.encode()
+        cursor, flat = await _read(calls, "ZSCAN", index, cursor, "COUNT", _STEP) or (b"0", [])
+        wrong += await _mend(calls, "idx", state, flat[::2])
+        if cursor == b"0":
+            return wrong
+
+
+async def _read(calls: Calls, *command: Arg) -> Any:
+    return readable(await calls.redis.pipeline([command]))[0]
+
+
+async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[bytes]]:
+    """All jobs, and all groups that have a list or a count; walks the server's keys in steps."""
+    jobs: set[bytes] = set()
+    gids: set[bytes] = set()
+    job, group = base + b":job:", base + b":g:"
+    # The braces of the base are no glob; brackets cannot stand in a queue's name.
+    cursor: Arg = 0
+    while True:
+        cursor, keys = await calls.redis.call(
+            "SCAN", cursor, "MATCH", base + b":*", "COUNT", 2 * _STEP
+        )
+        for key in keys:
+            if key.startswith(job):
+                jobs.add(key[len(job) :])
+            elif key.startswith(group):
+                gid, _, kind = key[len(group) :].rpartition(b":")
+                if kind in (b"wait", b"inflight"):
+                    gids.add(gid)
+        if cursor == b"0":
+            return jobs, sorted(gids)

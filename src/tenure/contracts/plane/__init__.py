@@ -1,0 +1,63 @@
+"""The `plane` contract: a control plane over HTTP, whose workers need no inbound port.
+
+`plane+http://host:8470?streams=jobs:high,jobs:low` is a worker's side. `plane+sqlite:///plane.db`
+and `plane+postgresql://user@host/database` are the plane itself: what a gateway serves, and what a
+producer next to the database uses.
+"""
+
+from __future__ import annotations
+
+from tenure.contracts.plane.journal import PlaneJournal, tape
+from tenure.contracts.plane.ledger import PlaneLedger
+from tenure.contracts.plane.local import LocalQueue, open_plane, parts
+from tenure.contracts.plane.options import PlaneOptions
+from tenure.contracts.plane.queue import PlaneQueue
+from tenure.core.errors import UsageError
+from tenure.core.opening import QueueUrl
+from tenure.core.tape import SqlTape
+from tenure.ledger.engine import Engine
+
+__all__ = ["LocalQueue", "PlaneJournal", "PlaneLedger", "PlaneQueue"]
+
+
+def open_queue(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
+    """The queue behind the URL; connects on first use."""
+    if url.store.startswith("http"):
+        from tenure.contracts.plane.remote import open_remote  # with TLS, which is not light
+
+        return open_remote(url, worker_id=worker_id)
+    return LocalQueue(open_plane(url), worker_id=worker_id)
+
+
+def open_ledger(url: QueueUrl) -> PlaneLedger:
+    """The ledger of a plane, at its database."""
+    _at_the_database(url)
+    return PlaneLedger(*parts(url, pinned=False))
+
+
+def open_journal(url: QueueUrl) -> PlaneJournal:
+    """The journal of a plane, at its database."""
+    _at_the_database(url)
+    return PlaneJournal(*parts(url))
+
+
+def open_database(url: QueueUrl) -> Engine:
+    """The database of a plane, for what is kept beside its jobs."""
+    _at_the_database(url)
+    return parts(url, pinned=False)[0]
+
+
+def journal_tape(url: QueueUrl) -> SqlTape:
+    """How the journal of a plane is written, for readers in bulk."""
+    _at_the_database(url)
+    options, store = url.read(PlaneOptions)
+    return tape(store, options)
+
+
+def _at_the_database(url: QueueUrl) -> None:
+    if url.store.startswith("http"):
+        raise UsageError(
+            f"{url.safe} is a worker's side; read the plane through its gateway, or at its "
+            "database with plane+sqlite:// or plane+postgresql://",
+            contract="plane",
+        )

@@ -1,0 +1,363 @@
+"""A plane over HTTP: the verbs of a worker that needs no port of its own.
+
+Every verb goes in its batch form, cut so that no request grows without bound. What the plane
+refuses for good is a `UsageError`; what may be asked again is a `StoreError`, and asking again is
+harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from tenure.contracts.plane.asking import Ask
+from tenure.contracts.plane.options import WorkerOptions
+from tenure.contracts.plane.queue import PlaneQueue, anonymous
+from tenure.contracts.plane.shapes import BATCH_MAX, ClaimedJob, Ended, Kept
+from tenure.contracts.plane.wire import Http
+from tenure.contracts.plane.words import CONTRACT, attempt_id_of
+from tenure.core.errors import (
+    LeaseLost,
+    ReplyLost,
+    ServerError,
+    StoreError,
+    StoreUnreachable,
+    UsageError,
+)
+from tenure.core.job import NewJob, Submitted
+from tenure.core.lease import Lease, Report
+from tenure.core.opening import QueueUrl
+from tenure.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
+from tenure.core.seam import Upkeep
+from tenure.store import resending
+
+_ENVELOPE_BYTES = 4_096  # what a request holds besides its items, and an item besides its result
+_VERDICTS: dict[str, Verdict] = {
+    "completed": COMPLETED,
+    "buried": BURIED,
+    "released": RELEASED,
+    "cancelled": CANCELLED,
+}
+# The request itself is at fault, if the plane says so and not a proxy before it; every other
+# refusal may be over the next time.
+_USAGE = frozenset({400, 413, 422})
+_NOT_EXECUTED = frozenset({"queue_full", "rate_limited", "draining"})
+_AWAY = frozenset({429, 502, 503, 504})
+
+T = TypeVar("T")
+
+
+class _Jobs(msgspec.Struct):
+    jobs: list[ClaimedJob]
+
+
+class _Kept(msgspec.Struct):
+    results: list[Kept]
+
+
+class _Ended(msgspec.Struct):
+    results: list[Ended]
+
+
+class _Submitted(msgspec.Struct):
+    results: list[Submitted]
+
+
+class _Told(msgspec.Struct):
+    ok: bool
+    reason: str = ""
+
+
+class _Reported(msgspec.Struct):
+    results: list[_Told]
+
+
+class RemotePlane:
+    """The plane at an address."""
+
+    def __init__(self, http: Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
+        self._http = http
+        self._worker_id = worker_id
+        self._answer_s = answer_ms / 1000
+        self._bytes_max = body_bytes_max - _ENVELOPE_BYTES
+
+    async def claim(self, ask: Ask) -> list[Lease]:
+        """Take leases; the plane makes the request wait."""
+        body = {
+            "worker_id": ask.worker_id,
+            "streams": ask.streams,
+            "max_wait_ms": ask.wait_ms,
+            "max_jobs": ask.limit,
+            "claim_id": ask.claim_id,
+            "lost": ask.lost,
+            "fresh": ask.fresh,
+        }
+        answer = await self._post("claim", body, _Jobs, wait_ms=ask.wait_ms)
+        return [_lease(job) for job in answer.jobs]
+
+    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        """Keep leases alive. The keeper asks far more often than they need to be written."""
+        answers: list[Lease | LeaseLost] = []
+        for part, held in self._parts(leases, _named):
+            body = {"worker_id": self._worker_id, "leases": held, "if_short": True}
+            told = await resending.part(answers, self._post("heartbeat", body, _Kept))
+            answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
+        return answers
+
+    async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
+        """Publish news."""
+        answers: list[LeaseLost | None] = []
+        for part, news in self._parts(reports, _news):
+            body = {"worker_id": self._worker_id, "reports": news}
+            told = await resending.part(answers, self._post("report", body, _Reported))
+            answers += [
+                None if each.ok else LeaseLost(report.lease.job_id, each.reason)
+                for report, each in zip(part, told.results, strict=True)
+            ]
+        return answers
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases: the successes by `complete`, everything else by `fail`, side by side."""
+        numbered = [(at, self._sendable(outcome)) for at, outcome in enumerate(outcomes)]
+        done = [each for each in numbered if each[1].kind == "complete"]
+        rest = [each for each in numbered if each[1].kind != "complete"]
+        verdicts: dict[int, Verdict] = {}
+        calls = [self._end("complete", done, verdicts), self._end("fail", rest, verdicts)]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
+        return [verdicts[at] for at in range(len(outcomes))]
+
+    async def _end(
+        self, verb: str, numbered: list[tuple[int, Outcome]], verdicts: dict[int, Verdict]
+    ) -> None:
+        for part, jobs in self._parts(numbered, lambda each: _ended(each[1])):
+            body = {"worker_id": self._worker_id, "jobs": jobs}
+            told = await resending.part(verdicts, self._post(verb, body, _Ended))
+            for (at, outcome), answer in zip(part, told.results, strict=True):
+                verdicts[at] = _verdict(outcome, answer)
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs."""
+        answers: dict[int, Submitted] = {}
+        sent: list[tuple[int, dict[str, Any]]] = []
+        for at, job in enumerate(jobs):
+            try:
+                sent.append((at, _new(job)))
+            except UsageError as error:  # it harms no other
+                answers[at] = Submitted("", "invalid", str(error))
+        stored: dict[int, Submitted] = {}
+        for part, written in self._parts(sent, lambda each: each[1]):
+            post = self._post("/v1/plane/jobs", {"jobs": written}, _Submitted)
+            told = await resending.part(stored, post)
+            stored |= {at: answer for (at, _), answer in zip(part, told.results, strict=True)}
+        answers |= stored
+        return [answers[at] for at in range(len(jobs))]
+
+    async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
+        """Ask the plane for a round of upkeep."""
+        return await self._post("upkeep", {"worker_id": worker_id, "slots": slots}, Upkeep)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    def _parts(
+        self, items: Sequence[T], write: Callable[[T], dict[str, Any]]
+    ) -> Iterator[tuple[list[T], list[msgspec.Raw]]]:
+        """Pieces of a batch that one request can carry, and their JSON."""
+        part: list[T] = []
+        written: list[msgspec.Raw] = []
+        held = 0
+        for item in items:
+            raw = msgspec.json.encode(write(item))
+            held += len(raw) + 1
+            if part and (len(part) >= BATCH_MAX or held > self._bytes_max):
+                yield part, written
+                part, written, held = [], [], len(raw) + 1
+            part.append(item)
+            written.append(msgspec.Raw(raw))
+        if part:
+            yield part, written
+
+    def _sendable(self, outcome: Outcome) -> Outcome:
+        """A result that no request can carry would be tried for ever: it is a failure for good."""
+        most = self._bytes_max - _ENVELOPE_BYTES
+        if len(outcome.result) <= most:
+            return outcome
+        said = f"the result has {len(outcome.result)} bytes, more than {most} (body_bytes_max)"
+        failure = Failure(code="result_too_large", message=said, retryable=False)
+        return Outcome(outcome.lease, "bury", failure=failure)
+
+    async def _post(self, verb: str, body: Any, shape: type[T], *, wait_ms: int = 0) -> T:
+        path = verb if verb.startswith("/") else f"/internal/worker/{verb}"
+        timeout_s = self._answer_s + wait_ms / 1000
+        status, raw = await self._http.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
+        if status not in (200, 202):
+            raise _refusal(self._http.place, path, status, raw)
+        try:
+            return msgspec.json.decode(raw, type=shape)
+        except msgspec.DecodeError as error:
+            raise ServerError(f"{self._http.place} answered {path} unreadably: {error}") from error
+
+
+def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
+    """The queue behind `plane+http://host:8470?streams=...`; connects on first use."""
+    options, store = url.read(WorkerOptions)
+    rest = store.partition("?")[2]
+    if rest:
+        raise UsageError(f"queue URL {url.safe}: unknown option {rest!r}", contract=CONTRACT)
+    key = _key(store, options)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    http = Http(store, headers=headers, tls=_tls(store, options))
+    named = worker_id or anonymous()
+    remote = RemotePlane(
+        http,
+        worker_id=named,
+        answer_ms=options.answer_ms,
+        body_bytes_max=options.body_bytes_max,
+    )
+    return PlaneQueue(remote, streams=options.names, worker_id=named)
+
+
+def _key(store: str, options: WorkerOptions) -> str:
+    if options.key_file:
+        try:
+            return Path(options.key_file).read_text(encoding="utf-8").split("\n", 1)[0].strip()
+        except OSError as error:
+            raise UsageError(f"key_file {options.key_file}: {error.strerror}") from None
+    return unquote(urlsplit(store).password or "")
+
+
+def _tls(store: str, options: WorkerOptions) -> ssl.SSLContext | None:
+    if not store.startswith("https"):
+        if options.cafile or options.certfile:
+            raise UsageError("cafile and certfile are for plane+https", contract=CONTRACT)
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.cafile or None)
+        if options.certfile:
+            context.load_cert_chain(options.certfile, options.keyfile or None)
+    except OSError as error:
+        raise UsageError(f"the certificates cannot be used: {error}", contract=CONTRACT) from None
+    return context
+
+
+def _refusal(place: str, path: str, status: int, raw: bytes) -> StoreError | UsageError:
+    try:
+        problem = msgspec.json.decode(raw)
+        detail, code = problem.get("detail", ""), problem.get("code", "")
+        ours = bool(code) and problem.get("type") == f"/docs#{code}"
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+        detail, code, ours = raw[:200].decode(errors="replace"), "", False
+    kind: type[StoreError | UsageError] = ServerError
+    if ours and status in _USAGE:
+        kind = UsageError
+    elif status in _AWAY and code != "store_refused":
+        # A 429 comes before the request is executed; 502 to 504 do not say how far it got.
+        unsent = status == 429 or (ours and code in _NOT_EXECUTED)
+        kind = StoreUnreachable if unsent else ReplyLost
+    said = f"{place} answered {path} with {status}: {detail}"
+    return kind(said, contract=CONTRACT, operation=path, reply=raw)
+
+
+def _named(lease: Lease) -> dict[str, Any]:
+    return {
+        "job_id": lease.job_id,
+        "attempt_id": attempt_id_of(lease.job_id, lease.fence),
+        "lease_token": lease.token,
+        "stream": lease.queue,
+    }
+
+
+def _ended(outcome: Outcome) -> dict[str, Any]:
+    body = _named(outcome.lease)
+    body["message_id"] = outcome.lease.handle
+    if outcome.kind == "complete":
+        return {**body, "result": msgspec.Raw(outcome.result)}
+    body |= {"kind": outcome.kind, "delay_ms": outcome.delay_ms}
+    if outcome.failure is not None:
+        body["error"] = outcome.failure
+    return body
+
+
+def _news(report: Report) -> dict[str, Any]:
+    body = _named(report.lease)
+    body |= {"type": report.type, "step": report.step, "data": msgspec.Raw(report.data)}
+    if report.progress:
+        body["progress"] = msgspec.Raw(report.progress)
+    return body
+
+
+def _new(job: NewJob) -> dict[str, Any]:
+    try:
+        msgspec.json.decode(job.payload, type=msgspec.Raw)
+        job.payload.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the payload is not JSON: {error}") from None
+    options = dict(job.options)
+    stream = options.pop("stream", "")
+    if options:
+        raise UsageError(f"no such job option: {', '.join(sorted(options))}; there is stream")
+    fields = {
+        name: getattr(job, name)
+        for name in (
+            *("task", "job_id", "idempotency_key", "requester", "priority", "delay_ms"),
+            *("max_attempts", "ttl_ms", "gid", "trace"),
+        )
+    }
+    return {**fields, "payload": msgspec.Raw(job.payload), "stream": stream}
+
+
+def _lease(job: ClaimedJob) -> Lease:
+    return Lease(
+        job_id=job.job_id,
+        queue=job.stream.name,
+        task=job.task,
+        payload=bytes(job.payload),
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        fence=job.fence,
+        token=job.lease_token,
+        lease_until_ms=job.lease_expires_at_ms,
+        lease_ms=job.lease_remaining_ms,
+        created_ms=job.created_ms,
+        handle=job.stream.message_id,
+        gid=job.gid,
+        priority=job.priority,
+        trace=job.trace,
+    )
+
+
+def _kept(lease: Lease, answer: Kept) -> Lease | LeaseLost:
+    if not answer.ok:
+        return LeaseLost(lease.job_id, answer.reason)
+    return msgspec.structs.replace(
+        lease,
+        lease_until_ms=answer.lease_expires_at_ms,
+        lease_ms=answer.lease_remaining_ms,
+        cancel_requested=answer.cancel_requested,
+    )
+
+
+def _verdict(outcome: Outcome, answer: Ended) -> Verdict:
+    if answer.verdict == "retried":
+        return Retried(answer.due_ms)
+    if not answer.ok:
+        return LeaseLost(outcome.lease.job_id, answer.reason)
+    return _VERDICTS[answer.verdict]

@@ -1,0 +1,268 @@
+"""The HTTP side of the contract: POST /v1/jobs, GET /v1/jobs/{id} and its events, and cancel.
+
+These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
+body and will word the errors. A job of another requester does not exist for the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+import msgspec
+
+from tenure.contracts.streams.ledger import StreamsLedger
+from tenure.contracts.streams.shapes import (
+    CreateJob,
+    EventId,
+    FollowJob,
+    JobNews,
+    JobPage,
+    JobView,
+    ListJobs,
+    line,
+    view,
+)
+from tenure.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
+from tenure.core.errors import Conflict, NotFound, StoreError
+from tenure.core.intake import (
+    IdempotencyKey,
+    Submits,
+    TraceParent,
+    check_stored,
+    idempotency_key,
+    trace_context,
+)
+from tenure.core.job import JobRecord, NewJob, Submitted
+from tenure.core.redacting import Redaction, without_contents
+from tenure.core.seam import Query
+from tenure.core.state import STREAMS
+from tenure.core.submission import new_job_id
+from tenure.store.resending import submit_surely
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
+
+_EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
+
+
+class StreamsRoutes:
+    """The endpoints of one `streams` queue. `ttl_s` is the contract's JOB_TTL_S."""
+
+    def __init__(
+        self, queue: Submits, ledger: StreamsLedger, *, ttl_s: int, redaction: Redaction
+    ) -> None:
+        self._redaction = redaction
+        self._queue = queue
+        self._ledger = ledger
+        self._ttl_s = ttl_s
+
+    async def create(self, call: Call) -> Answer:
+        """Store a job; the id is chosen here, so that a lost answer can be asked for again."""
+        job = self._new_job(call)
+        (submitted,) = await submit_surely(self._queue, [job])
+        check_stored(submitted)
+        return await self._accepted(call, job, submitted)
+
+    async def read(self, call: Call) -> Answer:
+        """The job with its JSON fields decoded."""
+        return Answer(200, view(await self._record(call)))
+
+    async def find(self, call: Call) -> Answer:
+        """The caller's jobs, newest first, page by page."""
+        asked: ListJobs = call.query
+        states = (asked.status,) if isinstance(asked.status, str) else ()
+        task = asked.task if isinstance(asked.task, str) else ""
+        query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
+        page = await self._ledger.find(query, requester=call.reach)
+        shown = [
+            line(await self._redaction.shown(without_contents(record), call.caller))
+            for record in page.jobs
+        ]
+        return Answer(200, JobPage(shown, page.after))
+
+    async def follow(self, call: Call) -> Answer | Follow:
+        """The job's events from a position on; nothing more to come is 204, which ends a client."""
+        after = call.headers.get("last-event-id", "") or call.query.last_event_id
+        if after and not _EVENT_ID.fullmatch(after):
+            raise Refused(
+                "bad_cursor", f"{after[:60]!r} is not an event id such as 1700000000000-0"
+            )
+        record = await self._record(call)
+        if after and record.state in STREAMS.final and not await self._has_more(record, after):
+            return Answer(204)
+        masked = not call.caller.owns(record.requester)
+        return Follow(record.job_id, record.state, after, masked)
+
+    async def cancel(self, call: Call) -> Answer:
+        """A queued job ends now (200); a running one through its worker (202)."""
+        record = await self._record(call)
+        said = (await self._ledger.cancel([record.job_id]))[0]
+        after = await self._ledger.get(record.job_id)
+        if after is None:
+            raise _unknown()
+        if said in ("ok", "requested"):
+            after = await self._redaction.shown(after, call.caller)
+            return Answer(200 if after.state in STREAMS.final else 202, view(after))
+        raise Conflict(f"the job is {after.state} and cannot be canceled any more")
+
+    async def _has_more(self, record: JobRecord, after: str) -> bool:
+        return bool(await self._ledger.events(record.job_id, after=after, limit=1))
+
+    async def _accepted(self, call: Call, job: NewJob, submitted: Submitted) -> Answer:
+        headers = [("location", f"/v1/jobs/{submitted.job_id}")]
+        # The answer to our own repeated submit is no replay: the id was chosen for this request.
+        if submitted.status == "replayed" and submitted.job_id != job.job_id:
+            headers.append(("idempotency-replayed", "true"))
+        record = None
+        if not submitted.created_ms:  # an earlier job, which may be anywhere by now
+            # It is stored, and an error now would make the client send it again.
+            with suppress(StoreError):
+                record = await self._ledger.get(submitted.job_id)
+        shown = await self._redaction.shown(record or _as_sent(job, submitted), call.caller)
+        return Answer(202, view(shown), tuple(headers))
+
+    async def _record(self, call: Call) -> JobRecord:
+        job_id = call.path["job_id"]
+        # `x:events` would be the event stream of job x.
+        if not _JOB_ID.fullmatch(job_id) or job_id.endswith(":events"):
+            raise _unknown()
+        record = await self._ledger.get(job_id)
+        if record is None or not call.reaches(record.requester, job_id):
+            raise _unknown()
+        return await self._redaction.shown(record, call.caller)
+
+    def _new_job(self, call: Call) -> NewJob:
+        asked: CreateJob = call.body
+        ttl_s = self._ttl_s if asked.ttl_s is None else asked.ttl_s
+        return NewJob(
+            task=asked.task,
+            payload=msgspec.json.encode(asked.payload),
+            job_id=new_job_id(),
+            idempotency_key=idempotency_key(call.headers),
+            requester=call.caller.requester,
+            delay_ms=asked.delay_ms,
+            max_attempts=asked.max_attempts,
+            ttl_ms=ttl_s * 1000,
+            trace=trace_context(call.headers),
+        )
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway shall serve."""
+        return [self._create(), self._find(), self._read(), self._follow(), self._cancel()]
+
+    def _create(self) -> Endpoint:
+        return Endpoint(
+            method="POST",
+            path="/v1/jobs",
+            operation="createJob",
+            summary="Submit a job",
+            description="The job is stored and waiting when the answer comes. With an "
+            "Idempotency-Key the same request answers with the same job.",
+            right=Right("jobs:write", "own", does="submit", audit="others"),
+            handle=self.create,
+            takes=CreateJob,
+            example=_EXAMPLE,
+            reads={"Idempotency-Key": IdempotencyKey, "traceparent": TraceParent},
+            replies={
+                202: Reply(
+                    "The job is stored.",
+                    JobView,
+                    headers={
+                        "Location": "Where the job can be read.",
+                        "Idempotency-Replayed": "`true` when the job is an earlier one.",
+                    },
+                )
+            },
+            problems=(400, 408, 409, 413, 415, 422),
+        )
+
+    def _find(self) -> Endpoint:
+        return Endpoint(
+            method="GET",
+            path="/v1/jobs",
+            operation="listJobs",
+            summary="List jobs, newest first",
+            right=Right("jobs:read", "own"),
+            handle=self.find,
+            asks=ListJobs,
+            replies={200: Reply("A page of jobs.", JobPage)},
+            problems=(422,),
+        )
+
+    def _read(self) -> Endpoint:
+        return Endpoint(
+            method="GET",
+            path="/v1/jobs/{job_id}",
+            operation="readJob",
+            summary="Read a job",
+            right=Right("jobs:read", "own"),
+            handle=self.read,
+            replies={200: Reply("The job.", JobView)},
+            problems=(404,),
+        )
+
+    def _follow(self) -> Endpoint:
+        return Endpoint(
+            method="GET",
+            path="/v1/jobs/{job_id}/events",
+            operation="followJob",
+            summary="Follow a job by server-sent events",
+            description="Begins with `event: hello`, replays what has happened, goes on as it "
+            "happens and ends after `done`, `error` or `canceled`. `id:` is the position for "
+            "Last-Event-ID; comments keep the connection alive.",
+            right=Right("jobs:read", "own"),
+            handle=self.follow,
+            asks=FollowJob,
+            reads={"Last-Event-ID": EventId},
+            replies={
+                200: Reply("A stream of events.", JobNews, media="text/event-stream"),
+                204: Reply("The job has ended and there is nothing after that position."),
+            },
+            problems=(400, 404, 422),
+        )
+
+    def _cancel(self) -> Endpoint:
+        return Endpoint(
+            method="POST",
+            path="/v1/jobs/{job_id}/cancel",
+            operation="cancelJob",
+            summary="Cancel a job",
+            right=Right("jobs:cancel", "own", does="cancel", audit="others"),
+            handle=self.cancel,
+            replies={
+                200: Reply("The job was waiting and has ended.", JobView),
+                202: Reply("The job is running; its worker is told.", JobView),
+            },
+            problems=(404, 409),
+        )
+
+
+def _unknown() -> NotFound:
+    return NotFound("there is no such job, or it has expired, or it is not yours")
+
+
+def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
+    """A job as it was stored a moment ago, without reading it back."""
+    return JobRecord(
+        job_id=submitted.job_id,
+        contract="streams",
+        queue="",
+        task=job.task,
+        state="queued",
+        payload=job.payload,
+        max_attempts=job.max_attempts or 0,
+        ttl_ms=job.ttl_ms or 0,
+        created_ms=submitted.created_ms,
+        updated_ms=submitted.created_ms,
+        due_ms=submitted.created_ms + job.delay_ms if job.delay_ms else 0,
+        requester=job.requester,
+        trace=job.trace,
+    )
+
+
+def open_routes(
+    queue: Submits, ledger: StreamsLedger, *, ttl_s: int, redaction: Redaction, **_lent: object
+) -> list[Endpoint]:
+    """The endpoints of a queue of this contract."""
+    return StreamsRoutes(queue, ledger, ttl_s=ttl_s, redaction=redaction).endpoints()

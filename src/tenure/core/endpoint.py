@@ -1,0 +1,209 @@
+"""An HTTP operation as data: a contract says what it means, the gateway serves it.
+
+A contract's `routes.py` knows paths, shapes and meaning and no web framework; the gateway knows
+HTTP. It admits the caller, reads and checks the body, calls `handle` and turns the answer, or any
+error of `core.errors`, into a response. The API document is made from the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from tenure.core.errors import UsageError
+
+Scope = Literal[
+    "jobs:write", "jobs:read", "jobs:cancel", "jobs:work", "metrics", "observe", "admin"
+]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+STREAM_SCOPE = "stream:"
+"""A key with scopes of this kind, such as `stream:mail`, is good for these streams alone."""
+
+_OBSERVED = ("jobs:read", "metrics")
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who is asking. `requester` is the id of the API key, "" for the anonymous local caller.
+
+    `person` is the name of a person who signed in at a proxy that the gateway trusts.
+    """
+
+    requester: str = ""
+    scopes: frozenset[str] = frozenset()
+    person: str = ""
+
+    @property
+    def who(self) -> str:
+        """For the audit log: the person, else the key."""
+        return f"sso:{self.person}" if self.person else self.requester
+
+    def may(self, scope: str) -> bool:
+        """Whether the caller holds this scope; an admin holds all, an observer those that read."""
+        if not scope or scope in self.scopes or "admin" in self.scopes:
+            return True
+        return scope in _OBSERVED and "observe" in self.scopes
+
+    def may_read(self, owner: str) -> bool:
+        """Whether objects of this owner exist for the caller: its own, or all for an observer."""
+        return self.may_act(owner) or "observe" in self.scopes
+
+    def may_act(self, owner: str) -> bool:
+        """Whether the caller may change objects of this owner: its own, or all for an admin."""
+        return owner == self.requester or "admin" in self.scopes
+
+    def owns(self, requester: str) -> bool:
+        """Whether the caller is this requester, who alone sees a job without masks."""
+        return requester == self.requester
+
+    @property
+    def streams(self) -> frozenset[str]:
+        """The streams that a key names; none means that it is good for all."""
+        return _streams(self.scopes)
+
+
+@lru_cache(maxsize=1024)
+def _streams(scopes: frozenset[str]) -> frozenset[str]:
+    return frozenset(
+        scope.removeprefix(STREAM_SCOPE) for scope in scopes if scope.startswith(STREAM_SCOPE)
+    )
+
+
+Whose = Literal["none", "own", "leased", "all"]
+Audit = Literal["call", "handler", "others", "history", "never"]
+
+
+class Right(msgspec.Struct, frozen=True):
+    """What a route asks of its caller, and on whose objects it works. Every route declares one.
+
+    `scope` is the scope of the key, "" for a route that is open to everyone. `whose` is `own` for
+    objects of the caller (an admin reaches those of all, an observer where the route reads),
+    `leased` for jobs under a lease that the caller proves, `all` for objects of every tenant and
+    the gateway itself, `none` where no tenant's object is touched.
+
+    `does` names the change in the audit log; a route without it only reads. `audit` tells how it
+    gets there: the gateway writes an entry for each `call`, or for calls on objects of `others`
+    alone, or the `handler` writes its own. The rest is in the `history` of the job itself, or
+    changes no job, queue or credential and is `never` written.
+
+    `streams` says that the route keeps to the streams of a key that names some; every other route
+    with a scope refuses such keys.
+    """
+
+    scope: Scope | Literal[""]
+    whose: Whose
+    does: str = ""
+    audit: Audit = "call"
+    streams: bool = False
+
+    def refusal(self, caller: Caller) -> str:
+        """Why this caller may not use the route at all, "" if it may."""
+        if not caller.may(self.scope):
+            return f"this needs a key with the scope {self.scope}"
+        if self.scope and not self.streams and caller.streams:
+            return f"this key is good for the streams {', '.join(sorted(caller.streams))} alone"
+        return ""
+
+
+OPEN = Right("", "none")
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`.
+
+    `right` is the endpoint's. `touched` collects the objects a call acted on, as (owner, id).
+    `gone` returns when the client hung up: for handlers that make it wait.
+    """
+
+    caller: Caller
+    right: Right = OPEN
+    path: Mapping[str, str] = {}
+    query: Any = None
+    body: Any = None
+    headers: Mapping[str, str] = {}
+    gone: Callable[[], Awaitable[None]] | None = None
+    touched: list[tuple[str, str]] = msgspec.field(default_factory=list)
+
+    @property
+    def reach(self) -> str | None:
+        """The only owner whose objects a list may show the caller, None if it may show all."""
+        everyone = not self.caller.scopes.isdisjoint(("admin", "observe"))
+        return None if everyone else self.caller.requester
+
+    def reaches(self, owner: str, object_id: str = "") -> bool:
+        """Whether the caller may do what this route does to an object of this owner."""
+        if not self.right.does:
+            return self.caller.may_read(owner)
+        if not self.caller.may_act(owner):
+            return False
+        self.touched.append((owner, object_id))
+        return True
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What to answer: `body` is encoded as JSON; None sends none."""
+
+    status: int
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """Answer with the job's events as they happen, beginning after `after` ("" for all).
+
+    `masked` is for callers who are not the job's requester.
+    """
+
+    job_id: str
+    state: str
+    after: str = ""
+    masked: bool = False
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One way an endpoint answers, for the API document; `also` names media of the same in text."""
+
+    description: str
+    shape: Any = None
+    media: str = "application/json"
+    also: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+
+
+class Refused(UsageError):
+    """A request that cannot be served as it stands; `code` names the gateway's problem for it."""
+
+    def __init__(self, code: str, message: str, *, field: str = "") -> None:
+        super().__init__(message, reply=field)
+        self.code = code
+
+
+Handle: TypeAlias = Callable[[Call], Awaitable[Answer | Follow]]
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path. `right` is what the caller needs for it.
+
+    `takes` is the type of the JSON body, `asks` the type of the query parameters, `reads` the
+    request headers the handler looks at (name to annotated type), `problems` the statuses that can
+    be answered besides those every endpoint has, `bytes_max` the largest body where the gateway's
+    own limit is too small.
+    """
+
+    method: str
+    path: str
+    operation: str
+    summary: str
+    handle: Handle
+    replies: Mapping[int, Reply]
+    right: Right
+    description: str = ""
+    takes: Any = None
+    example: Any = None
+    asks: Any = None
+    reads: Mapping[str, Any] = {}
+    problems: tuple[int, ...] = ()
+    tag: str = "jobs"
+    bytes_max: int = 0

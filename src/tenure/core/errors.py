@@ -1,0 +1,140 @@
+"""Every error Tenure raises, as one tree.
+
+    TenureError
+    ├── UsageError                the caller asked for something that cannot be
+    │   ├── InvalidJob            a job that no contract could take (bad task, payload, option)
+    │   ├── InvalidTransition     a state change that the contract's table does not have
+    │   ├── UnknownContract       a queue URL whose scheme names no contract
+    │   └── UnknownTask           no handler is registered under that name
+    ├── NotFound                  the job or queue does not exist (or has expired)
+    ├── Conflict                  the store holds something that contradicts the request
+    ├── QueueFull                 backpressure: try again after `retry_after_ms`
+    ├── LeaseLost                 the lease is no longer ours: stop, write nothing
+    └── StoreError                the store answered with an error, or did not answer
+        ├── ServerError           it answered with an error
+        ├── StoreUnreachable      it could not be reached: nothing was executed
+        └── ReplyLost             the request left, the answer never came: it may have been executed
+
+Signals that a handler raises to say how its attempt ends are in `core.outcome`.
+"""
+
+from __future__ import annotations
+
+_FRAMES_MAX = 50
+_PART_CHARS_MAX = 2_000
+_TRACEBACK_CHARS_MAX = 8_000
+
+
+class TenureError(Exception):
+    """Root of the tree; says in which `contract` and `operation`, and what was the `reply`."""
+
+    code = "error"
+
+    def __init__(
+        self, message: str, *, contract: str = "", operation: str = "", reply: object = None
+    ) -> None:
+        super().__init__(message)
+        self.contract = contract
+        self.operation = operation
+        self.reply = reply
+
+
+class UsageError(TenureError):
+    """The request can never succeed as it stands; the message says what would."""
+
+    code = "usage"
+
+
+class InvalidJob(UsageError):
+    """The job itself is not acceptable; nothing was written."""
+
+    code = "invalid_job"
+
+
+class InvalidTransition(UsageError):
+    """The contract's transition table has no such step."""
+
+    code = "invalid_transition"
+
+
+class UnknownContract(UsageError):
+    """No contract folder answers to the scheme of this queue URL."""
+
+    code = "unknown_contract"
+
+
+class UnknownTask(UsageError):
+    """No handler is registered for this task."""
+
+    code = "unknown_task"
+
+
+class NotFound(TenureError):
+    """There is no such job or queue, or it has expired."""
+
+    code = "not_found"
+
+
+class Conflict(TenureError):
+    """The store holds something else under this key, or the state of the job forbids the step."""
+
+    code = "conflict"
+
+
+class QueueFull(TenureError):
+    """The queue is at its limit; nothing was written. Try again after `retry_after_ms`."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_ms: int = 1000, contract: str = "") -> None:
+        super().__init__(message, contract=contract, operation="submit")
+        self.retry_after_ms = retry_after_ms
+
+
+class LeaseLost(TenureError):
+    """Somebody else holds, or has ended, this lease. As a value it answers one item of a batch."""
+
+    code = "lease_lost"
+
+    def __init__(self, job_id: str, reason: str = "the lease is no longer held") -> None:
+        super().__init__(f"job {job_id}: {reason}")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class StoreError(TenureError):
+    """The store answered with an error or not at all."""
+
+    code = "store"
+
+
+class ServerError(StoreError):
+    """The store answered with an error; `reply` is its text.
+
+    `named` says what of the queue's own data is at fault, where that is known.
+    """
+
+    code = "store_answered_error"
+    named = ""
+
+
+class StoreUnreachable(StoreError):
+    """The request never reached the store: nothing was executed and it is safe to send it again."""
+
+    code = "store_unreachable"
+
+
+class ReplyLost(StoreError):
+    """Sent, whole or in part, but not answered: it may have been executed. Only a call that carries
+    ids or a request id may be sent again."""
+
+    code = "reply_lost"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The last frames of an error as plain text of bounded length, without any local variable."""
+    import traceback  # needed where something failed: commands start faster without it
+
+    parts = traceback.format_exception(error, limit=-_FRAMES_MAX)
+    short = (p if len(p) <= _PART_CHARS_MAX else f"{p[:_PART_CHARS_MAX]}...\n" for p in parts)
+    return "".join(short)[-_TRACEBACK_CHARS_MAX:]

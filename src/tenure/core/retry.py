@@ -1,0 +1,196 @@
+"""When a failed attempt runs again: policies as data, and `judge`, the one place that decides.
+
+Pure: randomness comes in as a number between 0 and 1, so that a test can pin it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from tenure.core.errors import LeaseLost, traceback_of
+from tenure.core.lease import Lease
+from tenure.core.outcome import (
+    Cancel,
+    Failure,
+    Fatal,
+    Outcome,
+    OutcomeKind,
+    Park,
+    RateLimit,
+    Retry,
+    Signal,
+    Snooze,
+)
+from tenure.core.storable import REPLACED, whole_text
+
+Jitter = Literal["none", "equal", "full"]
+
+_MESSAGE_CHARS_MAX = 2_000
+# Beyond this exponent every delay is at its cap; without the limit 2**attempt grows without end.
+_EXPONENT_MAX = 32
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and after which delay a task's failures are tried again.
+
+    `max_attempts` counts starts, so 1 means no retry. `factor` 1 is a fixed delay, 2 doubles it.
+    Jitter "equal" spreads over the upper half of the delay, "full" over all of it. `by_error` maps
+    an error class name (or its qualified name) to another policy, or to None for "never again".
+    """
+
+    max_attempts: int = 3
+    delay_ms: int = 1_000
+    factor: float = 2.0
+    delay_ms_max: int = 600_000
+    jitter: Jitter = "equal"
+    by_error: Mapping[str, RetryPolicy | None] = {}
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError(
+                f"max_attempts counts starts and is at least 1, not {self.max_attempts}"
+            )
+        if self.delay_ms < 0 or self.delay_ms_max < 0 or self.factor < 1:
+            raise ValueError("delays cannot be negative and factor is at least 1")
+
+
+def fixed(delay_ms: int, *, max_attempts: int = 3) -> RetryPolicy:
+    """The same delay before every retry."""
+    return RetryPolicy(max_attempts=max_attempts, delay_ms=delay_ms, factor=1.0, jitter="none")
+
+
+def exponential(
+    delay_ms: int = 1_000,
+    *,
+    max_attempts: int = 5,
+    factor: float = 2.0,
+    delay_ms_max: int = 600_000,
+    jitter: Jitter = "equal",
+) -> RetryPolicy:
+    """A delay that grows by `factor` with every attempt up to `delay_ms_max`."""
+    return RetryPolicy(
+        max_attempts=max_attempts,
+        delay_ms=delay_ms,
+        factor=factor,
+        delay_ms_max=delay_ms_max,
+        jitter=jitter,
+    )
+
+
+NO_RETRY = RetryPolicy(max_attempts=1)
+
+
+def delay_ms(policy: RetryPolicy, attempt: int, chance: float) -> int:
+    """Milliseconds to wait after failed attempt number `attempt` (1 is the first).
+
+    >>> delay_ms(fixed(500), 3, 0.9)
+    500
+    >>> delay_ms(exponential(1000, jitter="none"), 4, 0.0)
+    8000
+    """
+    exponent = min(max(attempt, 1) - 1, _EXPONENT_MAX)
+    full = min(policy.delay_ms * policy.factor**exponent, float(policy.delay_ms_max))
+    match policy.jitter:
+        case "none":
+            return round(full)
+        case "equal":
+            return round(full / 2 + full / 2 * chance)
+        case "full":
+            return round(full * chance)
+
+
+def failure_of(error: BaseException, *, retryable: bool = True) -> Failure:
+    """What is kept of an exception, cut to a bounded size."""
+    code = getattr(error, "code", None)
+    return _failure(
+        code if isinstance(code, str) and code else type(error).__name__,
+        _text_of(error),
+        traceback_of(error),
+        retryable=retryable,
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # an error that cannot even be shown must not hide itself
+        return f"its text cannot be read: {type(broken).__name__}"
+
+
+def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Failure:
+    """A failure that can be written as UTF-8; its message says so where characters went."""
+    said = whole_text(message[:_MESSAGE_CHARS_MAX])
+    if said != message[:_MESSAGE_CHARS_MAX]:
+        said += f" ({REPLACED})"
+    return Failure(
+        code=whole_text(code), message=said, stack=whole_text(stack), retryable=retryable
+    )
+
+
+def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float) -> Outcome:
+    """Turn a failed attempt into the outcome to ask the store for.
+
+    Without a task policy the job's own options in the store decide (`fail`), because that is what
+    the producer of a BullMQ or OmniQ job expects.
+    """
+    match error:
+        case LeaseLost():
+            raise error  # nothing may be written any more, so there is no outcome
+        case Cancel():
+            return Outcome(lease, "cancel", failure=_plain(error))
+        case Snooze():
+            return Outcome(lease, "snooze", delay_ms=error.after_ms)
+        case RateLimit():
+            return Outcome(lease, "snooze", delay_ms=error.after_ms, until="rest")
+        case Park():
+            return Outcome(lease, "snooze", until="children")
+        case Fatal():
+            return Outcome(lease, "bury", failure=_plain(error, retryable=False))
+        case Retry():
+            return _retry(lease, error, policy, chance, error.after_ms)
+        case _:
+            return _by_policy(lease, error, policy, chance)
+
+
+def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
+    """A signal is a decision, not an accident: keep its words and its cause, not its stack."""
+    if signal.__cause__ is not None:
+        return failure_of(signal.__cause__, retryable=retryable)
+    name = signal.code or type(signal).__name__
+    return _failure(name, _text_of(signal), retryable=retryable)
+
+
+def _retry(
+    lease: Lease, error: Retry, policy: RetryPolicy | None, chance: float, after: int | None
+) -> Outcome:
+    wait_ms = (
+        after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, chance)
+    )
+    # Neither the job nor the task says how often: then, as for any failure, one attempt it is.
+    limit = max(lease.max_attempts, policy.max_attempts if policy else 1)
+    kind: OutcomeKind = "bury" if lease.attempt >= limit else "retry"
+    return Outcome(lease, kind, failure=_plain(error), delay_ms=wait_ms)
+
+
+def _by_policy(
+    lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float
+) -> Outcome:
+    if policy is None:
+        return Outcome(lease, "fail", failure=failure_of(error))
+    chosen = _policy_for(policy, error)
+    if chosen is None or lease.attempt >= chosen.max_attempts:
+        return Outcome(lease, "bury", failure=failure_of(error, retryable=chosen is not None))
+    wait_ms = delay_ms(chosen, lease.attempt, chance)
+    return Outcome(lease, "retry", failure=failure_of(error), delay_ms=wait_ms)
+
+
+def _policy_for(policy: RetryPolicy, error: BaseException) -> RetryPolicy | None:
+    """The nearest class of the error's ancestry that the policy names, else the policy itself."""
+    for cls in type(error).__mro__:
+        for name in (f"{cls.__module__}.{cls.__qualname__}", cls.__name__):
+            if name in policy.by_error:
+                return policy.by_error[name]
+    return policy

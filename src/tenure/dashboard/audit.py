@@ -1,0 +1,403 @@
+"""Who did what to which jobs: every action of a person is written down before it is answered.
+
+The entries are a chain: each has a number, the hash of the one before it, and a hash of both and of
+its own text. `verify` names the first that was altered, removed or inserted. It cannot know whether
+the end of the log is missing; for that, the operator keeps the head somewhere else. Entries beyond
+`keep` are pruned by an entry of the chain itself that names the last one removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+
+from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
+from tenure.core.values import to_json
+
+_log = structlog.get_logger("tenure.audit")
+
+KEPT = 10_000
+LOCAL = "local"
+LOST = "unknown: the answer of the store was lost"
+IDS_MAX = 20
+PRUNE = "prune audit log"
+RESUME = "resume audit log"
+_PLACE = ("id", "seq", "hash")
+_TRIES = 200
+PAGE = 1_000
+_POSITION = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+_PRUNED = re.compile(r"through ([0-9]{1,18}) ([0-9a-f]*)")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# Up to the year 9999: a stored number beyond it cannot be shown.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]
+
+
+def is_position(text: str) -> bool:
+    """Whether a text can be the place of an entry in a store."""
+    found = _POSITION.fullmatch(text)
+    return found is not None and all(int(part or 0) < 2**64 for part in found.groups())
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One action. `who` is the key's id, "local" without one; `whose` are the owners of the
+    objects, `ids` the first few of these.
+
+    `id` is its place in the store, `seq` its number in the chain, 0 for entries of a version that
+    had none.
+    """
+
+    ts_ms: _Count
+    who: str
+    action: str
+    queue: str = ""
+    whose: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    jobs: _Count = 0
+    search: str = ""
+    outcome: str = ""
+    id: str = ""
+    seq: int = 0
+    hash: str = ""
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry as it is stored: `hash` is that of `seq`, `prev` and the text of the entry."""
+
+    seq: int
+    prev: str
+    hash: str
+    entry: bytes
+    id: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the hash is that of the content."""
+        return self.hash == digest(self.seq, self.prev, self.entry)
+
+    @property
+    def line(self) -> bytes:
+        """For an export: one JSON object. An entry that is no JSON any more stands as a string."""
+        try:
+            msgspec.json.decode(self.entry)
+            entry: Any = msgspec.Raw(self.entry)
+        except _UNREADABLE:
+            entry = self.entry.decode(errors="replace")
+        shown = {"seq": self.seq, "prev": self.prev, "hash": self.hash, "entry": entry}
+        return msgspec.json.encode(shown) + b"\n"
+
+    def read(self) -> Entry:
+        """The entry; one that cannot be read says so, and the others are shown all the same."""
+        try:
+            entry = msgspec.json.decode(self.entry, type=Entry)
+        except _UNREADABLE:
+            text = self.entry.decode(errors="replace")[:200]
+            entry = Entry(ts_ms=0, who="", action="unreadable", outcome=text)
+        return msgspec.structs.replace(entry, id=self.id, seq=self.seq, hash=self.hash)
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Where a chain ends: its last number and hash, the place of the last entry, how many."""
+
+    seq: int = 0
+    hash: str = ""
+    id: str = ""
+    size: int = 0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found. `problem` is "" when the chain is whole; `at` is the entry's number.
+
+    `unchained` are entries that an earlier version wrote before there was a chain.
+    """
+
+    entries: int = 0
+    first: int = 0
+    seq: int = 0
+    head: str = ""
+    unchained: int = 0
+    at: int = 0
+    problem: str = ""
+
+
+def digest(seq: int, prev: str, entry: bytes) -> str:
+    """The hash of an entry: SHA-256 over number, previous hash and text, each on a line."""
+    return hashlib.sha256(b"%d\n%b\n%b" % (seq, prev.encode(), entry)).hexdigest()
+
+
+def linked(lines: Iterable[bytes]) -> list[Link]:
+    """The entries of an export, as `Link.line` wrote them."""
+
+    class Line(msgspec.Struct):
+        seq: int
+        prev: str
+        hash: str
+        entry: msgspec.Raw
+
+    read = (msgspec.json.decode(line, type=Line) for line in lines if line.strip())
+    return [
+        Link(seq=each.seq, prev=each.prev, hash=each.hash, entry=bytes(each.entry)) for each in read
+    ]
+
+
+def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> Verdict:
+    """Check a chain from its oldest entry on; `whole` False for a part, such as an export.
+
+    `head` is a hash that was the head of the log at some time: its entry must still be there.
+    """
+    chain = [link for link in links if link.hash]
+    begun = links.index(chain[0]) if chain else len(links)
+    start = _checkpoint(chain)
+    if chain and not whole:
+        start = chain[0].seq - 1, chain[0].prev
+    at, problem = _first_problem(links[begun:], *start)
+    last = chain[-1] if chain else Link(seq=0, prev="", hash="", entry=b"")
+    if not problem and head and head != start[1] and all(link.hash != head for link in chain):
+        at = last.seq + 1
+        problem = f"the end was altered, removed, or pruned: no entry has the hash {head}"
+    return Verdict(
+        entries=len(links),
+        first=chain[0].seq if chain else 0,
+        seq=last.seq,
+        head=last.hash,
+        unchained=begun,
+        at=at,
+        problem=problem,
+    )
+
+
+def _checkpoint(chain: Sequence[Link]) -> tuple[int, str]:
+    """The last entry that was pruned, as the entries that pruned say it."""
+    latest = (0, "")
+    for link in chain:
+        if PRUNE.encode() in link.entry and (entry := link.read()).action == PRUNE:
+            named = _PRUNED.fullmatch(entry.outcome)
+            if named is not None:
+                latest = max(latest, (int(named[1]), named[2]))
+    return latest
+
+
+def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str]:
+    """The number of the first entry that is not as it was written, and what became of it."""
+    before: str | None = None  # the hash of the last but one
+    for link in links:
+        if not link.hash:
+            return seq + 1, f"an entry without a hash was inserted after entry {seq}"
+        if link.seq < 1:
+            return seq + 1, f"an entry without a readable number follows entry {seq}"
+        if link.seq != seq + 1 and link.is_sound:
+            if link.seq <= seq:
+                return link.seq, f"another entry {link.seq} was inserted after entry {seq}"
+            until = f" to {link.seq - 1}" if link.seq > seq + 2 else ""
+            return seq + 1, f"entry {seq + 1}{until} was removed"
+        if link.prev == before:
+            return seq, f"entry {seq} was inserted: the next one was written without it"
+        if before is not None and link.prev != prev and link.is_sound:
+            return seq, f"entry {seq} was altered: the next one has another hash of it"
+        if link.prev != prev or not link.is_sound:
+            return seq + 1, f"entry {seq + 1} was altered"
+        seq, before, prev = link.seq, prev, link.hash
+    return 0, ""
+
+
+class AuditLog(ABC):
+    """A chain of entries. Subclasses say how a store keeps it; a log belongs to one event loop."""
+
+    def __init__(self, *, keep: int = KEPT) -> None:
+        self._keep = keep
+        self._head: Head | None = None
+        self._turn = asyncio.Lock()
+        self._missed = ""
+
+    async def check(self) -> None:
+        """Raise what the store says against the log: before an action, which must have its entry.
+
+        After an entry that could not be stored, one that says so must be stored first. A store
+        that is away is no reason: whether the action can be done is for its own store to say.
+        """
+        try:
+            if self._missed:
+                now_ms = time.time_ns() // 1_000_000
+                said = f"not stored: {self._missed}"
+                await self.add(Entry(ts_ms=now_ms, who="tenure", action=RESUME, outcome=said))
+                self._missed = ""
+            else:
+                await self._read_head()
+        except (StoreUnreachable, ReplyLost):
+            return
+        except StoreError as error:
+            raise StoreError(
+                f"the audit log takes no entry, so nothing is done: {error}"
+            ) from error
+
+    def missed(self, action: str) -> None:
+        """Note that the entry of an action could not be stored."""
+        self._missed = action
+
+    async def add(self, entry: Entry) -> Link:
+        """Write one down; it is in the store when this returns."""
+        async with self._turn:
+            head, self._head = self._head or await self._read_head(), None
+            if head.size > self._keep + self._keep // 10:
+                head = await self._pruned()
+            for _ in range(_TRIES):
+                link, after = await self._append(entry, head)
+                if link is not None:
+                    self._head = after
+                    return link
+                head = after
+        raise StoreError(f"the audit log went on {_TRIES} times before an entry could be added")
+
+    @abstractmethod
+    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+        """The newest first; `before` is the id of the last one seen, what is none means the end."""
+
+    async def links(self) -> AsyncIterator[Link]:
+        """All that is stored, oldest first."""
+        after = ""
+        while page := await self._read(after, PAGE):
+            for link in page:
+                yield link
+            after = page[-1].id
+
+    async def close(self) -> None:
+        """Let go of what was opened for it."""
+        self._head = None
+
+    @abstractmethod
+    async def _read_head(self) -> Head:
+        """Where the chain ends now."""
+
+    @abstractmethod
+    async def _read(self, after: str, count: int) -> Sequence[Link]:
+        """So many entries behind a place ("" for the first), oldest first."""
+
+    @abstractmethod
+    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+        """Store an entry, and remove those up to the place `pruned`, in one step.
+
+        Returns the place of the entry, "" when the log does not end with `head` any more.
+        """
+
+    async def _append(
+        self, entry: Entry, head: Head, pruned: Sequence[Link] = ()
+    ) -> tuple[Link | None, Head]:
+        """The entry as the next one, if the log still ends with `head`; and where it ends now."""
+        said = msgspec.to_builtins(entry)
+        text = to_json({key: value for key, value in said.items() if key not in _PLACE})
+        seq = head.seq + 1
+        link = Link(seq=seq, prev=head.hash, hash=digest(seq, head.hash, text), entry=text)
+        place = await self._store(link, head, pruned[-1].id if pruned else "")
+        if place:
+            after = Head(seq, link.hash, place, head.size + 1 - len(pruned))
+            return msgspec.structs.replace(link, id=place), after
+        now = await self._read_head()
+        if now.seq < head.seq:  # cut by another hand: the gap shall be seen
+            _log.error("audit_log_cut", seq=now.seq, expected=head.seq, hash=head.hash)
+            now = msgspec.structs.replace(now, seq=head.seq, hash=head.hash)
+        return None, now
+
+    async def _pruned(self) -> Head:
+        """Where the log ends after its oldest entries were removed, unless others do that now."""
+        head = await self._read_head()
+        oldest = await self._read("", max(head.size - self._keep, 1))
+        if head.size <= self._keep or not oldest:
+            return head
+        entry = Entry(
+            ts_ms=time.time_ns() // 1_000_000,
+            who="tenure",
+            action=PRUNE,
+            outcome=f"through {oldest[-1].seq} {oldest[-1].hash}",
+        )
+        return (await self._append(entry, head, oldest))[1]
+
+
+class MemoryAudit(AuditLog):
+    """Kept by this process alone; the log has the same lines."""
+
+    def __init__(self, *, keep: int = KEPT) -> None:
+        super().__init__(keep=keep)
+        self._links: list[Link] = []
+
+    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+        newest = [link.read() for link in reversed(self._links)]
+        return [each for each in newest if not before or each.id < before][:limit]
+
+    async def _read_head(self) -> Head:
+        last = self._links[-1] if self._links else Link(seq=0, prev="", hash="", entry=b"")
+        return Head(last.seq, last.hash, last.id, len(self._links))
+
+    async def _read(self, after: str, count: int) -> Sequence[Link]:
+        return [link for link in self._links if link.id > after][:count]
+
+    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+        stored = msgspec.structs.replace(link, id=f"{link.seq:015d}")
+        self._links = [*(each for each in self._links if each.id > pruned), stored]
+        return stored.id
+
+
+async def write_down(
+    log: AuditLog,
+    who: str,
+    action: str,
+    *,
+    queue: str = "",
+    whose: Iterable[str] = (),
+    ids: Sequence[str] = (),
+    jobs: int | None = None,
+    search: str = "",
+    outcome: str = "",
+) -> None:
+    """Note an action, in the audit log and in the process's own log.
+
+    The action has been done by then: where the entry cannot be stored, the process's log has it
+    alone, and `AuditLog.check` stands before the next action. That log also has the hash of each
+    entry, so it can stand for the kept head.
+    """
+    entry = Entry(
+        ts_ms=time.time_ns() // 1_000_000,
+        who=who or LOCAL,
+        action=action,
+        queue=queue,
+        whose=tuple(sorted({owner or LOCAL for owner in whose})[:IDS_MAX]),
+        ids=tuple(ids[:IDS_MAX]),
+        jobs=len(ids) if jobs is None else jobs,
+        search=search,
+        outcome=outcome,
+    )
+    _log.info("action", **msgspec.to_builtins(entry))
+    try:
+        link = await log.add(entry)
+        _log.info("audit_stored", seq=link.seq, hash=link.hash)
+    except Exception as error:  # the action is done: whatever this is, it must not hide that
+        log.missed(action)
+        _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
+
+
+@asynccontextmanager
+async def noted(
+    log: AuditLog, who: str, action: str, **what: Any
+) -> AsyncGenerator[dict[str, Any]]:
+    """Write down what is done within, with what that adds to the entry.
+
+    Nothing is done where the log is known to take no entry. Where the store's answer was lost it
+    may have been done: the entry says so. An action that was refused or failed in another way
+    changed nothing and has no entry.
+    """
+    entry = dict(what)
+    await log.check()
+    try:
+        yield entry
+    except ReplyLost:
+        await write_down(log, who, action, **entry | {"outcome": LOST})
+        raise
+    await write_down(log, who, action, **entry)

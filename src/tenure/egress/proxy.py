@@ -1,0 +1,158 @@
+"""A forward proxy on loopback for libraries that bring their own HTTP client.
+
+An object storage client resolves names by itself, so checking its endpoint beforehand would prove
+nothing: the name may mean another address a moment later. Given this proxy instead, every
+connection it makes is resolved, checked and dialled by the guard here; TLS goes through untouched.
+Each proxy has a password of its own, so that no other program of this machine can use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hmac
+import secrets
+from types import TracebackType
+from typing import cast
+from urllib.parse import urlsplit
+
+from tenure.egress.errors import EgressError, Refused, Unreachable
+from tenure.egress.guard import Guard
+from tenure.egress.target import Target, read_target
+
+_HEAD_BYTES_MAX = 65_536
+_HEAD_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 5.0
+_PIECE_BYTES = 262_144
+
+
+class GuardedProxy:
+    """`async with GuardedProxy(guard) as proxy:` and give `proxy.url` to the library."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._password = secrets.token_urlsafe(24)
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self.failure: EgressError | None = None
+        """Why the last exchange could not begin; None where it could."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with its password: keep it out of logs."""
+        if self._server is None:
+            raise RuntimeError("the proxy has not been started: enter it with `async with`")
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://tenure:{self._password}@127.0.0.1:{port}"
+
+    async def __aenter__(self) -> GuardedProxy:
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES_MAX
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._serving.add(task)
+        try:
+            await self._relay(reader, writer)
+        except EgressError as error:
+            self.failure = error
+            # Not 403: that would be taken for the storage's word on credentials.
+            await _say(writer, 400 if isinstance(error, Refused) else 502)
+        except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
+            await _say(writer, 502)
+        except asyncio.CancelledError:
+            pass  # the proxy is closed; a cancelled handler would be logged as an error
+        finally:
+            self._serving.discard(task)
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_HEAD_TIMEOUT_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+        if not self._knows(lines):
+            await _say(writer, 407)
+            return
+        method, where, _ = first.split(" ", 2)
+        tunnel = method == "CONNECT"
+        target = read_target(f"https://{where}/" if tunnel else where)
+        upstream = await self._dial(target)
+        self.failure = None
+        try:
+            if tunnel:
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            else:
+                upstream[1].write(_plain_head(method, target, where, lines))
+            await _both_ways((reader, writer), upstream)
+        finally:
+            upstream[1].transport.abort()
+
+    def _knows(self, lines: list[str]) -> bool:
+        expected = base64.b64encode(f"tenure:{self._password}".encode()).decode()
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.lower() == "proxy-authorization":
+                return hmac.compare_digest(value.strip().encode(), f"Basic {expected}".encode())
+        return False
+
+    async def _dial(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for address in await self._guard.addresses(target):
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    return await asyncio.open_connection(address, target.port)
+            except (OSError, TimeoutError):
+                continue
+        raise Unreachable(f"{target.origin}: no connection")
+
+
+def _plain_head(method: str, target: Target, where: str, lines: list[str]) -> bytes:
+    """The head for the server itself; one request a connection, so that each one is checked."""
+    path = urlsplit(where)._replace(scheme="", netloc="").geturl() or "/"
+    dropped = ("proxy-", "connection:", "keep-alive:")
+    kept = [line for line in lines if not line.lower().startswith(dropped)]
+    head = [f"{method} {path} HTTP/1.1", *kept, "Connection: close", "", ""]
+    return "\r\n".join(head).encode("latin-1")
+
+
+async def _both_ways(
+    ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+) -> None:
+    up = asyncio.create_task(_copy(ours[0], theirs[1]))
+    try:
+        await _copy(theirs[0], ours[1])  # when the server is done, so is the exchange
+    finally:
+        up.cancel()
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await up
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while piece := await source.read(_PIECE_BYTES):
+        sink.write(piece)
+        await sink.drain()
+    if sink.can_write_eof():
+        sink.write_eof()
+
+
+async def _say(writer: asyncio.StreamWriter, status: int) -> None:
+    with contextlib.suppress(OSError):
+        writer.write(
+            f"HTTP/1.1 {status} -\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        )
+        await writer.drain()

@@ -1,0 +1,299 @@
+"""How much one key may ask for, and how often a stranger may show a wrong one.
+
+The gateway's settings are the quota of every key; a key may have numbers of its own, which
+`tenure keys create` and `tenure keys limit` set. Rates and streams are counted in this
+process: with N gateways a key gets N times as many. Unfinished jobs are counted by the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+
+from tenure.core.errors import StoreError
+from tenure.core.intake import Submits
+from tenure.core.job import NewJob, Submitted
+from tenure.gateway.problems import Problem
+
+_log = structlog.get_logger("tenure.gateway")
+
+_BUCKETS_MAX = 10_000
+_FULL_RETRY_MS = 2_000
+_BELIEVE_S = 10.0
+_COUNT_EVERY_S = 1.0
+_COUNT_SHARE = 20  # counting takes at most a twentieth of the time
+
+
+_Limit = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much one key may ask for; 0 is no limit, None what every key may."""
+
+    rate_per_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    rate_burst: _Limit | None = None
+    depth: _Limit | None = None
+    body_bytes: _Limit | None = None
+    streams: _Limit | None = None
+    transcodes: _Limit | None = None
+
+    def over(self, usual: Quota) -> Quota:
+        """These numbers, and the usual ones where there are none."""
+        own = {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
+        }
+        return msgspec.structs.replace(usual, **own)
+
+
+def read_quota(raw: bytes | str, key_id: str) -> Quota:
+    """A stored quota; what cannot be read, or is below 0, is what every key may."""
+    try:
+        return msgspec.json.decode(raw, type=Quota)
+    except (ValueError, RecursionError) as error:
+        _log.error("quota_unreadable", key_id=key_id, error=str(error))
+        return Quota()
+
+
+def raised_by(option: str, setting: str) -> str:
+    """How the operator raises a limit."""
+    return f"the operator raises it with `tenure keys limit KEY_ID {option}` or {setting}"
+
+
+def _too_fast(per_s: float, burst: int) -> str:
+    return f"this key may make {per_s:g} requests a second and {burst} at once; " + raised_by(
+        "--rate", "gateway.rate_per_s"
+    )
+
+
+class RateLimit:
+    """A token bucket for each requester: `rate_per_s` on average and `rate_burst` at once.
+
+    The buckets that were used last are kept, so that requesters without number cost no memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        code: str = "rate_limited",
+        says: Callable[[float, int], str] = _too_fast,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._code = code
+        self._says = says
+        self._clock_s = clock_s
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, requester: str, quota: Quota) -> None:
+        """Take one token, or `Problem` 429 that says when there is one."""
+        per_s = quota.rate_per_s
+        if not per_s:
+            return
+        burst = quota.rate_burst or max(1, math.ceil(per_s))
+        now = self._clock_s()
+        tokens, since = self._buckets.get(requester, (float(burst), now))
+        tokens = min(burst, tokens + (now - since) * per_s)
+        if tokens < 1:
+            wait_s = max(1, math.ceil((1 - tokens) / per_s))
+            raise Problem(self._code, self._says(per_s, burst), retry_after_s=wait_s)
+        self._buckets[requester] = (tokens - 1, now)
+        self._buckets.move_to_end(requester)
+        if len(self._buckets) > _BUCKETS_MAX:
+            self._buckets.popitem(last=False)
+
+
+@lru_cache(maxsize=4096)
+def origin_of(host: str) -> str:
+    """What is counted as one address: of IPv6 the /64, which a single host may have whole.
+
+    >>> [origin_of(host) for host in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::5", "")]
+    ['10.0.0.1', '10.0.0.1', '2001:db8::/64', '']
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host  # a unix socket has none
+    mapped = getattr(address, "ipv4_mapped", None)
+    if mapped or address.version == 4:
+        return str(mapped or address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+LINES = Quota(rate_per_s=1 / 60, rate_burst=1)
+
+
+class FailedLogins:
+    """Logs who showed a wrong key, and limits it by address and by the key that was meant.
+
+    Only failures are counted and only failures are refused: a right key is always let in, so a
+    stranger can lock out neither its owner nor others behind the same address. That is safe since
+    a secret of 256 random bits cannot be guessed at any rate.
+    """
+
+    def __init__(self, per_min: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._quota = Quota(rate_per_s=per_min / 60, rate_burst=per_min)
+        self._addresses, self._keys, self._lines = (
+            RateLimit(code="login_limited", says=lambda *_: "", clock_s=clock_s) for _ in range(3)
+        )
+
+    def note(self, address: str, key_id: str, way: str) -> None:
+        """Write one failure to the log, or `Problem` 429 when there were too many of late."""
+        origin = origin_of(address)
+        try:
+            self._addresses.take(origin, self._quota)
+            if key_id:
+                self._keys.take(key_id, self._quota)
+        except Problem:
+            self._note_limited(origin, address, key_id, way)
+            raise
+        _log.warning("login_failed", address=address, key=key_id, way=way)
+
+    def _note_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
+        """Once a minute and address: a flood of failures does not become a flood of lines."""
+        with suppress(Problem):
+            self._lines.take(origin, LINES)
+            _log.warning("login_limited", address=address, key=key_id, way=way)
+
+
+class StreamLimit:
+    """Open event streams by requester; the anonymous local caller is not counted out."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def slot(self, requester: str, most: int | None) -> Iterator[None]:
+        """Hold one place while a stream is open, or `Problem` 429."""
+        if requester and most and self._open[requester] >= most:
+            raise Problem(
+                "too_many_streams",
+                f"at most {most} event streams may be open with this key; "
+                + raised_by("--streams", "gateway.streams_per_key"),
+                retry_after_s=1,
+            )
+        self._open[requester] += 1
+        try:
+            yield
+        finally:
+            self._open[requester] -= 1
+            if not self._open[requester]:
+                del self._open[requester]
+
+
+class _Depth:
+    """Unfinished jobs of one requester, as far as is known.
+
+    `jobs` is what the store counted and what was submitted since that count began; `sent` are
+    submits without an answer, which a count may or may not see.
+    """
+
+    __slots__ = ("at_s", "firm_s", "jobs", "sent", "since", "task")
+
+    def __init__(self) -> None:
+        self.jobs = self.since = self.sent = 0
+        self.at_s = self.firm_s = -math.inf
+        self.task: asyncio.Task[None] | None = None
+
+
+class DepthLimit:
+    """Submits of jobs, of those only whose requester has room left.
+
+    The store is asked beside the submits, every ten seconds for a requester that submits, and a
+    submit waits for an answer only where its requester would pass the limit. Gateways of one store
+    count the same jobs, and miss what the others took since. `ledger` may be one that keeps no
+    requesters; then there is no limit.
+    """
+
+    def __init__(
+        self,
+        queue: Submits,
+        ledger: Any,
+        quota: Callable[[str], Quota],
+        refused: Callable[[], None],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._unfinished: Any = getattr(ledger, "unfinished", None)
+        self._quota = quota
+        self._refused = refused
+        self._clock_s = clock_s
+        self._depths: dict[str, _Depth] = {}
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Like the queue's own; what is beyond the quota of its requester is `full`, and unsent."""
+        if not self._unfinished:
+            return await self._queue.submit(jobs)
+        sent: list[NewJob] = []
+        refusals: list[Submitted | None] = []
+        depths = []
+        try:
+            for job in jobs:
+                most = self._quota(job.requester).depth if job.requester else None
+                depth = await self._room(job.requester, most) if most else _UNLIMITED
+                if depth is None:
+                    self._refused()
+                    why = f"this key has {most} unfinished jobs, its limit; "
+                    why += raised_by("--depth", "gateway.depth_per_key")
+                    refusals.append(Submitted("", "full", why, _FULL_RETRY_MS))
+                    continue
+                depth.sent += 1
+                depths.append(depth)
+                sent.append(job)
+                refusals.append(None)
+            answers = iter(await self._queue.submit(sent) if sent else ())
+        finally:
+            for depth in depths:
+                depth.sent -= 1
+        return [refusal or next(answers) for refusal in refusals]
+
+    async def _room(self, requester: str, most: int) -> _Depth | None:
+        """The depth of a requester, with one job more; None where there is no room for it."""
+        depth = self._depths.get(requester)
+        if depth is None:
+            if len(self._depths) >= _BUCKETS_MAX:
+                self._depths.clear()
+            depth = self._depths[requester] = _Depth()
+        now_s = self._clock_s()
+        if now_s - depth.at_s > _BELIEVE_S:
+            self._recount(requester, depth, most)
+        if depth.jobs >= most:
+            if now_s > depth.firm_s:
+                self._recount(requester, depth, most)
+            if depth.task is not None:
+                await asyncio.shield(depth.task)
+                took_s = self._clock_s() - now_s
+                depth.firm_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
+        if depth.jobs >= most:
+            return None
+        depth.jobs += 1
+        depth.since += 1
+        return depth
+
+    def _recount(self, requester: str, depth: _Depth, most: int) -> None:
+        if depth.task is None:
+            depth.since, depth.at_s = depth.sent, self._clock_s()
+            depth.task = asyncio.create_task(self._count(requester, depth, most))
+
+    async def _count(self, requester: str, depth: _Depth, most: int) -> None:
+        try:
+            counted = await self._unfinished(requester, most)
+        except StoreError as error:
+            # The submit itself is told; a limit does not stand in for an absent store.
+            _log.warning("unfinished jobs were not counted", key=requester, error=str(error))
+        else:
+            depth.jobs = counted + depth.since
+        finally:
+            depth.task = None
+
+
+_UNLIMITED = _Depth()

@@ -1,0 +1,140 @@
+"""Every error a client can see, as RFC 9457 problem+json: one shape, made in one place.
+
+`code` is for programs, `detail` for people, `type` leads to the entry in /docs.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from tenure.core.errors import (
+    Conflict,
+    NotFound,
+    QueueFull,
+    ServerError,
+    StoreError,
+    TenureError,
+    UsageError,
+)
+
+MEDIA = b"application/problem+json"
+STORE_RETRY_S = 2
+
+# Each code with its status and what it tells the reader of /docs.
+CODES: dict[str, tuple[int, str]] = {
+    "bad_http": (400, "The request is not HTTP/1.1."),
+    "bad_json": (400, "The body is not JSON."),
+    "bad_number": (400, "A number of the request is larger than 64 bits hold."),
+    "too_deep": (400, "JSON nested deeper than 128 levels is refused."),
+    "bad_cursor": (
+        400,
+        "A position (Last-Event-ID, last_event_id, after) is none of this list or stream.",
+    ),
+    "bad_idempotency_key": (400, "Idempotency-Key has 1 to 255 printable characters."),
+    "no_key": (401, "An API key is needed: Authorization: Bearer tn_..."),
+    "bad_key": (401, "The API key or the ticket is unknown, used up, expired or revoked."),
+    "scope": (403, "The API key does not have the scope that this operation asks for."),
+    "cross_site": (403, "The request comes from a page of another site."),
+    "not_found": (404, "There is no such job, queue or page, or it is not yours."),
+    "method": (405, "The path does not have this method; Allow says which it has."),
+    "body_timeout": (408, "The body did not arrive in time."),
+    "head_timeout": (408, "The head of the request did not arrive in time."),
+    "conflict": (409, "The stored state forbids it, or the Idempotency-Key was used otherwise."),
+    "gone": (410, "The job has ended, and was removed after the time for which jobs are kept."),
+    "too_large": (413, "The body is larger than the limit."),
+    "url_too_long": (414, "The URL is longer than 8192 bytes."),
+    "media_type": (415, "The body has to be application/json."),
+    "invalid": (422, "The request is well formed but cannot be accepted; detail says why."),
+    "no_webhook_secret": (422, "The request names an address to call, and you have no secret yet."),
+    "nul": (422, "Strings with NUL characters are refused."),
+    "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
+    "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),
+    "login_limited": (429, "Too many wrong keys: try again after Retry-After seconds."),
+    "too_many_searches": (429, "This key has too many searches at work: wait for their answers."),
+    "too_many_streams": (429, "This key has too many event streams open."),
+    "head_too_large": (431, "The head of the request is larger than the limit."),
+    "internal": (500, "A fault of the gateway; the log has it under this request id."),
+    "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
+    "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
+    "too_many_connections": (503, "The gateway has as many connections at work as it takes."),
+    "busy": (503, "Too many large jobs wait to be masked: try again after Retry-After seconds."),
+    "draining": (503, "This gateway is shutting down: try again, another one will answer."),
+}
+
+
+class Problem(Exception):
+    """An error with its HTTP answer. `code` is one of `CODES`; `extra` becomes members."""
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        headers: tuple[tuple[str, str], ...] = (),
+        retry_after_s: int = 0,
+        **extra: Any,
+    ) -> None:
+        status, usual = CODES[code]
+        super().__init__(detail or usual)
+        self.code = code
+        self.status = status
+        self.detail = detail or usual
+        self.headers = headers
+        self.extra = extra
+        if retry_after_s:
+            self.headers = (*headers, ("retry-after", str(retry_after_s)))
+            self.extra = {**extra, "retry_after": retry_after_s}
+
+    def body(self, path: str, request_id: str) -> bytes:
+        """The problem document."""
+        members = {
+            "type": f"/docs#{self.code}",
+            "title": title_of(self.status),
+            "status": self.status,
+            "detail": self.detail,
+            "instance": path,
+            "code": self.code,
+            "request_id": request_id,
+        }
+        return msgspec.json.encode(members | self.extra)
+
+
+def title_of(status: int) -> str:
+    """The name of a status as RFC 9110 has it; Python before 3.13 knows older names of two."""
+    newer = {413: "Content Too Large", 422: "Unprocessable Content"}
+    return newer.get(status) or HTTPStatus(status).phrase
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """The problem for an error of Tenure; None for a fault of our own."""
+    match error:
+        case Problem():
+            return error
+        case QueueFull():
+            retry_after_s = max(1, math.ceil(error.retry_after_ms / 1000))
+            return Problem("queue_full", str(error), retry_after_s=retry_after_s)
+        case NotFound():
+            return Problem("not_found", str(error))
+        case Conflict():
+            return Problem("conflict", str(error))
+        case UsageError():
+            code = error.code if error.code in CODES else "invalid"
+            wait_s = 1 if CODES[code][0] in (429, 503) else 0
+            return Problem(code, str(error), retry_after_s=wait_s, **_member("field", error.reply))
+        case ServerError():
+            # Its own words are for the log, but for those that name a key of the queue.
+            return Problem("store_refused", error.named, retry_after_s=STORE_RETRY_S)
+        case StoreError():
+            # The store's own words may name hosts: they are for the log, not for the client.
+            return Problem("store_away", retry_after_s=STORE_RETRY_S)
+        case TenureError():
+            return Problem("conflict", str(error))
+    return None
+
+
+def _member(name: str, value: object) -> dict[str, Any]:
+    return {name: value} if isinstance(value, str) and value else {}

@@ -1,0 +1,152 @@
+"""Bringing a database to the schema that this version needs, and refusing to run on another.
+
+Migrations are numbered files; each is applied once, in order, under a lock, and noted with its
+checksum. A file that was changed after it was applied, or a database from a later version, is an
+error and not a guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Protocol
+
+from tenure.core.errors import Conflict, ServerError, UsageError
+from tenure.store.statements import Dialect, load_migrations
+
+if TYPE_CHECKING:
+    from tenure.store.postgres import Postgres
+
+PACKAGE = "tenure.ledger"
+_SEQUENCES = {
+    **{
+        f"{table}_seq_seq": (table, "seq")
+        for table in ("inbox_jobs", "job_outbox_events", "plane_jobs", "job_journal", "audit_log")
+    },
+    "webhook_secrets_id_seq": ("webhook_secrets", "id"),
+}
+Applied = dict[int, str]
+
+
+class Migrates(Protocol):
+    """A database that can say which migrations it has and take another one."""
+
+    async def applied(self) -> Applied:
+        """Number and checksum of each migration it has; {} for a database without any."""
+
+    async def apply(self, number: int, name: str, checksum: str, text: str) -> None:
+        """Apply one and note it, both or neither."""
+
+
+def known(dialect: Dialect) -> list[tuple[int, str, str, str]]:
+    """The migrations of this version: number, name, checksum, text."""
+    return [
+        (number, name, hashlib.sha256(text.encode()).hexdigest()[:16], text)
+        for number, name, text in load_migrations(PACKAGE, dialect)
+    ]
+
+
+async def migrate(database: Migrates, dialect: Dialect) -> list[str]:
+    """Apply what is missing; returns the names of what was applied now."""
+    done: list[str] = []
+    has = await database.applied()
+    _refuse_strangers(has, dialect)
+    for number, name, checksum, text in known(dialect):
+        if number not in has:
+            await database.apply(number, name, checksum, text)
+            done.append(f"{number:04d}_{name}")
+    return done
+
+
+def missing(has: Applied, dialect: Dialect) -> list[str]:
+    """What a database lacks; raises when it has something else."""
+    _refuse_strangers(has, dialect)
+    return [f"{number:04d}_{name}" for number, name, _, _ in known(dialect) if number not in has]
+
+
+def _refuse_strangers(has: Applied, dialect: Dialect) -> None:
+    ours = {number: checksum for number, _, checksum, _ in known(dialect)}
+    for number, checksum in has.items():
+        if number not in ours:
+            raise Conflict(
+                f"the database has migration {number}, which this version does not know: "
+                "it belongs to a later version"
+            )
+        if ours[number] != checksum:
+            raise Conflict(f"migration {number} was changed after it was applied to this database")
+
+
+class PostgresMigrations:
+    """Migrations of one schema; two programs at once are one after the other."""
+
+    def __init__(self, database: Postgres) -> None:
+        self._database = database
+        self._schema = database.schema
+
+    async def applied(self) -> Applied:
+        there = "SELECT to_regclass($1) IS NOT NULL AS there"
+        table = f"{self._schema}.ledger_migrations"
+        if not (await self._database.fetch(there, [table]))[0]["there"]:
+            return {}
+        rows = await self._database.fetch("SELECT number, checksum FROM ledger_migrations", [])
+        return {row["number"]: row["checksum"] for row in rows}
+
+    async def apply(self, number: int, name: str, checksum: str, text: str) -> None:
+        # Names and checksums are ours: letters, digits and underscores.
+        note = f"INSERT INTO ledger_migrations VALUES ({number}, '{name}', '{checksum}')"  # nosec B608 # see above
+        begin = f"BEGIN; SELECT pg_advisory_xact_lock(7246101); {_OWN_TABLE};"
+        try:
+            await self._database.script(
+                f"CREATE SCHEMA IF NOT EXISTS {self._schema}; {begin} {note}; {text}; COMMIT"
+            )
+        except ServerError:
+            if (await self.applied()).get(number) != checksum:  # else another program was faster
+                raise
+
+
+_OWN_TABLE = (
+    "CREATE TABLE IF NOT EXISTS ledger_migrations (number integer PRIMARY KEY,"
+    " name text NOT NULL, checksum text NOT NULL, applied_at timestamptz DEFAULT now())"
+)
+
+
+async def mend_sequences(database: Postgres) -> None:
+    """Let tables count on whose sequence another program moved to its end.
+
+    The lock waits for transactions that have numbers which nobody else can see yet.
+    """
+    beyond = (
+        "SELECT sequencename AS name FROM pg_sequences"
+        f" WHERE schemaname = $1 AND sequencename = ANY($2) AND last_value >= {2**62}"  # nosec B608 # a constant
+    )
+    found = await database.fetch(beyond, [database.schema, list(_SEQUENCES)])
+    for name in [row["name"] for row in found]:
+        table, column = _SEQUENCES[name]
+        last = f"SELECT coalesce(max({column}), 0) + 1 FROM {table} WHERE {column} < {2**62}"  # nosec B608 # our own names
+        await database.script(
+            f"BEGIN; LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE; SELECT setval('{name}',"  # nosec B608 # our own names
+            f" ({last}), false) FROM {name} WHERE last_value >= {2**62}; COMMIT"
+        )
+        warn_of_places([table])
+
+
+def warn_of_places(tables: list[str]) -> None:
+    """Write a line. A program that only reads a queue does not load what writes it."""
+    import structlog
+
+    structlog.get_logger("tenure.ledger").warning(
+        "another program moved the counter of tables to its end; it was set back", tables=tables
+    )
+
+
+async def check_version(database: Postgres) -> None:
+    """Raise unless the schema is the one this version needs."""
+    lacks = missing(await PostgresMigrations(database).applied(), "postgres")
+    if lacks:
+        raise UsageError(
+            f"schema {database.schema!r} lacks {', '.join(lacks)}; "
+            "run `tenure db migrate --queue URL` first",
+            contract="inbox",
+        )
+
+
+__all__ = ["PostgresMigrations", "check_version", "known", "migrate", "missing"]

@@ -1,0 +1,63 @@
+"""Which task of an audit reads what of the lake: some row groups of a file, or some small files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from tenure.pipeline.audit.proof import FEW, NEEDED
+from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.layout import EventFile
+
+# Events that are looked at in one go: what is made of them stays near the processor.
+PAGE_ROWS = 131_072
+TASK_BYTES, TASKS_MIN = 8 << 20, 4
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Some row groups of a file of the lake: the `nth` of `of` shares, behind a place."""
+
+    path: str
+    nth: int
+    of: int
+    after: int
+
+
+class LakeShares(msgspec.Struct, frozen=True):
+    """What of a lake is to be read, by task."""
+
+    lake: str
+    tasks: tuple[tuple[Share, ...], ...]
+
+
+def shared(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, int]) -> LakeShares:
+    """Files of a lake for tasks of a good size; of each journal what lies behind its place."""
+    sizes = [lake.size(file.path) for file in files]
+    good = min(max(sum(sizes) // TASKS_MIN, TASK_BYTES // 8), TASK_BYTES)
+    tasks: list[tuple[Share, ...]] = []
+    waiting: list[Share] = []
+    room = good
+    for file, size in zip(files, sizes, strict=True):
+        of = max(1, round(size / good))
+        some = [Share(file.path, nth, of, after.get(file.journal, 0)) for nth in range(of)]
+        if of > 1:
+            tasks += [(share,) for share in some]
+            continue
+        if waiting and size > room:
+            tasks.append(tuple(waiting))
+            waiting, room = [], good
+        waiting += some
+        room -= size
+    return LakeShares(lake.address, (*tasks, tuple(waiting)) if waiting else tuple(tasks))
+
+
+def pages_of(files: LakeFiles, share: Share) -> Iterator[pa.RecordBatch]:
+    """The events of a share, some at a time."""
+    pages = files.pages(share.path, NEEDED, few=FEW, rows=PAGE_ROWS, nth=share.nth, of=share.of)
+    for page in pages:
+        if not share.after:
+            yield page
+            continue
+        yield page.filter(pa.array(page.column("pos").to_numpy() > share.after))

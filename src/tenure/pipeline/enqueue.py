@@ -1,0 +1,110 @@
+"""Enqueue: a file of rows becomes jobs, at full speed and once, however often it is started.
+
+The same file, task and queue are the same run, so that a second start only does what the first did
+not; another `run` puts the same rows in again. A row is known by its key columns; without any, by
+its content and, among rows of equal content, by its number: so equal rows are as many jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from tenure.core.errors import UsageError
+from tenure.core.opening import journal_tape
+from tenure.core.tape import SqlTape
+from tenure.pipeline.plainly import one_line
+from tenure.pipeline.source.submitting import Tally, submit_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+TASKS = 8
+_CONTROL = {"priority": "int", "delay_ms": "bigint", "gid": "string", "max_attempts": "int"}
+_TALLY_DDL = (
+    "created bigint, replayed bigint, conflict bigint, invalid bigint, reasons array<string>"
+)
+
+
+def read_rows(spark: SparkSession, path: str) -> DataFrame:
+    """Rows of a Parquet, JSON lines or CSV file or folder, by the ending."""
+    bare = path.rstrip("/")
+    if bare.endswith((".jsonl", ".json", ".ndjson")):
+        return spark.read.json(path)
+    if bare.endswith((".csv", ".tsv")):
+        separator = "\t" if bare.endswith(".tsv") else ","
+        return spark.read.csv(path, header=True, inferSchema=True, sep=separator)
+    return spark.read.parquet(path)
+
+
+def jobs_of(
+    rows: DataFrame, *, task: str, run: str, key: Sequence[str] = (), payload: str = ""
+) -> DataFrame:
+    """Rows as jobs: id, task, payload, and options that there are; native expressions only."""
+    missing = sorted({*key, *([payload] if payload else [])} - set(rows.columns))
+    if missing:
+        raise UsageError(f"there is no column {missing[0]!r}; there are {', '.join(rows.columns)}")
+    body = [name for name in rows.columns if name not in _CONTROL]
+    content = F.to_json(F.struct(*body), {"ignoreNullFields": "false"})
+    if key:
+        numbered = rows.withColumn("__id", job_id_of(run, key))
+    else:
+        twins = Window.partitionBy(F.md5(content)).orderBy(F.lit(1))
+        numbered = rows.withColumn("__nth", F.row_number().over(twins))
+        numbered = numbered.withColumn("__id", job_id_of(run, [*body, "__nth"]))
+    control = [
+        F.col(name).cast(kind).alias(name)
+        for name, kind in _CONTROL.items()
+        if name in rows.columns
+    ]
+    return numbered.select(
+        F.col("__id").alias("job_id"),
+        F.lit(task).alias("task"),
+        (F.col(payload) if payload else content).alias("payload"),
+        *control,
+    )
+
+
+def job_id_of(run: str, key: Sequence[str]) -> Column:
+    """The id of a row: the same run and key give the same, and every contract takes it."""
+    known = F.to_json(F.struct(*key), {"ignoreNullFields": "false"})
+    return _uuid(F.md5(F.concat(F.lit(f"{run}\n"), known)))
+
+
+def run_name(path: str, task: str, url: str) -> str:
+    """The run of the same file, task and queue."""
+    return hashlib.sha256(f"{path}\n{task}\n{url}".encode()).hexdigest()[:16]
+
+
+def enqueue(jobs: DataFrame, url: str, *, rate: float = 0.0, tasks: int = TASKS) -> Tally:
+    """Put the jobs of `jobs_of` into a queue; says what became of them."""
+
+    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tally = submit_columns(url, batches, rate=rate / tasks)
+        yield pa.RecordBatch.from_pylist([msgspec.to_builtins(tally)])
+
+    total = Tally()
+    # By id: as even as taking turns, and repeatable without the sort which that takes.
+    parts = jobs.repartition(tasks, "job_id")
+    if isinstance(journal_tape(url), SqlTape):
+        # An index takes ids that follow each other for much less than ids by chance.
+        parts = parts.sortWithinPartitions("job_id")
+    with one_line():
+        for row in parts.mapInArrow(put, _TALLY_DDL).collect():
+            total.add(msgspec.convert(row.asDict(), Tally))
+    return total
+
+
+def _uuid(hexadecimal: Column) -> Column:
+    """32 hexadecimal digits as a UUID, which every contract takes as an id."""
+    # As bytes: a text would be walked from its start for every part.
+    digits, dash = hexadecimal.cast("binary"), F.lit(b"-")
+    cuts = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+    first, *others = (F.substring(digits, start, length) for start, length in cuts)
+    return F.concat(first, *(part for other in others for part in (dash, other))).cast("string")

@@ -1,0 +1,72 @@
+"""Columns of jobs straight into a table of the ledger: the same rows as a submit writes, by COPY.
+
+What is not simple enough for that (a job named twice, a payload that is no JSON, options that
+differ from row to row) is left to the submit, which answers job by job.
+
+Ids make it safe to send a part again: what is stored already is found by its id, and counts as
+replayed when the request is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from tenure.core.opening import open_part
+from tenure.ledger.postgres_copy import SAMPLE
+from tenure.ledger.postgres_engine import PostgresEngine
+from tenure.ledger.settings import BoxSettings
+from tenure.pipeline.source.columns import Part, Stored, part_of, tables_of
+
+
+class BoxColumns:
+    """Puts columns of jobs into one box on PostgreSQL, for one event loop."""
+
+    def __init__(self, engine: PostgresEngine, settings: BoxSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    async def store(self, batch: pa.RecordBatch) -> Stored:
+        """Store what can be stored in one piece."""
+        part = part_of(batch)
+        if part is None:
+            return Stored(rest=batch)
+        ids = part.job_id[:: max(1, len(part) // SAMPLE)].to_pylist()
+        if await self._copied(part, ids):
+            return Stored(created=len(part))
+        return await self._store_unknown(part, batch)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._engine.close()
+
+    async def _store_unknown(self, part: Part, batch: pa.RecordBatch) -> Stored:
+        """When some are known: those that are the same are done, and all others are new."""
+        asked = [(job_id, "", "") for job_id in part.job_id.to_pylist()]
+        settings = self._settings
+        found = await self._engine.run(settings.table, "lookup", asked, queue=settings.queue)
+        hashes = part.request_hash.to_pylist()
+        known = {row["n"] - 1 for row in found}
+        same = {at for row in found if hashes[at := row["n"] - 1] == row["request_hash"].encode()}
+        fresh = [at not in known for at in range(len(part))]
+        if len(known) == len(same) and (not any(fresh) or await self._copied(part.where(fresh))):
+            return Stored(created=len(part) - len(same), replayed=len(same))
+        rest = [at not in same for at in range(len(part))]
+        return Stored(replayed=len(same), rest=batch.filter(pa.array(rest)))
+
+    async def _copied(self, part: Part, sample: Sequence[str] = ()) -> bool:
+        """All of it, or nothing if one is known already; a sample of them is looked at before."""
+        none = [""] * len(sample)
+        head = await self._engine.copy(
+            *(self._settings.table, self._settings.queue, len(part)),
+            {"job_id": sample, "requester_id": none, "idempotency_key": none},
+            lambda head: tables_of(part, head, self._settings),
+        )
+        return head is not None
+
+
+def open_columns(url: str) -> BoxColumns | None:
+    """The box behind a URL of PostgreSQL; None of one whose jobs must be counted first."""
+    engine, settings = open_part(url, "box")
+    return None if settings.depth_max else BoxColumns(engine, settings)

@@ -1,0 +1,156 @@
+"""The databases whose tables are journals: the few things that differ between the two.
+
+PostgreSQL gives Arrow straight from its binary COPY, by ADBC; SQLite gives pages of rows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from tenure.core.errors import ServerError, StoreUnreachable, UsageError
+from tenure.core.tape import SqlTape
+
+_PAGE = 10_000
+_PATIENCE_S = 5.0
+_LOOK_S = 0.005
+
+
+class Database(Protocol):
+    """What a reel asks of its database.
+
+    `has_rollbacks`: numbers may be missing though no row was removed.
+    """
+
+    has_rollbacks: bool
+
+    def settled(self) -> int | None:
+        """A number up to which nothing is still to come; None if that is not certain now."""
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """A small result."""
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """A large one."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+def open_database(tape: SqlTape) -> Database:
+    """The database behind a tape."""
+    scheme = urlsplit(tape.store).scheme
+    if scheme in ("sqlite", "libsql"):  # the same file, by another client
+        return SqliteFile(tape)
+    if scheme.startswith("postgres"):
+        return PostgresServer(tape)
+    raise UsageError(f"{scheme}: the journal of such a store cannot be read in bulk")
+
+
+class SqliteFile:
+    """One writer at a time: what is committed is complete, and a number not used is given again."""
+
+    has_rollbacks = False
+
+    def __init__(self, tape: SqlTape) -> None:
+        # sqlite:///jobs.db is a file here, sqlite:////var/jobs.db one by its full path.
+        path = unquote(urlsplit(tape.store).path)[1:]
+        self._tape = tape
+        try:
+            self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        except sqlite3.Error as error:
+            raise StoreUnreachable(f"sqlite {path}: {error}") from error
+
+    def settled(self) -> int | None:
+        """The last number that was ever given, also if its row is gone."""
+        numbered = self._tape.sequence or self._tape.table
+        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{numbered}'"  # nosec B608 # a name of the tape
+        return int(self.rows(given)[0][0] or 0)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """All of it."""
+        with _told(sqlite3.Error):
+            return self._file.execute(query).fetchall()
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """In pages."""
+        with _told(sqlite3.Error):
+            cursor = self._file.execute(query)
+        names = [column[0] for column in cursor.description]
+        while page := cursor.fetchmany(_PAGE):
+            columns = [pa.array(column) for column in zip(*page, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=names)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class PostgresServer:
+    """By ADBC."""
+
+    has_rollbacks = True
+
+    def __init__(self, tape: SqlTape) -> None:
+        try:
+            from adbc_driver_postgresql import dbapi
+        except ImportError:
+            raise UsageError(
+                "reading PostgreSQL in bulk needs its ADBC driver; "
+                "pip install adbc-driver-postgresql"
+            ) from None
+        self._tape = tape
+        self._errors: type[Exception] = dbapi.Error
+        try:
+            self._connection: Any = dbapi.connect(tape.store, autocommit=True)
+        except dbapi.Error as error:
+            raise StoreUnreachable(str(error).strip()) from error
+
+    def settled(self) -> int | None:
+        """The last number given out, when all who were writing then have ended."""
+        source = self._tape.sequence
+        given = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {source}"  # nosec B608 # a name of the tape
+        last = int(self.rows(given)[0][0])
+        wanted = self._snapshot("pg_snapshot_xmax")
+        until = time.monotonic() + _PATIENCE_S
+        while self._snapshot("pg_snapshot_xmin") < wanted:
+            if time.monotonic() > until:
+                return None
+            time.sleep(_LOOK_S)
+        return last
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """All of it."""
+        with _told(self._errors), self._connection.cursor() as cursor:
+            cursor.execute(query)
+            found: list[tuple[Any, ...]] = cursor.fetchall()
+            return found
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """As they come."""
+        with _told(self._errors), self._connection.cursor() as cursor:
+            cursor.execute(query)
+            yield from cursor.fetch_record_batch()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _snapshot(self, edge: str) -> int:
+        return int(self.rows(f"SELECT {edge}(pg_current_snapshot())::text::bigint")[0][0])
+
+
+@contextmanager
+def _told(errors: type[Exception]) -> Iterator[None]:
+    """What the driver says is wrong, in its first line."""
+    try:
+        yield
+    except errors as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ServerError(f"the journal cannot be read: {said}") from error

@@ -1,0 +1,236 @@
+"""The data source `tenure`: any queue URL for `read`, `readStream`, `write`, `writeStream`.
+
+    spark.read.format("tenure").option("url", URL).load()                      the journal
+    spark.read.format("tenure").option("url", URL).option("table", "jobs")     the jobs
+    spark.readStream.format("tenure").option("url", URL).load()                the journal, on
+    df.write.format("tenure").option("url", URL).option("task", T).mode("append").save()
+
+Options for reading: `url` (or `urls`, one a line), `columns` (only these, since Spark does not tell
+a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` (batch only; with
+`pushdown` true a filter on `ts_ms` does the last), `max_rows` (about so many in a micro-batch),
+`fail_on_loss` ("false" goes on where a trimmed journal has a hole). For writing see `writing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tenure.core.errors import StoreError, UsageError
+from tenure.pipeline.schema import NAMES, ddl_of, place
+from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
+from tenure.pipeline.source.offsets import Follower, Gap, Mark, Offset, Piece
+from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.pipeline.source.reel import Read
+
+PARTS = 8
+_TABLES = ("journal", "jobs")
+
+
+class TenureSource(DataSource):
+    """A queue as Spark sees it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(...)`."""
+        return "tenure"
+
+    def schema(self) -> str:
+        """The journal's events, or the jobs."""
+        return JOBS_DDL if self._table() == "jobs" else ddl_of(_wanted(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For a batch."""
+        if self._table() == "jobs":
+            return JobsReader(_urls(self.options), dict(self.options))
+        is_pushed = str(self.options.get("pushdown", "")).lower() == "true"
+        return (PushingReader if is_pushed else JournalReader)(dict(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """For a stream; only the journal is one."""
+        if self._table() != "journal":
+            raise UsageError("only the journal can be followed: leave the option `table` away")
+        return JournalStream(dict(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        """Rows become jobs."""
+        from tenure.pipeline.source.writing import JobWriter
+
+        return JobWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        """Rows of a stream become jobs."""
+        from tenure.pipeline.source.writing import JobStreamWriter
+
+        return JobStreamWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def _table(self) -> str:
+        table = str(self.options.get("table", "journal"))
+        if table not in _TABLES:
+            raise UsageError(f"there is no table {table!r} in a queue; there are journal and jobs")
+        return table
+
+
+class Span(InputPartition):
+    """One range of one journal."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+
+
+class JournalReader(DataSourceReader):
+    """Reads what is in the journals now."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        self._columns = _wanted(options)
+        self._since_ms = int(options.get("since_ms", 0))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ranges of equal time, `parts` for each journal."""
+        spans: list[InputPartition] = []
+        parts = int(self._options.get("parts", PARTS))
+        for url in _urls(self._options):
+            name = journal_name(url)
+            reel = open_reel(url, name)
+            try:
+                head = reel.head()
+                after = self._options.get("after", "")
+                # An entry's id is never earlier than the events in it (streams only).
+                if self._since_ms and "-" in head.last:
+                    since = f"{max(0, self._since_ms - 1)}-{2**64 - 1}"
+                    after = max(after, since, key=place)
+                upto = self._options.get("upto", "") or head.last
+                if upto:
+                    cut = reel.split(after, upto, parts)
+                    spans += [Span(Piece(journal=name, url=url, after=a, upto=b)) for a, b in cut]
+            finally:
+                reel.close()
+        return spans
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        yield from read_piece(cast("Span", partition).piece, self._columns)
+
+
+class PushingReader(JournalReader):
+    """The same where the session pushes filters: a least time saves reading what lies before it.
+
+    Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is true.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Takes note of a least `ts_ms`; Spark still applies every filter."""
+        for each in filters:
+            match each:
+                case (
+                    GreaterThan(attribute=("ts_ms",), value=int(least))
+                    | GreaterThanOrEqual(attribute=("ts_ms",), value=int(least))
+                    | EqualTo(attribute=("ts_ms",), value=int(least))
+                ):
+                    self._since_ms = max(self._since_ms, least)
+            yield each
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows journals; the offset is a mark for each."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        self._columns = _wanted(options)
+        self._follower: Follower | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Before everything that is there."""
+        return self._follow().begin()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """As far as the limit allows."""
+        rows = 0 if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", 0)
+        return self._follow().latest(start, rows)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """By the option `max_rows`."""
+        rows = int(self._options.get("max_rows", 0))
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Go no further than what there is now."""
+        self._follow().aim()
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Ranges between two offsets."""
+        parts = int(self._options.get("parts", PARTS))
+        return [Span(piece) for piece in self._follow().pieces(start, end, parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        yield from read_piece(cast("Span", partition).piece, self._columns)
+
+    def stop(self) -> None:
+        """Close connections."""
+        if self._follower is not None:
+            self._follower.close()
+
+    def _follow(self) -> Follower:
+        if self._follower is None:
+            self._follower = Follower(
+                _urls(self._options), on_gap=self._missed, read_so_far=_not_counted
+            )
+        return self._follower
+
+    def _missed(self, gap: Gap) -> None:
+        if self._options.get("fail_on_loss", "true").lower() != "false":
+            raise StoreError(f"{gap}; the option fail_on_loss=false goes on without them")
+
+
+def read_piece(piece: Piece, columns: Sequence[str] = NAMES) -> Iterator[pa.RecordBatch]:
+    """The events of a range, some columns of them."""
+    reel = open_reel(piece.url, piece.name)
+    try:
+        for batch in reel.read(piece.after, piece.upto, Read()):
+            yield batch if len(columns) == len(NAMES) else batch.select(list(columns))
+    finally:
+        reel.close()
+
+
+def _not_counted(_journal: str, _mark: Mark) -> int:
+    return -1
+
+
+def _urls(options: Any) -> list[str]:
+    urls = [url.strip() for url in str(options.get("urls", "")).splitlines() if url.strip()]
+    if options.get("url"):
+        urls.append(str(options["url"]))
+    if not urls:
+        raise UsageError(
+            "the data source needs a queue: .option('url', 'streams+redis://localhost:6379/0')"
+        )
+    return urls
+
+
+def _wanted(options: Any) -> tuple[str, ...]:
+    named = [name.strip() for name in str(options.get("columns", "")).split(",") if name.strip()]
+    unknown = sorted(set(named) - set(NAMES))
+    if unknown:
+        raise UsageError(f"the journal has no column {unknown[0]!r}; it has {', '.join(NAMES)}")
+    return tuple(name for name in NAMES if name in named) or NAMES

@@ -1,0 +1,249 @@
+"""How far a stream of journals has come: offsets that survive restarts, and what is missing.
+
+An offset holds one mark for each journal: the position up to which it was read, the store's count
+of everything ever added up to there (-1 where it is not known), and the epoch, which rises when a
+journal is found to begin anew: a store that was emptied, or restored from an older copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tenure.core.opening import parse_url
+from tenure.pipeline.schema import place
+from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.pipeline.source.reel import Head, Loss, Reel
+
+Reason = Literal["trimmed", "restarted"]
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one journal has been read."""
+
+    upto: str = ""
+    added: int = -1
+    epoch: int = 0
+
+    def follows(self, other: Mark) -> bool:
+        """Whether there is anything between the other mark and this one."""
+        return (self.epoch, place(self.upto)) > (other.epoch, place(other.upto))
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a journal that was gone before it could be read; `lost` -1: nobody can tell.
+
+    Not exact: so many at most.
+    """
+
+    journal: str
+    url: str
+    reason: Reason
+    after: str
+    until: str
+    lost: int = -1
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        where = f"between {self.after or 'the beginning'} and {self.until or 'now'}"
+        if self.reason == "restarted":
+            return (
+                f"{self.journal}: the journal began anew {where}: the store was emptied or replaced"
+            )
+        count = "an unknown number of" if self.lost < 0 else str(self.lost)
+        count = count if self.is_exact else f"at most {count}"
+        return f"{self.journal}: {count} entries were trimmed {where} before they were read"
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of one journal for one reader.
+
+    `base` counts what was ever added, and already gone, when the journal was first looked at.
+    """
+
+    journal: str
+    url: str
+    after: str
+    upto: str
+    epoch: int = 0
+    base: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name that rows of this range carry: another epoch is another journal."""
+        return epoch_name(self.journal, self.epoch)
+
+
+Offset = dict[str, Any]
+# Called with what is missing after a mark; returns how many units were read up to it, or -1.
+ReadSoFar = Callable[[str, Mark], int]
+# Called with a journal's name; returns up to where it is known already, or None.
+Known = Callable[[str], Mark | None]
+
+
+def epoch_name(journal: str, epoch: int) -> str:
+    """The journal's name; from its second beginning on with the number of the beginning."""
+    return f"{journal}.{epoch}" if epoch else journal
+
+
+def read_offset(offset: Offset | None) -> dict[str, Mark]:
+    """The marks of an offset as Spark keeps it."""
+    return {name: msgspec.convert(mark, Mark) for name, mark in (offset or {}).items()}
+
+
+def write_offset(marks: dict[str, Mark]) -> Offset:
+    """Marks as Spark wants to keep them."""
+    return {name: msgspec.to_builtins(mark) for name, mark in marks.items()}
+
+
+class Follower:
+    """Plans what to read next of some journals. Lives in the driver."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        on_gap: Callable[[Gap], None],
+        read_so_far: ReadSoFar,
+        known: Known = lambda _journal: None,
+    ) -> None:
+        self._urls = {journal_name(url): url for url in urls}
+        self._reels: dict[str, Reel] = {}
+        self._on_gap = on_gap
+        self._read_so_far = read_so_far
+        self._known = known
+        self._target: dict[str, Mark] | None = None
+
+    def begin(self) -> Offset:
+        """Behind what is known already; else before everything that is there."""
+        heads = {name: self._reel(name).head() for name in self._urls}
+        return write_offset({name: self._begin(name, head) for name, head in heads.items()})
+
+    def aim(self) -> None:
+        """From now on, go no further than what there is at this moment."""
+        self._target = {
+            name: Mark(upto=head.last, added=head.added)
+            for name in self._urls
+            if (head := self._reel(name).head()).last
+        }
+
+    def latest(self, start: Offset | None, units_max: int) -> Offset:
+        """Where the next batch ends that begins at `start`; 0 is no limit."""
+        marks = read_offset(start)
+        share = max(1, units_max // max(1, len(self._urls))) if units_max else 0
+        for name, url in self._urls.items():
+            head = self._reel(name).head()
+            mark = marks.get(name) or self._begin(name, head)
+            marks[name] = self._next(name, url, mark, head, share)
+        return write_offset(marks)
+
+    def pieces(self, start: Offset | None, end: Offset, parts: int) -> list[Piece]:
+        """The ranges between two offsets, for about so many readers side by side."""
+        before, marks = read_offset(start), read_offset(end)
+        moved = [
+            name
+            for name, mark in marks.items()
+            if name in self._urls and mark.upto and mark.follows(before.get(name, Mark()))
+        ]
+        share = max(1, parts // max(1, len(moved)))
+        found: list[Piece] = []
+        for name in moved:
+            mark = marks[name]
+            old = before.get(name, Mark())
+            after = old.upto if old.epoch == mark.epoch else ""
+            base = max(0, old.added) if old.epoch == mark.epoch and not after else 0
+            for begin, stop in self._reel(name).split(after, mark.upto, share):
+                piece = Piece(
+                    journal=name,
+                    url=self._urls[name],
+                    after=begin,
+                    upto=stop,
+                    epoch=mark.epoch,
+                    base=base,
+                )
+                found.append(piece)
+        return found
+
+    def close(self) -> None:
+        """Close all journals."""
+        for reel in self._reels.values():
+            reel.close()
+        self._reels.clear()
+
+    def _begin(self, name: str, head: Head) -> Mark:
+        return self._known(name) or self._first(name, head)
+
+    def _first(self, name: str, head: Head, epoch: int = 0) -> Mark:
+        """Before everything that is there; what is already gone was never promised."""
+        return Mark(added=self._reel(name).gone(head), epoch=epoch)
+
+    def _next(self, name: str, url: str, mark: Mark, head: Head, units_max: int) -> Mark:
+        reel = self._reel(name)
+        so_far = self._read_so_far(name, mark)
+        if began_anew(mark, head, so_far):
+            self._on_gap(_gap(name, url, mark, head, "restarted", Loss(units=-1)))
+            mark = self._first(name, head, mark.epoch + 1)
+            so_far = -1
+        lost = reel.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
+        if lost.units:
+            self._on_gap(_gap(name, url, mark, head, "trimmed", lost))
+        if not head.last or place(head.last) <= place(mark.upto):
+            return mark
+        upto = reel.bound(mark.upto, units_max, head) if units_max else head.last
+        added = head.added if upto == head.last else -1
+        return self._within_target(name, mark, Mark(upto=upto, added=added, epoch=mark.epoch))
+
+    def _within_target(self, name: str, mark: Mark, wanted: Mark) -> Mark:
+        if self._target is None:
+            return wanted
+        target = self._target.get(name)
+        if target is None or place(target.upto) <= place(mark.upto):
+            return mark
+        if place(wanted.upto) <= place(target.upto):
+            return wanted
+        return Mark(upto=target.upto, added=target.added, epoch=mark.epoch)
+
+    def _reel(self, name: str) -> Reel:
+        if name not in self._reels:
+            self._reels[name] = open_reel(self._urls[name], name)
+        return self._reels[name]
+
+
+def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
+    """Whether this cannot be the journal that was read up to the mark.
+
+    It ends before the mark; or fewer were ever added than were read; or everything that is there
+    lies behind the mark, and fewer are gone than were read.
+    """
+    if not mark.upto:
+        return False
+    end = head.end or head.last
+    if not end:
+        # Where nobody counts, a table's end may not yet be certain.
+        return head.added == 0
+    if place(end) < place(mark.upto) and not _is_open_end(mark.upto):
+        return True
+    read = so_far if so_far >= 0 else mark.added
+    if head.added < 0 or read < 0:
+        return False
+    all_behind = not head.first or place(head.first) > place(mark.upto)
+    return read > head.added or (all_behind and read > head.added - head.length)
+
+
+def _gap(name: str, url: str, mark: Mark, head: Head, reason: Reason, lost: Loss) -> Gap:
+    return Gap(
+        journal=epoch_name(name, mark.epoch),
+        url=parse_url(url).safe,
+        reason=reason,
+        after=mark.upto,
+        until=head.first,
+        lost=lost.units,
+        is_exact=lost.is_exact,
+    )
+
+
+def _is_open_end(position: str) -> bool:
+    """A mark between two entries (`ms-max`) may lie behind the last one of its millisecond."""
+    return position.endswith(f"-{2**64 - 1}")

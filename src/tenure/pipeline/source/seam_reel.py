@@ -1,0 +1,82 @@
+"""Journals whose contract declares no physical form, read through the seam: certain, and slower.
+
+The end of such a journal is found by reading it, so it is read twice where it is cut into bounded
+batches; it is not cut for readers side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from tenure.core.opening import open_journal
+from tenure.pipeline.schema import place, rows_of
+from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
+
+_PAGE = 1_000
+
+
+class SeamReel:
+    """Any journal that the seam can open."""
+
+    def __init__(self, url: str, journal: str) -> None:
+        self._name = journal
+        self._runner = asyncio.Runner()
+        self._journal = open_journal(url)
+
+    def head(self) -> Head:
+        """The first and the last event; the store's own count is not known."""
+        first = last = ""
+        for batch in self._pages("", None):
+            seq = batch.column("seq")
+            first = first or seq[0].as_py()
+            last = seq[-1].as_py()
+        return Head(first=first, last=last)
+
+    def bound(self, after: str, units_max: int, head: Head) -> str:
+        """By reading on from `after`."""
+        rows = 0
+        for batch in self._pages(after, head.last):
+            rows += batch.num_rows
+            if rows >= units_max:
+                return str(batch.column("seq")[-1].as_py())
+        return head.last or after
+
+    def gone(self, head: Head) -> int:
+        """Nobody counts."""
+        return gone_by_count(head)
+
+    def lost(self, after: str, read: int, head: Head) -> Loss:
+        """Nobody counts."""
+        return lost_by_count(after, read, head)
+
+    def split(self, after: str, upto: str, parts: int) -> list[Range]:
+        """Not at all: positions say nothing about what lies between them."""
+        return [(after, upto)]
+
+    def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
+        """Page by page."""
+        for batch in self._pages(after, upto):
+            seen.units += batch.num_rows
+            seen.rows += batch.num_rows
+            yield batch
+
+    def captured(self, upto: str, reader: str) -> None:
+        """The seam has no word for it."""
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._runner.run(self._journal.close())
+        self._runner.close()
+
+    def _pages(self, after: str, upto: str | None) -> Iterator[pa.RecordBatch]:
+        limit = place(upto) if upto else None
+        while events := self._runner.run(self._journal.read(after=after, limit=_PAGE)):
+            wanted = [e for e in events if limit is None or place(e.seq) <= limit]
+            if wanted:
+                yield rows_of(wanted, self._name)
+            if len(wanted) < len(events):
+                return
+            after = events[-1].seq

@@ -1,0 +1,203 @@
+"""Journals that are tables of an SQL store, read in ranges of their rising number.
+
+A number that a transaction was given may become visible after a larger one. So the end of a
+PostgreSQL journal is the last number given out, once every transaction that was open then has
+ended: nothing at or before it is still to come. While one stays open, the journal ends where it
+ended before.
+
+No database counts what was ever in a table. But the oldest rows are trimmed first, all but the
+submits of jobs that are still there, and their numbers stay missing: so whatever was trimmed unread
+lies before the first other row, and is no more than the numbers that are missing there. The same
+holds of the steps that an event tells of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tenure.core.tape import SqlTape
+from tenure.pipeline.schema import ARROW, COLUMNS
+from tenure.pipeline.source.databases import Database, open_database
+from tenure.pipeline.source.ledgers import tell_ledger
+from tenure.pipeline.source.reel import Head, Loss, Range, Read
+
+_DEFAULTS: dict[str, object] = {"string": "", "int": 0, "bigint": 0}
+_STATES = ("from_state", "to_state")
+# How far to look back for a row that trimming would have taken.
+_LOOK_BACK = 10_000
+
+
+class SqlReel:
+    """The table behind a tape."""
+
+    def __init__(self, tape: SqlTape, journal: str) -> None:
+        self._tape = tape
+        self._journal = journal
+        self._rows = tape.narrow or tape.table
+        self._database: Database = open_database(tape)
+
+    def head(self) -> Head:
+        """What is there for good."""
+        tape = self._tape
+        settled = self._database.settled()
+        if settled is None:  # somebody keeps a transaction open: nothing new is certain yet
+            return Head()
+        query = (
+            f"SELECT min({tape.seq}), max({tape.seq}) FROM {self._rows} "  # nosec B608 # names of the tape
+            f"WHERE {tape.where} AND {tape.seq} <= {settled:d}"
+        )
+        first, last = self._database.rows(query)[0]
+        if last is None:
+            return Head(end=str(settled))
+        return Head(first=str(first), last=str(last), end=str(settled))
+
+    def bound(self, after: str, units_max: int, head: Head) -> str:
+        """Exactly: the number of the last row of so many."""
+        tape = self._tape
+        query = (
+            f"SELECT max(n) FROM (SELECT {tape.seq} AS n FROM {self._rows} WHERE {tape.where} "  # nosec B608 # names of the tape
+            f"AND {tape.seq} > {int(after or 0)} AND {tape.seq} <= {int(head.last)} "
+            f"ORDER BY {tape.seq} LIMIT {units_max:d}) AS wanted"
+        )
+        last = self._database.rows(query)[0][0]
+        return str(last) if last is not None else head.last
+
+    def gone(self, head: Head) -> int:
+        """The numbers that are missing before the first row that trimming would take."""
+        return self._missing(0, head).units if head.end else -1
+
+    def lost(self, after: str, read: int, head: Head) -> Loss:
+        """By the numbers that are missing, if rows up to `after` were trimmed."""
+        if not after or not head.end or not self._was_trimmed(int(after), read):
+            return Loss()
+        return self._missing(int(after), head)
+
+    def split(self, after: str, upto: str, parts: int) -> list[Range]:
+        """Into spans of equal numbers."""
+        begin, end = int(after or 0), int(upto)
+        cuts = sorted({begin + (end - begin) * n // parts for n in range(1, parts)} - {begin, end})
+        edges = [after, *map(str, cuts), upto]
+        return list(pairwise(edges))
+
+    def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
+        """In the order of the number."""
+        tape = self._tape
+        named = ", ".join(_column(name, tape) for name, _ in COLUMNS if _is_read(name, tape))
+        query = (
+            f"SELECT {named} FROM {self._rows} WHERE {tape.where} AND {tape.seq} > "  # nosec B608 # names of the tape
+            f"{int(after or 0)} AND {tape.seq} <= {int(upto)} ORDER BY pos"
+        )
+        for batch in self._database.batches(query):
+            rows = self._conformed(batch)
+            seen.units += rows.num_rows
+            seen.rows += rows.num_rows
+            yield rows
+
+    def captured(self, upto: str, reader: str) -> None:
+        """In the table that the ledger's upkeep looks into before it trims."""
+        if self._tape.queues:
+            tell_ledger(self._tape, reader, int(upto) if upto else None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+    def _was_trimmed(self, upto: int, read: int) -> bool:
+        """Whether all that trimming would take up to there is gone.
+
+        Where nothing but submits was read, all of which are there, their jobs tell: those that went
+        on have a second step.
+        """
+        rows, others = self._database.rows(
+            f"SELECT count(*), count(CASE WHEN NOT {self._tape.kept} THEN 1 END) "  # nosec B608 # names of the tape
+            f"FROM ({self._before(upto, '*')}) AS before"
+        )[0]
+        if others:
+            return False
+        return bool(rows < min(read, _LOOK_BACK)) or self._lacks_steps(upto)
+
+    def _lacks_steps(self, upto: int) -> bool:
+        tape = self._tape
+        if not tape.jobs:
+            return True
+        step = (
+            f"SELECT 1 FROM {self._rows} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # nosec B608 # names of the tape
+            f"AND n.queue = before.queue AND {tape.by_job}"
+        )
+        query = (
+            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # nosec B608 # names of the tape
+            f"JOIN {tape.jobs} j ON j.job_id = before.job_id AND j.queue = before.queue "
+            f"WHERE j.ver > 1 AND NOT EXISTS ({step}) LIMIT 1"
+        )
+        return bool(self._database.rows(query))
+
+    def _before(self, upto: int, columns: str) -> str:
+        tape = self._tape
+        return (
+            f"SELECT {columns} FROM {self._rows} WHERE {tape.where} AND {tape.seq} <= {upto:d} "  # nosec B608 # names of the tape
+            f"ORDER BY {tape.seq} DESC LIMIT {_LOOK_BACK}"
+        )
+
+    def _missing(self, after: int, head: Head) -> Loss:
+        """Numbers that no row has, up to the first row that trimming would have taken.
+
+        A row may tell of two steps under one number, one of each journal.
+        """
+        tape = self._tape
+        first = (
+            f"SELECT {tape.seq} FROM {self._rows} WHERE {tape.where} AND NOT {tape.kept} AND "  # nosec B608 # names of the tape
+            f"{tape.seq} > {after:d} AND {tape.seq} <= {int(head.end)} ORDER BY {tape.seq} LIMIT 1"
+        )
+        found = self._database.rows(first)
+        upto = int(found[0][0]) if found else int(head.end) + 1
+        between = f"{tape.seq} > {after:d} AND {tape.seq} < {upto:d}"
+        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {self._rows} WHERE {between}"  # nosec B608 # names of the tape
+        ours = self._database.rows(f"{counted} AND {tape.where}")[0][0]
+        numbers = upto - after - 1
+        if ours == numbers:
+            return Loss()
+        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {tape.table} WHERE {between}"  # nosec B608 # names of the tape
+        rows = self._database.rows(counted)[0][0]  # of all queues: no index helps
+        is_exact = rows == ours and not self._database.has_rollbacks
+        return Loss(units=numbers - rows, is_exact=is_exact)
+
+    def _conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        known = {"journal": self._journal, "contract": self._tape.contract}
+        if "queue" not in self._tape.fields:
+            known["queue"] = self._tape.queue
+        columns = []
+        for field, (name, kind) in zip(ARROW, COLUMNS, strict=True):
+            if name in batch.schema.names:
+                column = self._told(name, batch.column(name).cast(field.type))
+            else:
+                value = known.get(name, _DEFAULTS[kind])
+                column = pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=ARROW)
+
+    def _told(self, name: str, column: pa.Array) -> pa.Array:
+        """In the contract's words."""
+        tape = self._tape
+        if tape.states and name in _STATES:
+            stored = pa.array([one for one, _ in tape.states], pa.string())
+            words = pa.array([other for _, other in tape.states], pa.string())
+            return words.take(pc.index_in(column, value_set=stored))
+        if tape.queue_prefix and name == "queue":
+            return pc.utf8_slice_codeunits(column, len(tape.queue_prefix))
+        return column
+
+
+def _is_read(name: str, tape: SqlTape) -> bool:
+    return name in ("pos", "seq") or name in tape.fields
+
+
+def _column(name: str, tape: SqlTape) -> str:
+    if name == "pos":
+        return f"{tape.seq} AS pos"
+    if name == "seq":
+        return f"CAST({tape.seq} AS text) AS seq"
+    return f"{name} AS {name}"

@@ -1,0 +1,157 @@
+"""A journal kept as lines in a Redis stream, read by position: what the Redis contracts share.
+
+An entry holds transitions that one script made, up to a hundred: a field `e` each, whose value is a
+line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts that
+do not apply at the end may be missing. Where the same happened to many jobs, an entry has instead
+a field `s`, what their lines share, and a field `ids`: the ids that stand before it, joined by tabs
+too. (Entries of before have a field `i` for each id.)
+The position of an event, `seq`, is the entry's id and the number of its line:
+`1794788872140-0.3`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenure.core.event import JournalEvent
+from tenure.store.redis import Redis
+
+HEAD = (
+    "job_id",
+    "type",
+    "ver",
+    "ts_ms",
+    "task",
+    "from_state",
+    "to_state",
+    "attempt",
+    "fence",
+    "prev_fence",
+    "lease_until_ms",
+    "prev_lease_until_ms",
+    "worker_id",
+    "max_attempts",
+)
+"""The parts with which the lines of every contract begin."""
+
+_LINES_MAX = 100
+_TABS_MIN = 3  # a line tells at least job, type, version and time
+_DIGITS_MAX = 19  # what fits into 64 bits
+_NUMBERS = frozenset(
+    field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
+)
+
+
+def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
+    """The lines of one stream entry."""
+    if not fields or fields[0] != b"s":
+        return fields[1::2]
+    if len(fields) < 4:
+        return ()
+    tail = fields[1]
+    ids = fields[3].split(b"\t") if fields[2] == b"ids" else fields[3::2]
+    return [job_id + tail for job_id in ids]
+
+
+class Lines:
+    """How the lines of one queue are read: the names of their parts, in order.
+
+    `task` is that of jobs whose lines name none.
+    """
+
+    def __init__(self, fields: Sequence[str], *, contract: str, queue: str, task: str = "") -> None:
+        self._fields = tuple(fields)
+        self._task = task
+        self._contract = contract
+        self._queue = queue
+
+    def decode(self, entry: list[Any]) -> list[JournalEvent]:
+        """The events of one stream entry; what is no line, as another program wrote it, is none."""
+        entry_id = entry[0].decode()
+        return [
+            self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
+            for number, line in enumerate(lines_of(entry[1]))
+            if line.count(b"\t") >= _TABS_MIN
+        ]
+
+    def after(self, entries: list[Any], after: str) -> list[JournalEvent]:
+        """All events of the entries, without the lines up to `after` if that is in the first."""
+        events = [event for entry in entries for event in self.decode(entry)]
+        if "." not in after:
+            return events
+        for position, event in enumerate(events):
+            if event.seq == after:
+                return events[position + 1 :]
+        return events
+
+    def _event(self, seq: str, line: str) -> JournalEvent:
+        texts = line.split("\t", len(self._fields) - 1)
+        values: dict[str, Any] = {
+            name: _number(text) if name in _NUMBERS else text
+            for name, text in zip(self._fields, texts, strict=False)
+        }
+        if self._task and values.get("job_id") and not values.get("task"):
+            values["task"] = self._task
+        return JournalEvent(seq=seq, contract=self._contract, queue=self._queue, **values)
+
+
+class StreamJournal:
+    """Reads a journal stream by position; a position is a stream id, or a line within one."""
+
+    def __init__(self, redis: Redis, key: str, lines: Lines) -> None:
+        self._redis = redis
+        self._key = key
+        self._lines = lines
+        self._entry_ended = ""
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first: at most `limit`, and always whole scripts' worth.
+
+        A whole entry is never cut, so a few more than `limit` may come.
+        """
+        entry_id, _, line = after.partition(".")
+        start = entry_id if line else f"({entry_id}" if entry_id else "-"
+        count = max(1, limit // _LINES_MAX) + (1 if line else 0)
+        while True:
+            entries = await self._redis.call("XRANGE", self._key, start, "+", "COUNT", count)
+            events = self._lines.after(entries, after)
+            if events or len(entries) < count:
+                return events
+            start = f"({entries[-1][0].decode()}"  # all of it was another program's
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but blocks until there is an event; `after` "$" means from now on."""
+        entry_id, _, line = after.partition(".")
+        if line and after != self._entry_ended and (rest := await self.read(after=after)):
+            return rest
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            left_ms = max(1, round((deadline - loop.time()) * 1000))
+            reply = await self._redis.block(
+                "XREAD", "COUNT", 100, "BLOCK", left_ms, "STREAMS", self._key,
+                entry_id or "0-0", wait_ms=left_ms,
+            )  # fmt: skip
+            events = self._lines.after(reply[0][1], "") if reply else []
+            if events:  # entries come whole: after the last line there is no more of it to read
+                self._entry_ended = events[-1].seq
+            if events or not reply or loop.time() >= deadline:
+                return events
+            entry_id = reply[0][1][-1][0].decode()  # all of it was another program's
+
+    def since(self, ts_ms: int) -> str:
+        """The position after which everything that happened since then lies."""
+        return f"{ts_ms}-0"
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+
+def _number(text: str) -> int:
+    """A line that a foreign program's names have garbled must not stop the reader."""
+    return int(text) if text.isdecimal() and len(text) < _DIGITS_MAX else 0

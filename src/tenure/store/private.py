@@ -1,0 +1,105 @@
+"""Files and folders for their owner alone: 0600 and 0700, whatever the umask is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from tenure.core.errors import UsageError
+
+_OTHERS = 0o077
+
+
+def private_file(path: Path) -> None:
+    """Make the file unless it is there, and take other users' rights to it away.
+
+    A file that exists is not opened: closing it would end the locks that SQLite has on it.
+    """
+    target = os.path.realpath(path)
+    try:
+        fd = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        tighten(Path(target))
+    else:
+        os.fchmod(fd, 0o600)
+        os.close(fd)
+
+
+def tighten(path: Path) -> None:
+    """Take other users' rights to a file away, if it exists and is ours."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        mode = path.stat().st_mode
+        if mode & _OTHERS or not mode & stat.S_IRWXU:
+            path.chmod(0o600)
+
+
+def private_database(path: Path) -> None:
+    """`private_file` for an SQLite file, which gives its mode to those that SQLite makes beside it.
+
+    Those that are there already are tightened as well.
+    """
+    private_file(path)
+    for name in ("-wal", "-shm"):
+        tighten(path.with_name(path.name + name))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file as a whole, durably, for its owner alone."""
+    import tempfile  # slow to import, and not for those who only look
+
+    fd, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def why_untrusted(found: os.stat_result, *, chosen: bool = False) -> str:
+    """Why other users may have written a file, or put files into a folder; "" if none may have.
+
+    `chosen`: its user named it, and thereby trusts its owner.
+    """
+    if found.st_uid not in {0, os.geteuid()} and not chosen:
+        return f"belongs to user {found.st_uid}"
+    mode = found.st_mode
+    if mode & stat.S_IWOTH and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return f"can be written by all users (mode {stat.S_IMODE(mode):04o})"
+    return ""
+
+
+def private_folder(path: Path, *, mark: str = "", owner: int | None = None) -> None:
+    """Make the folder unless it is there; refuse one that other users own or may enter.
+
+    A folder of ours that others may enter is tightened if it is empty or holds a file that matches
+    `mark`, which shows that it is used for nothing else. `owner` is a further user who may own it.
+    """
+    for each in reversed([one for one in (path, *path.parents) if not os.path.lexists(one)]):
+        with contextlib.suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+            each.chmod(0o700)
+    found, ours = path.lstat(), {os.geteuid(), owner}
+    if stat.S_ISLNK(found.st_mode) and found.st_uid in {0, *ours}:
+        found = path.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{path} is no folder; remove it, or choose another folder")
+    if found.st_uid not in ours:
+        raise UsageError(
+            f"{path} belongs to user {found.st_uid}, who could read and change what is kept there; "
+            "choose a folder of your own"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o777 == 0o700:
+        return
+    if found.st_mode & _OTHERS and any(path.iterdir()) and not (mark and any(path.glob(mark))):
+        raise UsageError(
+            f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
+            f"run `chmod 700 {path}`, or choose a new folder"
+        )
+    path.chmod(0o700)

@@ -1,0 +1,195 @@
+"""Keeps leases alive, and says when one is lost.
+
+One batched `extend` for all leases of a queue about once a second. It runs in its own thread, with
+its own event loop and its own connection, so that a handler that blocks the worker's loop (or holds
+on to it for three lease lengths) does not lose its lease. In a simulation it runs in the worker's
+loop instead and no thread exists.
+
+The local deadline of a lease is the moment at which its last confirmed claim or extend was *sent*,
+plus the length of the lease. When it passes without a further confirmation, or when the store says
+so, the lease is lost: the worker is told and nothing more is written for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Lease
+from tenure.core.seam import Queue
+from tenure.worker.holding import Ending, Held
+from tenure.worker.source import Contact, Opener, Source
+
+_EXTEND_BATCH_MAX = 500
+
+Post = Callable[[Source, Held, Ending], None]
+"""Tell the worker's loop to end an attempt; safe from the keeper's thread."""
+
+
+class Keeper:
+    """Extends the leases of one source. `beat` is when it last looked, for the watchdog."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        clock: Callable[[], float],
+        post: Post,
+        interval_ms_max: int,
+        told: Callable[[str, int], None],
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._post = post
+        self._told = told
+        self._interval_ms_max = interval_ms_max
+        self._contact = Contact(f"{source.name} (keeper)")
+        self._wake = asyncio.Event()
+        self._extending: asyncio.Task[None] | None = None
+        self.beat = clock()
+
+    @property
+    def interval_s(self) -> float:
+        """A third of the lease, so that two extends may fail before it is lost."""
+        lease_ms = self._source.lease_ms or 3 * self._interval_ms_max
+        return min(max(lease_ms / 3, 1), self._interval_ms_max) / 1000
+
+    def nudge(self) -> None:
+        """The length of leases changed: look again now instead of after the old interval."""
+        self._wake.set()
+
+    async def run(self, queue: Queue) -> None:
+        """Tick until cancelled. A hanging extend delays neither the ticks nor the deadlines."""
+        try:
+            while True:
+                await self._sleep()
+                self.beat = self._clock()
+                due = self._due(self.beat)
+                if due and (self._extending is None or self._extending.done()):
+                    self._extending = asyncio.create_task(self._extend(queue, due))
+        finally:
+            if self._extending is not None:
+                self._extending.cancel()
+
+    async def _sleep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._wake.clear()
+        alarm = loop.call_later(self.interval_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            alarm.cancel()
+
+    def _due(self, now: float) -> list[Held]:
+        """What to extend: all that were not confirmed just now. Drops what has run out."""
+        due = []
+        half_s = self.interval_s / 2
+        for held in self._source.held.copy():  # copied in one step: the other thread goes on
+            if held.until <= now:
+                self._lose(held)
+            elif held.kept and now - (held.until - held.lease.lease_ms / 1000) >= half_s:
+                due.append(held)
+        return due
+
+    async def _extend(self, queue: Queue, due: Sequence[Held]) -> None:
+        for start in range(0, len(due), _EXTEND_BATCH_MAX):
+            batch = due[start : start + _EXTEND_BATCH_MAX]
+            sent = self._clock()
+            try:
+                answers = await queue.extend([held.lease for held in batch])
+                if len(answers) != len(batch):
+                    raise RuntimeError(f"{len(answers)} answers to {len(batch)} leases")
+            except Exception as error:
+                self._contact.failed("extend", error)
+                self._told("extend_failed", 1)
+                return
+            self._contact.made("extend")
+            for held, answer in zip(batch, answers, strict=True):
+                self._heard(held, answer, sent)
+            self._told("extended", len(batch))
+
+    def _heard(self, held: Held, answer: Lease | LeaseLost, sent: float) -> None:
+        if isinstance(answer, LeaseLost):
+            if held.concluded:
+                # Its own settle may have ended it; the flusher finds out until the deadline.
+                held.kept = False
+            else:
+                self._lose(held)
+            return
+        held.lease = answer
+        held.until = sent + answer.lease_ms / 1000
+        if answer.cancel_requested and not held.asked_to_cancel:
+            held.asked_to_cancel = True
+            self._post(self._source, held, "cancel")
+
+    def _lose(self, held: Held) -> None:
+        if held.concluded or held.lost:
+            return
+        held.lost = True
+        held.kept = False
+        self._post(self._source, held, "lost")
+
+
+class KeeperThread:
+    """Runs keepers in a thread of their own, each with its own instance of the queue."""
+
+    def __init__(
+        self,
+        keepers: Sequence[tuple[Keeper, Opener]],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        self._keepers = keepers
+        self._died = died  # called in the keeper's thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tenure-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and wait until its loop runs."""
+        self._thread.start()
+        self._started.wait()
+
+    def nudge(self, keeper: Keeper) -> None:
+        """`Keeper.nudge` from another thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(keeper.nudge)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    async def stop(self, *, timeout_s: float = 2) -> None:
+        """Stop extending and let the thread close its connections."""
+        loop, main = self._loop, self._main
+        if loop is not None and main is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(main.cancel)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._died(error)
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        queues = [opener() for _, opener in self._keepers]
+        self._started.set()
+        try:
+            await asyncio.gather(
+                *(
+                    keeper.run(queue)
+                    for (keeper, _), queue in zip(self._keepers, queues, strict=True)
+                )
+            )
+        finally:
+            await asyncio.gather(*(queue.close() for queue in queues), return_exceptions=True)

@@ -1,0 +1,137 @@
+"""What a handler's end becomes: the part of judging that is the worker's own.
+
+Which failures are tried again is decided by `core.retry.judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tenure.core.errors import StoreError, TenureError
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.retry import failure_of
+from tenure.core.storable import REPLACED, to_json, whole_text, without_nul
+from tenure.worker.holding import Attempt
+
+_encode = msgspec.json.Encoder().encode
+_MESSAGE_CHARS_MAX = 2_000
+_REFUSED = "outcome_refused"
+
+
+class TimedOut(TenureError):
+    """The handler took longer than its task allows."""
+
+    code = "timeout"
+
+
+class ProcessDied(TenureError):
+    """The child process ended before the handler did: killed, out of memory, or a crash."""
+
+    code = "process_died"
+
+
+def completed(lease: Lease, value: Any, say: Callable[[Report], Any]) -> Outcome:
+    """The outcome of a handler that returned. A value that cannot be stored buries the job:
+
+    the work is done, and doing it again would end the same way. `say` gets a line for the job's
+    log where characters of the result were replaced.
+    """
+    if value is None:
+        return Outcome(lease, "complete")
+    try:
+        result, replaced = to_json(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        said = f"the handler returned {type(value).__name__}, which cannot be stored: {error}"
+        return _given_up(lease, "result_not_json", said)
+    if replaced:
+        say(noted(lease))
+    return Outcome(lease, "complete", result)
+
+
+def noted(lease: Lease, what: str = "the result") -> Report:
+    """A line for the job's log: not all of it is as the handler made it."""
+    return Report(lease=lease, type="log", data=_encode({"text": f"in {what}, {REPLACED}"}))
+
+
+def nul_free(outcome: Outcome) -> Outcome:
+    """The outcome for a store that refuses NUL; the same object where it has none."""
+    result, failure = without_nul(outcome.result), outcome.failure
+    if failure is not None and "\0" in failure.code + failure.message + failure.stack:
+        said = f"{failure.message} ({REPLACED})".replace("\0", "\ufffd")
+        failure = msgspec.structs.replace(
+            failure,
+            code=failure.code.replace("\0", "\ufffd"),
+            message=said,
+            stack=failure.stack.replace("\0", "\ufffd"),
+        )
+    if result is outcome.result and failure is outcome.failure:
+        return outcome
+    return msgspec.structs.replace(outcome, result=result, failure=failure)
+
+
+def nul_free_report(report: Report) -> Report:
+    """The same for news."""
+    return msgspec.structs.replace(
+        report,
+        type=report.type.replace("\0", "\ufffd"),
+        step=report.step.replace("\0", "\ufffd"),
+        data=without_nul(report.data),
+        progress=without_nul(report.progress),
+    )
+
+
+def refused(outcome: Outcome, error: Exception) -> Outcome | None:
+    """What is asked for instead of an outcome that the store will never take.
+
+    An error that the store answered may pass with time: then the lease is left to run out, and the
+    job runs again.
+    """
+    passing = isinstance(error, StoreError)
+    if passing or (outcome.failure is not None and outcome.failure.code == _REFUSED):
+        return None
+    return _given_up(outcome.lease, _REFUSED, f"the store refuses the outcome: {error}")
+
+
+def _given_up(lease: Lease, code: str, said: str) -> Outcome:
+    message = whole_text(said[:_MESSAGE_CHARS_MAX])
+    return Outcome(lease, "bury", failure=Failure(code=code, message=message, retryable=False))
+
+
+def backed_off(attempt: Attempt, outcome: Outcome, error: BaseException) -> Outcome:
+    """A failure whose job names a backoff that its queue does not know: the task's function says
+    how long to wait, or that the job is given up (-1). One that raises gives it up as well."""
+    lease, task = outcome.lease, attempt.task
+    named = attempt.source.custom_backoff(lease)
+    if named is None or task is None or task.backoff is None:
+        return outcome
+    if lease.attempt >= (lease.max_attempts or 1):
+        return outcome
+    kind, attempts_made = named
+    try:
+        delay_ms = int(task.backoff(attempts_made, kind, error, attempt.job))
+    except Exception as broken:
+        return Outcome(lease, "bury", failure=failure_of(broken, retryable=False))
+    if delay_ms < 0:
+        return Outcome(lease, "bury", failure=outcome.failure)
+    return Outcome(lease, "retry", failure=outcome.failure, delay_ms=delay_ms)
+
+
+def childless(lease: Lease) -> Outcome:
+    """The handler wants to wait for children in a queue whose jobs have none."""
+    message = "the handler parked its job, but jobs of this queue have no children to wait for"
+    return _given_up(lease, "no_children", message)
+
+
+def cancelled(lease: Lease) -> Outcome:
+    """Somebody asked for it, and the handler has been stopped."""
+    failure = Failure(code="cancelled", message="cancelled on request")
+    return Outcome(lease, "cancel", failure=failure)
+
+
+def released(lease: Lease) -> Outcome:
+    """The worker stops: anyone may have the job at once."""
+    return Outcome(lease, "release")
