@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -47,6 +48,18 @@ def own_text_files() -> list[Path]:
     patterns = ("*.py", "*.md", "*.lua", "*.sql", "*.toml", "*.yaml", "*.service", "*.sh")
     commands = [path for path in (ROOT / "bin").iterdir() if path.is_file()]
     return sorted({path for pattern in patterns for path in files(ROOT, pattern)} | set(commands))
+
+
+def test_the_old_name_stands_in_the_changelog_alone() -> None:
+    old = re.compile("lease" + "hold", re.IGNORECASE)  # on PyPI this name is another project's
+    out = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    names = [name for name in out.split("\0") if name and (ROOT / name).is_file()]
+    found = [
+        name
+        for name in names
+        if old.search(name) or old.search((ROOT / name).read_text("utf-8", "replace"))
+    ]
+    assert found == ["CHANGELOG.md"]
 
 
 def test_no_module_is_longer_than_a_reader_can_hold() -> None:
