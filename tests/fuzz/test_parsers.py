@@ -17,12 +17,12 @@ from tenure.core.opening import parse_url
 from tenure.core.outcome import Fatal
 from tenure.dashboard import finding, search
 from tenure.egress import EgressError
-from tenure.egress.target import read_target
+from tenure.egress.guard import read_target
 from tenure.gateway import body, session
 from tenure.gateway.problems import Problem
 from tenure.store.address import parse_address
-from tenure.transcode.request import read_request
-from tenure.vault.ring import read_ring
+from tenure.transcode.storage import read_request
+from tenure.vault import read_ring
 from tenure.webhooks import HEADERS, InvalidWebhook, check, new_secret, read_secret
 from tests.fuzz.budget import SECONDS, SEED, TIMEOUT_S
 from tests.fuzz.junk import junk

@@ -21,14 +21,13 @@ from tenure.core.errors import UsageError
 from tenure.core.opening import open_part
 from tenure.egress import Client, Guard, Policy
 from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
-from tenure.transcode.cage import find_cage
+from tenure.transcode.cage import find_cage, sweep
 from tenure.transcode.ffmpeg import is_from_wheel, locate_ffmpeg
-from tenure.transcode.workspace import sweep
 from tenure.vault import Vault
 from tenure.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
 from tenure.webhooks.refresh import Refresher
-from tenure.webhooks.secrets import EndpointSecrets, Remembered, Together, read_secrets
-from tenure.webhooks.turns import AT_ONCE, Turns
+from tenure.webhooks.signing import EndpointSecrets, Remembered, Together, read_secrets
+from tenure.webhooks.slots import AT_ONCE, Turns
 from tenure.worker.task import Task, task
 
 log = structlog.get_logger("tenure.worker")

@@ -9,10 +9,18 @@ through `proxy`, which does the same for them.
 """
 
 from tenure.egress.client import Client, Limits, Response
-from tenure.egress.errors import Disconnected, EgressError, Refused, TooLarge, Unreachable
-from tenure.egress.guard import Guard, Policy
+from tenure.egress.guard import (
+    Disconnected,
+    EgressError,
+    Guard,
+    Policy,
+    Refused,
+    Target,
+    TooLarge,
+    Unreachable,
+    read_target,
+)
 from tenure.egress.proxy import GuardedProxy
-from tenure.egress.target import Target, read_target
 
 __all__ = [
     "Client",

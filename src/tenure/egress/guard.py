@@ -1,10 +1,4 @@
-"""The guard: which targets may be spoken to, and at which addresses.
-
-A target passes when it is https on a permitted port and every address of its host is public. An
-allow list, for private deployments, takes networks (`10.20.0.0/16`), hosts (`hooks.internal`),
-hosts with a port (`127.0.0.1:9000`) and families of names (`*.svc.internal`); what it names may be
-private, speak plain http, and listen on any port (or on that one port).
-"""
+"""Which URLs and addresses may be reached: URLs are parsed strictly, every address is checked."""
 
 from __future__ import annotations
 
@@ -14,11 +8,198 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
+from urllib.parse import urlsplit
 
-from tenure.core.errors import UsageError
-from tenure.egress.errors import Refused, Unreachable
-from tenure.egress.ranges import Address, Network, is_public, unwrapped
-from tenure.egress.target import Target, read_target
+from tenure.core.errors import TenureError, UsageError
+
+
+class EgressError(TenureError):
+    """Root of what an outbound request may raise."""
+
+    code = "egress"
+
+
+class Refused(EgressError):
+    """The URL or the address behind it is not one that this worker may speak to."""
+
+    code = "address_refused"
+
+
+class Unreachable(EgressError):
+    """Nothing was exchanged, or not within the deadline."""
+
+    code = "unreachable"
+
+
+class Disconnected(EgressError):
+    """The connection ended before the answer did.
+
+    `stale` is true when it had served an earlier request and broke before a byte of this answer:
+    most likely the peer had closed it while idle, and a fresh connection will do.
+    """
+
+    code = "disconnected"
+
+    def __init__(self, message: str, *, stale: bool = False) -> None:
+        super().__init__(message)
+        self.stale = stale
+
+
+class TooLarge(EgressError):
+    """The peer sent, or would send, more than the limit."""
+
+    code = "too_large"
+
+
+URL_CHARS_MAX = 4_096
+_PORTS = {"http": 80, "https": 443}
+_PLAIN = re.compile(r"[!-~]+")  # ASCII without spaces and control characters
+_STRANGE = re.compile(r"[\\^`{|}<>\"]")
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes. `host` is a lower-case name or a canonical address."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def origin(self) -> str:
+        """All that may be shown of it."""
+        return f"{self.scheme}://{self.authority}"
+
+    @property
+    def authority(self) -> str:
+        """The Host header: the port only where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+@lru_cache(maxsize=1_024)
+def read_target(url: str) -> Target:
+    """Take a URL apart, or say why this one is not acceptable; touches no network.
+
+    What it reads depends on the text alone, so a URL that comes again is not read again. Where its
+    host leads to is no part of that: whoever connects asks the guard.
+    """
+    if not 0 < len(url) <= URL_CHARS_MAX:
+        raise Refused(f"a URL has 1 to {URL_CHARS_MAX} characters")
+    if not _PLAIN.fullmatch(url) or _STRANGE.search(url):
+        raise Refused("a URL is plain ASCII without spaces or backslashes (encode the rest)")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise Refused("the URL's host or port cannot be read") from None
+    if parts.scheme not in _PORTS:
+        raise Refused(f"a URL begins with https://, not {parts.scheme[:20]!r}")
+    if "@" in parts.netloc:
+        raise Refused("a URL must not carry a user name or password")
+    if not parts.hostname or port == 0 or parts.netloc.endswith(":"):
+        raise Refused("the URL names no host, or an impossible port")
+    host = _host(parts.hostname, bracketed=parts.netloc.startswith("["))
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme, host, port or _PORTS[parts.scheme], path)
+
+
+def _host(text: str, *, bracketed: bool) -> str:
+    text = text.lower()
+    if bracketed:
+        return _ipv6(text)
+    labels = text.removesuffix(".").split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        return _ipv4(text)
+    if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise Refused(f"{text[:80]!r} is not a host name")
+    return text.removesuffix(".")
+
+
+def _ipv4(text: str) -> str:
+    """127.1, 0x7f000001 and 2130706433 all mean 127.0.0.1 to somebody: one spelling is enough."""
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        raise Refused(
+            f"{text[:80]!r}: write an IPv4 address as four decimal numbers, as in 192.0.2.7"
+        ) from None
+
+
+def _ipv6(text: str) -> str:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        raise Refused(f"[{text[:80]}] is not an IPv6 address") from None
+    if address.scope_id is not None:
+        raise Refused("an IPv6 address with a zone means a link of this machine")
+    return str(address)
+
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_CLOSED_V4 = tuple(
+    ipaddress.IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local, cloud metadata
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarking
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+    )
+)
+_OPEN_V6 = ipaddress.IPv6Network("2000::/3")
+_CLOSED_V6 = tuple(
+    ipaddress.IPv6Network(text)
+    for text in (
+        "2001::/23",  # protocol assignments: Teredo, ORCHID and others
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: leads to the IPv4 address inside
+        "3fff::/20",  # documentation
+    )
+)
+
+
+def unwrapped(address: Address) -> Address:
+    """An IPv4-mapped IPv6 address as the IPv4 address that it is.
+
+    >>> unwrapped(ipaddress.ip_address("::ffff:127.0.0.1"))
+    IPv4Address('127.0.0.1')
+    """
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def is_public(address: Address) -> bool:
+    """Whether anybody on the internet could be meant by this address.
+
+    >>> is_public(ipaddress.ip_address("1.1.1.1")), is_public(ipaddress.ip_address("64:ff9b::1"))
+    (True, False)
+    """
+    address = unwrapped(address)
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _CLOSED_V4)
+    if address.scope_id is not None or address not in _OPEN_V6:
+        return False
+    return not any(address in network for network in _CLOSED_V6)
+
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to addresses, as text."""

@@ -17,9 +17,7 @@ from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
-from tenure.egress.errors import EgressError, Refused, Unreachable
-from tenure.egress.guard import Guard
-from tenure.egress.target import Target, read_target
+from tenure.egress.guard import EgressError, Guard, Refused, Target, Unreachable, read_target
 
 _HEAD_BYTES_MAX = 65_536
 _HEAD_TIMEOUT_S = 10.0

@@ -16,7 +16,7 @@ from tenure.core.state import INBOX
 from tenure.dashboard.live import Series, Tick
 from tenure.gateway.document import components
 from tenure.gateway.frames import Hello
-from tenure.webhooks.shapes import WebhookEvent, WebhookHeaders
+from tenure.webhooks.signing import WebhookEvent, WebhookHeaders
 
 _REF = "#/components/schemas/{name}"
 _STREAM = "text/event-stream"

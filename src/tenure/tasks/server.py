@@ -20,7 +20,7 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
 from tenure.tasks.settings import ModelSettings
-from tenure.vault.secret import Secret, without_secrets
+from tenure.vault import Secret, without_secrets
 
 _PASSING = frozenset({408, 409, 425, 429})
 _RETRY_AFTER_S_MAX = 600.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tenure.core.errors import UsageError
-from tenure.transcode.request import FormatName, Output
+from tenure.core.transcoding import FormatName, Output
 
 INPUT = "input"
 

@@ -20,17 +20,28 @@ from typing import Any, Protocol
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry, Snooze
+from tenure.core.transcoding import Output, Transcode
 from tenure.egress import Client, Guard, GuardedProxy
 from tenure.transcode import ffmpeg
-from tenure.transcode.access import Access, Credentials, Refresh
-from tenure.transcode.cage import Cage, Ended, Limits, find_cage, give_to_cage, take_from_cage
-from tenure.transcode.request import Output, Transcode, output_key, read_request
-from tenure.transcode.settings import TranscodeSettings
-from tenure.transcode.transfer import Mover
-from tenure.transcode.workspace import Workspace
-from tenure.vault.credentials import CredentialStore
-from tenure.vault.envelope import Vault
-from tenure.vault.secret import without_secrets
+from tenure.transcode.cage import (
+    Cage,
+    Ended,
+    Limits,
+    Workspace,
+    find_cage,
+    give_to_cage,
+    take_from_cage,
+)
+from tenure.transcode.storage import (
+    Access,
+    Credentials,
+    Mover,
+    Refresh,
+    TranscodeSettings,
+    output_key,
+    read_request,
+)
+from tenure.vault import CredentialStore, Vault, without_secrets
 
 _SAID_CHARS_MAX = 500
 _DISK_WAIT_S = 60.0

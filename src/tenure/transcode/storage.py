@@ -1,20 +1,22 @@
-"""Object storage by obstore: S3, GCS, Azure, or a local folder, as the job's URL says.
-
-Credentials are handed over by a callback and only the job's own are used: this machine's (its
-environment, its metadata service) are for nobody else. All connections go through the guarded
-proxy. What storage answers is told by its status and code; its words may quote what we sent.
-"""
+"""Moves bytes between object storage, HTTP and the attempt's folder, with the job's credentials."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import errno
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from typing import IO, Any, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
 
+import msgspec
+import obstore
 from obstore.exceptions import (
     BaseError,
     NotFoundError,
@@ -23,10 +25,142 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
+from tenure.core.errors import TenureError
+from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
-from tenure.egress import EgressError, Refused, read_target
-from tenure.transcode.access import AccessDenied
-from tenure.transcode.request import Place
+from tenure.core.transcoding import Place, Transcode
+from tenure.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge, read_target
+from tenure.egress.client import Body
+from tenure.vault import CredentialStore, StoredCredentials, Vault
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_@:-][A-Za-z0-9_.@:-]{0,127}")
+
+
+def read_request(payload: Any) -> Transcode:
+    """The payload as its type; one that does not fit can never succeed."""
+    try:
+        return msgspec.convert(payload, Transcode)
+    except msgspec.ValidationError as error:
+        raise Fatal(f"the payload is no transcode job: {error}", code="bad_request") from None
+
+
+def output_key(job_id: str, fence: int, name: str) -> str:
+    """The key below the destination. The claim's version keeps a stale worker from overwriting.
+
+    >>> output_key("01J9", 3, "720p.mp4")
+    '01J9/v3/720p.mp4'
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise Fatal(f"{job_id[:130]!r} cannot be part of a storage key", code="bad_request")
+    return f"{job_id}/v{fence}/{name}"
+
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscodeSettings:
+    """Limits and places.
+
+    A source over `doubling_from_bytes` may at most double: the 200 % rule of section 11. Below it
+    an output may have `output_bytes_max`. `local_root` is the one folder from which `file://`
+    sources may be read and to which outputs may be written; None means nowhere.
+    At most `parallel` ffmpegs run at once, however many attempts a worker holds.
+    `required` names the parts of the cage (network, files, syscalls) without which ffmpeg does not
+    run at all; `readable` are further places that it may read, for libraries in unusual ones.
+    """
+
+    work_folder: Path = field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"tenure-{os.geteuid()}"
+    )
+    source_bytes_max: int = 20 * GIB
+    output_bytes_max: int = 4 * GIB
+    doubling_from_bytes: int = 10**9
+    disk_reserve_bytes: int = GIB // 4
+    memory_bytes_max: int = 4 * GIB
+    cpu_s_max: int = 4 * 3600
+    wall_s_max: float = 4 * 3600.0
+    threads: int = 2
+    threads_max: int = 1024
+    parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
+    transfer_s_max: float = 3600.0
+    report_every_s: float = 1.0
+    local_root: Path | None = None
+    ffmpeg: Path | None = None
+    required: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+
+    def output_cap_bytes(self, source_bytes: int) -> int:
+        """How large each output of this source may become."""
+        if source_bytes > self.doubling_from_bytes:
+            return 2 * source_bytes
+        return self.output_bytes_max
+
+    def disk_needed_bytes(self, source_bytes: int, outputs: int) -> int:
+        """What must be free before the work begins: the copy, and outputs of twice its size."""
+        return source_bytes * (1 + 2 * outputs) + self.disk_reserve_bytes
+
+
+Answer = TypeVar("Answer")
+Refresh = Callable[[Lease, int], Awaitable[StoredCredentials]]
+"""Credentials above the refused version; `tenure.webhooks.refresh` has one."""
+
+
+class AccessDenied(TenureError):
+    """Storage answered 401 or 403, or that the token has expired."""
+
+    code = "access_denied"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Opened credentials, for the source and for the destination."""
+
+    version: int
+    source: Mapping[str, Any] = field(repr=False)
+    destination: Mapping[str, Any] = field(repr=False)
+
+
+class Access:
+    """One attempt's way to its credentials."""
+
+    def __init__(
+        self, lease: Lease, store: CredentialStore, vault: Vault, refresh: Refresh
+    ) -> None:
+        self._lease = lease
+        self._store = store
+        self._vault = vault
+        self._refresh = refresh
+        self._opened: Credentials | None = None
+
+    async def use(self, action: Callable[[Credentials], Awaitable[Answer]]) -> Answer:
+        """Do it; when storage refuses, do it again with refreshed credentials.
+
+        The refresher counts and ends the job at its limit, so this ends too.
+        """
+        if self._opened is None:
+            self._opened = await self._open(await self._store.read(self._lease))
+        while True:
+            try:
+                return await action(self._opened)
+            except AccessDenied:
+                stored = await self._refresh(self._lease, self._opened.version)
+                self._opened = await self._open(stored)
+
+    async def _open(self, stored: StoredCredentials) -> Credentials:
+        if stored.sealed is None:
+            return Credentials(stored.version, {}, {})
+        plain = await self._vault.open(stored.sealed, stored.binding)
+        try:
+            said = msgspec.json.decode(plain.reveal(), type=dict[str, dict[str, Any]])
+        except msgspec.MsgspecError:
+            # Not its words: they quote what does not fit.
+            raise Fatal(
+                'the credentials are no object with "source" and "destination" objects',
+                code="bad_credentials",
+            ) from None
+        return Credentials(stored.version, said.get("source", {}), said.get("destination", {}))
+
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
@@ -205,3 +339,191 @@ def by_status(status: int, what: str, word: str = "") -> Exception:
     if status in _PASSING or status >= 500:
         return Retry(None, f"{what}: storage answered {said}", code=code)
     return Fatal(f"{what}: storage answered {said}", code=code)
+
+
+_PIECE_BYTES = 4 * 1024 * 1024
+
+Told = Callable[[int, int], Awaitable[None]]
+"""Bytes so far, and of how many (0: unknown)."""
+Room = Callable[[int, int], None]
+"""Raises when a source of this size, of which so much is here, cannot be taken now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """What a transfer needs: the guarded client, the guarded proxy, the limits."""
+
+    client: Client
+    proxy: GuardedProxy
+    settings: TranscodeSettings
+
+    async def fetch(
+        self, place: Place, given: Credentials, file: Path, *, room: Room, told: Told
+    ) -> int:
+        """Copy the source to a file; its size."""
+        signed = given.source.get("signed_url")
+        url = signed if isinstance(signed, str) else place.url
+        if urlsplit(url).scheme in ("https", "http"):
+            return await self._fetch_url(url, file, room, told)
+        opened = self._open(place, given.source)
+        try:
+            answer = await obstore.get_async(opened.store, opened.key)
+            size = int(answer.meta["size"])
+            self._check(size, room)
+            stream = answer.stream(min_chunk_size=_PIECE_BYTES)
+            return await self._write(file, stream, size, room, told)
+        except STORAGE_ERRORS as error:
+            raise failure_of(error, "source", self.proxy.failure) from None
+
+    async def put(self, place: Place, given: Credentials, key: str, file: Path, kind: str) -> str:
+        """Copy a file to its destination; where it lies now, as far as that may be shown."""
+        urls = given.destination.get("signed_urls")
+        signed = urls.get(file.name) if isinstance(urls, dict) else None
+        if isinstance(signed, str):
+            await self._put_url(signed, file, kind)
+            return key
+        opened = self._open(place, given.destination)
+        path = opened.at(key)
+        try:
+            await obstore.put_async(
+                opened.store, path, file, attributes=_attributes(place, kind), max_concurrency=2
+            )
+        except STORAGE_ERRORS as error:
+            raise failure_of(error, "destination", self.proxy.failure) from None
+        return path
+
+    async def remove_older(self, place: Place, given: Credentials, job_id: str, fence: int) -> None:
+        """Take away what earlier claims of this job left; they can publish nothing any more.
+
+        Credentials that may only write cannot do this: then it is left.
+        """
+        if "signed_urls" in given.destination or not place.url:
+            return
+        opened = self._open(place, given.destination)
+        prefix = opened.at(job_id) + "/"
+        try:
+            async for batch in obstore.list(opened.store, prefix):
+                old = [str(one["path"]) for one in batch if _fence_of(one["path"], prefix) < fence]
+                if old:
+                    await obstore.delete_async(opened.store, old)
+        except STORAGE_ERRORS:
+            return
+
+    async def remove(self, place: Place, given: Credentials, paths: list[str]) -> None:
+        """Take back outputs of an attempt that failed; as far as the credentials permit."""
+        if "signed_urls" in given.destination or not paths:
+            return
+        try:
+            await obstore.delete_async(self._open(place, given.destination).store, paths)
+        except STORAGE_ERRORS:
+            return
+
+    def _open(self, place: Place, credentials: Any) -> Opened:
+        return open_store(
+            place,
+            credentials,
+            proxy_url=self.proxy.url,
+            local_root=self.settings.local_root,
+            transfer_s_max=self.settings.transfer_s_max,
+        )
+
+    async def _fetch_url(self, url: str, file: Path, room: Room, told: Told) -> int:
+        limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
+        address, headers = _signed_in(url)
+        try:
+            async with self.client.open("GET", address, headers=headers, limits=limits) as answer:
+                if not 200 <= answer.status < 300:
+                    raise by_status(answer.status, "source")
+                said = answer.headers.get("content-length", "")
+                size = int(said) if said.isdigit() else 0
+                self._check(size, room)
+                return await self._write(file, answer.pieces, size, room, told)
+        except (Refused, TooLarge) as error:
+            raise Fatal(f"source: {error}", code=error.code) from None
+        except EgressError as error:
+            raise Retry(None, f"source: {error}", code=error.code) from None
+
+    async def _put_url(self, url: str, file: Path, kind: str) -> None:
+        body = Body(await asyncio.to_thread(_size, file), _pieces(file))
+        limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
+        address, headers = _signed_in(url)
+        headers.append(("Content-Type", kind))
+        try:
+            async with self.client.open(
+                "PUT", address, headers=headers, body=body, limits=limits
+            ) as ok:
+                if not 200 <= ok.status < 300:
+                    raise by_status(ok.status, "destination")
+        except Refused as error:
+            raise Fatal(f"destination: {error}", code=error.code) from None
+        except EgressError as error:
+            raise Retry(None, f"destination: {error}", code=error.code) from None
+
+    def _check(self, size: int, room: Room) -> None:
+        if size > self.settings.source_bytes_max:
+            raise Fatal(
+                f"the source has {size} bytes; this worker takes {self.settings.source_bytes_max}",
+                code="source_too_large",
+            )
+        room(size, 0)
+
+    async def _write(
+        self, file: Path, pieces: AsyncIterable[Any], size: int, room: Room, told: Told
+    ) -> int:
+        written = 0
+        with file.open("wb") as out:
+            async for piece in pieces:
+                written += len(piece)
+                if written > self.settings.source_bytes_max:
+                    raise Fatal(
+                        f"the source goes on after {self.settings.source_bytes_max} bytes",
+                        code="source_too_large",
+                    )
+                if not size:
+                    room(written, written)  # nobody said how much will come
+                await _write_piece(out, memoryview(piece))
+                await told(written, size)
+        if size and written != size:
+            words = f"the source ended after {written} of {size} bytes"
+            raise Retry(None, words, code="disconnected")
+        return written
+
+
+def _signed_in(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """A URL without its user, and the header that tells the server of that user (Basic)."""
+    parts = urlsplit(url)
+    user, found, host = parts.netloc.rpartition("@")
+    if not found:
+        return url, []
+    code = base64.b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), [("Authorization", f"Basic {code}")]
+
+
+def _attributes(place: Place, kind: str) -> Any:
+    # A local folder keeps no attributes and says so by an error.
+    return None if urlsplit(place.url).scheme == "file" else {"Content-Type": kind}
+
+
+def _fence_of(path: object, prefix: str) -> int:
+    word = str(path).removeprefix(prefix).partition("/")[0]
+    number = word.removeprefix("v")
+    return int(number) if word.startswith("v") and number.isdigit() else 2**63
+
+
+async def _write_piece(out: IO[bytes], piece: memoryview) -> None:
+    try:
+        await asyncio.to_thread(out.write, piece)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise Retry(60.0, "this worker's disk is full", code="disk_full") from None
+        raise
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+async def _pieces(file: Path) -> AsyncIterator[bytes]:
+    with file.open("rb") as source:
+        while piece := await asyncio.to_thread(source.read, _PIECE_BYTES):
+            yield piece

@@ -6,8 +6,15 @@ says what the receiver's status asks for. `refresh` asks a requester for new sto
 Receivers use `verify`, which needs nothing of a worker; `receiving` and `replay` hold it.
 """
 
-from tenure.webhooks.receiving import InvalidWebhook, Verified, check, verify
-from tenure.webhooks.replay import MemoryNonces, NonceStore, SqliteNonces
+from tenure.webhooks.receiver import (
+    InvalidWebhook,
+    MemoryNonces,
+    NonceStore,
+    SqliteNonces,
+    Verified,
+    check,
+    verify,
+)
 from tenure.webhooks.signing import HEADERS, new_secret, read_secret, signed_headers
 
 __all__ = [

@@ -1,40 +1,151 @@
-"""The handler of the outbox queue: one attempt at one event, signed anew.
-
-    deliver = delivery_handler(Client(Guard(policy)), secrets)
-    Worker([task("*", retry=RETRY, timeout_s=TIMEOUT_S)(deliver)], queues=[outbox])
-
-In the outbox the event is the job: its id is the event's, its payload is the body, which goes out
-byte for byte as it was stored. Every attempt carries the same event under the same id; timestamp
-and nonce are new each time.
-Nothing of the receiver's answer but its status is kept: it is a stranger's text.
-"""
+"""The handler of the outbox queue: each attempt signs and sends one event."""
 
 from __future__ import annotations
 
+import email.utils
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tenure.core.lease import Lease
-from tenure.core.outcome import Fatal, Retry, Snooze
-from tenure.core.retry import delay_ms
+from tenure.core.outcome import Fatal, Retry, Signal, Snooze
+from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.egress import Client, Disconnected, EgressError, Limits, Refused, Response
-from tenure.egress.target import read_target
-from tenure.webhooks.answers import PACE, RETRY, Pace, signal_of
-from tenure.webhooks.breaker import Breaker
-from tenure.webhooks.rotating import Rotating
-from tenure.webhooks.secrets import EndpointSecrets, live_keys
-from tenure.webhooks.signing import new_nonce, signed_headers
-from tenure.webhooks.turns import Turns
+from tenure.egress.guard import read_target
+from tenure.webhooks.signing import EndpointSecrets, Rotating, live_keys, new_nonce, signed_headers
+from tenure.webhooks.slots import Turns
+
+RETRY = exponential(5_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
+"""5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 6 h ...: about a day in all."""
+CROWDED = exponential(60_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
+"""For 429: begins with a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to wait: after an ordinary failure, and (in a larger bucket) after 429."""
+
+    ordinary: RetryPolicy = RETRY
+    crowded: RetryPolicy = CROWDED
+
+
+PACE = Pace()
+
+_RETRY_AFTER_MS_MAX = 3_600_000
+_GONE, _CROWDED, _OK, _REDIRECT = 410, 429, 200, 300
+
+
+def signal_of(
+    status: int,
+    headers: Mapping[str, str],
+    *,
+    attempt: int,
+    chance: float,
+    now_s: float,
+    pace: Pace = PACE,
+) -> Signal | None:
+    """None when delivered, else how the attempt ends."""
+    if _OK <= status < _REDIRECT:
+        return None
+    if status == _CROWDED:
+        return _again(pace.crowded, "429", headers, attempt, chance, now_s)
+    if status == _GONE:
+        return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
+    return _again(pace.ordinary, str(status), headers, attempt, chance, now_s)
+
+
+def retry_after_ms(value: str, now_s: float) -> int:
+    """Milliseconds by a Retry-After header (a number or a date); 0 without a usable one.
+
+    >>> retry_after_ms("7", 0), retry_after_ms("Thu, 01 Jan 1970 00:00:30 GMT", 10.0)
+    (7000, 20000)
+    >>> retry_after_ms("soon", 0), retry_after_ms("999999", 0), retry_after_ms("nan", 0)
+    (0, 3600000, 0)
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return 0
+    if not seconds > 0:
+        return 0
+    return round(min(seconds * 1000, _RETRY_AFTER_MS_MAX))
+
+
+def _again(
+    policy: RetryPolicy,
+    status: str,
+    headers: Mapping[str, str],
+    attempt: int,
+    chance: float,
+    now_s: float,
+) -> Retry:
+    wait_ms = max(
+        delay_ms(policy, attempt, chance), retry_after_ms(headers.get("retry-after", ""), now_s)
+    )
+    return Retry(wait_ms / 1000, f"the receiver answered {status}", code=f"http_{status}")
+
+
+_PAUSE_S_MAX = 300.0
+_ORIGINS_MAX = 10_000
+
+
+@dataclass(slots=True)
+class _State:
+    pause_s: float
+    failures: int = 0
+    until_s: float = 0.0
+
+
+class Breaker:
+    """What is known of the origins that failed of late."""
+
+    def __init__(self, *, failures_min: int = 5, pause_s: float = 10.0) -> None:
+        self._failures_min = failures_min
+        self._pause_s = pause_s
+        self._states: OrderedDict[str, _State] = OrderedDict()
+
+    def wait_s(self, origin: str, now_s: float) -> float:
+        """0 when a delivery may be tried now; the first to ask after a pause is the one to try."""
+        state = self._states.get(origin)
+        if state is None or state.failures < self._failures_min:
+            return 0.0
+        if now_s < state.until_s:
+            return state.until_s - now_s
+        state.until_s = now_s + state.pause_s  # the others wait for what this one finds
+        return 0.0
+
+    def untried(self, origin: str, now_s: float) -> None:
+        """The delivery that was let through was put off for another reason: the next one tries."""
+        state = self._states.get(origin)
+        if state is not None and state.failures >= self._failures_min:
+            state.until_s = now_s
+
+    def worked(self, origin: str) -> None:
+        """It answered."""
+        self._states.pop(origin, None)
+
+    def failed(self, origin: str, now_s: float) -> None:
+        """It did not answer, or with an error of its own."""
+        state = self._states.setdefault(origin, _State(self._pause_s))
+        state.failures += 1
+        if state.failures > self._failures_min:
+            state.pause_s = min(state.pause_s * 2, _PAUSE_S_MAX)
+        state.until_s = now_s + state.pause_s
+        self._states.move_to_end(origin)
+        if len(self._states) > _ORIGINS_MAX:
+            self._states.popitem(last=False)
+
 
 LIMITS = Limits(connect_ms=5_000, total_ms=15_000, body_bytes_max=16_384)
 TIMEOUT_S = 25.0
 """For the task: longer than any exchange, and far shorter than any lease that is being kept."""
 _PUT_OFF_MS_MAX = 86_400_000
-
-__all__ = ["RETRY", "TIMEOUT_S", "Delivery", "EndpointSecrets", "Running", "delivery_handler"]
 
 
 @dataclass(frozen=True, slots=True)

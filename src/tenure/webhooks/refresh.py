@@ -22,13 +22,9 @@ import msgspec
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
 from tenure.egress import Client, EgressError, Limits, Refused, Response
-from tenure.vault.credentials import CredentialStore, StoredCredentials
-from tenure.vault.envelope import Binding, Vault
-from tenure.vault.secret import Secret
-from tenure.webhooks.answers import signal_of
-from tenure.webhooks.rotating import Rotating
-from tenure.webhooks.secrets import EndpointSecrets, live_keys
-from tenure.webhooks.signing import new_nonce, signed_headers
+from tenure.vault import Binding, CredentialStore, Secret, StoredCredentials, Vault
+from tenure.webhooks.deliver import signal_of
+from tenure.webhooks.signing import EndpointSecrets, Rotating, live_keys, new_nonce, signed_headers
 
 LIMITS = Limits(connect_ms=5_000, total_ms=20_000, body_bytes_max=65_536)
 

@@ -20,9 +20,9 @@ import yaml
 from tenure.core.job import NewJob
 from tenure.core.opening import open_ledger, open_part, open_queue
 from tenure.egress import Guard, Policy, Refused
-from tenure.egress.target import read_target
+from tenure.egress.guard import read_target
 from tenure.transcode.ffmpeg import locate_ffmpeg
-from tenure.transcode.request import read_request
+from tenure.transcode.storage import read_request
 from tenure.vault import Binding, KekRing, Secret, Vault, new_kek, read_ring
 from tests.contract.cli.box import Box
 from tests.contract.cli.conftest import Program, wait_until

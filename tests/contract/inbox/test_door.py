@@ -15,7 +15,7 @@ from tenure.egress import Guard, Policy
 from tenure.gateway.serve import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
-from tenure.webhooks.secrets import read_secrets
+from tenure.webhooks.signing import read_secrets
 from tests.contract.gateway.web import JSON, Reply, Web
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage

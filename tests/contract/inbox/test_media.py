@@ -24,9 +24,7 @@ from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
 from tenure.vault import Binding, Secret, Vault, new_kek, read_ring, rotate
 from tenure.webhooks import deliver as deliver_module
 from tenure.webhooks import new_secret, read_secret
-from tenure.webhooks.answers import Pace
-from tenure.webhooks.breaker import Breaker
-from tenure.webhooks.deliver import delivery_handler
+from tenure.webhooks.deliver import Breaker, Pace, delivery_handler
 from tenure.webhooks.refresh import Refresher
 from tests.contract.egress.scripted import scripted
 from tests.contract.inbox.conftest import RawSql

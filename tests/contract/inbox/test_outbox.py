@@ -20,7 +20,7 @@ from tenure.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
 from tenure.core.seam import Query
 from tenure.ledger import claiming, history, reading
 from tenure.ledger.engine import Engine
-from tenure.webhooks.shapes import WebhookEvent
+from tenure.webhooks.signing import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.adapters import Servers
 from tests.contract.inbox.conftest import Outbox, RawSql

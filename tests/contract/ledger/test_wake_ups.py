@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.plane import line
+from tenure.contracts.plane import claims
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
 from tenure.core.opening import open_ledger, open_queue
@@ -29,7 +29,7 @@ WITHIN_S = 10.0
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a wake-up ends a wait."""
     monkeypatch.setattr(claiming, "POLL_MS", NEVER_MS)
-    monkeypatch.setattr(line, "POLL_MS", NEVER_MS)
+    monkeypatch.setattr(claims, "POLL_MS", NEVER_MS)
 
 
 async def waiting(queue: Any, limit: int) -> asyncio.Task[list[Lease]]:
@@ -152,7 +152,7 @@ async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on
 
 async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    lines = [line.Line(lambda stream: SqliteBell(path, stream)) for _ in range(OTHERS + 1)]
+    lines = [claims.Line(lambda stream: SqliteBell(path, stream)) for _ in range(OTHERS + 1)]
     waiters = [each.join(("x",)) for each in lines]
     for each, waiter in zip(lines, waiters, strict=True):
         await waiter.woken.wait()  # its first look: the plane listens
@@ -169,13 +169,13 @@ async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> No
 async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "IDLE_S", 0.02)
+    monkeypatch.setattr(claims, "IDLE_S", 0.02)
     path = tmp_path / "jobs.db"
     met = 0
 
     async def joins_late() -> bool:
         """Whether the waiter joined in the moment in which the watch timed out."""
-        here = line.Line(lambda stream: SqliteBell(path, stream))
+        here = claims.Line(lambda stream: SqliteBell(path, stream))
         first = here.join(("x",))
         await first.woken.wait()
         here.leave(first, found=False)

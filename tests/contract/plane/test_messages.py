@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.plane import messages
-from tenure.contracts.plane.messages import GROUP
-from tenure.contracts.plane.words import queue_of
+from tenure.contracts.plane import transports
+from tenure.contracts.plane.model import queue_of
+from tenure.contracts.plane.transports import GROUP
 from tenure.core.errors import StoreError
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
@@ -254,6 +254,6 @@ async def test_a_job_submitted_while_its_stream_is_registered_gets_its_message(
 async def test_a_job_whose_submit_outlasts_the_rechecks_gets_its_message_later(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "_RECHECK_S", (0.0,))
-    monkeypatch.setattr(messages, "_RECHECK_EVERY_S", 0.1)
+    monkeypatch.setattr(transports, "_RECHECK_S", (0.0,))
+    monkeypatch.setattr(transports, "_RECHECK_EVERY_S", 0.1)
     await _submitted_late(servers, "longer", looks=3)

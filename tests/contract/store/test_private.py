@@ -25,7 +25,7 @@ from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.notifying import Listener
-from tenure.webhooks.replay import SqliteNonces
+from tenure.webhooks.receiver import SqliteNonces
 
 async def main():
     queue = open_queue(f"inbox+sqlite:///{Path.cwd()}/jobs.db", worker_id="w")

@@ -14,10 +14,9 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal
 from tenure.egress import Client, Guard, Policy
 from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
-from tenure.transcode.access import Refresh
 from tenure.transcode.ffmpeg import locate_ffmpeg
-from tenure.vault import Vault, new_kek, read_ring
-from tenure.vault.credentials import StoredCredentials
+from tenure.transcode.storage import Refresh
+from tenure.vault import StoredCredentials, Vault, new_kek, read_ring
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.vault.credentials import Credentials
 

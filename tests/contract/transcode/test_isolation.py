@@ -31,7 +31,7 @@ from tenure.transcode.cage import (
     views,
 )
 from tenure.transcode.ffmpeg import Probe, convert_command, locate_ffmpeg
-from tenure.transcode.request import FormatName, Output
+from tenure.transcode.storage import FormatName, Output
 from tests.contract.egress.canary import canary
 
 pytestmark = pytest.mark.clause("I-56")

@@ -18,8 +18,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal
 from tenure.core.retry import failure_of
 from tenure.egress import Client, Guard
-from tenure.vault import Secret, Vault, new_kek, read_ring, rotate
-from tenure.vault.credentials import StoredCredentials
+from tenure.vault import Secret, StoredCredentials, Vault, new_kek, read_ring, rotate
 from tenure.webhooks import new_secret, read_secret
 from tenure.webhooks.refresh import Refresher, RefreshSettings
 from tenure.worker.logs import configure_logs

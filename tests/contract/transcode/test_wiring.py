@@ -23,7 +23,7 @@ from tenure.core.lease import Lease
 from tenure.transcode import TranscodeSettings
 from tenure.vault import Vault, new_kek, read_ring
 from tenure.webhooks import new_secret
-from tenure.webhooks.secrets import read_secrets
+from tenure.webhooks.signing import read_secrets
 from tests.contract.cli.test_documents import blocks_of
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import KEY, Studio, ask, both

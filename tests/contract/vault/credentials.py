@@ -11,8 +11,7 @@ import msgspec
 
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
-from tenure.vault import Binding, Sealed, Secret, Vault, WrappedKey
-from tenure.vault.credentials import StoredCredentials
+from tenure.vault import Binding, Sealed, Secret, StoredCredentials, Vault, WrappedKey
 
 SCHEMA = """
 create table if not exists jobs (

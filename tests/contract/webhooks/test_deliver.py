@@ -18,10 +18,8 @@ from tenure.egress import Client, Guard, Policy
 from tenure.vault import Secret
 from tenure.webhooks import deliver as deliver_module
 from tenure.webhooks import new_secret, read_secret
-from tenure.webhooks.answers import Pace
-from tenure.webhooks.breaker import Breaker
-from tenure.webhooks.deliver import delivery_handler
-from tenure.webhooks.turns import Turns
+from tenure.webhooks.deliver import Breaker, Pace, delivery_handler
+from tenure.webhooks.slots import Turns
 from tenure.worker.logs import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver

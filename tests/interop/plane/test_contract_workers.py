@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tenure.contracts.plane.messages import GROUP
+from tenure.contracts.plane.transports import GROUP
 from tenure.store.embedded.node import locate_node
 from tenure.store.redis import Redis
 from tests.contract.gateway.web import Web

@@ -14,7 +14,7 @@ from tenure.cli.samples.receiving import HOST, kept_ring, port_above, surroundin
 from tenure.core.errors import UsageError
 from tenure.vault import read_ring
 from tenure.webhooks import new_secret
-from tenure.webhooks.secrets import read_secrets
+from tenure.webhooks.signing import read_secrets
 
 
 def test_the_key_ring_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tenure.core.errors import UsageError
 from tenure.egress import Guard, Policy, Refused, read_target
-from tenure.egress.ranges import is_public
+from tenure.egress.guard import is_public
 
 
 @pytest.mark.clause("I-53")

@@ -16,8 +16,7 @@ from tenure.transcode.ffmpeg import (
     progress_us,
     read_probe,
 )
-from tenure.transcode.request import Output, output_key, read_request
-from tenure.transcode.settings import GIB, TranscodeSettings
+from tenure.transcode.storage import GIB, Output, TranscodeSettings, output_key, read_request
 
 PROGRAM = Path("/usr/bin/ffmpeg")
 BOTH = Probe(10.0, has_video=True, has_audio=True)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import UsageError
-from tenure.transcode.settings import TranscodeSettings
-from tenure.transcode.workspace import Workspace, sweep
+from tenure.transcode.cage import Workspace, sweep
+from tenure.transcode.storage import TranscodeSettings
 
 CHILD = """
 import asyncio, sys, time
 from pathlib import Path
 from tenure.core.errors import UsageError
-from tenure.transcode.settings import TranscodeSettings
-from tenure.transcode.workspace import Workspace, sweep
+from tenure.transcode.storage import TranscodeSettings
+from tenure.transcode.cage import Workspace, sweep
 
 async def main():
     space = Workspace(Path(sys.argv[1])).open()

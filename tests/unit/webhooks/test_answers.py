@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.core.outcome import Fatal, Retry, Signal
-from tenure.webhooks.answers import signal_of
-from tenure.webhooks.breaker import Breaker
+from tenure.webhooks.deliver import Breaker, signal_of
 
 
 def asked(status: int, *, attempt: int = 1, **headers: str) -> Signal | None:

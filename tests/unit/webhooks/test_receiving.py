@@ -20,7 +20,7 @@ from tenure.webhooks import (
     check,
     new_secret,
     read_secret,
-    receiving,
+    receiver,
     signed_headers,
     verify,
 )
@@ -197,13 +197,13 @@ def test_comparisons_are_constant_time_and_cover_every_live_secret(
 ) -> None:
     """Counted, not timed: a match at the first secret does not save the comparison with others."""
     compared: list[tuple[bytes, bytes]] = []
-    real = receiving.hmac.compare_digest
+    real = receiver.hmac.compare_digest
 
     def counting(one: bytes, two: bytes) -> bool:
         compared.append((one, two))
         return real(one, two)
 
-    monkeypatch.setattr(receiving.hmac, "compare_digest", counting)
+    monkeypatch.setattr(receiver.hmac, "compare_digest", counting)
     check(BODY, headers(), [SECRET, OTHER], now_s=NOW)
     assert len(compared) == 2
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tenure.egress import Response
-from tenure.webhooks.rotating import Rotating
+from tenure.webhooks.signing import Rotating
 
 NEW, OLD = b"new" * 8, b"old" * 8
 

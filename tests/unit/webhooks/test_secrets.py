@@ -11,7 +11,7 @@ import pytest
 from tenure.core.errors import UsageError
 from tenure.vault import Secret
 from tenure.webhooks import new_secret, read_secret
-from tenure.webhooks.secrets import Remembered, Together, live_keys, read_secrets
+from tenure.webhooks.signing import Remembered, Together, live_keys, read_secrets
 
 NEW, OLD, REST = new_secret(), new_secret(), new_secret()
 

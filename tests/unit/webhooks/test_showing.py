@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from tenure.webhooks import new_secret, read_secret, signed_headers
-from tenure.webhooks.showing import ReceiverPage
+from tenure.webhooks.receiver import ReceiverPage
 from tenure.webhooks.signing import new_nonce
 
 SECRET = new_secret()

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tenure.core.outcome import Snooze
-from tenure.webhooks.turns import Turns
+from tenure.webhooks.slots import Turns
 from tests.waiting import until
 
 pytestmark = pytest.mark.clause("I-49")

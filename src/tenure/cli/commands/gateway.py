@@ -140,7 +140,7 @@ def _lent(config: Config) -> dict[str, Any]:
     """What an inbox seals credentials with, and who may be named in a job."""
     from tenure.cli.key_ring import open_seal
     from tenure.egress import Guard, Policy
-    from tenure.webhooks.secrets import read_secrets
+    from tenure.webhooks.signing import read_secrets
 
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     signed = read_secrets(config.text("webhooks.secrets"))

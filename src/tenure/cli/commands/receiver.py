@@ -30,7 +30,7 @@ def command(port: int, requester: str, parent: int) -> None:
         import uvicorn
     except ImportError:
         raise UsageError("the receiver needs a web server: pip install 'tenure[inbox]'") from None
-    from tenure.webhooks.showing import ReceiverPage
+    from tenure.webhooks.receiver import ReceiverPage
 
     app = _kept_local(ReceiverPage(_secrets(requester)))
     note(f"receiving on http://127.0.0.1:{port}/hooks, shown on http://127.0.0.1:{port}/")
@@ -56,7 +56,7 @@ def _secrets(requester: str) -> list[bytes]:
     import asyncio
 
     from tenure.webhooks import new_secret, read_secret
-    from tenure.webhooks.secrets import read_secrets
+    from tenure.webhooks.signing import read_secrets
 
     known = read_secrets(load_config().text("webhooks.secrets"))
     live = asyncio.run(known.live(requester))

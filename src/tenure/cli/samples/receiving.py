@@ -99,7 +99,7 @@ def port_above(port: int) -> int:
 async def _secrets(theirs: str) -> str:
     """The operator's own; where they have none for the samples, one made for this start."""
     from tenure.webhooks import new_secret
-    from tenure.webhooks.secrets import read_secrets
+    from tenure.webhooks.signing import read_secrets
 
     if await read_secrets(theirs).live(REQUESTER):
         return theirs

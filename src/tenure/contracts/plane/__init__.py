@@ -10,7 +10,7 @@ from __future__ import annotations
 from tenure.contracts.plane.journal import PlaneJournal, tape
 from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.local import LocalQueue, open_plane, parts
-from tenure.contracts.plane.options import PlaneOptions
+from tenure.contracts.plane.model import PlaneOptions
 from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl

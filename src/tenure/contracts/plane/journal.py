@@ -6,8 +6,7 @@ import asyncio
 
 import msgspec
 
-from tenure.contracts.plane.options import PlaneOptions
-from tenure.contracts.plane.words import CONTRACT, STATES, queue_of, stream_of
+from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, queue_of, stream_of
 from tenure.core.event import JournalEvent
 from tenure.core.tape import SqlTape
 from tenure.ledger.engine import PLANE, Engine

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.plane.options import PlaneOptions
-from tenure.contracts.plane.words import CONTRACT, STATES, attempt_id_of, stream_of
+from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, attempt_id_of, stream_of
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import Counts, Page, Query, WorkerBeat

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tenure.contracts.plane.options import PlaneOptions
+from tenure.contracts.plane.model import CONTRACT, PlaneOptions
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.queue import PlaneQueue
-from tenure.contracts.plane.words import CONTRACT
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
 from tenure.ledger.engine import Engine

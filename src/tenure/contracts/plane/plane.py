@@ -18,16 +18,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tenure.contracts.plane.asking import Ask
-from tenure.contracts.plane.claiming import Claims
-from tenure.contracts.plane.line import Line
-from tenure.contracts.plane.messages import MessageTransport
-from tenure.contracts.plane.options import PlaneOptions
-from tenure.contracts.plane.rows import RowTransport, calls_max
-from tenure.contracts.plane.tokens import Tokens, read_tokens
-from tenure.contracts.plane.transport import Transport
-from tenure.contracts.plane.warning import warn
-from tenure.contracts.plane.words import CONTRACT, queue_of, stream_of
+from tenure.contracts.plane.claims import Claims, Line, Tokens, read_tokens
+from tenure.contracts.plane.model import CONTRACT, Ask, PlaneOptions, queue_of, stream_of, warn
+from tenure.contracts.plane.transports import MessageTransport, RowTransport, Transport, calls_max
 from tenure.core.errors import LeaseLost, StoreError, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from tenure.contracts.plane.asking import Ask, Verbs
+from tenure.contracts.plane.model import Ask, Verbs
 from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report

@@ -1,17 +1,69 @@
-"""What a queue URL of the plane may say: at the database (`plane+sqlite`, `plane+postgresql`) and
-at a worker (`plane+http`, `plane+https`)."""
+"""The plane's states, URL options and verbs, shared by its control side and its workers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
-from tenure.contracts.plane.words import CONTRACT, queue_of
-from tenure.core.errors import UsageError
+from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.job import NewJob, Submitted
+from tenure.core.lease import Lease, Report
 from tenure.core.opening import check_least
+from tenure.core.outcome import Outcome, Verdict
+from tenure.core.seam import Upkeep
 from tenure.ledger.engine import PLANE
 from tenure.ledger.settings import BoxOptions, BoxSettings
+
+CONTRACT = "plane"
+_QUEUE = "plane/"
+
+STATES = {
+    "": "",
+    "queued": "QUEUED",
+    "claimed": "RUNNING",
+    "fetching": "RUNNING",
+    "processing": "RUNNING",
+    "uploading": "RUNNING",
+    "succeeded": "SUCCEEDED",
+    "failed": "FAILED",
+    "dead_letter": "DLQ",
+}
+"""The ledger's states in the contract's words. A running job of the plane has no stages."""
+
+
+def queue_of(stream: str) -> str:
+    """The ledger's queue of a stream, which no inbox of the same database shares."""
+    return _QUEUE + stream
+
+
+def stream_of(queue: str) -> str:
+    """The stream of a queue of the ledger."""
+    return queue.removeprefix(_QUEUE)
+
+
+def attempt_id_of(job_id: str, fence: int) -> str:
+    """The name of one attempt.
+
+    >>> attempt_id_of("7d", 3)
+    '7d:3'
+    """
+    return f"{job_id}:{fence}"
+
+
+def fence_of(job_id: str, attempt_id: str) -> int:
+    """The fence that an attempt id names; raises when it is no attempt of this job."""
+    owner, _, number = attempt_id.rpartition(":")
+    if owner != job_id or not number.isdecimal() or not number.isascii() or len(number) > 18:
+        raise UsageError(
+            f"attempt_id {attempt_id[:160]!r} names no attempt of job {job_id[:140]!r}; send it as "
+            "the claim gave it",
+            contract=CONTRACT,
+        )
+    return int(number)
+
 
 _STREAM = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 
@@ -97,3 +149,54 @@ def check_stream(name: str) -> None:
         raise UsageError(
             f"stream {name[:120]!r}: 1 to 100 of letters, digits and _ . : @ -", contract=CONTRACT
         )
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim. `streams` () means all, in the plane's own order.
+
+    `claim_id` names the claim, so that it can be sent again: whatever was taken under it, or under
+    one of `lost`, is answered first. `fresh` says that this claim was not sent before, which saves
+    the plane a look. `looked` says that nothing was there a moment ago.
+    """
+
+    worker_id: str
+    streams: tuple[str, ...] = ()
+    limit: int = 1
+    wait_ms: int = 0
+    claim_id: str = ""
+    lost: tuple[str, ...] = ()
+    fresh: bool = False
+    looked: bool = False
+    requester: str = ""
+
+
+class Verbs(Protocol):
+    """A plane, as a worker or a producer sees it."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store jobs; `options["stream"]` says where, else it is the first stream."""
+
+    async def claim(self, ask: Ask) -> list[Lease]:
+        """Take leases; a lease's `queue` is its stream and its `handle` the message."""
+
+    async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
+        """Keep leases alive."""
+
+    async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
+        """Publish news."""
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases."""
+
+    async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
+        """Do now what time made due; the worker that asks may say how many jobs it runs at once."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+def warn(text: str, **facts: object) -> None:
+    """Write a line. Whoever only looks at a queue does not load what writes it."""
+    import structlog
+
+    structlog.get_logger("tenure.plane").warning(text, **facts)

@@ -1,30 +1,191 @@
-"""Claims of one plane: those that wait, those that are sent again, those nobody waits for any more.
-
-A claim's number makes the tokens of its leases. So the same claim sent again finds what its first
-answer held, and ends the first if that still waits here.
-"""
+"""Claims: lease tokens, fairness between streams, waiting workers, repeated requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import random
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from tenure.contracts.plane.asking import Ask
-from tenure.contracts.plane.line import Line
-from tenure.contracts.plane.rows import lease_of
-from tenure.contracts.plane.tokens import Tokens
-from tenure.contracts.plane.transport import Transport
-from tenure.contracts.plane.turns import Turns
-from tenure.contracts.plane.words import queue_of
+from tenure.contracts.plane.model import Ask, queue_of
+from tenure.contracts.plane.transports import Transport, lease_of
 from tenure.core.errors import StoreError
 from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.quarantine import Quarantined
-from tenure.ledger.engine import PLANE, Engine
+from tenure.ledger.engine import PLANE, Bell, Engine
 from tenure.ledger.unreadable import set_aside, why_no_json
+
+_NONCE_CHARS = 32
+_MARK_CHARS = 16
+_TRIES = 5
+_TOKENS_KEPT = 4096
+
+
+class Tokens:
+    """Tokens of one database."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        # The leases of one claim share their token, and come back one by one.
+        self.token = lru_cache(maxsize=_TOKENS_KEPT)(self._token)
+
+    def nonce(self, requester: str, worker_id: str, claim_id: str) -> str:
+        """The nonce of a claim; of one without an id a new one each time."""
+        if not claim_id:
+            return secrets.token_hex(_NONCE_CHARS // 2)
+        return self._mark("claim", requester, worker_id, claim_id)[:_NONCE_CHARS]
+
+    def _token(self, stream: str, nonce: str) -> str:
+        """The token of a claim's leases in one stream."""
+        return nonce + self._mark("stream", stream, nonce)[:_MARK_CHARS]
+
+    def is_of(self, stream: str, token: str) -> bool:
+        """Whether a token was given for this stream."""
+        return hmac.compare_digest(
+            self.token(stream, token[:_NONCE_CHARS]).encode(), token.encode()
+        )
+
+    def _mark(self, *parts: str) -> str:
+        # Lengths keep ("a", "bc") and ("ab", "c") apart.
+        text = "".join(f"{len(part)}:{part}" for part in parts)
+        return hmac.digest(self._secret, text.encode(), "sha256").hex()
+
+
+async def read_tokens(engine: Engine) -> Tokens:
+    """Tokens under the secret that the database holds; chosen now if there is none."""
+    for _ in range(_TRIES):
+        rows = await engine.run(PLANE, "plane_secret", fresh=secrets.token_hex(32))
+        if rows:
+            return Tokens(rows[0]["secret"])
+    raise StoreError("the planes' common secret could not be read", contract="plane")
+
+
+class Turns:
+    """The turns of one plane; `every` 0 keeps the order of the request always."""
+
+    def __init__(self, every: int = 0) -> None:
+        self._every = every
+        self._claims: dict[tuple[str, ...], int] = {}
+
+    def order(self, streams: tuple[str, ...]) -> tuple[str, ...]:
+        """The streams in the order in which this claim asks them.
+
+        >>> turns = Turns(8)
+        >>> [turns.order(("high", "low"))[0] for _ in range(9)][6:]
+        ['high', 'low', 'high']
+        """
+        every = self._every
+        if not every or len(streams) < 2:
+            return streams
+        number = self._claims.get(streams, 0) + 1
+        self._claims[streams] = number
+        if number % every:
+            return streams
+        first = 1 + (number // every - 1) % (len(streams) - 1)
+        return (streams[first], *streams[:first], *streams[first + 1 :])
+
+
+# A look when nothing rang, spread so that planes do not come together.
+POLL_MS = (500, 1_500)
+# Listening goes on for so long after the last one left: workers come back within moments.
+IDLE_S = 30.0
+
+
+class Waiter:
+    """Somebody who waits for jobs of some streams."""
+
+    __slots__ = ("streams", "woken")
+
+    def __init__(self, streams: tuple[str, ...]) -> None:
+        self.streams = frozenset(streams)
+        self.woken = asyncio.Event()
+
+
+class Line:
+    """Everybody who waits at one plane."""
+
+    def __init__(self, bell: Callable[[str], Bell]) -> None:
+        self._bell = bell
+        self._waiting: dict[Waiter, None] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._joined: dict[str, asyncio.Event] = {}
+        self._due_ms: dict[str, int] = {}
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, streams: tuple[str, ...]) -> Waiter:
+        """Stand at the end of the line. Join before looking, so that no ring is missed."""
+        waiter = Waiter(streams)
+        self._waiting[waiter] = None
+        for stream in streams:
+            self._joined.setdefault(stream, asyncio.Event()).set()
+            if stream not in self._watches and not self.closed:
+                self._watches[stream] = asyncio.create_task(self._watch(stream))
+        return waiter
+
+    def leave(self, waiter: Waiter, *, found: bool) -> None:
+        """Go; whoever found something, or did not use its wake-up, wakes the next."""
+        self._waiting.pop(waiter, None)
+        if found or waiter.woken.is_set():
+            for stream in waiter.streams:
+                self.wake(stream)
+
+    def wake(self, stream: str) -> None:
+        """Wake the one who waits longest for this stream and is not awake."""
+        for waiter in self._waiting:
+            if stream in waiter.streams and not waiter.woken.is_set():
+                waiter.woken.set()
+                return
+
+    def due(self, stream: str, due_in_ms: int) -> None:
+        """In how many milliseconds a job of the stream is due (0: none known)."""
+        self._due_ms[stream] = due_in_ms
+
+    def end(self) -> None:
+        """Wake everybody for good."""
+        self.closed = True
+        for waiter in self._waiting:
+            waiter.woken.set()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self.end()
+        watches = list(self._watches.values())
+        self._watches.clear()
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _watch(self, stream: str) -> None:
+        """Listen for one stream while somebody waits for it, and for a while after that."""
+        bell, joined = self._bell(stream), self._joined[stream]
+        try:
+            while True:
+                if not any(stream in waiter.streams for waiter in self._waiting):
+                    await bell.rest(more=True)  # the ring that ended the wait is another plane's
+                    joined.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(IDLE_S):
+                            await joined.wait()
+                    if not joined.is_set():  # a waiter may join in the moment of the timeout
+                        return
+                await bell.arm()
+                self.wake(stream)
+                poll_ms = random.randint(*POLL_MS)
+                await bell.wait(max(1, min(poll_ms, self._due_ms.get(stream) or poll_ms)))
+        finally:
+            if self._watches.get(stream) is asyncio.current_task():
+                del self._watches[stream]
+            await bell.close()
+
 
 WAIT_MS_MAX = 60_000
 _RECOVER_MAX = 1_000

@@ -29,7 +29,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tenure.core.outcome import Snooze
-from tenure.egress.target import read_target
+from tenure.egress.guard import read_target
 
 AT_ONCE = 5
 SLOW_S = 1.0
