@@ -16,7 +16,9 @@ from tenure.egress.guard import (
     Policy,
     Refused,
     Target,
+    TimedOut,
     TooLarge,
+    Unguarded,
     Unreachable,
     read_target,
 )
@@ -33,7 +35,9 @@ __all__ = [
     "Refused",
     "Response",
     "Target",
+    "TimedOut",
     "TooLarge",
+    "Unguarded",
     "Unreachable",
     "read_target",
 ]

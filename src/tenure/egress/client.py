@@ -19,6 +19,7 @@ from tenure.egress.guard import (
     Guard,
     Refused,
     Target,
+    TimedOut,
     TooLarge,
     Unreachable,
     read_target,
@@ -315,7 +316,7 @@ class Client:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise Unreachable(
+            raise TimedOut(
                 f"{target.origin} took longer than {bounds.total_ms / 1000:g} s"
             ) from None
         finally:

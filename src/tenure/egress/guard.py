@@ -33,6 +33,10 @@ class Unreachable(EgressError):
     code = "unreachable"
 
 
+class TimedOut(Unreachable):
+    """The exchange was not complete at its deadline; the request may have had its effect."""
+
+
 class Disconnected(EgressError):
     """The connection ended before the answer did.
 
@@ -308,6 +312,14 @@ class Guard:
         if target.port not in self._policy.ports:
             permitted = ", ".join(map(str, self._policy.ports))
             raise Refused(f"{target.origin}: the permitted ports are {permitted}")
+
+
+class Unguarded(Guard):
+    """Permits every target: for addresses that the operator chose, not a requester."""
+
+    async def addresses(self, target: Target) -> list[str]:
+        """The host itself; the system looks it up while connecting."""
+        return [target.host]
 
 
 async def system_resolver(host: str, port: int) -> list[str]:

@@ -19,6 +19,7 @@ import pytest
 import structlog
 
 from tenure.core.errors import UsageError
+from tenure.core.transcoding import FormatName, Output
 from tenure.transcode import cage as cage_module
 from tenure.transcode.cage import (
     NOBODY,
@@ -31,7 +32,6 @@ from tenure.transcode.cage import (
     views,
 )
 from tenure.transcode.ffmpeg import Probe, convert_command, locate_ffmpeg
-from tenure.transcode.storage import FormatName, Output
 from tests.contract.egress.canary import canary
 
 pytestmark = pytest.mark.clause("I-56")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.core.outcome import Fatal
+from tenure.core.transcoding import Output
 from tenure.transcode.ffmpeg import (
     FORMATS_READ,
     Probe,
@@ -16,7 +17,7 @@ from tenure.transcode.ffmpeg import (
     progress_us,
     read_probe,
 )
-from tenure.transcode.storage import GIB, Output, TranscodeSettings, output_key, read_request
+from tenure.transcode.storage import GIB, TranscodeSettings, output_key, read_request
 
 PROGRAM = Path("/usr/bin/ffmpeg")
 BOTH = Probe(10.0, has_video=True, has_audio=True)

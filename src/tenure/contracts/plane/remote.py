@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -36,185 +36,19 @@ from tenure.core.outcome import (
     Verdict,
 )
 from tenure.core.seam import Upkeep
+from tenure.egress import (
+    Client,
+    Disconnected,
+    Limits,
+    TimedOut,
+    TooLarge,
+    Unguarded,
+    Unreachable,
+)
 from tenure.store import resending
 
-CONNECT_TIMEOUT_S = 5.0
-_HEAD_BYTES_MAX = 64 * 1024
-_BODY_BYTES_MAX = 256 << 20
-
-
-class Http:
-    """Connections to one address, for one event loop."""
-
-    def __init__(
-        self, url: str, *, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
-    ) -> None:
-        parts = urlsplit(url)
-        if not parts.hostname:
-            raise UsageError(f"{url!r} names no host; write plane+http://host:8470")
-        self.place = f"{parts.scheme}://{parts.hostname}:{parts.port or _port(parts.scheme)}"
-        self._host = parts.hostname
-        self._port = parts.port or _port(parts.scheme)
-        self._tls = tls
-        self._path = parts.path.rstrip("/")
-        name = parts.netloc.rpartition("@")[2]
-        lines = {"host": name, "content-type": "application/json", **headers}
-        self._head = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
-        self._idle: list[_Connection] = []
-        self._closed = False
-
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
-        """The status and the body of the answer."""
-        connection = await self._take()
-        head = (
-            f"POST {self._path}{path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n"
-        )
-        done = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await connection.exchange(head.encode("latin-1") + body)
-            done = True
-            return answer
-        except TimeoutError:
-            raise ReplyLost(f"{self.place} did not answer {path} in {timeout_s:.0f} s") from None
-        except (OSError, ValueError) as error:
-            raise ReplyLost(f"the connection to {self.place} broke: {error}") from error
-        finally:
-            if done and connection.is_reusable and not self._closed:
-                self._idle.append(connection)
-            else:
-                connection.abort()
-
-    async def close(self) -> None:
-        """Close every connection."""
-        self._closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.abort()
-
-    async def _take(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_reusable:
-                return connection
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, protocol = await loop.create_connection(
-                    _Connection, self._host, self._port, ssl=self._tls
-                )
-        except (OSError, TimeoutError) as error:
-            raise StoreUnreachable(
-                f"the plane at {self.place} cannot be reached: {error!r}"
-            ) from error
-        return protocol
-
-
-class _Connection(asyncio.Protocol):
-    """One connection with one request at a time."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
-        self._read = bytearray()
-        self._needs = 0
-        self.is_reusable = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self.is_reusable = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_reusable = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(exc or ConnectionError("closed without an answer"))
-
-    def eof_received(self) -> bool:
-        return False
-
-    async def exchange(self, request: bytes) -> tuple[int, bytes]:
-        """Send a request and wait for its answer."""
-        if self._transport is None or self._transport.is_closing():
-            raise ConnectionError("closed before the request")
-        self._answer = asyncio.get_running_loop().create_future()
-        self._read.clear()
-        self._needs = 0
-        self._transport.write(request)
-        return await self._answer
-
-    def abort(self) -> None:
-        """Close at once."""
-        self.is_reusable = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():
-            self.abort()  # nobody asked for this
-            return
-        self._read += data
-        if len(self._read) < self._needs:
-            return
-        try:
-            answer = self._whole()
-        except ValueError as error:
-            self._answer.set_exception(error)
-            self.abort()
-            return
-        if answer is not None:
-            self._answer.set_result(answer)
-
-    def _whole(self) -> tuple[int, bytes] | None:
-        """The answer, if all of it is there."""
-        end = self._read.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._read) > _HEAD_BYTES_MAX:
-                raise ValueError("the answer has no end of its head")
-            return None
-        first, *lines = bytes(self._read[:end]).decode("latin-1").split("\r\n")
-        fields = dict(_field(line) for line in lines)
-        if fields.get("connection", "").lower() == "close":
-            self.is_reusable = False
-        status = int(first.split(" ", 2)[1])
-        body = self._read[end + 4 :]
-        if fields.get("transfer-encoding", "").lower() == "chunked":
-            whole = _dechunked(bytes(body))
-            return None if whole is None else (status, whole)
-        length = int(fields.get("content-length", "0"))
-        if length > _BODY_BYTES_MAX:
-            raise ValueError(f"the answer has {length} bytes")
-        if len(body) < length:
-            self._needs = end + 4 + length
-            return None
-        return status, bytes(body[:length])
-
-
-def _field(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip().lower(), value.strip()
-
-
-def _dechunked(data: bytes) -> bytes | None:
-    """A chunked body put together; None while some of it is missing. Proxies answer so."""
-    parts: list[bytes] = []
-    at = 0
-    while True:
-        end = data.find(b"\r\n", at)
-        if end < 0:
-            return None
-        size = int(data[at:end].partition(b";")[0], 16)
-        if len(data) < end + 2 + size + 2:
-            return None
-        if size == 0:
-            return b"".join(parts)
-        parts.append(data[end + 2 : end + 2 + size])
-        at = end + 2 + size + 2
-
-
-def _port(scheme: str) -> int:
-    return 443 if scheme == "https" else 80
-
-
+_CONNECT_MS = 5_000
+_ANSWER_BYTES_MAX = 256 << 20
 _ENVELOPE_BYTES = 4_096  # what a request holds besides its items, and an item besides its result
 _VERDICTS: dict[str, Verdict] = {
     "completed": COMPLETED,
@@ -229,6 +63,40 @@ _NOT_EXECUTED = frozenset({"queue_full", "rate_limited", "draining"})
 _AWAY = frozenset({429, 502, 503, 504})
 
 T = TypeVar("T")
+
+
+class _Http:
+    """POSTs JSON to one plane. Nothing is sent twice: the caller's ids and fences decide that."""
+
+    def __init__(
+        self, url: str, *, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise UsageError(f"{url!r} names no host; write plane+http://host:8470")
+        netloc = parts.netloc.rpartition("@")[2]
+        self.url = f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
+        self._headers = list({"Content-Type": "application/json", **headers}.items())
+        self._client = Client(Unguarded(), tls=tls)
+
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
+        """The status and the body of the answer."""
+        limits = Limits(_CONNECT_MS, int(timeout_s * 1000), _ANSWER_BYTES_MAX)
+        try:
+            answer = await self._client.send(
+                "POST", self.url + path, headers=self._headers, body=body, limits=limits
+            )
+        except (TimedOut, Disconnected, TooLarge) as error:
+            raise ReplyLost(f"the plane gave no whole answer to {path}: {error}") from error
+        except Unreachable as error:
+            raise StoreUnreachable(f"the plane: {error}") from error
+        if answer.truncated:
+            raise ReplyLost(f"the plane's answer to {path} has over {_ANSWER_BYTES_MAX} bytes")
+        return answer.status, answer.body
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.close()
 
 
 class _Jobs(msgspec.Struct):
@@ -259,7 +127,7 @@ class _Reported(msgspec.Struct):
 class RemotePlane:
     """The plane at an address."""
 
-    def __init__(self, http: Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
+    def __init__(self, http: _Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
         self._http = http
         self._worker_id = worker_id
         self._answer_s = answer_ms / 1000
@@ -378,11 +246,11 @@ class RemotePlane:
         timeout_s = self._answer_s + wait_ms / 1000
         status, raw = await self._http.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
         if status not in (200, 202):
-            raise _refusal(self._http.place, path, status, raw)
+            raise _refusal(self._http.url, path, status, raw)
         try:
             return msgspec.json.decode(raw, type=shape)
         except msgspec.DecodeError as error:
-            raise ServerError(f"{self._http.place} answered {path} unreadably: {error}") from error
+            raise ServerError(f"{self._http.url} answered {path} unreadably: {error}") from error
 
 
 def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
@@ -393,7 +261,7 @@ def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
         raise UsageError(f"queue URL {url.safe}: unknown option {rest!r}", contract=CONTRACT)
     key = _key(store, options)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    http = Http(store, headers=headers, tls=_tls(store, options))
+    http = _Http(store, headers=headers, tls=_tls(store, options))
     named = worker_id or anonymous()
     remote = RemotePlane(
         http,
