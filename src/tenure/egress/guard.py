@@ -93,6 +93,11 @@ class Guard:
         self._judge(target, found)
         return [str(address) for address in found]
 
+    async def close(self) -> None:
+        """End the lookups of this event loop."""
+        if isinstance(self._resolve, SystemResolver):
+            await self._resolve.close()
+
     async def _look_up(self, target: Target) -> list[Address]:
         """The addresses of a name; none where it has none or is not resolved in time."""
         try:
@@ -159,6 +164,12 @@ class SystemResolver:
         except aiodns.error.DNSError as error:
             raise OSError(f"{host}: {error}") from None
         return [node.addr[0].decode() for node in found.nodes]
+
+    async def close(self) -> None:
+        """Give up what this event loop still asks; another call begins anew."""
+        resolver = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if resolver is not None:
+            await resolver.close()
 
 
 def _literal(host: str) -> Address | None:

@@ -252,5 +252,8 @@ async def test_names_whose_servers_are_silent_hold_up_no_other_lookup() -> None:
         async with asyncio.timeout(2):
             assert "127.0.0.1" in await resolve("localhost", 443)
         assert not any(task.done() for task in waiting)
-        for task in waiting:
-            task.cancel()
+        await resolve.close()
+        assert all(
+            isinstance(end, OSError)
+            for end in await asyncio.gather(*waiting, return_exceptions=True)
+        )
