@@ -329,6 +329,7 @@ class Client:
             connection.close()
         self._idle.clear()
         self._by_origin.clear()
+        await self._guard.close()
 
     async def _ask(
         self,

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import aiodns
 
 from tenure.core.errors import TenureError, UsageError
 
@@ -256,7 +259,7 @@ class Guard:
 
     def __init__(self, policy: Policy | None = None, *, resolve: Resolve | None = None) -> None:
         self._policy = policy or Policy()
-        self._resolve = resolve or system_resolver
+        self._resolve = resolve or SystemResolver()
 
     def check_url(self, url: str) -> Target:
         """What can be told without asking the name server: for the moment a job is submitted."""
@@ -274,6 +277,11 @@ class Guard:
         found = [literal] if literal is not None else await self._look_up(target)
         self._judge(target, found)
         return [str(address) for address in found]
+
+    async def close(self) -> None:
+        """End the lookups of this event loop."""
+        if isinstance(self._resolve, SystemResolver):
+            await self._resolve.close()
 
     async def _look_up(self, target: Target) -> list[Address]:
         """The addresses of a name; none where it has none or is not resolved in time."""
@@ -322,11 +330,39 @@ class Unguarded(Guard):
         return [target.host]
 
 
-async def system_resolver(host: str, port: int) -> list[str]:
-    """The machine's own resolver, in a thread."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(info[4][0]) for info in found]
+class SystemResolver:
+    """Looks names up as the machine's files say (hosts, resolv.conf), without a thread for each.
+
+    `getaddrinfo` of the event loop has two threads in uvloop: a few names whose servers are silent
+    would hold up every other lookup of the worker.
+    """
+
+    def __init__(self, nameservers: Sequence[str] | None = None) -> None:
+        self._nameservers = nameservers
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, aiodns.DNSResolver] = (
+            WeakKeyDictionary()
+        )
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """The addresses of a host."""
+        loop = asyncio.get_running_loop()
+        resolver = self._by_loop.get(loop)
+        if resolver is None:
+            resolver = aiodns.DNSResolver(
+                self._nameservers, loop, timeout=_RESOLVE_TIMEOUT_S / 2, tries=2
+            )
+            self._by_loop[loop] = resolver
+        try:
+            found = await resolver.getaddrinfo(host, port=port, type=socket.SOCK_STREAM)
+        except aiodns.error.DNSError as error:
+            raise OSError(f"{host}: {error}") from None
+        return [node.addr[0].decode() for node in found.nodes]
+
+    async def close(self) -> None:
+        """Give up what this event loop still asks; another call begins anew."""
+        resolver = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if resolver is not None:
+            await resolver.close()
 
 
 def _literal(host: str) -> Address | None:

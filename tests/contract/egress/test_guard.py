@@ -20,7 +20,7 @@ from tenure.egress import (
     Refused,
     Unreachable,
 )
-from tenure.egress.guard import Resolve
+from tenure.egress.guard import Resolve, SystemResolver
 from tests.contract.egress.canary import canary
 
 # Each means, to some program, this machine or its neighbours.
@@ -240,3 +240,20 @@ async def asks(proxy: GuardedProxy, line: str, password: str = "") -> int:
     answer = await asyncio.wait_for(reader.readline(), 10)
     writer.close()
     return int(answer.split()[1])
+
+
+@pytest.mark.clause("I-53")
+async def test_names_whose_servers_are_silent_hold_up_no_other_lookup() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        resolve = SystemResolver([f"127.0.0.1:{silent.getsockname()[1]}"])
+        waiting = [asyncio.create_task(resolve(f"h{n}.example", 443)) for n in range(100)]
+        await asyncio.to_thread(silent.recv, 4096)  # the first of them asks
+        async with asyncio.timeout(2):
+            assert "127.0.0.1" in await resolve("localhost", 443)
+        assert not any(task.done() for task in waiting)
+        await resolve.close()
+        assert all(
+            isinstance(end, OSError)
+            for end in await asyncio.gather(*waiting, return_exceptions=True)
+        )

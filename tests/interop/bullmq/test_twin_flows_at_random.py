@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tenure.contracts.bullmq import Flow
@@ -128,7 +128,10 @@ class Families:
         if verb == "complete":  # not while children are pending or have failed the parent
             key = f"official:{self.queues[at]}:{target}"
             return not self.raw.exists(f"{key}:dependencies", f"{key}:unsuccessful")
-        if verb == "again":  # 5.x loses the priority of a job that is sent back
+        if verb in (
+            "again",
+            "retry-all",
+        ):  # 5.x loses its priority, and its parent goes on without it
             return major > 5
         return verb != "remove" or not self.runs(at, target)
 
@@ -164,6 +167,10 @@ class Families:
     deadline=None,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
+)
+@example(  # a parent waits again for a child that is sent back with all completed jobs
+    tree=(0, {}, [(0, {}, ())]),
+    steps=[("claim", 0, None), ("complete", 0, 0), ("retry-all", 0, "completed")],
 )
 @given(tree=TREES, steps=st.lists(STEPS, min_size=6, max_size=24))
 def test_the_same_steps_leave_the_same_families(
