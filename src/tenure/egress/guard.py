@@ -9,13 +9,14 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import aiodns
-
 from tenure.core.errors import TenureError, UsageError
+
+if TYPE_CHECKING:
+    import aiodns
 
 
 class EgressError(TenureError):
@@ -345,6 +346,8 @@ class SystemResolver:
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """The addresses of a host."""
+        import aiodns  # of the extra `inbox`: a worker of a plane does without it
+
         loop = asyncio.get_running_loop()
         resolver = self._by_loop.get(loop)
         if resolver is None:
