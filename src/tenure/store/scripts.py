@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tenure.core.errors import UsageError
-from tenure.store.beside import folder_beside
+from tenure.store.files import package_folder
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -67,7 +67,7 @@ class ScriptFolder(Mapping[str, Script]):
         return len(load_scripts(self._package))
 
     def _one(self, operation: str) -> Script:
-        folder = folder_beside(self._package, "lua")
+        folder = package_folder(self._package, "lua")
         found = [path for path in folder.iterdir() if path.name.startswith(f"{operation}-")]
         if len(found) != 1:
             raise KeyError(operation)
@@ -76,7 +76,7 @@ class ScriptFolder(Mapping[str, Script]):
 
 def load_scripts(package: str) -> dict[str, Script]:
     """All scripts of a package's `lua` folder, by operation; anything wrong with one raises."""
-    folder = folder_beside(package, "lua")
+    folder = package_folder(package, "lua")
     scripts: dict[str, Script] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(".lua"):
@@ -154,7 +154,7 @@ def _expand(
 
 
 def _part(wanted: str, name: str, includes: Traversable) -> Traversable:
-    for folder in (includes, folder_beside("tenure.store", "lua", "include")):
+    for folder in (includes, package_folder("tenure.store", "lua", "include")):
         part = folder / f"{wanted}.lua"
         if part.is_file():
             return part

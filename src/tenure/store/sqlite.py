@@ -1,10 +1,8 @@
-"""One SQLite file for a whole process: one thread that writes, one that reads, and a fair lock.
+"""A fair lock between processes: whoever lets go cannot take it again before those who wait.
 
-Whatever waits to be written is written in one transaction, each part in a savepoint of its own, so
-that many small writers pay for one sync. Transactions are `BEGIN IMMEDIATE`, under a turnstile
-that all processes of ours share: nobody ever sees "database is locked". Reads have a connection of
-their own and never wait for writes. All who open the same file in one process share the threads;
-a process that was forked opens its own.
+A writer first takes the place in front (`next`), then the lock itself, then leaves the place. One
+that just let go finds the place taken. SQLite's own lock has no such order: with four writers one
+of them may wait for seconds. The kernel frees both when a process dies.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import os
 import queue
 import sqlite3
@@ -20,20 +19,66 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from tenure.core.errors import ServerError, StoreUnreachable, UsageError
-from tenure.store.notifying import notify
-from tenure.store.private import private_database
-from tenure.store.turnstile import Turnstile
+from tenure.store.file_notifier import notify
+from tenure.store.files import private_database, private_file
+
+NEXT_SUFFIX, LOCK_SUFFIX = "-next", "-lock"
+"""What the names of the files of the place in front and of the lock itself end with."""
+
+
+class FairLock:
+    """Used as `with turnstile:` by one thread; waits without using the processor."""
+
+    def __init__(self, path: Path) -> None:
+        self._next = _open_private(path.with_name(path.name + NEXT_SUFFIX))
+        self._lock = _open_private(path.with_name(path.name + LOCK_SUFFIX))
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._next, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        finally:
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def tell(self) -> None:
+        """Write to the file of the place in front, for those who watch it.
+
+        A full disk takes no byte. They look by their own clocks too, and what was committed before
+        must not be told as failed.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self._next, b"\0", 0)
+
+    def close(self) -> None:
+        """Give the files back."""
+        os.close(self._next)
+        os.close(self._lock)
+
+
+def _open_private(path: Path) -> int:
+    private_file(path)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
 
 T = TypeVar("T")
 Step = Callable[[sqlite3.Connection], Any]
 Topics = Callable[[sqlite3.Connection], Sequence[str]]
 """What a transaction that is about to be committed has work for, and forgets it."""
 
-BELLS = "-bells"
+PIPES_SUFFIX = "-bells"
 """What the name of the folder ends with in which those who wait have their pipes."""
 
 VERSION_MIN = (3, 37, 0)
@@ -102,7 +147,7 @@ class SqliteFile:
         self._synchronous = synchronous
         self._prepare = prepare
         self._topics = topics
-        self._bells = path.with_name(path.name + BELLS)
+        self._bells = path.with_name(path.name + PIPES_SUFFIX)
         self.client = client
         self._writes: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -138,12 +183,12 @@ class SqliteFile:
 
     def _write_loop(self) -> None:
         connection: sqlite3.Connection | None = None
-        turnstile: Turnstile | None = None
+        turnstile: FairLock | None = None
         group: list[_Call] | None = []
         while group or (group := _group(self._writes)) is not None:
             try:
                 if connection is None or turnstile is None:
-                    turnstile = turnstile or Turnstile(self.path)
+                    turnstile = turnstile or FairLock(self.path)
                     with turnstile:
                         connection = self._opened()
                 began_ns = time.time_ns()
@@ -165,7 +210,7 @@ class SqliteFile:
         if turnstile is not None:
             turnstile.close()
 
-    def _announce(self, turnstile: Turnstile, began_ns: int, topics: Sequence[str]) -> None:
+    def _announce(self, turnstile: FairLock, began_ns: int, topics: Sequence[str]) -> None:
         """Tell those who watch the file, and one who waits for each topic."""
         # Whoever saw the log grow may have looked before the commit counted.
         if self._written_since(began_ns):

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from tenure.core.errors import UsageError
-from tenure.store.private import private_file, private_folder
+from tenure.store.files import private_file, private_folder
 
 _PREFIX = "boot-"
 _LOCK = ".lock"

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
-from tenure.store.private import private_database
+from tenure.store.files import private_database
 
 _KEPT_MAX = 1_000_000
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tenure.core.errors import UsageError
-from tenure.store.address import RedisAddress, parse_address
 from tenure.store.redis import Redis
+from tenure.store.redis_connection import RedisAddress, parse_address
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
-from tenure.store.wire import MORE, command_name, encode, error_from_reply, reply_reader
+from tenure.store.redis_connection import MORE, command_name, encode, error_from_reply, reply_reader
 
 
 def test_a_command_is_packed_as_redis_wants_it() -> None:

@@ -27,7 +27,7 @@ from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.redacting import Redaction
 from tenure.core.state import PLANE as MACHINE
 from tenure.ledger.ids import uuid7
-from tenure.store.resending import submit_surely
+from tenure.store.resend import submit_surely
 
 _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")

@@ -44,7 +44,7 @@ from tenure.core.outcome import (
     Verdict,
 )
 from tenure.core.seam import Upkeep
-from tenure.store import resending
+from tenure.store import resend
 
 _ENVELOPE_BYTES = 4_096  # what a request holds besides its items, and an item besides its result
 _VERDICTS: dict[str, Verdict] = {
@@ -115,7 +115,7 @@ class RemotePlane:
         answers: list[Lease | LeaseLost] = []
         for part, held in self._parts(leases, _named):
             body = {"worker_id": self._worker_id, "leases": held, "if_short": True}
-            told = await resending.part(answers, self._post("heartbeat", body, _Kept))
+            told = await resend.part(answers, self._post("heartbeat", body, _Kept))
             answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
         return answers
 
@@ -124,7 +124,7 @@ class RemotePlane:
         answers: list[LeaseLost | None] = []
         for part, news in self._parts(reports, _news):
             body = {"worker_id": self._worker_id, "reports": news}
-            told = await resending.part(answers, self._post("report", body, _Reported))
+            told = await resend.part(answers, self._post("report", body, _Reported))
             answers += [
                 None if each.ok else LeaseLost(report.lease.job_id, each.reason)
                 for report, each in zip(part, told.results, strict=True)
@@ -148,7 +148,7 @@ class RemotePlane:
     ) -> None:
         for part, jobs in self._parts(numbered, lambda each: _ended(each[1])):
             body = {"worker_id": self._worker_id, "jobs": jobs}
-            told = await resending.part(verdicts, self._post(verb, body, _Ended))
+            told = await resend.part(verdicts, self._post(verb, body, _Ended))
             for (at, outcome), answer in zip(part, told.results, strict=True):
                 verdicts[at] = _verdict(outcome, answer)
 
@@ -164,7 +164,7 @@ class RemotePlane:
         stored: dict[int, Submitted] = {}
         for part, written in self._parts(sent, lambda each: each[1]):
             post = self._post("/v1/plane/jobs", {"jobs": written}, _Submitted)
-            told = await resending.part(stored, post)
+            told = await resend.part(stored, post)
             stored |= {at: answer for (at, _), answer in zip(part, told.results, strict=True)}
         answers |= stored
         return [answers[at] for at in range(len(jobs))]

@@ -14,9 +14,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tenure.store.embedded.node import locate_node
-from tenure.store.embedded.postgres import EmbeddedPostgres
-from tenure.store.embedded.redis import EmbeddedRedis
+from tenure.store.embedded.programs import locate_node
+from tenure.store.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
 __all__ = [
     "EmbeddedPostgres",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tenure.core.errors import UsageError
-from tenure.store.beside import folder_beside
+from tenure.store.files import package_folder
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -58,7 +58,7 @@ class Operations(dict[str, Operation]):
     """
 
     def __init__(self, package: str, dialect: Dialect, words: Mapping[str, str]) -> None:
-        self._folder = folder_beside(package, "sql", dialect)
+        self._folder = package_folder(package, "sql", dialect)
         self._dialect = dialect
         self._words = words
 
@@ -110,7 +110,7 @@ def header_columns(text: str, part: str) -> list[tuple[str, str]]:
 
 def load_migrations(package: str, dialect: Dialect) -> list[tuple[int, str, str]]:
     """The numbered migrations of a package: number, name, text with its loops unrolled."""
-    folder = folder_beside(package, "sql", dialect, "migrations")
+    folder = package_folder(package, "sql", dialect, "migrations")
     found = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".sql"):

@@ -25,7 +25,7 @@ class _Waiting(NamedTuple, Generic[T, R]):
     answer: asyncio.Future[list[R]]
 
 
-class Gathering(Generic[T, R]):
+class Batcher(Generic[T, R]):
     """`send` answers items in their order; at most `calls_max` calls are under way at a time.
 
     `weigh` says how much an item asks for; what weighs `LOAD` is worth a call beside others.

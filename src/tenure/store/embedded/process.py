@@ -1,26 +1,195 @@
-"""A server as a child process: started, watched until it is ready, ended by its own pid.
-
-What differs between servers is a small `Recipe`; the life of the child is here, once.
-"""
+"""A server as a child process: its data folder, its start, its readiness and its end."""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Protocol
 
-from tenure.core.errors import StoreUnreachable, UsageError
-from tenure.store.embedded.folder import DataFolder
-from tenure.store.embedded.spawn import User, spawn
+from tenure.core.errors import Conflict, StoreUnreachable, UsageError
+from tenure.store.files import private_file, private_folder
+
+_LOCK = "tenure.lock"
+_LOCK_PATIENCE_S = 5.0
+_LOG_TAIL_LINES = 12
+
+
+class DataFolder:
+    """The folder at `path`, or a temporary one that exists while it is locked.
+
+    `owner` is the user who may own it besides us: the one that the server becomes.
+    """
+
+    def __init__(self, path: Path | None, kind: str, owner: int | None = None) -> None:
+        self.temporary = path is None
+        self._kind = kind
+        self._owner = owner
+        self._path = path.expanduser().absolute() if path is not None else None
+        self._lock_fd: int | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the server keeps its data."""
+        if self._path is None:
+            raise UsageError(f"the embedded {self._kind} has no data folder before start()")
+        return self._path
+
+    @property
+    def log(self) -> Path:
+        """What the server prints."""
+        return self.path / "server.log"
+
+    def lock(self) -> int:
+        """Takes the lock and returns the file that holds it; Conflict when somebody else has it."""
+        if self._lock_fd is not None:
+            return self._lock_fd
+        if self._path is None:
+            self._path = Path(tempfile.mkdtemp(prefix=f"tenure-{self._kind.lower()}-"))
+        private_folder(self._path, mark=_LOCK, owner=self._owner)
+        private_file(self._path / _LOCK)
+        fd = os.open(self._path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        if not _locked(fd):
+            holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise Conflict(
+                f"{self._path} is in use by process {holder}; stop it or choose another data folder"
+            )
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+        return fd
+
+    def unlock(self) -> None:
+        """Lets go of the lock; a temporary folder is removed."""
+        if self._lock_fd is None:
+            return
+        os.close(self._lock_fd)
+        self._lock_fd = None
+        if self.temporary and self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path = None
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log, for an error message."""
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return "\n".join(f"  | {line}" for line in lines[-_LOG_TAIL_LINES:]) or "  | (empty)"
+
+
+def _locked(fd: int) -> bool:
+    """Tries for a while: the server of a parent that just died may still be writing its last."""
+    deadline_s = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
+
+
+_LAUNCHER = Path(__file__).with_name("launch.py")
+_Work = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom a child becomes when it may not run as root."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    dies_by: signal.Signals,
+    user: User | None = None,
+    keep_open: Sequence[int] = (),
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
+    argv = tied(command, dies_by=dies_by, user=user)
+    # Its own session: Ctrl-C in the terminal goes to us, and we stop the server when we are ready.
+
+    def start() -> subprocess.Popen[bytes]:
+        private_file(log)
+        with log.open("ab") as output:
+            return subprocess.Popen(  # nosec B603 # the command is ours
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=tuple(keep_open),
+                start_new_session=True,
+                cwd=cwd,
+                env=env,
+                umask=0o077,
+            )
+
+    return _in_spawner(start)
+
+
+def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
+    """The command line that runs `command` and ends with the thread that starts it."""
+    identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
+    launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
+    return [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
+
+
+class _Spawner:
+    """The thread and its queue; a forked copy of this process needs its own, hence `pid`."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.work: SimpleQueue[_Work] = SimpleQueue()
+        # A daemon, so that it outlives atexit handlers, which stop the servers in good order.
+        threading.Thread(target=self._run, name="tenure-spawner", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            start, result = self.work.get()
+            try:
+                result.set_result(start())
+            except BaseException as error:
+                result.set_exception(error)
+
+
+_lock = threading.Lock()
+_spawner: list[_Spawner] = []
+
+
+def _in_spawner(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    with _lock:
+        if not _spawner or _spawner[-1].pid != os.getpid():
+            _spawner[:] = [_Spawner()]
+        spawner = _spawner[-1]
+    result: Future[subprocess.Popen[bytes]] = Future()
+    spawner.work.put((start, result))
+    return result.result()
+
 
 _READY_WITHIN_S = 60.0  # includes loading an append-only file, or recovery after a crash
 _ENDS_WITHIN_S = 20.0

@@ -1,9 +1,4 @@
-"""Wakes one waiting process of many, by named pipes in a folder: one pipe for each who may wait.
-
-The pipe has a reader only while its owner waits, so a notifier cannot open the pipes of those who
-are busy or dead. It writes to one pipe that it can open: work for one wakes one, whatever the
-number of processes. Where a pipe cannot be made, the caller has to look by itself.
-"""
+"""Wake-ups between processes that share an SQLite file: named pipes, and a watch on file writes."""
 
 from __future__ import annotations
 
@@ -12,8 +7,10 @@ import contextlib
 import itertools
 import os
 import stat
+import struct
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2s
 from pathlib import Path
 
@@ -132,3 +129,64 @@ def _drained(fd: int) -> bytes:
 
 def _prefix(topic: str) -> str:
     return blake2s(topic.encode(), digest_size=8).hexdigest() + "."
+
+
+POLL_EVERY_MS = 100
+
+_IN_MODIFY = 0x2
+_IN_CREATE = 0x100
+_IN_MOVED_TO = 0x80
+_HEAD = struct.Struct("iIII")
+
+
+class FileWatcher:
+    """Calls `changed` in the event loop after writes to one of some files in a folder."""
+
+    def __init__(self, folder: Path, names: Iterable[str], changed: Callable[[], None]) -> None:
+        self._names = frozenset(os.fsencode(name) for name in names)
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._fd = _watch(folder) if sys.platform == "linux" else -1
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self._heard)
+
+    @property
+    def is_told(self) -> bool:
+        """False where nobody tells and one has to look."""
+        return self._fd >= 0
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _heard(self) -> None:
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        at, found = 0, False
+        while at + _HEAD.size <= len(data):
+            _, _, _, length = _HEAD.unpack_from(data, at)
+            at += _HEAD.size
+            found = found or data[at : at + length].rstrip(b"\0") in self._names
+            at += length
+        if found:
+            self._changed()
+
+
+def _watch(folder: Path) -> int:
+    """An inotify descriptor on a folder; -1 when the machine has no more of them."""
+    import ctypes  # slow to import, and not needed by who only looks once
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        return -1
+    mask = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO
+    if libc.inotify_add_watch(fd, os.fsencode(folder), mask) < 0:
+        os.close(fd)
+        return -1
+    return fd
