@@ -219,7 +219,7 @@ class SqliteJournalBell:
         return False
 
     async def wait(self, wait_ms: int) -> None:
-        if self._watch is None or not self._watch.is_told:
+        if self._watch is None or not self._watch.is_active:
             wait_ms = min(wait_ms, POLL_EVERY_MS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)

@@ -1,4 +1,9 @@
-"""Wake-ups between processes that share an SQLite file: named pipes, and a watch on file writes."""
+"""Wake-ups between processes that share an SQLite file: named pipes for one, inotify for all.
+
+A pipe has a reader only while its owner waits, so a notifier cannot open the pipes of processes
+that are busy or dead. It writes to one pipe that it can open: one job wakes one process of many.
+Where a pipe or an inotify watch cannot be made, the caller has to poll.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +19,20 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2s
 from pathlib import Path
 
+POLL_EVERY_MS = 100
+
+# A pipe without a reader that its owner has not touched for `_STALE_S` belongs to a dead process.
 _TOUCH_S = 60.0
 _STALE_S = 600.0
-"""A pipe without a reader that its owner has not touched for so long belongs to a dead process."""
-
+# All notifiers prefer the same pipe for this long: wake-ups close together reach one process, and
+# over longer times every process gets its share.
 _TURN_NS = 50_000_000
-"""For so long all notifiers prefer the same one: what comes close together is done together, and
-over longer times everybody has a share."""
-
 _STRIDE = 7_919
 _number = itertools.count(1)
 
 
 class Listener:
-    """One who may wait for a topic, in one event loop; calls `heard` when it is woken."""
+    """Waits for a topic in one event loop; calls `heard` when it is woken."""
 
     def __init__(self, folder: Path, topic: str, heard: Callable[[], None]) -> None:
         self._path = folder / f"{_prefix(topic)}{os.getpid()}.{next(_number)}"
@@ -37,7 +42,7 @@ class Listener:
         self._touched = float("-inf")
 
     def open(self) -> bool:
-        """From now on a notice is not missed; False where there can be no pipe."""
+        """From now on no notification is missed; False where there can be no pipe."""
         if self._fd >= 0:
             self._read()
             return True
@@ -52,7 +57,7 @@ class Listener:
         return True
 
     def close(self) -> bool:
-        """Stop waiting; True when a notice came that nothing was done about."""
+        """Stops waiting; True when a notification came that nothing was done about."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return False
@@ -63,7 +68,7 @@ class Listener:
             os.close(fd)
 
     def remove(self) -> None:
-        """Take the pipe away, and the folder with the last one."""
+        """Deletes the pipe, and the folder with the last one."""
         self.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
@@ -72,7 +77,7 @@ class Listener:
     def _opened(self) -> int:
         for _ in range(3):  # another process may remove the folder or the pipe in between
             try:
-                # With a writer of its own, the pipe of the last notifier's end is no end of file.
+                # Also for writing: otherwise the last notifier's close would be an end of file.
                 return os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
@@ -89,12 +94,12 @@ class Listener:
 
 
 def notify(folder: Path, topic: str) -> bool:
-    """Wake one who waits for a topic, in this process if one does; False when there is none."""
+    """Wakes one listener of a topic, in this process if there is one; False if nobody waits."""
     prefix = _prefix(topic)
     own = f"{prefix}{os.getpid()}."
     try:
         names = [path.name for path in folder.iterdir() if path.name.startswith(prefix)]
-    except OSError:  # the folder is made by the first who waits
+    except OSError:  # the first listener makes the folder
         return False
     names.sort()
     first = time.monotonic_ns() // _TURN_NS * _STRIDE % max(1, len(names))
@@ -120,7 +125,6 @@ def _written(path: Path) -> bool:
 
 
 def _drained(fd: int) -> bytes:
-    """What the pipe holds."""
     try:
         return os.read(fd, 4096)
     except OSError:
@@ -131,55 +135,51 @@ def _prefix(topic: str) -> str:
     return blake2s(topic.encode(), digest_size=8).hexdigest() + "."
 
 
-POLL_EVERY_MS = 100
-
-_IN_MODIFY = 0x2
-_IN_CREATE = 0x100
-_IN_MOVED_TO = 0x80
-_HEAD = struct.Struct("iIII")
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x80, 0x100
+_INOTIFY_EVENT = struct.Struct("iIII")
 
 
 class FileWatcher:
-    """Calls `changed` in the event loop after writes to one of some files in a folder."""
+    """Calls `changed` in the event loop after writes to any of the named files of a folder."""
 
     def __init__(self, folder: Path, names: Iterable[str], changed: Callable[[], None]) -> None:
         self._names = frozenset(os.fsencode(name) for name in names)
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._fd = _watch(folder) if sys.platform == "linux" else -1
+        self._fd = _inotify(folder) if sys.platform == "linux" else -1
         if self._fd >= 0:
-            self._loop.add_reader(self._fd, self._heard)
+            self._loop.add_reader(self._fd, self._read)
 
     @property
-    def is_told(self) -> bool:
-        """False where nobody tells and one has to look."""
+    def is_active(self) -> bool:
+        """False where there is no inotify, and the caller has to poll."""
         return self._fd >= 0
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stops watching."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
 
-    def _heard(self) -> None:
+    def _read(self) -> None:
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
             return
         at, found = 0, False
-        while at + _HEAD.size <= len(data):
-            _, _, _, length = _HEAD.unpack_from(data, at)
-            at += _HEAD.size
+        while at + _INOTIFY_EVENT.size <= len(data):
+            _, _, _, length = _INOTIFY_EVENT.unpack_from(data, at)
+            at += _INOTIFY_EVENT.size
             found = found or data[at : at + length].rstrip(b"\0") in self._names
             at += length
         if found:
             self._changed()
 
 
-def _watch(folder: Path) -> int:
+def _inotify(folder: Path) -> int:
     """An inotify descriptor on a folder; -1 when the machine has no more of them."""
-    import ctypes  # slow to import, and not needed by who only looks once
+    import ctypes  # slow to import, and many processes never watch
 
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

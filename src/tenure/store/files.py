@@ -1,4 +1,4 @@
-"""Files in a package, and files that only their owner may read."""
+"""Files that come with a package, and files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
+
+_OTHERS = 0o077
 
 
 def package_folder(package: str, *names: str) -> Traversable:
@@ -29,11 +31,8 @@ def package_folder(package: str, *names: str) -> Traversable:
     return folder
 
 
-_OTHERS = 0o077
-
-
 def private_file(path: Path) -> None:
-    """Make the file unless it is there, and take other users' rights to it away.
+    """Creates a file with mode 0600 whatever the umask, or restricts one that exists.
 
     A file that exists is not opened: closing it would end the locks that SQLite has on it.
     """
@@ -41,33 +40,39 @@ def private_file(path: Path) -> None:
     try:
         fd = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        tighten(Path(target))
+        _restrict(Path(target))
     else:
         os.fchmod(fd, 0o600)
         os.close(fd)
 
 
-def tighten(path: Path) -> None:
-    """Take other users' rights to a file away, if it exists and is ours."""
+def open_private(path: Path) -> int:
+    """A descriptor of a private file, for reading and writing."""
+    private_file(path)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def private_database(path: Path) -> None:
+    """`private_file` for an SQLite file, which passes its mode on to those SQLite makes beside it.
+
+    Those that are there already are restricted as well.
+    """
+    private_file(path)
+    for name in ("-wal", "-shm"):
+        _restrict(path.with_name(path.name + name))
+
+
+def _restrict(path: Path) -> None:
+    """Removes other users' rights to a file, if it exists and is ours."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = path.stat().st_mode
         if mode & _OTHERS or not mode & stat.S_IRWXU:
             path.chmod(0o600)
 
 
-def private_database(path: Path) -> None:
-    """`private_file` for an SQLite file, which gives its mode to those that SQLite makes beside it.
-
-    Those that are there already are tightened as well.
-    """
-    private_file(path)
-    for name in ("-wal", "-shm"):
-        tighten(path.with_name(path.name + name))
-
-
 def write_private(path: Path, text: str) -> None:
-    """Write a file as a whole, durably, for its owner alone."""
-    import tempfile  # slow to import, and not for those who only look
+    """Writes a private file atomically and durably."""
+    import tempfile  # slow to import, and many commands write nothing
 
     fd, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -82,23 +87,10 @@ def write_private(path: Path, text: str) -> None:
         raise
 
 
-def why_untrusted(found: os.stat_result, *, chosen: bool = False) -> str:
-    """Why other users may have written a file, or put files into a folder; "" if none may have.
-
-    `chosen`: its user named it, and thereby trusts its owner.
-    """
-    if found.st_uid not in {0, os.geteuid()} and not chosen:
-        return f"belongs to user {found.st_uid}"
-    mode = found.st_mode
-    if mode & stat.S_IWOTH and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        return f"can be written by all users (mode {stat.S_IMODE(mode):04o})"
-    return ""
-
-
 def private_folder(path: Path, *, mark: str = "", owner: int | None = None) -> None:
-    """Make the folder unless it is there; refuse one that other users own or may enter.
+    """Creates a folder with mode 0700; refuses one that other users own or may enter.
 
-    A folder of ours that others may enter is tightened if it is empty or holds a file that matches
+    A folder of ours that others may enter is restricted if it is empty or holds a file that matches
     `mark`, which shows that it is used for nothing else. `owner` is a further user who may own it.
     """
     for each in reversed([one for one in (path, *path.parents) if not os.path.lexists(one)]):
@@ -123,3 +115,16 @@ def private_folder(path: Path, *, mark: str = "", owner: int | None = None) -> N
             f"run `chmod 700 {path}`, or choose a new folder"
         )
     path.chmod(0o700)
+
+
+def why_untrusted(found: os.stat_result, *, chosen: bool = False) -> str:
+    """Why other users may have written a file, or put files into a folder; "" if none may have.
+
+    `chosen`: its user named it, and thereby trusts its owner.
+    """
+    if found.st_uid not in {0, os.geteuid()} and not chosen:
+        return f"belongs to user {found.st_uid}"
+    mode = found.st_mode
+    if mode & stat.S_IWOTH and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return f"can be written by all users (mode {stat.S_IMODE(mode):04o})"
+    return ""

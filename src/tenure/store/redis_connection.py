@@ -1,4 +1,4 @@
-"""The Redis wire protocol: addresses, encoding, one connection, and reconnecting."""
+"""The parts below the Redis client: URLs, the wire format, one connection, and reconnecting."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
 
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
 
-DEFAULT_PORT = 6379
+# -- URLs ------------------------------------------------------------------------------------------
+
 _TCP = {"redis": False, "rediss": True}
 _UNIX = {"unix", "redis+unix"}
 _TLS_OPTIONS = {"cafile", "certfile", "keyfile"}
@@ -30,7 +31,7 @@ class RedisAddress:
     """A parsed Redis URL; `path` is set for a unix socket, `host` and `port` otherwise."""
 
     host: str = ""
-    port: int = DEFAULT_PORT
+    port: int = 6379
     path: str = ""
     db: int = 0
     user: str = ""
@@ -42,7 +43,7 @@ class RedisAddress:
 
     @property
     def label(self) -> str:
-        """The address without credentials, for messages."""
+        """The address without credentials, for errors and logs."""
         if self.path:
             return f"redis+unix://{self.path}?db={self.db}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -62,9 +63,23 @@ class RedisAddress:
             ) from error
         return context
 
+    def greeting(self, client_name: str) -> list[tuple[Arg, ...]]:
+        """The commands that open a connection."""
+        commands: list[tuple[Arg, ...]] = []
+        if self.password or self.user:
+            commands.append(("AUTH", *([self.user] if self.user else ()), self.password))
+        if self.db:
+            commands.append(("SELECT", self.db))
+        return [*commands, ("CLIENT", "SETNAME", client_name)]
+
 
 def parse_address(url: str) -> RedisAddress:
-    """Reads a Redis URL; whatever is wrong raises UsageError without repeating the password."""
+    """Reads a Redis URL; whatever is wrong raises UsageError without repeating the password.
+
+    redis://[user[:password]@]host[:port][/db]
+    rediss://...?cafile=ca.pem&certfile=client.pem&keyfile=client.key      (TLS)
+    redis+unix:///path/to/socket?db=0        unix:///path/to/socket
+    """
     try:
         parts = urlsplit(url)
         options = dict(
@@ -72,40 +87,33 @@ def parse_address(url: str) -> RedisAddress:
         )
         port = parts.port
     except ValueError:
-        # The parser's own words may quote the password, so they are not passed on.
+        # The parser's message may quote the password, so it is not passed on.
         raise UsageError(f"this Redis URL cannot be read; expected {_FORMS}") from None
+    scheme, in_path = parts.scheme, parts.path.strip("/")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    if parts.scheme in _UNIX:
+    if scheme in _UNIX:
         _check_options(options, {"db"})
-        if not parts.path.strip("/"):
-            raise UsageError(f"a {parts.scheme}:// URL needs the socket's path; expected {_FORMS}")
+        if not in_path:
+            raise UsageError(f"a {scheme}:// URL needs the socket's path; expected {_FORMS}")
         db = _database(options.get("db", ""))
         return RedisAddress(path=unquote(parts.path), db=db, user=user, password=password)
-    if parts.scheme not in _TCP:
-        raise UsageError(f"{parts.scheme or 'an empty scheme'}: not a Redis URL; expected {_FORMS}")
-    return _tcp_address(parts, options, port, user, password)
-
-
-def _tcp_address(
-    parts: SplitResult, options: dict[str, str], port: int | None, user: str, password: str
-) -> RedisAddress:
-    tls = _TCP[parts.scheme]
+    if scheme not in _TCP:
+        raise UsageError(f"{scheme or 'an empty scheme'}: not a Redis URL; expected {_FORMS}")
+    tls = _TCP[scheme]
     _check_options(options, {"db"} | (_TLS_OPTIONS if tls else set()))
-    in_path = parts.path.strip("/")
     if in_path and "db" in options:
         raise UsageError("a Redis URL names its database once: either /0 or ?db=0")
     if "keyfile" in options and "certfile" not in options:
         raise UsageError("a Redis URL with keyfile needs certfile as well")
+    db = _database(in_path or options.pop("db", ""))
     return RedisAddress(
         host=parts.hostname or "localhost",
-        port=DEFAULT_PORT if port is None else port,
-        db=_database(in_path or options.get("db", "")),
+        port=6379 if port is None else port,
+        db=db,
         user=user,
         password=password,
         tls=tls,
-        cafile=options.get("cafile", ""),
-        certfile=options.get("certfile", ""),
-        keyfile=options.get("keyfile", ""),
+        **options,
     )
 
 
@@ -126,11 +134,14 @@ def _database(text: str) -> int:
     return int(text)
 
 
+# -- the wire format -------------------------------------------------------------------------------
+
 Arg = bytes | str | int | float
 
 MORE: Final = object()
-"""What a reader from `reply_reader` answers when it needs more bytes."""
+"""What a parser from `reply_reader` returns when it needs more bytes."""
 
+# Such a server has executed nothing, so it counts as unreachable.
 _NOT_READY = {
     "LOADING": "it is still loading its data",
     "MASTERDOWN": "it is a replica that lost its primary",
@@ -169,18 +180,18 @@ def encode(args: Sequence[Arg]) -> bytes:
 
 
 def command_name(args: Sequence[Arg]) -> str:
-    """The command's own name, for messages; never its arguments, which may be secret."""
+    """The command's name, for messages; never its arguments, which may be secret."""
     name = args[0] if args else ""
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
 def reply_reader() -> hiredis.Reader:
-    """A parser whose `gets()` answers `MORE` when starved and a StoreError for an error reply."""
+    """A parser whose `gets()` returns `MORE` or a reply; an error reply is a StoreError."""
     return hiredis.Reader(replyError=error_from_reply, notEnoughData=MORE)
 
 
 def error_from_reply(text: str) -> StoreError:
-    """The error that stands for this error reply."""
+    """The error for an error reply; one that an operator can cure says how."""
     word = text.partition(" ")[0]
     if word == "ERR" and (inner := _IN_SCRIPT.match(text)):
         word = inner[1]
@@ -193,7 +204,7 @@ def error_from_reply(text: str) -> StoreError:
 
 
 def is_no_script(error: ServerError) -> bool:
-    """Whether the server says that it does not hold the script, so that nothing was executed."""
+    """Whether the server does not hold the script, so that nothing was executed."""
     return isinstance(error.reply, str) and error.reply.startswith("NOSCRIPT")
 
 
@@ -202,14 +213,16 @@ def is_wrong_type(error: ServerError) -> bool:
     return isinstance(error.reply, str) and "WRONGTYPE" in error.reply
 
 
+# -- one connection --------------------------------------------------------------------------------
+
 _WRITE_BUFFER_MAX = 1 << 20
-# A long reply may be on its way in pieces, and a loop that was blocked may not have read what has
-# long arrived: a reply is overdue when nothing at all was heard between two looks.
-_SECOND_LOOK_S = 0.25
+# A long reply may still be arriving, or the event loop was blocked and has not read what arrived:
+# a reply is overdue when no bytes at all came between two checks.
+_SECOND_CHECK_S = 0.25
 
 
-class _Gather:
-    """The place of a pipeline in the queue: collects its replies, errors included, as values."""
+class _Pipeline:
+    """A pipeline's entry in the reply queue: collects its replies; errors stay values."""
 
     __slots__ = ("future", "missing", "replies")
 
@@ -218,7 +231,7 @@ class _Gather:
         self.missing = count
         self.replies: list[Any] = []
 
-    def take(self, reply: Any) -> None:
+    def add(self, reply: Any) -> None:
         self.replies.append(reply)
         self.missing -= 1
         if not self.missing and not self.future.done():
@@ -226,25 +239,34 @@ class _Gather:
 
 
 class Connection(asyncio.Protocol):
-    """An open connection; `lost` turns True once and for ever. Made by `dial`."""
+    """An open connection: commands go out in order, replies come back in order.
 
-    def __init__(self, label: str, patience_ms: int) -> None:
+    Commands of one turn of the event loop leave in one write. A caller that was cancelled keeps its
+    entry in the reply queue, so that its reply is dropped in order.
+
+    A connection fails as a whole, once and for all (`lost`). A command that was handed to the
+    socket may have been executed and fails with ReplyLost; one that was not fails with
+    StoreUnreachable. Nothing is sent twice. A server that answers that it is not ready or not the
+    primary is dropped (`not_ready`): its name may lead to another server by the next connection.
+    """
+
+    def __init__(self, label: str, timeout_ms: int) -> None:
         self.label = label
-        self.patience_ms = patience_ms
+        self.timeout_ms = timeout_ms
         self.lost = False
-        self.left = ""
+        self.not_ready = ""
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._reader = reply_reader()
-        self._waiting: deque[asyncio.Future[Any] | _Gather] = deque()
+        self._waiting: deque[asyncio.Future[Any] | _Pipeline] = deque()
         self._outbox: list[bytes] = []
         self._paused = False
         self._written = 0  # commands handed to the socket since the start
         self._answered = 0
-        self._heard = 0  # pieces received; grows while a long reply arrives
-        self._heard_at_first_look = -1
-        self._marks: deque[tuple[int, float]] = deque()  # (commands written, their deadline)
+        self._received = 0  # chunks of bytes; grows while a long reply arrives
+        self._received_at_first_check = -1
+        self._deadlines: deque[tuple[int, float]] = deque()  # (commands written, their deadline)
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
@@ -258,12 +280,11 @@ class Connection(asyncio.Protocol):
         """Queues commands that leave in one write; an error reply stands as a value."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._queue(b"".join(packed))
-        gather = _Gather(future, len(packed))
-        self._waiting.extend([gather] * len(packed))
+        self._waiting.extend([_Pipeline(future, len(packed))] * len(packed))
         return future
 
     def drop(self, reason: str) -> None:
-        """Ends the connection now; everybody who waits is told."""
+        """Ends the connection now; every waiting call fails."""
         if self._transport is not None:
             self._transport.abort()
         self._fail(reason)
@@ -285,36 +306,31 @@ class Connection(asyncio.Protocol):
         data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
         outbox.clear()
         self._written = self._answered + len(self._waiting)
-        self._mark()
+        self._forget_answered()
+        self._deadlines.append((self._written, self._loop.time() + self.timeout_ms / 1000))
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadlines[0][1], self._check_overdue)
         transport.write(data)
 
-    # -- the overdue timer ----------------------------------------------------------------------
+    def _forget_answered(self) -> None:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= self._answered:
+            deadlines.popleft()
 
-    def _mark(self) -> None:
-        marks = self._marks
-        while marks and marks[0][0] <= self._answered:
-            marks.popleft()
-        marks.append((self._written, self._loop.time() + self.patience_ms / 1000))
-        if self._timer is None:
-            self._timer = self._loop.call_at(marks[0][1], self._look)
-
-    def _look(self) -> None:
-        """Fails the connection when the oldest write is overdue and nothing at all arrives."""
+    def _check_overdue(self) -> None:
+        """Fails the connection when the oldest write is overdue and no bytes arrive."""
         self._timer = None
-        marks = self._marks
-        while marks and marks[0][0] <= self._answered:
-            marks.popleft()
-        if not marks or self.lost:
+        self._forget_answered()
+        if not self._deadlines or self.lost:
             return
-        if self._loop.time() < marks[0][1]:
-            self._timer = self._loop.call_at(marks[0][1], self._look)
-        elif self._heard != self._heard_at_first_look:
-            self._heard_at_first_look = self._heard
-            self._timer = self._loop.call_later(_SECOND_LOOK_S, self._look)
+        deadline = self._deadlines[0][1]
+        if self._loop.time() < deadline:
+            self._timer = self._loop.call_at(deadline, self._check_overdue)
+        elif self._received != self._received_at_first_check:
+            self._received_at_first_check = self._received
+            self._timer = self._loop.call_later(_SECOND_CHECK_S, self._check_overdue)
         else:
-            self.drop(f"no answer within {self.patience_ms} ms")
-
-    # -- what the transport tells us --------------------------------------------------------------
+            self.drop(f"no answer within {self.timeout_ms} ms")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)
@@ -324,30 +340,30 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._heard += 1
+        self._received += 1
         reader, waiting = self._reader, self._waiting
         try:
             reader.feed(data)
             reply = reader.gets()
             while reply is not MORE:
-                place = waiting.popleft()
+                entry = waiting.popleft()
                 self._answered += 1
                 if type(reply) is StoreUnreachable:
-                    self.left = str(reply)
-                if type(place) is _Gather:
-                    place.take(reply)
-                elif not place.done():  # type: ignore[union-attr]  # done: the caller went away
-                    _settle(place, reply)  # type: ignore[arg-type]
+                    self.not_ready = str(reply)
+                if type(entry) is _Pipeline:
+                    entry.add(reply)
+                elif not entry.done():  # type: ignore[union-attr]  # done: the caller was cancelled
+                    _resolve(entry, reply)  # type: ignore[arg-type]
                 reply = reader.gets()
-            if self.left:
-                self.drop(self.left)
+            if self.not_ready:
+                self.drop(self.not_ready)
         except hiredis.ProtocolError as error:
             self.drop(f"it does not speak the Redis protocol ({error})")
         except IndexError:
             self.drop(f"it sent something that nobody asked for ({reply!r:.200})")
 
     def pause_writing(self) -> None:
-        # What is queued from here on stays with us, where it is known not to have been sent.
+        # Commands queued from here on stay in the outbox, where they are known not to be sent.
         self._paused = True
 
     def resume_writing(self) -> None:
@@ -367,52 +383,57 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._outbox.clear()
-        in_doubt = self._written - self._answered
-        for index, place in enumerate(self._waiting):
-            future = place.future if isinstance(place, _Gather) else place
-            if not future.done():
-                future.set_exception(_loss(self.label, reason, sent=index < in_doubt))
+        sent = self._written - self._answered
+        for index, entry in enumerate(self._waiting):
+            future = entry.future if isinstance(entry, _Pipeline) else entry
+            if future.done():
+                continue
+            what = f"{self.label}: {reason}; the command was "
+            future.set_exception(
+                ReplyLost(f"{what}sent and may have been executed")
+                if index < sent
+                else StoreUnreachable(f"{what}not sent")
+            )
         self._waiting.clear()
-        self._marks.clear()
+        self._deadlines.clear()
 
 
-def _settle(future: asyncio.Future[Any], reply: Any) -> None:
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
     if isinstance(reply, StoreError):
         future.set_exception(reply)
     else:
         future.set_result(reply)
 
 
-def _loss(label: str, reason: str, *, sent: bool) -> StoreError:
-    if sent:
-        return ReplyLost(f"{label}: {reason}; the command was sent and may have been executed")
-    return StoreUnreachable(f"{label}: {reason}; the command was not sent")
-
+# -- connecting ------------------------------------------------------------------------------------
 
 _PAUSE_MS_FIRST = 50
 _PAUSE_MS_MAX = 1_000
-# After so long without a failure the next one counts as the first.
-_CALM_S = 3.0
+_FORGET_FAILURES_S = 3.0
 
 
-class Dialer:
-    """Opens connections to one address, all with the same name and patience."""
+class Connector:
+    """Opens connections to one address, with exponential backoff and jitter after failures.
+
+    The first attempt after a loss is immediate. A connection that was dropped because its server
+    was not ready counts as a failure too.
+    """
 
     def __init__(
-        self, address: RedisAddress, *, name: str, patience_ms: int, connect_timeout_ms: int
+        self, address: RedisAddress, *, name: str, timeout_ms: int, connect_timeout_ms: int
     ) -> None:
         self._address = address
         self._name = "".join(c if "!" <= c <= "~" else "-" for c in name) or "tenure"
-        self._patience_ms = patience_ms
+        self._timeout_ms = timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._failures = 0
         self._not_before_s = float("-inf")
         self._shared: asyncio.Task[Connection] | None = None
 
-    async def shared(self) -> Connection:
+    async def connect_shared(self) -> Connection:
         """A new connection; callers that come while one is being opened get that same one."""
         if self._shared is None:
-            self._shared = asyncio.create_task(self.dial())
+            self._shared = asyncio.create_task(self.connect())
             self._shared.add_done_callback(self._shared_is_done)
         attempt = self._shared
         try:
@@ -424,28 +445,26 @@ class Dialer:
                 raise StoreUnreachable(f"{self._address.label}: the client was closed") from None
             raise
 
-    async def dial(self) -> Connection:
+    async def connect(self) -> Connection:
         """A new connection of the caller's own."""
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, self._not_before_s - loop.time()))
+        await asyncio.sleep(max(0.0, self._not_before_s - asyncio.get_running_loop().time()))
         try:
-            connection = await self._attempt()
+            return await self._attempt()
         except StoreError:
-            self.hold_off()
+            self.back_off()
             raise
-        return connection
 
-    def hold_off(self) -> None:
+    def back_off(self) -> None:
         """The last connection was of no use: wait before the next one, and longer each time."""
         now = asyncio.get_running_loop().time()
-        if now - self._not_before_s > _CALM_S:
+        if now - self._not_before_s > _FORGET_FAILURES_S:
             self._failures = 0
         pause_ms = min(_PAUSE_MS_MAX, _PAUSE_MS_FIRST << min(self._failures, 10))
         self._failures += 1
         self._not_before_s = now + pause_ms * random.uniform(0.5, 1.0) / 1000
 
     async def cancel(self) -> None:
-        """Gives up an attempt that is under way; whoever waits for it gets StoreUnreachable."""
+        """Gives up a shared attempt; its callers get StoreUnreachable."""
         task = self._shared
         if task is not None:
             task.cancel()
@@ -454,57 +473,47 @@ class Dialer:
     def _shared_is_done(self, task: asyncio.Task[Connection]) -> None:
         self._shared = None
         if not task.cancelled():
-            task.exception()  # seen, even if every caller has gone away
+            task.exception()  # retrieved, even if every caller was cancelled
 
     async def _attempt(self) -> Connection:
-        label = self._address.label
-        connection = Connection(label, self._patience_ms)
+        address, loop = self._address, asyncio.get_running_loop()
+        connection = Connection(address.label, self._timeout_ms)
         try:
             async with asyncio.timeout(self._connect_timeout_ms / 1000):
-                await self._reach(connection)
-                await _introduce(connection, self._address, self._name)
+                if address.path:
+                    await loop.create_unix_connection(lambda: connection, address.path)
+                else:
+                    await loop.create_connection(
+                        lambda: connection, address.host, address.port, ssl=address.tls_context()
+                    )
+                await self._greet(connection)
         except TimeoutError:
             connection.drop("too slow to connect")
             raise StoreUnreachable(
-                f"{label}: no connection within {self._connect_timeout_ms} ms"
+                f"{address.label}: no connection within {self._connect_timeout_ms} ms"
             ) from None
         except OSError as error:
             connection.drop("could not connect")
-            raise StoreUnreachable(f"{label}: cannot connect: {error}") from error
+            raise StoreUnreachable(f"{address.label}: cannot connect: {error}") from error
         except BaseException:
             connection.drop("gave up connecting")
             raise
         return connection
 
-    async def _reach(self, connection: Connection) -> None:
-        loop, address = asyncio.get_running_loop(), self._address
-        if address.path:
-            await loop.create_unix_connection(lambda: connection, address.path)
-            return
-        await loop.create_connection(
-            lambda: connection, address.host, address.port, ssl=address.tls_context()
-        )
+    async def _greet(self, connection: Connection) -> None:
+        """AUTH, SELECT and CLIENT SETNAME in one write."""
+        commands = self._address.greeting(self._name)
+        try:
+            replies = await connection.send_many([encode(command) for command in commands])
+        except StoreError as error:
+            # Nothing that matters was sent yet, so for the caller this is "could not connect".
+            raise StoreUnreachable(f"{error}".partition(";")[0]) from None
+        for command, reply in zip(commands, replies, strict=True):
+            check_greeting(self._address.label, str(command[0]), reply)
 
 
-async def _introduce(connection: Connection, address: RedisAddress, name: str) -> None:
-    """AUTH, SELECT and CLIENT SETNAME in one write; the first refusal that matters is raised."""
-    commands: list[tuple[Arg, ...]] = []
-    if address.password or address.user:
-        user = (address.user,) if address.user else ()
-        commands.append(("AUTH", *user, address.password))
-    if address.db:
-        commands.append(("SELECT", address.db))
-    commands.append(("CLIENT", "SETNAME", name))
-    try:
-        replies = await connection.send_many([encode(command) for command in commands])
-    except StoreError as error:
-        # Nothing that matters was sent yet, so for the caller this is "could not connect".
-        raise StoreUnreachable(f"{error}".partition(";")[0]) from None
-    for command, reply in zip(commands, replies, strict=True):
-        _check(address.label, str(command[0]), reply)
-
-
-def _check(label: str, command: str, reply: Any) -> None:
+def check_greeting(label: str, command: str, reply: Any) -> None:
+    """Raises the error reply to a command of `RedisAddress.greeting`, if it matters."""
     if isinstance(reply, StoreUnreachable):
         raise StoreUnreachable(f"{label}: {reply}", operation=command, reply=reply.reply)
     if not isinstance(reply, ServerError):
@@ -518,6 +527,6 @@ def _check(label: str, command: str, reply: Any) -> None:
             operation=command,
             reply=word,
         )
-    # A name is a courtesy: a user that may not set one is no reason to stop.
+    # A user that may not set a client name may still use the server.
     if command == "SELECT" or text.startswith("NOAUTH"):
         raise ServerError(f"{label}: {reply}", operation=command, reply=text)
