@@ -177,11 +177,11 @@ def test_event_loops_of_several_threads_join_and_leave_at_once() -> None:
 
     async def come_and_go(thread: int) -> None:
         pools = [
-            postgres.join((thread, number), lambda: postgres.Pool(connect, 1))
+            postgres.shared_pool((thread, number), lambda: postgres.Pool(connect, 1))
             for number in range(300)
         ]
         for pool in pools:
-            await postgres.leave(pool)
+            await postgres.release_pool(pool)
 
     every_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
