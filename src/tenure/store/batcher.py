@@ -1,8 +1,7 @@
-"""Group commit: what arrives while a call is on its way travels together with the next one.
+"""Group commit: requests that arrive while a call is under way share the next one.
 
-Alone, a request leaves at once. Under load many requests share one round trip, which costs the
-store hardly more than one of them; each still gets its own answer. A second call goes beside the
-first only with a load of its own: several small ones would cost more than they save.
+A single request leaves at once. Under load many requests share one round trip, which costs the
+store hardly more than one of them; each still gets its own answer.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LOAD = 100
+"""The weight that is worth a second call at the same time: several small ones cost more."""
 
 
-class _Waiting(NamedTuple, Generic[T, R]):
+class _Request(NamedTuple, Generic[T, R]):
     items: Sequence[T]
     weight: int
     size: int
@@ -26,11 +26,11 @@ class _Waiting(NamedTuple, Generic[T, R]):
 
 
 class Batcher(Generic[T, R]):
-    """`send` answers items in their order; at most `calls_max` calls are under way at a time.
+    """`send` returns one answer an item, in order; at most `calls_max` calls run at a time.
 
-    `weigh` says how much an item asks for; what weighs `LOAD` is worth a call beside others.
-    `measure` says how large it is; what goes together is bounded by `items_max` and `size_max`.
-    With `drops_gone` a request whose asker has gone before it was sent is not sent at all.
+    `weigh` gives the weight of an item (1 by default), see `LOAD`. A batch is bounded by
+    `items_max` and, with `measure`, by the `size_max` of its items. With `drops_gone` a request
+    whose caller was cancelled before it was sent is not sent.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Batcher(Generic[T, R]):
         self._measure = measure
         self._drops_gone = drops_gone
         self._weight = 0
-        self._waiting: deque[_Waiting[T, R]] = deque()
+        self._waiting: deque[_Request[T, R]] = deque()
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __call__(self, items: Sequence[T]) -> list[R]:
@@ -62,50 +62,49 @@ class Batcher(Generic[T, R]):
         answer: asyncio.Future[list[R]] = asyncio.get_running_loop().create_future()
         weight = sum(map(self._weigh, items)) if self._weigh else len(items)
         size = sum(map(self._measure, items)) if self._measure else 0
-        self._waiting.append(_Waiting(items, weight, size, answer))
+        self._waiting.append(_Request(items, weight, size, answer))
         self._weight += weight
-        beside = len(self._calls) < self._calls_max and self._weight >= LOAD
-        if beside or not self._calls:
+        if not self._calls or (self._weight >= LOAD and len(self._calls) < self._calls_max):
             self._calls.add(asyncio.create_task(self._work()))
         return await answer
 
     async def _work(self) -> None:
         try:
             while self._waiting:
-                await self._send_some(self._next())
+                await self._send_batch(self._next_batch())
         finally:
-            # At once: what comes after the last look must not count on this call.
+            # At once: a request that comes after the last check must start a new task.
             self._calls.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    def _next(self) -> list[_Waiting[T, R]]:
-        """What goes together: the first request, and what fits beside it."""
-        taken: list[_Waiting[T, R]] = []
+    def _next_batch(self) -> list[_Request[T, R]]:
+        """The first request, and those after it that fit."""
+        batch: list[_Request[T, R]] = []
         count = size = 0
         while self._waiting:
-            each = self._waiting[0]
-            count, size = count + len(each.items), size + each.size
-            if taken and (count > self._items_max or size > self._size_max):
+            request = self._waiting[0]
+            count, size = count + len(request.items), size + request.size
+            if batch and (count > self._items_max or size > self._size_max):
                 break
             self._weight -= self._waiting.popleft().weight
-            if self._drops_gone and each.answer.done():
-                count, size = count - len(each.items), size - each.size
+            if self._drops_gone and request.answer.done():
+                count, size = count - len(request.items), size - request.size
             else:
-                taken.append(each)
-        return taken
+                batch.append(request)
+        return batch
 
-    async def _send_some(self, taken: list[_Waiting[T, R]]) -> None:
-        if not taken:
+    async def _send_batch(self, batch: list[_Request[T, R]]) -> None:
+        if not batch:
             return
         try:
-            answers = await self._send([item for each in taken for item in each.items])
+            answers = await self._send([item for request in batch for item in request.items])
         except Exception as error:
-            for each in taken:
-                if not each.answer.done():
-                    each.answer.set_exception(error)
+            for request in batch:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
             return
         at = 0
-        for each in taken:
-            mine = answers[at : at + len(each.items)]
-            at += len(each.items)
-            if not each.answer.done():
-                each.answer.set_result(mine)
+        for request in batch:
+            end = at + len(request.items)
+            if not request.answer.done():
+                request.answer.set_result(answers[at:end])
+            at = end

@@ -16,6 +16,8 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import hiredis
+
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
 from tenure.store.redis_connection import (
     MORE,
@@ -284,9 +286,13 @@ class BulkRedis:
                 )
         except OSError as error:
             raise StoreUnreachable(f"{self._label}: cannot connect: {error}") from error
-        for command in address.greeting(name):
-            self._send(encode(command))
-            check_greeting(self._label, str(command[0]), self._reply())
+        try:
+            for command in address.greeting(name):
+                self._send(encode(command))
+                check_greeting(self._label, str(command[0]), self._reply())
+        except StoreError:
+            self.close()
+            raise
 
     def __enter__(self) -> BulkRedis:
         return self
@@ -332,14 +338,14 @@ class BulkRedis:
 
     def _reply(self) -> Any:
         """The next reply; an error reply stands as a value."""
-        reply = self._reader.gets()
-        while reply is MORE:
-            try:
-                data = self._socket.recv(_RECEIVE_BYTES)
-            except OSError as error:
-                raise ReplyLost(f"{self._label}: no answer came: {error}") from error
-            if not data:
-                raise ReplyLost(f"{self._label}: the server closed the connection")
-            self._reader.feed(data)
+        try:
             reply = self._reader.gets()
+            while reply is MORE:
+                data = self._socket.recv(_RECEIVE_BYTES)
+                if not data:
+                    raise ReplyLost(f"{self._label}: the server closed the connection")
+                self._reader.feed(data)
+                reply = self._reader.gets()
+        except (OSError, hiredis.ProtocolError) as error:
+            raise ReplyLost(f"{self._label}: no answer came: {error}") from error
         return reply

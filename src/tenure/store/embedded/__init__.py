@@ -1,10 +1,7 @@
 """Private servers for a machine that has none: children of this process, gone with it.
 
-Each looks for the system's own program first and falls back to one that comes as a wheel. A server
-keeps its data in a folder that it locks, listens on loopback only, and never touches another one.
-
-    async with embedded_redis(Path("data/redis")) as server:
-        client = Redis(server.url)
+async with embedded_redis(Path("data/redis")) as server:
+    client = Redis(server.url)
 """
 
 from __future__ import annotations
@@ -28,16 +25,10 @@ __all__ = [
 
 @asynccontextmanager
 async def embedded_redis(
-    data_dir: Path | None = None,
-    *,
-    appendfsync: str = "everysec",
-    port: int | None = None,
-    with_password: bool = False,
+    data_dir: Path | None = None, *, appendfsync: str = "everysec", with_password: bool = False
 ) -> AsyncGenerator[EmbeddedRedis]:
     """A running Redis; without `data_dir` its data go with it."""
-    server = EmbeddedRedis(
-        data_dir, appendfsync=appendfsync, port=port, with_password=with_password
-    )
+    server = EmbeddedRedis(data_dir, appendfsync=appendfsync, with_password=with_password)
     try:
         await asyncio.to_thread(server.start)
         yield server
@@ -46,11 +37,9 @@ async def embedded_redis(
 
 
 @asynccontextmanager
-async def embedded_postgres(
-    data_dir: Path | None = None, *, port: int | None = None
-) -> AsyncGenerator[EmbeddedPostgres]:
+async def embedded_postgres(data_dir: Path | None = None) -> AsyncGenerator[EmbeddedPostgres]:
     """A running PostgreSQL; without `data_dir` its data go with it."""
-    server = EmbeddedPostgres(data_dir, port=port)
+    server = EmbeddedPostgres(data_dir)
     try:
         await asyncio.to_thread(server.start)
         yield server

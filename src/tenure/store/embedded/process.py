@@ -1,9 +1,16 @@
-"""A server as a child process: its data folder, its start, its readiness and its end."""
+"""A server as a child process: its data folder, its start, its readiness and its end.
+
+The kernel's "signal me when my parent dies" means the parent's *thread*. A child started from a
+pool's thread would be killed when the pool ends, so one thread that lives as long as the process
+starts them all.
+"""
 
 from __future__ import annotations
 
+import abc
 import atexit
 import fcntl
+import functools
 import os
 import random
 import shutil
@@ -19,24 +26,51 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import ClassVar
 
 from tenure.core.errors import Conflict, StoreUnreachable, UsageError
-from tenure.store.files import private_file, private_folder
+from tenure.store.files import open_private, private_file, private_folder
 
+_LAUNCHER = Path(__file__).with_name("launch.py")
 _LOCK = "tenure.lock"
 _LOCK_PATIENCE_S = 5.0
 _LOG_TAIL_LINES = 12
+_READY_WITHIN_S = 60.0  # includes loading an append-only file, or recovery after a crash
+_ENDS_WITHIN_S = 20.0
+_POLL_EVERY_S = 0.02
+_PORT_ATTEMPTS = 5
+_PORT_MIN, _PORT_MAX = 15_000, 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user that a child becomes when it may not run as root."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to execute, as which user, and the signal that ends it in good order."""
+
+    argv: Sequence[str]
+    ends_by: signal.Signals
+    user: User | None = None
+    env: Mapping[str, str] | None = None
 
 
 class DataFolder:
     """The folder at `path`, or a temporary one that exists while it is locked.
 
-    `owner` is the user who may own it besides us: the one that the server becomes.
+    The lock is an open file that the server inherits, so it lasts until this process *and* its
+    server are gone: a successor waits while the old server still writes. `owner` is the user who
+    may own the folder besides us: the one that the server becomes.
     """
 
     def __init__(self, path: Path | None, kind: str, owner: int | None = None) -> None:
-        self.temporary = path is None
+        self._temporary = path is None
         self._kind = kind
         self._owner = owner
         self._path = path.expanduser().absolute() if path is not None else None
@@ -51,18 +85,17 @@ class DataFolder:
 
     @property
     def log(self) -> Path:
-        """What the server prints."""
+        """The server's output."""
         return self.path / "server.log"
 
     def lock(self) -> int:
-        """Takes the lock and returns the file that holds it; Conflict when somebody else has it."""
+        """Takes the lock and returns its descriptor; Conflict when another process has it."""
         if self._lock_fd is not None:
             return self._lock_fd
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix=f"tenure-{self._kind.lower()}-"))
         private_folder(self._path, mark=_LOCK, owner=self._owner)
-        private_file(self._path / _LOCK)
-        fd = os.open(self._path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_private(self._path / _LOCK)
         if not _locked(fd):
             holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
@@ -75,12 +108,12 @@ class DataFolder:
         return fd
 
     def unlock(self) -> None:
-        """Lets go of the lock; a temporary folder is removed."""
+        """Releases the lock; a temporary folder is removed."""
         if self._lock_fd is None:
             return
         os.close(self._lock_fd)
         self._lock_fd = None
-        if self.temporary and self._path is not None:
+        if self._temporary and self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path = None
 
@@ -94,7 +127,7 @@ class DataFolder:
 
 
 def _locked(fd: int) -> bool:
-    """Tries for a while: the server of a parent that just died may still be writing its last."""
+    """Tries for a while: the server of a parent that just died may still be writing."""
     deadline_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
@@ -107,135 +140,42 @@ def _locked(fd: int) -> bool:
             return True
 
 
-_LAUNCHER = Path(__file__).with_name("launch.py")
-_Work = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
+class EmbeddedServer(abc.ABC):
+    """One server process and its folder; starting again keeps the data and the port.
 
+    A kind of server says what to run and when it is ready. The methods block.
+    """
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """Whom a child becomes when it may not run as root."""
+    kind: ClassVar[str]
 
-    name: str
-    uid: int
-    gid: int
-
-
-def spawn(
-    command: Sequence[str],
-    *,
-    log: Path,
-    dies_by: signal.Signals,
-    user: User | None = None,
-    keep_open: Sequence[int] = (),
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
-    argv = tied(command, dies_by=dies_by, user=user)
-    # Its own session: Ctrl-C in the terminal goes to us, and we stop the server when we are ready.
-
-    def start() -> subprocess.Popen[bytes]:
-        private_file(log)
-        with log.open("ab") as output:
-            return subprocess.Popen(  # nosec B603 # the command is ours
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=tuple(keep_open),
-                start_new_session=True,
-                cwd=cwd,
-                env=env,
-                umask=0o077,
-            )
-
-    return _in_spawner(start)
-
-
-def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
-    """The command line that runs `command` and ends with the thread that starts it."""
-    identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
-    launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
-    return [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
-
-
-class _Spawner:
-    """The thread and its queue; a forked copy of this process needs its own, hence `pid`."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.work: SimpleQueue[_Work] = SimpleQueue()
-        # A daemon, so that it outlives atexit handlers, which stop the servers in good order.
-        threading.Thread(target=self._run, name="tenure-spawner", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            start, result = self.work.get()
-            try:
-                result.set_result(start())
-            except BaseException as error:
-                result.set_exception(error)
-
-
-_lock = threading.Lock()
-_spawner: list[_Spawner] = []
-
-
-def _in_spawner(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    with _lock:
-        if not _spawner or _spawner[-1].pid != os.getpid():
-            _spawner[:] = [_Spawner()]
-        spawner = _spawner[-1]
-    result: Future[subprocess.Popen[bytes]] = Future()
-    spawner.work.put((start, result))
-    return result.result()
-
-
-_READY_WITHIN_S = 60.0  # includes loading an append-only file, or recovery after a crash
-_ENDS_WITHIN_S = 20.0
-_LOOK_EVERY_S = 0.02
-_PORT_ATTEMPTS = 5
-_PORT_MIN, _PORT_MAX = 15_000, 32_000
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to execute, as whom, and by which signals it ends well: ours, and the kernel's."""
-
-    argv: Sequence[str]
-    ends_by: signal.Signals
-    dies_by: signal.Signals
-    user: User | None = None
-    env: Mapping[str, str] | None = None
-
-
-class Recipe(Protocol):
-    """What a kind of server brings along."""
-
-    kind: str
-
-    def prepare(self, folder: DataFolder, port: int) -> Command: ...
-
-    def is_ready(self, folder: DataFolder, port: int, pid: int) -> bool: ...
-
-
-class ChildServer:
-    """One server process and its folder; starting again keeps the data and the port."""
-
-    def __init__(self, recipe: Recipe, folder: DataFolder, port: int | None) -> None:
-        self._recipe = recipe
-        self._folder = folder
+    def __init__(
+        self, data_dir: Path | None, port: int | None = None, owner: int | None = None
+    ) -> None:
+        self._folder = DataFolder(data_dir, self.kind, owner)
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._command: Command | None = None
-        self._owner = 0
+        self._owner_pid = 0
         self._guard = threading.RLock()
+
+    @property
+    @abc.abstractmethod
+    def url(self) -> str:
+        """Over TCP, which clients in every language understand; the same after a restart."""
+
+    @abc.abstractmethod
+    def _prepare(self, port: int) -> Command:
+        """Makes the folder ready, and returns what to run."""
+
+    @abc.abstractmethod
+    def _is_ready(self, port: int, pid: int) -> bool:
+        """Whether this very process answers: another server may have the same port."""
 
     @property
     def port(self) -> int:
         """The TCP port on 127.0.0.1."""
         if self._port is None:
-            raise UsageError(f"the embedded {self._recipe.kind} has no port before start()")
+            raise UsageError(f"the embedded {self.kind} has no port before start()")
         return self._port
 
     @property
@@ -244,26 +184,55 @@ class ChildServer:
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
-    def start(self) -> None:
-        """Starts the server unless it runs, and waits until it answers."""
-        with self._guard:
-            if self.pid is not None:
-                return
-            lock_fd = self._folder.lock()
-            self._owner = os.getpid()
-            atexit.register(self.stop)
-            try:
-                self._start_on_a_port(lock_fd)
-            except BaseException:
-                self.kill()
-                self._release()
-                raise
+    @property
+    def data_dir(self) -> Path:
+        """Where its data and its log are."""
+        return self._folder.path
 
-    def end(self, by: signal.Signals | None = None) -> None:
-        """Asks the server to end, in good order unless `by` says otherwise; the folder stays."""
+    def start(self) -> str:
+        """Starts the server unless it runs, waits until it answers, and returns its URL."""
+        with self._guard:
+            if self.pid is None:
+                lock_fd = self._folder.lock()
+                self._owner_pid = os.getpid()
+                atexit.register(self.stop)
+                try:
+                    self._start_on_a_port(lock_fd)
+                except BaseException:
+                    self.kill()
+                    self._release()
+                    raise
+            return self.url
+
+    def restart(self) -> str:
+        """Ends the server in good order if it runs, and starts it on the same data and port."""
+        self._end()
+        return self.start()
+
+    def stop(self) -> None:
+        """Ends the server in good order and releases the folder; a temporary one is removed."""
+        with self._guard:
+            if self._owner_pid == os.getpid():
+                self._end()
+                self._release()
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would; returns when the server is gone. The folder stays."""
+        with self._guard:
+            process = self._process
+            if process is None or self._owner_pid != os.getpid():
+                return
+            orphans = _children(process.pid)
+            process.kill()
+            process.wait()
+            self._process = None
+            _wait_until_gone(orphans)
+
+    def _end(self, by: signal.Signals | None = None) -> None:
+        """Ends the server, in good order unless `by` says otherwise; the folder stays."""
         with self._guard:
             process, command = self._process, self._command
-            if process is None or command is None or self._owner != os.getpid():
+            if process is None or command is None or self._owner_pid != os.getpid():
                 return  # not ours: a forked copy of us must not end our server
             if process.poll() is None:
                 process.send_signal(by or command.ends_by)
@@ -273,29 +242,10 @@ class ChildServer:
                 self.kill()
             self._process = None
 
-    def stop(self) -> None:
-        """`end`, and lets go of the folder; a temporary one is removed."""
-        with self._guard:
-            if self._owner == os.getpid():
-                self.end()
-                self._release()
-
-    def kill(self) -> None:
-        """SIGKILL, as a power cut would; returns when the server is gone. The folder stays."""
-        with self._guard:
-            process = self._process
-            if process is None or self._owner != os.getpid():
-                return
-            orphans = _children(process.pid)
-            process.kill()
-            process.wait()
-            self._process = None
-            _wait_until_gone(orphans)
-
     def _release(self) -> None:
         atexit.unregister(self.stop)
         self._folder.unlock()
-        self._owner = 0
+        self._owner_pid = 0
 
     def _start_on_a_port(self, lock_fd: int) -> None:
         """A port of our choice may be taken before the server gets there: then another one."""
@@ -315,36 +265,105 @@ class ChildServer:
 
     def _start_on(self, port: int, lock_fd: int) -> None:
         folder = self._folder
-        self._command = command = self._recipe.prepare(folder, port)
+        self._command = command = self._prepare(port)
         folder.log.unlink(missing_ok=True)  # one start, one log: its end explains a failure
         self._process = process = spawn(
             command.argv,
             log=folder.log,
-            dies_by=command.dies_by,
+            dies_by=command.ends_by,
             user=command.user,
             keep_open=[lock_fd],
             cwd=folder.path,
             env=command.env,
         )
         deadline_s = time.monotonic() + _READY_WITHIN_S
-        while not self._recipe.is_ready(folder, port, process.pid):
+        while not self._is_ready(port, process.pid):
             if process.poll() is not None:
                 raise self._failed(f"ended with status {process.returncode}", command)
             if time.monotonic() > deadline_s:
                 raise self._failed(f"did not answer within {_READY_WITHIN_S:.0f} s", command)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_EVERY_S)
 
     def _failed(self, what: str, command: Command) -> StoreUnreachable:
         return StoreUnreachable(
-            f"the embedded {self._recipe.kind} {what}: {command.argv[0]} in {self._folder.path}. "
+            f"the embedded {self.kind} {what}: {command.argv[0]} in {self._folder.path}. "
             f"The end of its log:\n{self._folder.log_tail()}"
         )
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    dies_by: signal.Signals,
+    user: User | None = None,
+    keep_open: Sequence[int] = (),
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
+    argv = tied(command, dies_by=dies_by, user=user)
+
+    def start() -> subprocess.Popen[bytes]:
+        private_file(log)
+        with log.open("ab") as output:
+            return subprocess.Popen(  # nosec B603 # the command is ours
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=tuple(keep_open),
+                start_new_session=True,  # Ctrl-C goes to us, and we stop the server when ready
+                cwd=cwd,
+                env=env,
+                umask=0o077,
+            )
+
+    return _in_spawner(start)
+
+
+def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
+    """The command line that runs `command` and ends with the thread that starts it."""
+    identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
+    launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
+    return [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
+
+
+_Started = subprocess.Popen[bytes]
+_StartQueue = SimpleQueue[tuple[Callable[[], _Started], Future[_Started]]]
+_spawner_lock = threading.Lock()
+
+
+def _in_spawner(start: Callable[[], _Started]) -> _Started:
+    with _spawner_lock:
+        queue = _spawner_queue(os.getpid())
+    result: Future[_Started] = Future()
+    queue.put((start, result))
+    return result.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _spawner_queue(_pid: int) -> _StartQueue:
+    """The queue of the thread that starts children; a forked process gets its own."""
+    queue: _StartQueue = SimpleQueue()
+
+    def run() -> None:
+        while True:
+            start, result = queue.get()
+            try:
+                result.set_result(start())
+            except BaseException as error:
+                result.set_exception(error)
+
+    # A daemon, so that it outlives atexit handlers, which stop the servers in good order.
+    threading.Thread(target=run, name="tenure-spawner", daemon=True).start()
+    return queue
 
 
 def _free_port() -> int:
     """A free port below the kernel's range for outgoing connections.
 
-    From within that range, a client that knocks while the server is down can be given the server's
+    From within that range, a client that retries while the server is down can be given the server's
     own port as its source, connect to itself, and keep the server from coming back.
     """
     for _ in range(1000):
@@ -367,10 +386,11 @@ def _children(pid: int) -> list[int]:
 
 
 def _wait_until_gone(pids: Sequence[int], patience_s: float = 10.0) -> None:
-    """Orphans of a killed server notice its death and end; its successor must not meet them."""
+    """Waits for the children of a killed server, which end by themselves; a new one must not run
+    beside them."""
     deadline_s = time.monotonic() + patience_s
     while any(_runs(pid) for pid in pids) and time.monotonic() < deadline_s:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_EVERY_S)
 
 
 def _runs(pid: int) -> bool:
