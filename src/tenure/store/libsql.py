@@ -1,8 +1,8 @@
-"""A libsql client in the place of the standard library's, for `libsql:///file.db`.
+"""A libsql client that looks like `sqlite3.Connection`, for `libsql:///file.db`.
 
-Its Python client knows neither named parameters, rows with names nor functions of ours, makes
-floats of numbers above 32 bits, and raises `ValueError` for everything. What the ledger's
-statements need of these is made up for here.
+libsql's Python client has no named parameters, no rows with names and no functions of ours, makes
+floats of integers above 32 bits, and raises `ValueError` for everything. This adapter adds what the
+ledger's statements need.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class LibsqlConnection:
         self._connection = libsql.connect(str(path), isolation_level=None)
         self.execute(f"PRAGMA busy_timeout = {busy_ms}")
 
-    def execute(self, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Found:
-        """Run one statement, with parameters by name or by place."""
+    def execute(self, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> _Rows:
+        """Runs one statement, with parameters by name or by position."""
         named = given if isinstance(given, Mapping) else {}
         numbers = frozenset(name for name, value in named.items() if isinstance(value, int))
         text, names = _positional(statement, numbers)
@@ -43,7 +43,7 @@ class LibsqlConnection:
         try:
             cursor = self._connection.execute(text, tuple(values or given))
             columns = tuple(column[0] for column in cursor.description or ())
-            return Found(columns, cursor.fetchall() if columns else [])
+            return _Rows(columns, cursor.fetchall() if columns else [])
         except ValueError as error:
             if any(word in str(error).lower() for word in _REFUSALS):
                 raise sqlite3.IntegrityError(str(error)) from None
@@ -51,35 +51,31 @@ class LibsqlConnection:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether one is open."""
         return bool(self._connection.in_transaction)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._connection.close()
 
 
-class Found:
+class _Rows:
     """The rows of one statement."""
 
     def __init__(self, columns: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> None:
         places = {name: at for at, name in enumerate(columns)}
-        self._rows = [NamedRow(places, row) for row in rows]
+        self._rows = [_NamedRow(places, row) for row in rows]
 
-    def fetchall(self) -> list[NamedRow]:
-        """All of them."""
+    def fetchall(self) -> list[_NamedRow]:
         return self._rows
 
-    def fetchone(self) -> NamedRow | None:
-        """The first."""
+    def fetchone(self) -> _NamedRow | None:
         return self._rows[0] if self._rows else None
 
-    def __iter__(self) -> Iterator[NamedRow]:
+    def __iter__(self) -> Iterator[_NamedRow]:
         return iter(self._rows)
 
 
-class NamedRow:
-    """A row that is read by name or by place."""
+class _NamedRow:
+    """A row that is read by name or by position."""
 
     __slots__ = ("_places", "_values")
 
@@ -97,7 +93,6 @@ class NamedRow:
         return len(self._values)
 
     def keys(self) -> list[str]:
-        """The names."""
         return list(self._places)
 
 
@@ -112,10 +107,10 @@ def _positional(statement: str, numbers: frozenset[str]) -> tuple[str, tuple[str
         at = f"?{names.index(name) + 1}"
         return f"CAST({at} AS INTEGER)" if name in numbers else at
 
-    # It has no functions of ours; bytes travel to it as hex, which it can read by itself.
+    # It has no functions of ours; bytes travel as hex, which it can decode itself.
     return _NAMED.sub(place, statement).replace("from_base64(", "unhex("), tuple(names)
 
 
 def in_hex(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """How bytes travel in a batch to a client without functions of ours."""
+    """A batch with its bytes as hex, for a client without functions of ours."""
     return [[one.hex() if isinstance(one, bytes) else one for one in row] for row in batch]
