@@ -17,7 +17,6 @@ from tenure.ledger.sqlite_migrations import mend_places, prepare, queues_with_wo
 from tenure.ledger.sqlite_words import sqlite_words
 from tenure.ledger.unreadable import UnreadableRow
 from tenure.store.file_notifier import POLL_EVERY_MS, FileWatcher, Listener, notify
-from tenure.store.libsql import in_hex
 from tenure.store.queries import Operation, Operations
 from tenure.store.sqlite import (
     NEXT_SUFFIX,
@@ -25,6 +24,7 @@ from tenure.store.sqlite import (
     SqliteFile,
     close_file,
     file_of,
+    in_hex,
     now_ms,
     open_file,
 )
