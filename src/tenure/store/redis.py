@@ -34,7 +34,7 @@ from tenure.store.redis_connection import (
 )
 from tenure.store.scripts import Script
 
-__all__ = ["Arg", "BulkRedis", "Redis"]
+__all__ = ["Arg", "BulkRedis", "Redis", "is_wrong_type"]
 
 _CLOSE_WITHIN_S = 1.0
 _RECEIVE_BYTES = 1 << 18
@@ -68,11 +68,6 @@ class Redis:
 
     def __repr__(self) -> str:
         return f"Redis({self._address.label!r})"
-
-    @property
-    def label(self) -> str:
-        """The server's address without credentials, for messages and logs."""
-        return self._address.label
 
     async def call(self, *args: Arg) -> Any:
         """One command and its reply; calls made at the same time travel together."""

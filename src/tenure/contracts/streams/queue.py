@@ -34,8 +34,7 @@ from tenure.core.outcome import (
 from tenure.core.quarantine import Quarantined
 from tenure.core.retry import exponential
 from tenure.core.seam import Upkeep
-from tenure.store.redis import Arg, Redis
-from tenure.store.redis_connection import is_wrong_type
+from tenure.store.redis import Arg, Redis, is_wrong_type
 from tenure.store.resend import part
 from tenure.store.scripts import ScriptFolder
 
