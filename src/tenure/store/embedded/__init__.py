@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
+from tenure.store.embedded.process import EmbeddedServer
 from tenure.store.embedded.programs import locate_node
 from tenure.store.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
@@ -22,24 +24,25 @@ __all__ = [
     "locate_node",
 ]
 
+_Server = TypeVar("_Server", bound=EmbeddedServer)
 
-@asynccontextmanager
-async def embedded_redis(
+
+def embedded_redis(
     data_dir: Path | None = None, *, appendfsync: str = "everysec", with_password: bool = False
-) -> AsyncGenerator[EmbeddedRedis]:
+) -> AbstractAsyncContextManager[EmbeddedRedis]:
     """A running Redis; without `data_dir` its data go with it."""
-    server = EmbeddedRedis(data_dir, appendfsync=appendfsync, with_password=with_password)
-    try:
-        await asyncio.to_thread(server.start)
-        yield server
-    finally:
-        await asyncio.to_thread(server.stop)
+    return _running(EmbeddedRedis(data_dir, appendfsync=appendfsync, with_password=with_password))
+
+
+def embedded_postgres(
+    data_dir: Path | None = None,
+) -> AbstractAsyncContextManager[EmbeddedPostgres]:
+    """A running PostgreSQL; without `data_dir` its data go with it."""
+    return _running(EmbeddedPostgres(data_dir))
 
 
 @asynccontextmanager
-async def embedded_postgres(data_dir: Path | None = None) -> AsyncGenerator[EmbeddedPostgres]:
-    """A running PostgreSQL; without `data_dir` its data go with it."""
-    server = EmbeddedPostgres(data_dir)
+async def _running(server: _Server) -> AsyncGenerator[_Server]:
     try:
         await asyncio.to_thread(server.start)
         yield server
