@@ -32,11 +32,11 @@ _number = itertools.count(1)
 
 
 class Listener:
-    """Waits for a topic in one event loop; calls `heard` when it is woken."""
+    """Waits for a topic in one event loop; calls `on_wake` when it is woken."""
 
-    def __init__(self, folder: Path, topic: str, heard: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, topic: str, on_wake: Callable[[], None]) -> None:
         self._path = folder / f"{_prefix(topic)}{os.getpid()}.{next(_number)}"
-        self._heard = heard
+        self._on_wake = on_wake
         self._loop = asyncio.get_running_loop()
         self._fd = -1
         self._touched = float("-inf")
@@ -90,7 +90,7 @@ class Listener:
 
     def _read(self) -> None:
         if _drained(self._fd):
-            self._heard()
+            self._on_wake()
 
 
 def notify(folder: Path, topic: str) -> bool:

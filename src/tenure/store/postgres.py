@@ -50,7 +50,7 @@ _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryCanceledError)
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-Heard: TypeAlias = Callable[[str], None]
+Callback: TypeAlias = Callable[[str], None]
 """Takes the payload of a notification."""
 
 
@@ -137,17 +137,17 @@ class Postgres:
         """A connection for the caller alone; one that broke is not used again."""
         return self._shared_pool().connection()
 
-    async def listen(self, channel: str, heard: Heard) -> bool:
-        """Calls `heard` for every notification; True when one may have been missed until now."""
+    async def listen(self, channel: str, callback: Callback) -> bool:
+        """Calls `callback` for every notification; True when one may have been missed until now."""
         try:
-            return await self._shared_pool().listen(channel, heard)
+            return await self._shared_pool().listen(channel, callback)
         except (StoreError, *_FAULTS):
             return False  # whoever waits polls now and then
 
-    def ignore(self, heard: Heard) -> None:
-        """No longer calls `heard`."""
+    def ignore(self, callback: Callback) -> None:
+        """No longer calls `callback`."""
         if self._pool is not None:
-            self._pool.ignore(heard)
+            self._pool.ignore(callback)
 
     async def close(self) -> None:
         """Stops using the pool; its last user closes the connections."""
@@ -245,7 +245,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
         self._listening: Connection | None = None
-        self._heard: dict[Heard, None] = {}
+        self._callbacks: dict[Callback, None] = {}
         self._listen_lock = asyncio.Lock()
         self._closed = False
         self.key: Hashable = None
@@ -271,11 +271,11 @@ class Pool:
                 else:
                     connection.terminate()
 
-    async def listen(self, channel: str, heard: Heard) -> bool:
-        """Calls `heard` for every notification; True when one may have been missed until now."""
+    async def listen(self, channel: str, callback: Callback) -> bool:
+        """Calls `callback` for every notification; True when one may have been missed until now."""
         async with self._listen_lock:
-            known, listening = heard in self._heard, self._listening
-            self._heard[heard] = None
+            known, listening = callback in self._callbacks, self._listening
+            self._callbacks[callback] = None
             if listening is not None and not listening.is_closed():
                 return not known
             async with self.connection() as connection:
@@ -283,9 +283,9 @@ class Pool:
                 self._listening = connection
             return True
 
-    def ignore(self, heard: Heard) -> None:
-        """No longer calls `heard`."""
-        self._heard.pop(heard, None)
+    def ignore(self, callback: Callback) -> None:
+        """No longer calls `callback`."""
+        self._callbacks.pop(callback, None)
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -309,7 +309,7 @@ class Pool:
         self._sweep, now = None, self._loop.time()
         kept: list[tuple[Connection, float]] = []
         for connection, used in self._idle:
-            if now - used < IDLE_S or (connection is self._listening and self._heard):
+            if now - used < IDLE_S or (connection is self._listening and self._callbacks):
                 kept.append((connection, used))
             else:
                 connection.terminate()
@@ -318,8 +318,8 @@ class Pool:
             self._sweep = self._loop.call_later(IDLE_S, self._close_idle)
 
     def _notified(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        for heard in list(self._heard):
-            heard(str(payload))
+        for callback in list(self._callbacks):
+            callback(str(payload))
 
 
 _pools: dict[Hashable, Pool] = {}
