@@ -18,8 +18,8 @@ from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import EventFile
 from tenure.pipeline.lake.progress import Progress, write_progress
 from tenure.pipeline.schema import ARROW, stream_place
-from tenure.store.bulk import BulkRedis
 from tenure.store.journal import lines_of
+from tenure.store.redis import BulkRedis
 
 JOBS_AT_ONCE, AGAIN = 20, 2
 LEASE_MS = 15_000

@@ -30,8 +30,8 @@ from tenure.pipeline.lake.sink import write_piece
 from tenure.pipeline.schema import COLUMNS
 from tenure.pipeline.source.offsets import Piece
 from tenure.pipeline.source.opening import journal_name, open_reel
-from tenure.store.bulk import BulkRedis
 from tenure.store.journal import lines_of
+from tenure.store.redis import BulkRedis
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

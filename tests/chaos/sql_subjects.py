@@ -13,7 +13,7 @@ from tenure.core.state import INBOX
 from tenure.ledger.migrating import PostgresMigrations, migrate
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres
-from tenure.store.turnstile import LOCK, NEXT
+from tenure.store.sqlite import LOCK_SUFFIX, NEXT_SUFFIX
 from tests.chaos.residue import unfinished
 from tests.chaos.subject import Fsync, Subject
 
@@ -66,7 +66,7 @@ class SqliteInboxSubject:
     def all_outside(self) -> Iterator[None]:
         """Holds what a writer takes, the place in front and the lock itself."""
         with ExitStack() as held:
-            for end in (NEXT, LOCK):
+            for end in (NEXT_SUFFIX, LOCK_SUFFIX):
                 file = held.enter_context(self._file.with_name(self._file.name + end).open("ab"))
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from tenure.store.turnstile import Turnstile
+from tenure.store.sqlite import FairLock
 from tests.chaos.faults import Faults
 from tests.chaos.herd import Herd
 from tests.chaos.sql_subjects import SqliteInboxSubject
@@ -14,12 +14,12 @@ from tests.waiting import until
 ALWAYS_AT_IT = """
 import sys
 from pathlib import Path
-from tenure.store.turnstile import Turnstile
+from tenure.store.sqlite import FairLock
 file = Path(sys.argv[1])
-turnstile = Turnstile(file)
+lock = FairLock(file)
 file.with_name("at-it").touch()
 while True:
-    with turnstile:
+    with lock:
         pass
 """
 
@@ -27,10 +27,10 @@ while True:
 async def test_a_worker_is_stopped_when_it_keeps_nobody_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     argv = [sys.executable, "-c", ALWAYS_AT_IT, str(file)]
-    turnstile = Turnstile(file)
+    lock = FairLock(file)
 
     def others_pass() -> bool:
-        with turnstile:
+        with lock:
             return member.stopped
 
     async with Herd(tmp_path) as herd:
@@ -47,4 +47,4 @@ async def test_a_worker_is_stopped_when_it_keeps_nobody_from_the_file(tmp_path: 
             await asyncio.gather(stopping, return_exceptions=True)
         faults.close()
         assert [fault.workers for fault in faults.injected] == [("worker.1",)] * 10
-    turnstile.close()
+    lock.close()

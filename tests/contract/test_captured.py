@@ -11,7 +11,7 @@ from tenure.core.job import NewJob
 from tenure.core.opening import journal_tape, open_queue
 from tenure.core.outcome import Outcome
 from tenure.core.tape import StreamTape
-from tenure.store.bulk import BulkRedis
+from tenure.store.redis import BulkRedis
 from tests.contract.adapters import Servers
 
 ENTRIES = 220

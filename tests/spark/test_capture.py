@@ -17,7 +17,7 @@ from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import event_files
 from tenure.pipeline.lake.progress import all_progress, gaps
 from tenure.pipeline.schema import ARROW
-from tenure.store.bulk import BulkRedis
+from tenure.store.redis import BulkRedis
 from tests.spark.working import as_rows, journal_of, lake_rows, trim, without_place, work
 
 

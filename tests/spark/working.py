@@ -70,7 +70,7 @@ async def trim(url: str, keep: int) -> None:
     """Trim the journal as a foreign hand would: by length, whatever was captured."""
     from tenure.core.opening import journal_tape
     from tenure.core.tape import StreamTape
-    from tenure.store.bulk import BulkRedis
+    from tenure.store.redis import BulkRedis
 
     tape = journal_tape(url)
     assert isinstance(tape, StreamTape)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.store import scripts
 from tests.tidy.clauses import clauses_of, specs
+from tests.tidy.lua_headers import problems
 from tests.tidy.reading import PACKAGE, files, listed, shown, text, tree
 
 LUA = files(PACKAGE, "*.lua")
@@ -17,8 +17,8 @@ CLAUSE = re.compile(r"\b[A-Z]{1,2}-\d+\b")
 
 @pytest.mark.parametrize("path", LUA, ids=shown)
 def test_a_lua_script_has_a_header_that_its_code_keeps(path: Path) -> None:
-    problems = scripts.problems(path)
-    assert not problems, listed([f"{shown(path)}: {problem}" for problem in problems])
+    found = problems(path)
+    assert not found, listed([f"{shown(path)}: {problem}" for problem in found])
 
 
 @pytest.mark.parametrize("path", LUA, ids=shown)
@@ -30,10 +30,10 @@ def test_the_clauses_that_a_lua_script_serves_exist(path: Path) -> None:
 
 def test_no_lua_is_hidden_in_a_python_string() -> None:
     """`redis.call` belongs into a .lua file, where its header and keys are checked."""
-    problems = [
+    found = [
         shown(path, node.lineno)
         for path in files(PACKAGE, "*.py")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and CALL.search(str(node.value))
     ]
-    assert not problems, listed(problems)
+    assert not found, listed(found)

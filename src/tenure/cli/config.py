@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tenure.cli.settings import PREFIX, SETTINGS, Setting, Value
 from tenure.core.errors import UsageError
-from tenure.store.private import why_untrusted
+from tenure.store.files import why_untrusted
 
 FILE_NAME = "tenure.toml"
 _UP = "`tenure up`"

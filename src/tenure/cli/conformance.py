@@ -25,7 +25,7 @@ import msgspec
 from tenure.cli.config import child_environment
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl, open_ledger, open_part
-from tenure.store.private import why_untrusted
+from tenure.store.files import why_untrusted
 from tenure.store.redis import Redis
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)

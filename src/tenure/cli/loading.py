@@ -12,7 +12,7 @@ from types import ModuleType
 from tenure.cli.config import Config
 from tenure.cli.output import note
 from tenure.core.errors import UsageError
-from tenure.store.private import why_untrusted
+from tenure.store.files import why_untrusted
 from tenure.worker.task import Task
 
 BUILT_IN = "tenure.tasks"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from tenure.store.private import write_private
+from tenure.store.files import write_private
 
 FILE_NAME = "up.json"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tenure.core.intake import Submits
 from tenure.core.job import NewJob, Submitted
-from tenure.store.gathering import Gathering
+from tenure.store.batcher import Batcher
 
 _JOBS_MAX = 100
 _BYTES_MAX = 1 << 20
@@ -19,7 +19,7 @@ class GatheredSubmits:
     """`submit` of the queue behind it, one call at a time."""
 
     def __init__(self, queue: Submits) -> None:
-        self._submits: Gathering[NewJob, Submitted] = Gathering(
+        self._submits: Batcher[NewJob, Submitted] = Batcher(
             queue.submit,
             items_max=_JOBS_MAX,
             size_max=_BYTES_MAX,

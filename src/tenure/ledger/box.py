@@ -25,7 +25,7 @@ from tenure.ledger.settings import BoxSettings
 from tenure.ledger.settling import Delay, Settling, refuse, token_hash
 from tenure.ledger.submitting import Submitting
 from tenure.ledger.upkeeping import Upkeeping
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000

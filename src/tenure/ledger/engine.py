@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tenure.store.beside import folder_beside
-from tenure.store.statements import Dialect, without_comments
+from tenure.store.files import package_folder
+from tenure.store.queries import Dialect, without_comments
 
 PACKAGE = "tenure.ledger"
 INBOX = "inbox_jobs"
@@ -89,7 +89,7 @@ class Engine(Protocol):
 
 def part(dialect: Dialect, name: str) -> str:
     """A fragment of several statements, from its file."""
-    path = folder_beside(PACKAGE, "sql", dialect, "parts") / f"{name}.sql"
+    path = package_folder(PACKAGE, "sql", dialect, "parts") / f"{name}.sql"
     return without_comments(path.read_text(encoding="utf-8"))
 
 

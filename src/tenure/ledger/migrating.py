@@ -11,7 +11,7 @@ import hashlib
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.core.errors import Conflict, ServerError, UsageError
-from tenure.store.statements import Dialect, load_migrations
+from tenure.store.queries import Dialect, load_migrations
 
 if TYPE_CHECKING:
     from tenure.store.postgres import Postgres

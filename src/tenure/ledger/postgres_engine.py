@@ -15,7 +15,7 @@ from tenure.ledger.postgres_copy import copied, parts_of, sample_of
 from tenure.ledger.postgres_ringing import PostgresRinging
 from tenure.ledger.postgres_words import postgres_words
 from tenure.store.postgres import CONNECTIONS_MAX, Copied, Postgres
-from tenure.store.statements import SEPARATOR, Operation, Operations
+from tenure.store.queries import SEPARATOR, Operation, Operations
 
 HORIZON_PATIENCE_S = 2.0
 _SEQUENCE_ENDED = "2200H"

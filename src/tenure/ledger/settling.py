@@ -25,7 +25,7 @@ from tenure.ledger.deciding import decide
 from tenure.ledger.engine import Engine, Row
 from tenure.ledger.settings import BoxSettings
 from tenure.ledger.submitting import AHEAD_MS_MAX
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 _BATCH_MAX = 1_000
 _TRIES = 3

@@ -16,12 +16,18 @@ from tenure.ledger.engine import OUTBOX, PACKAGE, Bell, Row
 from tenure.ledger.sqlite_migrations import mend_places, prepare, queues_with_work
 from tenure.ledger.sqlite_words import sqlite_words
 from tenure.ledger.unreadable import UnreadableRow
-from tenure.store.libsql import in_hex
-from tenure.store.notifying import Listener, notify
-from tenure.store.sqlite import BELLS, SqliteFile, close_file, file_of, now_ms, open_file
-from tenure.store.statements import Operation, Operations
-from tenure.store.turnstile import NEXT
-from tenure.store.watching import LOOK_EVERY_MS, FileWatch
+from tenure.store.file_notifier import POLL_EVERY_MS, FileWatcher, Listener, notify
+from tenure.store.queries import Operation, Operations
+from tenure.store.sqlite import (
+    NEXT_SUFFIX,
+    PIPES_SUFFIX,
+    SqliteFile,
+    close_file,
+    file_of,
+    in_hex,
+    now_ms,
+    open_file,
+)
 
 # Operations that change nothing.
 READS = frozenset(
@@ -153,7 +159,7 @@ class SqliteBell:
     """
 
     def __init__(self, path: Path, queue: str) -> None:
-        self._folder = path.with_name(path.name + BELLS)
+        self._folder = path.with_name(path.name + PIPES_SUFFIX)
         self._queue = queue
         self._rung = asyncio.Event()
         self._listener: Listener | None = None
@@ -172,7 +178,7 @@ class SqliteBell:
 
     async def wait(self, wait_ms: int) -> None:
         if not self._listens:
-            wait_ms = min(wait_ms, LOOK_EVERY_MS)
+            wait_ms = min(wait_ms, POLL_EVERY_MS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
         self._rung.clear()
@@ -203,18 +209,18 @@ class SqliteJournalBell:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rung = asyncio.Event()
-        self._watch: FileWatch | None = None
+        self._watch: FileWatcher | None = None
 
     async def arm(self) -> bool:
         if self._watch is None:
-            names = (self._path.name + "-wal", self._path.name + NEXT)
-            self._watch = FileWatch(self._path.parent, names, self._rung.set)
+            names = (self._path.name + "-wal", self._path.name + NEXT_SUFFIX)
+            self._watch = FileWatcher(self._path.parent, names, self._rung.set)
         self._rung.clear()
         return False
 
     async def wait(self, wait_ms: int) -> None:
-        if self._watch is None or not self._watch.is_told:
-            wait_ms = min(wait_ms, LOOK_EVERY_MS)
+        if self._watch is None or not self._watch.is_active:
+            wait_ms = min(wait_ms, POLL_EVERY_MS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rung.wait(), wait_ms / 1000)
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from tenure.core.errors import UsageError
 from tenure.ledger.engine import PACKAGE
 from tenure.ledger.migrating import Applied, known, missing, warn_of_places
-from tenure.store.beside import folder_beside
-from tenure.store.private import private_database
-from tenure.store.statements import split, unrolled
-from tenure.store.turnstile import Turnstile
+from tenure.store.files import package_folder, private_database
+from tenure.store.queries import split, unrolled
+from tenure.store.sqlite import FairLock
 
 
 class SqliteMigrations:
@@ -36,17 +35,17 @@ class SqliteMigrations:
             connection.close()
 
     def _apply(self, number: int, name: str, checksum: str, text: str) -> None:
-        turnstile = Turnstile(self._path)
+        lock = FairLock(self._path)
         private_database(self._path)
         connection = sqlite3.connect(self._path, isolation_level=None)
         try:
-            with turnstile:
+            with lock:
                 connection.execute("PRAGMA journal_mode = WAL")
                 if number not in applied(connection):  # else another program was faster
                     apply(connection, number, name, checksum, text)
         finally:
             connection.close()
-            turnstile.close()
+            lock.close()
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -75,7 +74,7 @@ def mend_places(connection: sqlite3.Connection) -> None:
 
 
 def _run_file(connection: sqlite3.Connection, name: str) -> None:
-    text = (folder_beside(PACKAGE, "sql", "sqlite", "session") / name).read_text()
+    text = (package_folder(PACKAGE, "sql", "sqlite", "session") / name).read_text()
     for statement in split(unrolled(text)):
         connection.execute(statement)
 

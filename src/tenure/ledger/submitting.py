@@ -15,7 +15,7 @@ from tenure.core.job import NewJob, Submitted
 from tenure.ledger.engine import IN_BULK, Engine
 from tenure.ledger.ids import uuid7s
 from tenure.ledger.settings import BoxSettings
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 FULL_RETRY_MS = 1_000
 _BATCH_MAX = 2_000

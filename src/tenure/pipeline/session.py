@@ -19,7 +19,7 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.pipeline.fork_server import launcher
 from tenure.pipeline.java import find_java
-from tenure.store.private import private_folder, why_untrusted
+from tenure.store.files import private_folder, why_untrusted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,11 +1,10 @@
-"""A journal kept as lines in a Redis stream, read by position: what the Redis contracts share.
+"""The journal of the Redis contracts: a stream of lines, read by position.
 
-An entry holds transitions that one script made, up to a hundred: a field `e` each, whose value is a
-line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; parts that
-do not apply at the end may be missing. Where the same happened to many jobs, an entry has instead
-a field `s`, what their lines share, and a field `ids`: the ids that stand before it, joined by tabs
-too. (Entries of before have a field `i` for each id.)
-The position of an event, `seq`, is the entry's id and the number of its line:
+An entry holds the transitions of one script, up to a hundred. Each is a field `e` whose value is a
+line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; empty parts
+at the end may be missing. Where the same happened to many jobs, an entry has a field `s`, the line
+without its first part, and a field `ids`, the job ids joined by tabs. (Older entries have a field
+`i` for each id.) The position of an event, `seq`, is the entry's id and the number of its line:
 `1794788872140-0.3`.
 """
 
@@ -36,11 +35,11 @@ HEAD = (
     "worker_id",
     "max_attempts",
 )
-"""The parts with which the lines of every contract begin."""
+"""The first parts of the lines of every contract."""
 
 _LINES_MAX = 100
-_TABS_MIN = 3  # a line tells at least job, type, version and time
-_DIGITS_MAX = 19  # what fits into 64 bits
+_TABS_MIN = 3  # a line has at least job, type, version and time
+_DIGITS_MAX = 19  # of a number that fits into 64 bits
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -58,9 +57,9 @@ def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
 
 
 class Lines:
-    """How the lines of one queue are read: the names of their parts, in order.
+    """The line format of one queue: the names of the parts, in order.
 
-    `task` is that of jobs whose lines name none.
+    `task` is the task of jobs whose lines name none.
     """
 
     def __init__(self, fields: Sequence[str], *, contract: str, queue: str, task: str = "") -> None:
@@ -70,7 +69,7 @@ class Lines:
         self._queue = queue
 
     def decode(self, entry: list[Any]) -> list[JournalEvent]:
-        """The events of one stream entry; what is no line, as another program wrote it, is none."""
+        """The events of one stream entry, without values of other programs that are no lines."""
         entry_id = entry[0].decode()
         return [
             self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
@@ -79,7 +78,7 @@ class Lines:
         ]
 
     def after(self, entries: list[Any], after: str) -> list[JournalEvent]:
-        """All events of the entries, without the lines up to `after` if that is in the first."""
+        """The events of some entries that come after a position."""
         events = [event for entry in entries for event in self.decode(entry)]
         if "." not in after:
             return events
@@ -109,10 +108,7 @@ class StreamJournal:
         self._entry_ended = ""
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
-        """Events after a position, oldest first: at most `limit`, and always whole scripts' worth.
-
-        A whole entry is never cut, so a few more than `limit` may come.
-        """
+        """Events after a position, oldest first: about `limit`, since entries come whole."""
         entry_id, _, line = after.partition(".")
         start = entry_id if line else f"({entry_id}" if entry_id else "-"
         count = max(1, limit // _LINES_MAX) + (1 if line else 0)
@@ -121,7 +117,7 @@ class StreamJournal:
             events = self._lines.after(entries, after)
             if events or len(entries) < count:
                 return events
-            start = f"({entries[-1][0].decode()}"  # all of it was another program's
+            start = f"({entries[-1][0].decode()}"  # another program wrote all of them
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Like `read`, but blocks until there is an event; `after` "$" means from now on."""
@@ -137,14 +133,14 @@ class StreamJournal:
                 entry_id or "0-0", wait_ms=left_ms,
             )  # fmt: skip
             events = self._lines.after(reply[0][1], "") if reply else []
-            if events:  # entries come whole: after the last line there is no more of it to read
+            if events:  # entries come whole: nothing of this one is left to read
                 self._entry_ended = events[-1].seq
             if events or not reply or loop.time() >= deadline:
                 return events
-            entry_id = reply[0][1][-1][0].decode()  # all of it was another program's
+            entry_id = reply[0][1][-1][0].decode()  # another program wrote all of them
 
     def since(self, ts_ms: int) -> str:
-        """The position after which everything that happened since then lies."""
+        """The position before everything that happened since then."""
         return f"{ts_ms}-0"
 
     async def close(self) -> None:
@@ -153,5 +149,5 @@ class StreamJournal:
 
 
 def _number(text: str) -> int:
-    """A line that a foreign program's names have garbled must not stop the reader."""
+    """0 for what is no number: a line that another program garbled must not stop the reader."""
     return int(text) if text.isdecimal() and len(text) < _DIGITS_MAX else 0

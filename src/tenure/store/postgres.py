@@ -1,32 +1,33 @@
-"""A small PostgreSQL client for queues: one statement a call, and honest errors.
+"""A small PostgreSQL client for queues: one statement a call, and errors that say what happened.
 
-Every call is a single statement that commits by itself, so a call is one round trip. It is never
-sent again from here: an answer that did not come is `ReplyLost`, and the caller, whose calls carry
-ids and fences, decides.
+Every call is a single statement that commits by itself: one round trip. It is never sent again
+from here. An answer that did not come is `ReplyLost`; the caller, whose calls carry ids and fences,
+decides.
 
-Plans are pinned: a queue's tables swing between empty and huge within seconds, faster than
+Plans are pinned: a queue's tables change between empty and huge within seconds, faster than
 statistics follow, and every statement of ours wants an index. Just-in-time compilation would cost
 more than the statements.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import asyncpg
 
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
-from tenure.store.postgres_pool import Connection, Heard, Pool, join, leave
 
 CONNECTIONS_MAX = 3
-CALL_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 5.0
-_CHUNK = 65_536
+IDLE_S = 30.0
+_CALL_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 5.0
+_CHUNK_BYTES = 65_536
 
 _PINNED = {
     "jit": "off",
@@ -36,13 +37,21 @@ _PINNED = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-_GONE = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, EOFError)
-# The server says that it ends or begins: nothing of the statement is left.
-_AWAY = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
-# What the statement was given can never be stored: the same call again would end the same way.
+_FAULTS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,  # includes TimeoutError
+    EOFError,
+)
+# The server is stopping or starting: nothing of the statement was kept.
+_REFUSES_CALLS = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
+# The values can never be stored: the same call again would end the same way.
 _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
-_FAULTS = (*_GONE, asyncpg.PostgresError, TimeoutError)
 _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryCanceledError)
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+Callback: TypeAlias = Callable[[str], None]
+"""Takes the payload of a notification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,75 +87,81 @@ class Postgres:
         self._closed = False
 
     async def fetch(self, statement: str, arguments: Sequence[Any]) -> list[asyncpg.Record]:
-        """Run one prepared statement and return its rows."""
+        """Runs one prepared statement and returns its rows."""
         async with self.connection() as connection:
             try:
                 rows: list[asyncpg.Record] = await connection.fetch(
-                    statement, *arguments, timeout=CALL_TIMEOUT_S
+                    statement, *arguments, timeout=_CALL_TIMEOUT_S
                 )
                 return rows
             except _FAULTS as error:
-                raise self._told(error, connection) from error
+                raise self._translated(error, connection) from error
 
     async def script(self, text: str) -> None:
-        """Run statements without parameters, in the transaction that they open themselves."""
+        """Runs statements without parameters, in the transaction that they open themselves."""
         async with self.connection() as connection:
             try:
                 await connection.execute(text)
             except _FAULTS as error:
                 with contextlib.suppress(*_FAULTS):  # others use the connection after this
                     await connection.execute("ROLLBACK")
-                raise self._told(error, connection) from error
+                raise self._translated(error, connection) from error
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """A transaction of several calls: committed at its end, and undone by any error."""
+        """A transaction of several calls; any error rolls it back."""
         async with self.connection() as connection:
             try:
                 async with connection.transaction():
                     yield connection
             except _FAULTS as error:
-                raise self._told(error, connection) from error
+                raise self._translated(error, connection) from error
 
     async def copy(self, connection: Connection, rows: Copied) -> None:
-        """Put rows into a table by COPY, within a transaction."""
+        """Puts rows into a table by COPY, within a transaction."""
+
+        async def chunks() -> AsyncIterator[bytes]:
+            # Small enough that the server begins before the last of them is sent.
+            for at in range(0, len(rows.rows), _CHUNK_BYTES):
+                yield rows.rows[at : at + _CHUNK_BYTES]
+
         await connection.copy_to_table(
             rows.table,
-            source=_chunks(rows.rows),
+            source=chunks(),
             columns=list(rows.columns),
             format="binary",
-            timeout=CALL_TIMEOUT_S,
+            timeout=_CALL_TIMEOUT_S,
         )
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection of one's own for a moment; one that broke is not used again."""
-        return self._joined().connection()
+        """A connection for the caller alone; one that broke is not used again."""
+        return self._shared_pool().connection()
 
-    async def listen(self, channel: str, heard: Heard) -> bool:
-        """Call `heard` for every notice; True when one may have been missed until now."""
+    async def listen(self, channel: str, callback: Callback) -> bool:
+        """Calls `callback` for every notification; True when one may have been missed until now."""
         try:
-            return await self._joined().listen(channel, heard)
+            return await self._shared_pool().listen(channel, callback)
         except (StoreError, *_FAULTS):
-            return False  # whoever waits looks by itself now and then
+            return False  # whoever waits polls now and then
 
-    def ignore(self, heard: Heard) -> None:
-        """No longer call `heard`."""
+    def ignore(self, callback: Callback) -> None:
+        """No longer calls `callback`."""
         if self._pool is not None:
-            self._pool.ignore(heard)
+            self._pool.ignore(callback)
 
     async def close(self) -> None:
-        """Leave the connections to others who use them; the last one closes them."""
+        """Stops using the pool; its last user closes the connections."""
         self._closed = True
         pool, self._pool = self._pool, None
         if pool is not None:
-            await leave(pool)
+            await release_pool(pool)
 
-    def _joined(self) -> Pool:
+    def _shared_pool(self) -> Pool:
         if self._closed:
             raise StoreUnreachable(f"PostgreSQL at {_place(self.url)}: closed by this program")
         if self._pool is None:
             key = (self.url, *self._settings.items(), self._connections_max)
-            self._pool = join(key, lambda: Pool(self._connect, self._connections_max))
+            self._pool = shared_pool(key, lambda: Pool(self._connect, self._connections_max))
         return self._pool
 
     async def _connect(self) -> Connection:
@@ -156,23 +171,23 @@ class Postgres:
                 statement_cache_size=200,
                 max_cached_statement_lifetime=0,
             )
-        except (*_GONE, asyncpg.PostgresError, TimeoutError) as error:
+        except _FAULTS as error:
             raise StoreUnreachable(
                 f"PostgreSQL at {_place(self.url)} cannot be reached: {error or type(error)}"
             ) from error
 
-    def _told(self, error: BaseException, connection: Connection) -> StoreError | UsageError:
+    def _translated(self, error: BaseException, connection: Connection) -> StoreError | UsageError:
         place = _place(self.url)
         if isinstance(error, asyncpg.PostgresError):
             error.detail = None  # the contents of the row, which belong in no log
-        if isinstance(error, _AWAY):
+        if isinstance(error, _REFUSES_CALLS):
             return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")
         if isinstance(error, _ENDED):
             connection.terminate()
             return ReplyLost(f"PostgreSQL at {place} ended the call: {error}")
         if isinstance(error, TimeoutError):
             connection.terminate()
-            return ReplyLost(f"PostgreSQL at {place} did not answer in {CALL_TIMEOUT_S:.0f} s")
+            return ReplyLost(f"PostgreSQL at {place} did not answer in {_CALL_TIMEOUT_S:.0f} s")
         if isinstance(error, _UNSTORABLE):
             return UsageError(f"PostgreSQL at {place} cannot store this: {error}", reply=error)
         refused = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
@@ -186,7 +201,7 @@ def connect_arguments(url: str, settings: Mapping[str, str]) -> dict[str, Any]:
 
     `host` and `port` of the query replace those of the address, `application_name` replaces ours,
     `connect_timeout` is in seconds. TLS options, `options` and names of server settings reach the
-    driver as they are; `settings` are what the statements rely on and go before all.
+    driver as they are. `settings` are what the statements rely on and override all others.
 
     >>> made = connect_arguments("postgresql://u@h/db?host=/run/pg&sslmode=verify-full", {})
     >>> made["host"], made["dsn"]
@@ -200,7 +215,7 @@ def connect_arguments(url: str, settings: Mapping[str, str]) -> dict[str, Any]:
         raise UsageError(f"connect_timeout {timeout!r} in the PostgreSQL URL: a number of seconds")
     made: dict[str, Any] = {
         "server_settings": {"application_name": name, **settings},
-        "timeout": float(timeout or 0) or CONNECT_TIMEOUT_S,
+        "timeout": float(timeout or 0) or _CONNECT_TIMEOUT_S,
     }
     if host := given.pop("host", ""):
         made["host"] = host.split(",")
@@ -210,12 +225,120 @@ def connect_arguments(url: str, settings: Mapping[str, str]) -> dict[str, Any]:
     return made
 
 
-async def _chunks(rows: bytes) -> AsyncIterator[bytes]:
-    """Parts small enough that the server begins before the last of them is sent."""
-    for at in range(0, len(rows), _CHUNK):
-        yield rows[at : at + _CHUNK]
-
-
 def _place(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.hostname or 'its socket'}:{parts.port or 5432}{parts.path}"
+
+
+class Pool:
+    """The connections of one event loop with the same settings to the same database.
+
+    They are opened when needed, up to a limit, and closed when idle for a while. asyncpg's pool
+    resets a connection after each use, which is a second round trip, and needs one more connection
+    for LISTEN; here notifications arrive on a pooled one, between the statements of others.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], connections_max: int) -> None:
+        self._connect = connect
+        self._slots = asyncio.Semaphore(connections_max)
+        self._idle: list[tuple[Connection, float]] = []
+        self._loop = asyncio.get_running_loop()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._listening: Connection | None = None
+        self._callbacks: dict[Callback, None] = {}
+        self._listen_lock = asyncio.Lock()
+        self._closed = False
+        self.key: Hashable = None
+        self.users = 0
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for the caller alone; one that broke is not used again."""
+        async with self._slots:
+            connection = await self._take()
+            healthy = False
+            try:
+                yield connection
+                healthy = True
+            except (ServerError, UsageError):
+                healthy = True
+                raise
+            finally:
+                if healthy and not self._closed and not connection.is_closed():
+                    self._idle.append((connection, self._loop.time()))
+                    if self._sweep is None:
+                        self._sweep = self._loop.call_later(IDLE_S, self._close_idle)
+                else:
+                    connection.terminate()
+
+    async def listen(self, channel: str, callback: Callback) -> bool:
+        """Calls `callback` for every notification; True when one may have been missed until now."""
+        async with self._listen_lock:
+            known, listening = callback in self._callbacks, self._listening
+            self._callbacks[callback] = None
+            if listening is not None and not listening.is_closed():
+                return not known
+            async with self.connection() as connection:
+                await connection.add_listener(channel, self._notified)
+                self._listening = connection
+            return True
+
+    def ignore(self, callback: Callback) -> None:
+        """No longer calls `callback`."""
+        self._callbacks.pop(callback, None)
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        idle, self._idle = self._idle, []
+        for connection, _ in idle:
+            with contextlib.suppress(Exception):
+                await connection.close(timeout=1)
+
+    async def _take(self) -> Connection:
+        while self._idle:
+            connection, _ = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await self._connect()
+
+    def _close_idle(self) -> None:
+        """Closes connections that were idle for a while, except the one that listens."""
+        self._sweep, now = None, self._loop.time()
+        kept: list[tuple[Connection, float]] = []
+        for connection, used in self._idle:
+            if now - used < IDLE_S or (connection is self._listening and self._callbacks):
+                kept.append((connection, used))
+            else:
+                connection.terminate()
+        self._idle = kept
+        if kept:
+            self._sweep = self._loop.call_later(IDLE_S, self._close_idle)
+
+    def _notified(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        for callback in list(self._callbacks):
+            callback(str(payload))
+
+
+_pools: dict[Hashable, Pool] = {}
+
+
+def shared_pool(key: Hashable, make: Callable[[], Pool]) -> Pool:
+    """The pool of this event loop for a key, made for its first user."""
+    whole = (asyncio.get_running_loop(), key)
+    pool = _pools.get(whole)
+    if pool is None:
+        pool = _pools[whole] = make()
+        pool.key = whole
+    pool.users += 1
+    return pool
+
+
+async def release_pool(pool: Pool) -> None:
+    """One user fewer; the last one closes the connections."""
+    pool.users -= 1
+    if pool.users == 0:
+        _pools.pop(pool.key, None)  # by key: other threads add and remove theirs meanwhile
+        await pool.close()

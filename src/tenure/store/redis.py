@@ -1,30 +1,43 @@
 """The Redis client: one pipelined connection that reconnects and never resends by itself.
 
-redis-py spends most of a worker's time in Python between the socket and the caller; this client
-puts a hiredis parser straight behind the transport. Concurrent callers share one connection and,
+It puts a hiredis parser directly behind the transport, because redis-py spends most of a worker's
+time in Python between the socket and the caller. Concurrent callers share one connection and,
 within one turn of the event loop, one write.
 
-Three things can go wrong, and the caller can tell them apart: the server answered with an error
-(ServerError), the command never left (StoreUnreachable: send it again if you like), or it left and
-no answer came (ReplyLost: it may have been executed). The next call after a loss reconnects.
+A call fails in one of three ways: the server answered with an error (ServerError), the command was
+not sent (StoreUnreachable), or it was sent and no answer came (ReplyLost: it may have been
+executed). The next call after a loss reconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
-from tenure.store.address import parse_address
-from tenure.store.connection import Connection
-from tenure.store.dial import Dialer
+import hiredis
+
+from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
+from tenure.store.redis_connection import (
+    MORE,
+    Arg,
+    Connection,
+    Connector,
+    check_greeting,
+    command_name,
+    encode,
+    is_no_script,
+    is_wrong_type,
+    parse_address,
+    reply_reader,
+)
 from tenure.store.scripts import Script
-from tenure.store.wire import Arg, command_name, encode, is_no_script, is_wrong_type
 
-__all__ = ["Arg", "Redis"]
+__all__ = ["Arg", "BulkRedis", "Redis", "is_wrong_type"]
 
-_CLOSE_PATIENCE_S = 1.0
+_CLOSE_WITHIN_S = 1.0
+_RECEIVE_BYTES = 1 << 18
 
 
 class Redis:
@@ -44,11 +57,8 @@ class Redis:
     ) -> None:
         self._address = parse_address(url)
         self._timeout_ms = timeout_ms
-        self._dialer = Dialer(
-            self._address,
-            name=name,
-            patience_ms=timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
+        self._connector = Connector(
+            self._address, name=name, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: Connection | None = None
@@ -58,11 +68,6 @@ class Redis:
 
     def __repr__(self) -> str:
         return f"Redis({self._address.label!r})"
-
-    @property
-    def label(self) -> str:
-        """The server's address without credentials, for messages and logs."""
-        return self._address.label
 
     async def call(self, *args: Arg) -> Any:
         """One command and its reply; calls made at the same time travel together."""
@@ -106,9 +111,9 @@ class Redis:
             raise
 
     async def _name_keys(self, error: ServerError, keys: Sequence[Arg]) -> None:
-        """Add to a WRONGTYPE which keys it may mean and what is there, which Redis does not tell.
+        """Adds to a WRONGTYPE the types of the call's keys, which Redis does not tell.
 
-        A script may have met one that it found by itself; then these have the types they should.
+        A script may have failed on a key that it built itself; then all of these are right.
         """
         try:
             types = await self.pipeline([("TYPE", key) for key in keys])
@@ -123,17 +128,17 @@ class Redis:
         error.args = (f"{error.args[0]}: {', '.join(there)}",)
 
     async def load(self, scripts: Iterable[Script]) -> None:
-        """Hands scripts to the server before they are needed.
+        """Loads scripts into the server before they are needed.
 
-        `run` does without it, so a server that refuses, because this user may not, is no error.
+        `run` works without it, so a refusal is no error: this user may not be allowed to.
         """
         await self.pipeline([("SCRIPT", "LOAD", each.source) for each in scripts])
 
     async def block(self, *args: Arg, wait_ms: int) -> Any:
         """A blocking command on a connection of its own; None when the server's wait ran out.
 
-        `wait_ms` repeats, for our own timer, the time that the command itself tells the server.
-        Cancelling the caller drops the connection: a late reply is never handed to anybody else.
+        `wait_ms` repeats, for our own timer, the command's timeout. Cancelling the caller drops the
+        connection, so that nobody else gets a late reply.
         """
         (reply,) = await self._blocked([encode(args)], wait_ms)
         return _checked(reply, command_name(args))
@@ -147,11 +152,11 @@ class Redis:
         *,
         wait_ms: int,
     ) -> Any:
-        """A script that the server runs in the moment in which a blocking command ends.
+        """Runs a script as soon as a blocking command ends, and returns the script's reply.
 
-        Both leave in one write. A server does not look at what follows a command that blocks, and
-        goes on with it as soon as that is over: one round trip where `block` and `run` take two.
-        Returns the script's reply; it ran even if the blocking command is what failed.
+        Both leave in one write, and the server reads the script when the blocking command is over:
+        one round trip where `block` and `run` take two. The script also runs after a blocking
+        command that failed.
         """
         _check_keys(script, keys)
         by_sha = encode(("EVALSHA", script.sha, script.keys, *keys, *args))
@@ -163,12 +168,12 @@ class Redis:
 
     async def _blocked(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
         """The replies to commands, of which the first blocks; errors stand as values."""
-        connection = await self._lend()
-        connection.patience_ms = wait_ms + self._timeout_ms
+        connection = await self._blocking_connection()
+        connection.timeout_ms = wait_ms + self._timeout_ms
         try:
             replies = await connection.send_many(packed)
         except BaseException:
-            connection.drop("the caller of a blocking command went away")
+            connection.drop("the caller of a blocking command was cancelled")
             self._blocking.discard(connection)
             raise
         self._idle.append(connection)
@@ -182,7 +187,7 @@ class Redis:
     async def close(self) -> None:
         """Ends all connections; calls still waiting fail. A closed client stays closed."""
         self._closed = True
-        await self._dialer.cancel()
+        await self._connector.cancel()
         connections = [*self._blocking, *([self._main] if self._main else [])]
         self._main = None
         self._blocking.clear()
@@ -190,18 +195,18 @@ class Redis:
         for connection in connections:
             connection.drop("the client was closed")
         if connections:
-            await asyncio.wait([c.closed for c in connections], timeout=_CLOSE_PATIENCE_S)
+            await asyncio.wait([c.closed for c in connections], timeout=_CLOSE_WITHIN_S)
 
     async def _ready(self) -> Connection:
         self._check_usable()
         if self._main is None or self._main.lost:
-            if self._main is not None and self._main.left:
-                self._main.left = ""
-                self._dialer.hold_off()
-            self._main = await self._dialer.shared()
+            if self._main is not None and self._main.not_ready:
+                self._main.not_ready = ""
+                self._connector.back_off()
+            self._main = await self._connector.connect_shared()
         return self._main
 
-    async def _lend(self) -> Connection:
+    async def _blocking_connection(self) -> Connection:
         """A connection for one blocking command: an idle one, or a new one."""
         self._check_usable()
         while self._idle:
@@ -209,9 +214,9 @@ class Redis:
             if not connection.lost:
                 return connection
             self._blocking.discard(connection)
-            if connection.left:
-                self._dialer.hold_off()
-        connection = await self._dialer.dial()
+            if connection.not_ready:
+                self._connector.back_off()
+        connection = await self._connector.connect()
         if self._closed:
             connection.drop("the client was closed")
             self._check_usable()
@@ -249,3 +254,93 @@ def _checked(reply: Any, operation: str) -> Any:
     if isinstance(reply, StoreError):
         raise reply
     return reply
+
+
+class BulkRedis:
+    """A blocking client for reading long streams in a process without an event loop.
+
+    The socket is read directly into the parser, and the next page is requested before the last one
+    is returned, so that the server works while the reader converts. For one thread.
+    """
+
+    def __init__(self, url: str, *, name: str = "tenure-bulk", timeout_s: float = 60.0) -> None:
+        address = parse_address(url)
+        self._label = address.label
+        self._reader = reply_reader()
+        try:
+            if address.path:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.settimeout(timeout_s)
+                self._socket.connect(address.path)
+            else:
+                plain = socket.create_connection((address.host, address.port), timeout=timeout_s)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                context = address.tls_context()
+                self._socket = (
+                    context.wrap_socket(plain, server_hostname=address.host) if context else plain
+                )
+        except OSError as error:
+            raise StoreUnreachable(f"{self._label}: cannot connect: {error}") from error
+        try:
+            for command in address.greeting(name):
+                self._send(encode(command))
+                check_greeting(self._label, str(command[0]), self._reply())
+        except StoreError:
+            self.close()
+            raise
+
+    def __enter__(self) -> BulkRedis:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, *args: Arg) -> Any:
+        """One command and its reply; an error reply is raised."""
+        self._send(encode(args))
+        return _checked(self._reply(), command_name(args))
+
+    def pages(self, key: str, after: str, upto: str, size: int) -> Iterator[list[Any]]:
+        """The entries of a stream in (`after`, `upto`], a page at a time."""
+
+        def request(start: str) -> None:
+            self._send(encode(("XRANGE", key, start, upto, "COUNT", size)))
+
+        request(f"({after}" if after else "-")
+        while page := _checked(self._reply(), "XRANGE"):
+            is_last = len(page) < size
+            if not is_last:
+                request(f"({page[-1][0].decode()}")
+            yield page
+            if is_last:
+                return
+
+    def send_all(self, packed: list[bytes]) -> list[Any]:
+        """Encoded commands in one write; their replies, of which the first error is raised."""
+        self._send(b"".join(packed))
+        return [_checked(self._reply(), "pipeline") for _ in packed]
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
+    def _send(self, packed: bytes) -> None:
+        try:
+            self._socket.sendall(packed)
+        except OSError as error:
+            # A part of it may have been sent, and the server may have executed that.
+            raise ReplyLost(f"{self._label}: the connection broke: {error}") from error
+
+    def _reply(self) -> Any:
+        """The next reply; an error reply stands as a value."""
+        try:
+            reply = self._reader.gets()
+            while reply is MORE:
+                data = self._socket.recv(_RECEIVE_BYTES)
+                if not data:
+                    raise ReplyLost(f"{self._label}: the server closed the connection")
+                self._reader.feed(data)
+                reply = self._reader.gets()
+        except (OSError, hiredis.ProtocolError) as error:
+            raise ReplyLost(f"{self._label}: no answer came: {error}") from error
+        return reply

@@ -1,10 +1,10 @@
-"""One SQLite file for a whole process: one thread that writes, one that reads, and a fair lock.
+"""One SQLite file in a process: a writer thread, a reader thread, and a fair lock for writers.
 
-Whatever waits to be written is written in one transaction, each part in a savepoint of its own, so
-that many small writers pay for one sync. Transactions are `BEGIN IMMEDIATE`, under a turnstile
-that all processes of ours share: nobody ever sees "database is locked". Reads have a connection of
-their own and never wait for writes. All who open the same file in one process share the threads;
-a process that was forked opens its own.
+The writer commits everything that waits in one transaction, each step in its own savepoint, so
+that many small writes pay for one sync. Transactions are `BEGIN IMMEDIATE` under a lock that all
+processes of ours share, so nobody sees "database is locked". Reads have their own connection and
+never wait for writes. All users of a file in one process share the threads; a forked process opens
+its own.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import os
 import queue
+import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import unquote, urlsplit
 
 from tenure.core.errors import ServerError, StoreUnreachable, UsageError
-from tenure.store.notifying import notify
-from tenure.store.private import private_database
-from tenure.store.turnstile import Turnstile
+from tenure.store.file_notifier import notify
+from tenure.store.files import open_private, private_database
 
-T = TypeVar("T")
 Step = Callable[[sqlite3.Connection], Any]
 Topics = Callable[[sqlite3.Connection], Sequence[str]]
-"""What a transaction that is about to be committed has work for, and forgets it."""
+"""Takes the list of topics with new work from a transaction that is about to be committed."""
 
-BELLS = "-bells"
-"""What the name of the folder ends with in which those who wait have their pipes."""
+NEXT_SUFFIX, LOCK_SUFFIX = "-next", "-lock"
+"""Suffixes of the two lock files."""
 
-VERSION_MIN = (3, 37, 0)
-BUSY_MS = 30_000
+PIPES_SUFFIX = "-bells"
+"""Suffix of the folder with the pipes of `file_notifier`."""
+
+_VERSION_MIN = (3, 37, 0)
+_BUSY_MS = 30_000
 _GROUP_MAX = 100
+# A transaction starts no further step after this: other processes wait for the lock.
 _HOLD_S = 0.02
-"""A transaction takes no further part after this: others wait for the lock meanwhile, and for ever
-if this process is stopped inside it."""
-
-_TICK_NS = 20_000_000
-"""Longer than any step of the clock by which a file system stamps its files."""
-
+_MTIME_STEP_NS = 20_000_000  # longer than the resolution of a file system's timestamps
 _NOW = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
@@ -65,49 +65,86 @@ def now_ms(connection: sqlite3.Connection) -> int:
     return int(connection.execute(_NOW).fetchone()[0])
 
 
+class FairLock:
+    """A first-come lock between processes, for one thread each: `with lock:`.
+
+    SQLite's own lock has no order: with four writers one of them may wait for seconds. Here a
+    writer takes the lock on `next`, then the lock itself, then releases `next`; one that just
+    released the lock finds `next` taken. The kernel releases both when a process dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._next = open_private(path.with_name(path.name + NEXT_SUFFIX))
+        self._lock = open_private(path.with_name(path.name + LOCK_SUFFIX))
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._next, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        finally:
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def touch(self) -> None:
+        """Writes to the `next` file, for processes that watch it.
+
+        A full disk refuses the byte: watchers poll as well, and a commit that succeeded must not be
+        reported as failed.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self._next, b"\0", 0)
+
+    def close(self) -> None:
+        os.close(self._next)
+        os.close(self._lock)
+
+
 @dataclass(slots=True)
 class _Call:
+    """A step that waits for its thread, and the future of its caller."""
+
     step: Step
-    answer: asyncio.Future[Any]
+    future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
-    def give(self, value: Any, error: BaseException | None = None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop that asked is gone
+    def resolve(self, value: Any, error: BaseException | None = None) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
             self.loop.call_soon_threadsafe(self._set, value, error)
 
     def _set(self, value: Any, error: BaseException | None) -> None:
-        if self.answer.done():
+        if self.future.done():
             return
         if error is None:
-            self.answer.set_result(value)
+            self.future.set_result(value)
         else:
-            self.answer.set_exception(error)
+            self.future.set_exception(error)
+
+
+_Calls: TypeAlias = "queue.SimpleQueue[_Call | None]"
+_Result = tuple[_Call, Any, BaseException | None]
 
 
 class SqliteFile:
     """The threads of one file in this process; see `open_file`."""
 
     def __init__(
-        self,
-        path: Path,
-        synchronous: str,
-        prepare: Step,
-        client: str = "sqlite",
-        topics: Topics = lambda _: (),
+        self, path: Path, synchronous: str, prepare: Step, client: str, topics: Topics
     ) -> None:
-        if sqlite3.sqlite_version_info < VERSION_MIN:
+        if sqlite3.sqlite_version_info < _VERSION_MIN:
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         self.path = path
-        self._wal = path.with_name(path.name + "-wal")
+        self.client = client
+        self.users = 0
+        self.prepared = False
         self._synchronous = synchronous
         self._prepare = prepare
         self._topics = topics
-        self._bells = path.with_name(path.name + BELLS)
-        self.client = client
-        self._writes: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self.users = 0
-        self.prepared = False
+        self._wal = path.with_name(path.name + "-wal")
+        self._pipes = path.with_name(path.name + PIPES_SUFFIX)
+        self._writes: _Calls = queue.SimpleQueue()
+        self._reads: _Calls = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._write_loop, name=f"write {path.name}", daemon=True),
             threading.Thread(target=self._read_loop, name=f"read {path.name}", daemon=True),
@@ -116,72 +153,66 @@ class SqliteFile:
             thread.start()
 
     async def write(self, step: Step) -> Any:
-        """Run a step in a transaction; it is committed when this returns."""
-        return await self._ask(self._writes, step)
+        """Runs a step in a transaction; it is committed when this returns."""
+        return await self._call(self._writes, step)
 
     async def read(self, step: Step) -> Any:
-        """Run a step that only reads; it sees everything that was committed before."""
-        return await self._ask(self._reads, step)
+        """Runs a step that only reads; it sees everything that was committed before."""
+        return await self._call(self._reads, step)
 
     def end(self) -> None:
-        """Let the threads go once they have done what was asked."""
+        """Ends the threads after the calls that wait."""
         self._writes.put(None)
         self._reads.put(None)
         for thread in self._threads:
             thread.join(timeout=5)
 
-    async def _ask(self, calls: queue.SimpleQueue[_Call | None], step: Step) -> Any:
+    async def _call(self, calls: _Calls, step: Step) -> Any:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        calls.put(_Call(step, answer, loop))
-        return await answer
+        future: asyncio.Future[Any] = loop.create_future()
+        calls.put(_Call(step, future, loop))
+        return await future
 
     def _write_loop(self) -> None:
         connection: sqlite3.Connection | None = None
-        turnstile: Turnstile | None = None
+        lock: FairLock | None = None
         group: list[_Call] | None = []
-        while group or (group := _group(self._writes)) is not None:
+        results: list[_Result]
+        while group or (group := _next_group(self._writes)) is not None:
             try:
-                if connection is None or turnstile is None:
-                    turnstile = turnstile or Turnstile(self.path)
-                    with turnstile:
-                        connection = self._opened()
+                if connection is None or lock is None:
+                    lock = lock or FairLock(self.path)
+                    with lock:
+                        connection = self._prepared_connection()
                 began_ns = time.time_ns()
-                with turnstile:
-                    answers, topics = _commit(connection, group, self._topics)
-                self._announce(turnstile, began_ns, topics)
-            except (sqlite3.Error, OSError) as error:
-                answers = [(call, None, error) for call in group]
-                if connection is not None:
-                    connection.close()
-                connection = None
+                with lock:
+                    results, topics = _commit(connection, group, self._topics)
+                # After the commit: a watcher that saw the log grow may have read before it.
+                if self._was_written_since(began_ns):
+                    lock.touch()
+                for topic in topics:
+                    notify(self._pipes, topic)
             except Exception as error:
-                answers = [(call, None, error) for call in group]
-            for call, value, fault in answers:
-                call.give(value, fault and self._told(fault))
-            group = group[len(answers) :]  # what the transaction had no time for
+                results = [(call, None, error) for call in group]
+                if connection is not None and isinstance(error, sqlite3.Error | OSError):
+                    connection.close()
+                    connection = None
+            for call, value, fault in results:
+                call.resolve(value, fault and self._translated(fault))
+            group = group[len(results) :]  # steps that the transaction had no time for
         if connection is not None:
             connection.close()
-        if turnstile is not None:
-            turnstile.close()
+        if lock is not None:
+            lock.close()
 
-    def _announce(self, turnstile: Turnstile, began_ns: int, topics: Sequence[str]) -> None:
-        """Tell those who watch the file, and one who waits for each topic."""
-        # Whoever saw the log grow may have looked before the commit counted.
-        if self._written_since(began_ns):
-            turnstile.tell()
-        for topic in topics:
-            notify(self._bells, topic)
-
-    def _written_since(self, began_ns: int) -> bool:
-        """Whether a transaction left something; one that did not must wake nobody."""
+    def _was_written_since(self, began_ns: int) -> bool:
+        """Whether a transaction changed anything; one that did not must wake nobody."""
         try:
-            return self._wal.stat().st_mtime_ns > began_ns - _TICK_NS
+            return self._wal.stat().st_mtime_ns > began_ns - _MTIME_STEP_NS
         except FileNotFoundError:
             return False
 
-    def _opened(self) -> sqlite3.Connection:
-        """A connection that is ready for steps; one that cannot be made ready is not kept."""
+    def _prepared_connection(self) -> sqlite3.Connection:
         connection = _connect(self.path, self._synchronous, self.client)
         try:
             self._prepare(connection)
@@ -198,15 +229,13 @@ class SqliteFile:
                 if connection is None:
                     connection = _connect(self.path, self._synchronous, self.client)
                     connection.execute("PRAGMA query_only = on")
-                call.give(call.step(connection))
+                call.resolve(call.step(connection))
             except Exception as error:
-                call.give(None, self._told(error))
+                call.resolve(None, self._translated(error))
         if connection is not None:
             connection.close()
 
-    def _told(self, error: BaseException) -> BaseException:
-        if isinstance(error, sqlite3.IntegrityError):
-            return ServerError(f"SQLite file {self.path.name} refused: {error}", reply=error)
+    def _translated(self, error: BaseException) -> BaseException:
         if isinstance(error, sqlite3.OperationalError | OSError):
             return StoreUnreachable(f"SQLite file {self.path} cannot be used: {error}")
         if isinstance(error, sqlite3.Error):
@@ -214,8 +243,8 @@ class SqliteFile:
         return error
 
 
-def _group(calls: queue.SimpleQueue[_Call | None]) -> list[_Call] | None:
-    """What waits now, at least one; None when it is time to end."""
+def _next_group(calls: _Calls) -> list[_Call] | None:
+    """The calls that wait now, at least one; None when the thread shall end."""
     first = calls.get()
     if first is None:
         return None
@@ -234,21 +263,21 @@ def _group(calls: queue.SimpleQueue[_Call | None]) -> list[_Call] | None:
 
 def _commit(
     connection: sqlite3.Connection, group: Sequence[_Call], find_topics: Topics
-) -> tuple[list[tuple[_Call, Any, BaseException | None]], Sequence[str]]:
-    """Run the steps there is time for, keep those that went well, and commit once."""
+) -> tuple[list[_Result], Sequence[str]]:
+    """Runs the steps there is time for, keeps those that succeed, and commits once."""
     connection.execute("BEGIN IMMEDIATE")
     until = time.monotonic() + _HOLD_S
-    answers: list[tuple[_Call, Any, BaseException | None]] = []
+    results: list[_Result] = []
     try:
         for call in group:
-            if answers and time.monotonic() > until:
+            if results and time.monotonic() > until:
                 break
             connection.execute("SAVEPOINT step")
             try:
-                answers.append((call, call.step(connection), None))
+                results.append((call, call.step(connection), None))
             except Exception as error:
                 connection.execute("ROLLBACK TO step")
-                answers.append((call, None, error))
+                results.append((call, None, error))
             connection.execute("RELEASE step")
         topics = find_topics(connection)
         connection.execute("COMMIT")
@@ -256,12 +285,23 @@ def _commit(
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return answers, topics
+    return results, topics
 
 
 def _connect(path: Path, synchronous: str, client: str) -> sqlite3.Connection:
     private_database(path)
-    connection = _by_libsql(path) if client == "libsql" else _by_sqlite(path)
+    if client == "libsql":
+        connection = cast("sqlite3.Connection", LibsqlConnection(path))
+    else:
+        connection = sqlite3.connect(
+            path,
+            timeout=_BUSY_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=500,
+        )
+        connection.row_factory = sqlite3.Row
+        connection.create_function("from_base64", 1, _from_base64, deterministic=True)
     for pragma in (
         "journal_mode = WAL",
         f"synchronous = {synchronous}",
@@ -275,32 +315,13 @@ def _connect(path: Path, synchronous: str, client: str) -> sqlite3.Connection:
     return connection
 
 
-def _by_sqlite(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path,
-        timeout=BUSY_MS / 1000,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=500,
-    )
-    connection.row_factory = sqlite3.Row
-    connection.create_function("from_base64", 1, _from_base64, deterministic=True)
-    return connection
-
-
-def _by_libsql(path: Path) -> sqlite3.Connection:
-    from tenure.store.libsql import LibsqlConnection
-
-    return cast("sqlite3.Connection", LibsqlConnection(path, BUSY_MS))
-
-
 def _from_base64(text: str | None) -> bytes | None:
-    """How bytes travel in a batch, which is JSON."""
+    """Decodes bytes in a batch, which is JSON."""
     return None if text is None else base64.b64decode(text)
 
 
 _open_files: dict[tuple[int, Path], SqliteFile] = {}
-_opening = threading.Lock()
+_open_files_lock = threading.Lock()
 
 
 def open_file(
@@ -311,7 +332,7 @@ def open_file(
     topics: Topics = lambda _: (),
 ) -> SqliteFile:
     """The file's threads in this process, started for its first user."""
-    with _opening:
+    with _open_files_lock:
         key = (os.getpid(), path)
         file = _open_files.get(key)
         if file is None:
@@ -325,10 +346,114 @@ def open_file(
 
 
 def close_file(file: SqliteFile) -> None:
-    """One user fewer; the last one ends the threads."""
-    with _opening:
+    """Ends the threads when their last user closes."""
+    with _open_files_lock:
         file.users -= 1
         if file.users:
             return
         _open_files.pop((os.getpid(), file.path), None)
     file.end()
+
+
+_NAMED = re.compile(r"(?<![:\w\"]):([a-z_]+)\b")
+_REFUSALS = ("constraint", "transition:")
+
+
+class LibsqlConnection:
+    """libsql's client as much like `sqlite3.Connection` as the store needs, for `libsql://`.
+
+    That client has no named parameters, no rows with names and no functions of ours, makes floats
+    of integers above 32 bits, and raises `ValueError` for everything.
+    """
+
+    def __init__(self, path: Path, busy_ms: int = _BUSY_MS) -> None:
+        try:
+            import libsql
+        except ImportError:
+            raise UsageError(
+                "libsql:// needs the libsql client: pip install 'tenure[libsql]', or write "
+                "sqlite:// for the same file"
+            ) from None
+        self._connection = libsql.connect(str(path), isolation_level=None)
+        self.execute(f"PRAGMA busy_timeout = {busy_ms}")
+
+    def execute(self, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> _Rows:
+        """Runs one statement, with parameters by name or by position."""
+        named = given if isinstance(given, Mapping) else {}
+        numbers = frozenset(name for name, value in named.items() if isinstance(value, int))
+        text, names = _positional(statement, numbers)
+        values = [str(int(named[name])) if name in numbers else named[name] for name in names]
+        try:
+            cursor = self._connection.execute(text, tuple(values or given))
+            columns = tuple(column[0] for column in cursor.description or ())
+            return _Rows(columns, cursor.fetchall() if columns else [])
+        except ValueError as error:
+            if any(word in str(error).lower() for word in _REFUSALS):
+                raise sqlite3.IntegrityError(str(error)) from None
+            raise sqlite3.OperationalError(str(error)) from None
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Rows:
+    """The rows of one statement."""
+
+    def __init__(self, columns: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> None:
+        places = {name: at for at, name in enumerate(columns)}
+        self._rows = [_NamedRow(places, row) for row in rows]
+
+    def fetchall(self) -> list[_NamedRow]:
+        return self._rows
+
+    def fetchone(self) -> _NamedRow | None:
+        return self._rows[0] if self._rows else None
+
+    def __iter__(self) -> Iterator[_NamedRow]:
+        return iter(self._rows)
+
+
+class _NamedRow:
+    """A row that is read by name or by position."""
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, places: Mapping[str, int], values: Sequence[Any]) -> None:
+        self._places = places
+        self._values = values
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self._values[self._places[key] if isinstance(key, str) else key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keys(self) -> list[str]:
+        return list(self._places)
+
+
+@lru_cache(maxsize=1_000)
+def _positional(statement: str, numbers: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    names: list[str] = []
+
+    def place(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in names:
+            names.append(name)
+        at = f"?{names.index(name) + 1}"
+        return f"CAST({at} AS INTEGER)" if name in numbers else at
+
+    # It has no functions of ours; bytes travel as hex, which it can decode itself.
+    return _NAMED.sub(place, statement).replace("from_base64(", "unhex("), tuple(names)
+
+
+def in_hex(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """A batch with its bytes as hex, for a client without functions of ours."""
+    return [[one.hex() if isinstance(one, bytes) else one for one in row] for row in batch]

@@ -23,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from tenure.core.errors import UsageError
-from tenure.store.private import private_file, private_folder
+from tenure.store.files import private_file, private_folder
 
 _PREFIX = "boot-"
 _LOCK = ".lock"

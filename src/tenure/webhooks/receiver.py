@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tenure.store.private import private_database
+from tenure.store.files import private_database
 from tenure.webhooks.signing import (
     EVENT_ID,
     NONCE,

@@ -13,7 +13,7 @@ from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import COMPLETED, Outcome
-from tenure.store.libsql import LibsqlConnection
+from tenure.store.sqlite import LibsqlConnection
 from tests.contract.suite.acting import FAILURE, claim, claim_one, job, settle, submit
 
 pytestmark = [

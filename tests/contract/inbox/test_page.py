@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tenure.contracts.inbox.options import Options
-from tenure.store.statements import Dialect as Dialect
-from tenure.store.statements import header_columns, load_migrations
+from tenure.store.queries import Dialect as Dialect
+from tenure.store.queries import header_columns, load_migrations
 
 ROOT = Path(__file__).resolve().parents[3]
 SQL = ROOT / "src" / "tenure" / "ledger" / "sql"

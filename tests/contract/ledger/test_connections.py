@@ -19,7 +19,7 @@ from tenure.cli.migrating import migrated
 from tenure.core.errors import ServerError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_ledger, open_part, open_queue, parse_url
-from tenure.store import postgres_pool
+from tenure.store import postgres
 from tenure.store.postgres import Postgres
 from tests.contract.adapters import Servers
 from tests.waiting import until
@@ -115,7 +115,7 @@ async def test_a_worker_has_few_connections_idle_and_busy(base: Base, tmp_path: 
 async def test_connections_that_nothing_uses_are_closed_but_for_the_one_that_listens(
     base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_pool, "IDLE_S", 0.2)
+    monkeypatch.setattr(postgres, "IDLE_S", 0.2)
     name = f"w{secrets.token_hex(4)}"
     engine = open_part(base.url(application_name=name, connections=5), "database")
     bell = engine.bell("inbox")
@@ -172,16 +172,16 @@ async def test_an_error_of_the_database_does_not_show_the_row(base: Base) -> Non
 
 
 def test_event_loops_of_several_threads_join_and_leave_at_once() -> None:
-    async def connect() -> postgres_pool.Connection:
+    async def connect() -> postgres.Connection:
         raise NotImplementedError
 
     async def come_and_go(thread: int) -> None:
         pools = [
-            postgres_pool.join((thread, number), lambda: postgres_pool.Pool(connect, 1))
+            postgres.shared_pool((thread, number), lambda: postgres.Pool(connect, 1))
             for number in range(300)
         ]
         for pool in pools:
-            await postgres_pool.leave(pool)
+            await postgres.release_pool(pool)
 
     every_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

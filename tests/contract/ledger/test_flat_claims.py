@@ -19,7 +19,7 @@ from tenure.ledger.engine import INBOX, OUTBOX, Row
 from tenure.ledger.postgres_engine import PostgresEngine
 from tenure.ledger.postgres_engine import given as given_as
 from tenure.ledger.sqlite_engine import SqliteEngine
-from tenure.store.statements import Operation
+from tenure.store.queries import Operation
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 

@@ -16,8 +16,8 @@ from tenure.core.opening import open_ledger, open_queue
 from tenure.ledger import claiming, sqlite_engine
 from tenure.ledger.sqlite_engine import SqliteBell
 from tenure.store import sqlite
-from tenure.store.notifying import Listener, notify
-from tenure.store.sqlite import BELLS
+from tenure.store.file_notifier import Listener, notify
+from tenure.store.sqlite import PIPES_SUFFIX
 from tests.waiting import until
 
 OTHERS = 9
@@ -142,7 +142,7 @@ async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on
                 "INSERT INTO inbox_jobs (job_id, queue, task, max_attempts, created_ms, updated_ms,"
                 f" payload) VALUES ('{name}', 'inbox', 't', 3, 1, 1, {payload})"
             )
-    assert notify(path.with_name(path.name + BELLS), "inbox")
+    assert notify(path.with_name(path.name + PIPES_SUFFIX), "inbox")
     async with asyncio.timeout(WITHIN_S):
         found = [lease.job_id for leases in await asyncio.gather(*tasks) for lease in leases]
     assert sorted(found) == ["good", "next"]
@@ -159,7 +159,7 @@ async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> No
         waiter.woken.clear()
         if each is not lines[-1]:
             each.leave(waiter, found=False)
-    assert notify(path.with_name(path.name + BELLS), "x")
+    assert notify(path.with_name(path.name + PIPES_SUFFIX), "x")
     async with asyncio.timeout(WITHIN_S):
         await waiters[-1].woken.wait()
     for each in lines:
@@ -179,7 +179,9 @@ async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
         first = here.join(("x",))
         await first.woken.wait()
         here.leave(first, found=False)
-        notify(path.with_name(path.name + BELLS), "x")  # the watch sees that it has no waiter
+        notify(
+            path.with_name(path.name + PIPES_SUFFIX), "x"
+        )  # the watch sees that it has no waiter
         watch = here._watches["x"]
         while not watch.cancelling() and not watch.done():
             await asyncio.sleep(0)
@@ -200,7 +202,7 @@ async def test_a_probe_of_the_store_wakes_no_waiter(tmp_path: Path) -> None:
     ledger: Any = open_ledger(f"inbox+sqlite:///{path}")
     heard = asyncio.Event()
     await ledger.probe()
-    listener = Listener(path.with_name(path.name + BELLS), "inbox", heard.set)
+    listener = Listener(path.with_name(path.name + PIPES_SUFFIX), "inbox", heard.set)
     assert listener.open()
     await ledger.probe()
     await ledger.pause()

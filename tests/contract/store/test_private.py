@@ -12,7 +12,7 @@ import pytest
 
 from tenure.core.errors import UsageError
 from tenure.store.embedded import EmbeddedPostgres
-from tenure.store.private import private_database, private_folder, write_private
+from tenure.store.files import private_database, private_folder, write_private
 
 NOBODY = 65_534
 UMASKS = ["000", "022", "777"]
@@ -24,7 +24,7 @@ os.umask(int(sys.argv[1], 8))
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.store.embedded import EmbeddedRedis
-from tenure.store.notifying import Listener
+from tenure.store.file_notifier import Listener
 from tenure.webhooks.receiver import SqliteNonces
 
 async def main():

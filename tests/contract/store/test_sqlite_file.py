@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tenure.core.errors import ServerError
-from tenure.store.sqlite import close_file, open_file
-from tenure.store.turnstile import NEXT
-from tenure.store.watching import FileWatch
+from tenure.store.file_notifier import FileWatcher
+from tenure.store.sqlite import NEXT_SUFFIX, close_file, open_file
 from tests.processes import stop
 
 
@@ -62,7 +61,7 @@ async def test_a_commit_that_nobody_can_be_told_of_is_not_told_as_failed(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     try:
-        monkeypatch.setattr("tenure.store.turnstile.os.pwrite", full)
+        monkeypatch.setattr("tenure.store.sqlite.os.pwrite", full)
         assert await file.write(adds(1)) == 1
         assert await file.read(numbers) == [1]
     finally:
@@ -86,7 +85,7 @@ async def test_those_who_watch_are_told_when_a_commit_counts_and_of_nothing_else
 
     try:
         await file.write(adds(0))
-        watch = FileWatch(tmp_path, [path.name + NEXT], rung)
+        watch = FileWatcher(tmp_path, [path.name + NEXT_SUFFIX], rung)
         for number in range(1, 4):
             await file.write(adds(number))
             async with asyncio.timeout(10):

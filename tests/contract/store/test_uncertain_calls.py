@@ -13,7 +13,7 @@ from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.store.redis import Redis
-from tenure.store.resending import submit_surely
+from tenure.store.resend import submit_surely
 from tests.chaos.proxy import LossyProxy
 from tests.waiting import until
 

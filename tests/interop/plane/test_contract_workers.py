@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tenure.contracts.plane.transports import GROUP
-from tenure.store.embedded.node import locate_node
+from tenure.store.embedded.programs import locate_node
 from tenure.store.redis import Redis
 from tests.contract.gateway.web import Web
 from tests.contract.plane.conftest import Site, enqueue

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.store.embedded.node import locate_node
+from tenure.store.embedded.programs import locate_node
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.waiting import until
 

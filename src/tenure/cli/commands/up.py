@@ -45,7 +45,7 @@ from tenure.cli.welcome import how_to_call, welcome
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.opening import QueueUrl, parse_url
 from tenure.store.embedded import EmbeddedRedis
-from tenure.store.private import private_folder, write_private
+from tenure.store.files import private_folder, write_private
 from tenure.store.sqlite import file_of
 
 _GATEWAY_ENDS_WITHIN_S = 15.0

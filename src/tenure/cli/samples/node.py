@@ -23,7 +23,7 @@ import msgspec
 from tenure.cli.config import process_environment
 from tenure.core.errors import NotFound
 from tenure.store.embedded import locate_node
-from tenure.store.embedded.spawn import tied
+from tenure.store.embedded.process import tied
 
 _NPM_WITHIN_S = 300.0
 _ENDS_WITHIN_S = 3.0

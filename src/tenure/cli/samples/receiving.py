@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tenure.cli.config import Config
 from tenure.cli.samples.inbox import REQUESTER
-from tenure.store.private import write_private
+from tenure.store.files import write_private
 
 HOST = "127.0.0.1"
 _RING = "vault.keys"

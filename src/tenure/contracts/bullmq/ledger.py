@@ -19,7 +19,7 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
 from tenure.core.values import to_json
 from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 # What repeats another event or tells of another request: a job's own story ends with its end.

@@ -17,7 +17,7 @@ from tenure.core.errors import Conflict, ServerError, UsageError
 from tenure.core.job import JobRecord
 from tenure.core.values import from_json
 from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 
 class SchedulerRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from tenure.core.opening import parse_url
 from tenure.core.submission import new_job_id
 from tenure.core.values import to_json
 from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part, resend
+from tenure.store.resend import part, resend
 
 _BATCH_MAX = 500
 _TRIES_MAX = 5

@@ -32,7 +32,7 @@ from tenure.core.outcome import Outcome, Verdict
 from tenure.core.quarantine import Quarantined
 from tenure.core.seam import Upkeep
 from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 

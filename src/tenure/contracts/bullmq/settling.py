@@ -13,7 +13,7 @@ from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.idempotency import short_hash
 from tenure.core.outcome import COMPLETED, Outcome, Verdict
 from tenure.store.redis import Arg
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 
 class Settles:

@@ -34,7 +34,7 @@ from tenure.core.redacting import Redaction
 from tenure.core.transcoding import StorageCredentials
 from tenure.ledger.ids import uuid7
 from tenure.ledger.settings import BoxSettings
-from tenure.store.resending import submit_surely
+from tenure.store.resend import submit_surely
 
 TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")

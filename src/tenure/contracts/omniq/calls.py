@@ -15,7 +15,7 @@ from typing import Any
 from tenure.contracts.omniq.options import anchor
 from tenure.core.errors import ServerError, StoreUnreachable, TenureError
 from tenure.store.redis import Arg, Redis
-from tenure.store.resending import resend
+from tenure.store.resend import resend
 from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.omniq")

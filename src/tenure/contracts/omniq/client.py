@@ -58,7 +58,7 @@ from tenure.contracts.omniq.submission import (
 from tenure.contracts.omniq.ulid import new_ulid
 from tenure.core.errors import Conflict
 from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part
+from tenure.store.resend import part
 
 _TEND_STEP = 200
 _ERROR_BYTES_MAX = 4096

@@ -32,7 +32,7 @@ from tenure.core.state import PLANE as MACHINE
 from tenure.ledger.box import BoxQueue
 from tenure.ledger.engine import PLANE, Engine
 from tenure.ledger.upkeeping import Upkeeping
-from tenure.store.gathering import Gathering
+from tenure.store.batcher import Batcher
 from tenure.store.redis import Redis
 
 T = TypeVar("T")
@@ -83,13 +83,11 @@ class Plane:
             )
         self._has_priority = redis is None
         calls = calls_max(engine)
-        self._extends: dict[bool, Gathering[Lease, Lease | LeaseLost]] = {
-            always: Gathering(
-                partial(self._extend, always), items_max=_GATHERED_MAX, calls_max=calls
-            )
+        self._extends: dict[bool, Batcher[Lease, Lease | LeaseLost]] = {
+            always: Batcher(partial(self._extend, always), items_max=_GATHERED_MAX, calls_max=calls)
             for always in (False, True)
         }
-        self._settles: Gathering[Outcome, Verdict] = Gathering(
+        self._settles: Batcher[Outcome, Verdict] = Batcher(
             self._settle, items_max=_GATHERED_MAX, calls_max=calls
         )
         self._line = Line(self._transport.bell)

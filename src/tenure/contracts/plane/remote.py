@@ -45,7 +45,7 @@ from tenure.egress import (
     Unguarded,
     Unreachable,
 )
-from tenure.store import resending
+from tenure.store import resend
 
 _CONNECT_MS = 5_000
 _ANSWER_BYTES_MAX = 256 << 20
@@ -152,7 +152,7 @@ class RemotePlane:
         answers: list[Lease | LeaseLost] = []
         for part, held in self._parts(leases, _named):
             body = {"worker_id": self._worker_id, "leases": held, "if_short": True}
-            told = await resending.part(answers, self._post("heartbeat", body, _Kept))
+            told = await resend.part(answers, self._post("heartbeat", body, _Kept))
             answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
         return answers
 
@@ -161,7 +161,7 @@ class RemotePlane:
         answers: list[LeaseLost | None] = []
         for part, news in self._parts(reports, _news):
             body = {"worker_id": self._worker_id, "reports": news}
-            told = await resending.part(answers, self._post("report", body, _Reported))
+            told = await resend.part(answers, self._post("report", body, _Reported))
             answers += [
                 None if each.ok else LeaseLost(report.lease.job_id, each.reason)
                 for report, each in zip(part, told.results, strict=True)
@@ -185,7 +185,7 @@ class RemotePlane:
     ) -> None:
         for part, jobs in self._parts(numbered, lambda each: _ended(each[1])):
             body = {"worker_id": self._worker_id, "jobs": jobs}
-            told = await resending.part(verdicts, self._post(verb, body, _Ended))
+            told = await resend.part(verdicts, self._post(verb, body, _Ended))
             for (at, outcome), answer in zip(part, told.results, strict=True):
                 verdicts[at] = _verdict(outcome, answer)
 
@@ -201,7 +201,7 @@ class RemotePlane:
         stored: dict[int, Submitted] = {}
         for part, written in self._parts(sent, lambda each: each[1]):
             post = self._post("/v1/plane/jobs", {"jobs": written}, _Submitted)
-            told = await resending.part(stored, post)
+            told = await resend.part(stored, post)
             stored |= {at: answer for (at, _), answer in zip(part, told.results, strict=True)}
         answers |= stored
         return [answers[at] for at in range(len(jobs))]

@@ -68,7 +68,7 @@ from tenure.core.redacting import Redaction
 from tenure.core.seam import Upkeep
 from tenure.core.state import PLANE as MACHINE
 from tenure.ledger.ids import uuid7
-from tenure.store.resending import submit_surely
+from tenure.store.resend import submit_surely
 
 
 def allowed(caller: Caller, streams: tuple[str, ...], named: bool) -> tuple[str, ...]:

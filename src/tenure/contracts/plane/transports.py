@@ -17,7 +17,7 @@ from tenure.ledger.engine import PLANE, Bell, Engine, Row
 from tenure.ledger.settings import BoxSettings
 from tenure.ledger.unreadable import why_unreadable
 from tenure.ledger.upkeeping import Upkeeping
-from tenure.store.gathering import Gathering
+from tenure.store.batcher import Batcher
 from tenure.store.redis import Redis
 
 # PostgreSQL leaves dead entries at the head of a line while somebody keeps an old transaction open:
@@ -85,8 +85,8 @@ class RowTransport:
         self._boxes = boxes
         self._chores = chores
         self._places = {stream: _Place() for stream in boxes}
-        self._gathered: dict[str, Gathering[Asker, Taken]] = {
-            stream: Gathering(
+        self._gathered: dict[str, Batcher[Asker, Taken]] = {
+            stream: Batcher(
                 partial(self._take, stream),
                 items_max=_ASKERS_MAX,
                 calls_max=calls_max(engine),

@@ -14,9 +14,8 @@ from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
-from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part
-from tenure.store.wire import is_wrong_type
+from tenure.store.redis import Arg, Redis, is_wrong_type
+from tenure.store.resend import part
 
 _STATES = ("queued", "running", "done", "error", "canceled")
 _CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)

@@ -34,10 +34,9 @@ from tenure.core.outcome import (
 from tenure.core.quarantine import Quarantined
 from tenure.core.retry import exponential
 from tenure.core.seam import Upkeep
-from tenure.store.redis import Arg, Redis
-from tenure.store.resending import part
+from tenure.store.redis import Arg, Redis, is_wrong_type
+from tenure.store.resend import part
 from tenure.store.scripts import ScriptFolder
-from tenure.store.wire import is_wrong_type
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
 TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})

@@ -38,7 +38,7 @@ from tenure.core.redacting import Redaction, without_contents
 from tenure.core.seam import Query
 from tenure.core.state import STREAMS
 from tenure.core.submission import new_job_id
-from tenure.store.resending import submit_surely
+from tenure.store.resend import submit_surely
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")

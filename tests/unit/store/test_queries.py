@@ -6,7 +6,7 @@ import pytest
 
 from tenure.ledger.engine import INBOX
 from tenure.ledger.postgres_engine import PostgresEngine, given
-from tenure.store.statements import SEPARATOR, load_operation
+from tenure.store.queries import SEPARATOR, load_operation
 
 SQL = """-- Ends things.
 -- Batch: job_id text, fence bigint, size bigint, note text

@@ -1,10 +1,20 @@
-"""Redis URLs: every form is read, every mistake is named, no password is shown."""
+"""Redis URLs and the wire format: what is read and packed, what is refused, what errors say."""
+
+from typing import Any
 
 import pytest
 
-from tenure.core.errors import UsageError
-from tenure.store.address import RedisAddress, parse_address
+from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
 from tenure.store.redis import Redis
+from tenure.store.redis_connection import (
+    MORE,
+    RedisAddress,
+    command_name,
+    encode,
+    error_from_reply,
+    parse_address,
+    reply_reader,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +81,8 @@ def test_no_error_about_a_url_repeats_its_password(url: str) -> None:
 def test_neither_client_nor_address_shows_the_password() -> None:
     url = "redis://ann:hush@box:7000/2"
     client, address = Redis(url), parse_address(url)
-    assert "hush" not in f"{client!r} {client.label} {address!r} {address.label}"
-    assert client.label == "redis://box:7000/2"
+    assert "hush" not in f"{client!r} {address!r} {address.label}"
+    assert repr(client) == "Redis('redis://box:7000/2')"
 
 
 def test_labels_read_back_as_the_same_place() -> None:
@@ -83,3 +93,71 @@ def test_labels_read_back_as_the_same_place() -> None:
 def test_a_tls_file_that_is_missing_is_named_before_connecting() -> None:
     with pytest.raises(UsageError, match="TLS files"):
         parse_address("rediss://box?cafile=no-such-file.pem").tls_context()
+
+
+def test_a_command_is_packed_as_redis_wants_it() -> None:
+    expected = b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$2\r\n17\r\n$3\r\n1.5\r\n"
+    assert expected == encode(["SET", b"k", 17, 1.5])
+
+
+@pytest.mark.parametrize("bad", [None, True, ["nested"], {"a": 1}, object()])
+def test_an_argument_that_redis_has_no_form_for_is_refused(bad: Any) -> None:
+    with pytest.raises(UsageError, match="SET: not a Redis command"):
+        encode(["SET", "k", bad])
+
+
+def test_an_empty_command_is_refused_because_redis_would_not_answer_it() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        encode([])
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(UsageError):
+        encode(["SET", "k", "\ud800"])
+
+
+def test_messages_name_a_command_but_not_its_arguments() -> None:
+    assert command_name([b"AUTH", "secret"]) == "AUTH"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LOADING Redis is loading",
+        "MASTERDOWN Link down",
+        "CLUSTERDOWN The cluster is down",
+        "READONLY You can't write against a read only replica.",
+        "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write",
+        "UNBLOCKED force unblock from blocking operation, instance state changed",
+    ],
+)
+def test_a_server_that_is_not_ready_counts_as_unreachable(text: str) -> None:
+    error = error_from_reply(text)
+    assert isinstance(error, StoreUnreachable)
+    assert error.reply == text
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("MISCONF Redis is configured", "see its log"),
+        ("OOM command not allowed", "maxmemory"),
+        ("NOAUTH Authentication required.", "put it into the URL"),
+        ("WRONGPASS invalid", "is wrong"),
+        ("MOVED 3999 127.0.0.1:6381", "Redis Cluster"),
+    ],
+)
+def test_an_error_that_an_operator_can_cure_says_how(text: str, remedy: str) -> None:
+    error = error_from_reply(text)
+    assert type(error) is ServerError
+    assert error.reply == text
+    assert remedy in str(error)
+
+
+def test_errors_inside_a_nested_reply_are_values() -> None:
+    reader = reply_reader()
+    reader.feed(b"*2\r\n:1\r\n-ERR no\r\n")
+    one, error = reader.gets()
+    assert one == 1
+    assert isinstance(error, StoreError)
+    assert reader.gets() is MORE

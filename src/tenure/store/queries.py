@@ -3,14 +3,14 @@
 Each file is one operation and one transaction. It opens with a comment: its purpose, then
 
     -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
-    -- Alike: fence                         those of them that mostly are the same in all rows
+    -- Alike: fence                         those of them that mostly have one value in all rows
     -- Takes: queue text, count integer     single parameters, read as `:queue`
     -- Returns: what comes back             -- Clauses: which clauses it serves
 
-PostgreSQL gets one statement with `$1` and arrays, and another one for batches in which those
-columns are indeed alike: it takes single values for them, and texts joined by `SEPARATOR`, since a
-client pays for every element of an array. SQLite gets its statements one by one, and the batch as
-one JSON text. `{words}` in braces stand for fragments that the caller gives.
+PostgreSQL gets one statement with `$1` and arrays, and a second one for batches in which the
+`Alike` columns have one value: it takes these as single values, and texts joined by `SEPARATOR`,
+since a client pays for every element of an array. SQLite gets its statements one by one, and the
+batch as one JSON text. Other `{words}` in braces are fragments that the caller gives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tenure.core.errors import UsageError
-from tenure.store.beside import folder_beside
+from tenure.store.files import package_folder
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -40,7 +40,7 @@ _STORE_GIVES = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One transaction: its statements, and its parameters in the order in which they are given."""
+    """One transaction: its statements, and its parameters in order."""
 
     name: str
     batch: tuple[str, ...]
@@ -51,14 +51,14 @@ class Operation:
 
 
 class Operations(dict[str, Operation]):
-    """The operations of a package's `sql/<dialect>` folder, each read when it is first asked for.
+    """The operations of a package's `sql/<dialect>` folder, each read when first used.
 
     Those of its folder `session` belong to one dialect alone. `claim+share` is the file of `claim`
     with the fragment `share` as its `in_turn`.
     """
 
     def __init__(self, package: str, dialect: Dialect, words: Mapping[str, str]) -> None:
-        self._folder = folder_beside(package, "sql", dialect)
+        self._folder = package_folder(package, "sql", dialect)
         self._dialect = dialect
         self._words = words
 
@@ -73,7 +73,7 @@ class Operations(dict[str, Operation]):
 
 
 def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]) -> Operation:
-    """One file, made ready for its dialect."""
+    """One file, prepared for its dialect."""
     text = path.read_text(encoding="utf-8")
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
     alike = frozenset(name for line in _ALIKE.findall(text) for name in line.split(", "))
@@ -103,14 +103,14 @@ def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]
 
 
 def header_columns(text: str, part: str) -> list[tuple[str, str]]:
-    """What the header's lines `Batch:` or `Takes:` list: names and types."""
+    """The names and types in the header's lines `Batch:` or `Takes:`."""
     lines = re.findall(rf"^-- {part}: (.*)$", text, re.MULTILINE)
     return [column for line in lines for column in _COLUMN.findall(line)]
 
 
 def load_migrations(package: str, dialect: Dialect) -> list[tuple[int, str, str]]:
-    """The numbered migrations of a package: number, name, text with its loops unrolled."""
-    folder = folder_beside(package, "sql", dialect, "migrations")
+    """The migrations of a package: number, name, text with its loops unrolled."""
+    folder = package_folder(package, "sql", dialect, "migrations")
     found = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".sql"):
@@ -120,7 +120,7 @@ def load_migrations(package: str, dialect: Dialect) -> list[tuple[int, str, str]
 
 
 def unrolled(text: str) -> str:
-    """What stands between `-- @for box in a b` and `-- @end`, once for each word."""
+    """A text with each `-- @for box in a b` ... `-- @end` repeated for every word."""
 
     def each(match: re.Match[str]) -> str:
         variable, words, body = match.groups()
@@ -130,19 +130,19 @@ def unrolled(text: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """The single statements of a text; a trigger's body stays whole."""
-    statements, part = [], ""
-    for piece in text.split(";"):
-        part += piece + ";"
-        if sqlite3.complete_statement(part):
-            if part.strip(" \n;"):
-                statements.append(part.strip())
-            part = ""
+    """The statements of a text, one by one; a trigger's body stays whole."""
+    statements, statement = [], ""
+    for part in text.split(";"):
+        statement += part + ";"
+        if sqlite3.complete_statement(statement):
+            if statement.strip(" \n;"):
+                statements.append(statement.strip())
+            statement = ""
     return statements
 
 
 def without_comments(text: str) -> str:
-    """The statements of a file, bare."""
+    """The statements of a file, without its comment lines."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(lines).strip()
 
@@ -163,7 +163,7 @@ def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
 
 
 def _alike_source(columns: Iterable[tuple[str, str]], alike: Set[str]) -> str:
-    """The batch where each of some columns has one value for all rows, and texts are joined."""
+    """The batch where the `alike` columns have one value for all rows, and texts are joined."""
     single, arrays, own = [], [], []
     for at, (name, kind) in enumerate(columns, 1):
         if name in alike:
@@ -177,6 +177,6 @@ def _alike_source(columns: Iterable[tuple[str, str]], alike: Set[str]) -> str:
 
 
 def _numbered(body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]) -> str:
-    """Positions instead of names; each with its type, so that the server need not guess."""
+    """Positions instead of names, with types, so that the server need not guess."""
     at = {name: f"${number}::{kind}" for number, (name, kind) in enumerate(takes, len(batch) + 1)}
     return _PARAMETER.sub(lambda match: at[match[1]], body)

@@ -1,7 +1,7 @@
-"""Sending again after a lost answer, and what an error says of a call that took several steps.
+"""Sending a call again after its answer was lost, and honest errors for calls of several steps.
 
-`StoreUnreachable` promises that nothing was executed. That holds for one step. A call that sent
-something before and then cannot reach the store may have been executed: it raises `ReplyLost`.
+`StoreUnreachable` promises that nothing was executed. A call that executed one step and then cannot
+reach the store must not raise it: it raises `ReplyLost`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tenure.core.errors import (
-    ReplyLost,
-    StoreError,
-    StoreUnreachable,
-    TenureError,
-)
+from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, TenureError
 from tenure.core.intake import Submits
 from tenure.core.job import NewJob, Submitted
 
 T = TypeVar("T")
-
-_TRIES = 3
-_PATIENCE_S = 3.0
 
 
 async def resend(
@@ -33,7 +25,7 @@ async def resend(
     ends: type[StoreError] | tuple[()] = (),
     pause_s: Callable[[int], float] | None = None,
 ) -> T:
-    """Make a call again until it is answered; only for calls that may be executed twice.
+    """Makes a call until it is answered; only for calls that may be executed twice.
 
     Gives up after `tries`, after the first failure past `patience_s`, and when a failure is one of
     `ends`. Once an answer was lost, every later failure is a `ReplyLost`.
@@ -58,12 +50,12 @@ async def resend(
 
 
 async def submit_surely(queue: Submits, jobs: Sequence[NewJob]) -> list[Submitted]:
-    """Store jobs whose ids are chosen already: a repetition is answered with the job there is."""
-    return await resend(lambda: queue.submit(jobs), tries=_TRIES, patience_s=_PATIENCE_S)
+    """Stores jobs that have ids already: submitting one again returns the job that is there."""
+    return await resend(lambda: queue.submit(jobs), tries=3, patience_s=3.0)
 
 
 async def part(earlier: object, step: Awaitable[T]) -> T:
-    """One step of a call that takes several; `earlier` is true when another was executed."""
+    """One step of a call of several; `earlier` is true when another one was executed."""
     try:
         return await step
     except StoreUnreachable as error:

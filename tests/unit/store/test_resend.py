@@ -6,7 +6,7 @@ import pytest
 
 from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
-from tenure.store.resending import part, resend, submit_surely
+from tenure.store.resend import part, resend, submit_surely
 
 JOBS = [NewJob(task="work", payload=b"{}", job_id="j1")]
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tenure.store.gathering import LOAD, Gathering
+from tenure.store.batcher import LOAD, Batcher
 
 
 class Slow:
@@ -30,7 +30,7 @@ async def _turn() -> None:
 @pytest.mark.clause("P-19")
 async def test_what_comes_while_a_call_is_under_way_travels_together() -> None:
     slow = Slow()
-    gathering = Gathering(slow.send, items_max=10, calls_max=2)
+    gathering = Batcher(slow.send, items_max=10, calls_max=2)
     first = asyncio.create_task(gathering([1]))
     await _turn()
     rest = [asyncio.create_task(gathering([n])) for n in (2, 3, 4)]
@@ -45,7 +45,7 @@ async def test_what_comes_while_a_call_is_under_way_travels_together() -> None:
 @pytest.mark.clause("P-19")
 async def test_a_heavy_load_gets_a_call_beside_the_first() -> None:
     slow = Slow()
-    gathering = Gathering(slow.send, items_max=500, calls_max=2, weigh=lambda item: item)
+    gathering = Batcher(slow.send, items_max=500, calls_max=2, weigh=lambda item: item)
     asking = [asyncio.create_task(gathering([n])) for n in (1, LOAD, LOAD)]
     await _turn()
     assert slow.calls == [[1, LOAD, LOAD]]
@@ -61,7 +61,7 @@ async def test_a_heavy_load_gets_a_call_beside_the_first() -> None:
 async def test_who_comes_just_when_the_last_call_ends_is_not_left_behind() -> None:
     """Asked from within the answer: the call is over, and its task has not been taken away yet."""
     slow = Slow()
-    gathering = Gathering(slow.send, items_max=10, calls_max=1)
+    gathering = Batcher(slow.send, items_max=10, calls_max=1)
 
     async def twice(number: int) -> list[int]:
         return await gathering([number]) + await gathering([10 * number])
@@ -77,14 +77,14 @@ async def test_an_error_is_told_to_everybody_in_the_call() -> None:
     async def send(items: list[int]) -> list[int]:
         raise ConnectionError("gone")
 
-    gathering = Gathering(send, items_max=10, calls_max=1)
+    gathering = Batcher(send, items_max=10, calls_max=1)
     told = await asyncio.gather(gathering([1]), gathering([2]), return_exceptions=True)
     assert [str(each) for each in told] == ["gone", "gone"]
 
 
 async def test_what_goes_together_is_bounded_in_number_and_size() -> None:
     slow = Slow()
-    gathering = Gathering(slow.send, items_max=3, size_max=10, measure=lambda item: item)
+    gathering = Batcher(slow.send, items_max=3, size_max=10, measure=lambda item: item)
     asking = [asyncio.create_task(gathering([n])) for n in (1, 1, 1, 1, 8, 2, 99, 1)]
     for _ in range(10):
         slow.go.release()
@@ -97,7 +97,7 @@ async def test_who_has_gone_before_the_call_is_left_out_only_where_that_is_wishe
     drops_gone: bool,
 ) -> None:
     slow = Slow()
-    gathering = Gathering(slow.send, items_max=2, drops_gone=drops_gone)
+    gathering = Batcher(slow.send, items_max=2, drops_gone=drops_gone)
     first = asyncio.create_task(gathering([1]))
     await _turn()
     gone, *rest = (asyncio.create_task(gathering([n])) for n in (2, 3, 4))

