@@ -8,6 +8,7 @@ error and not a guess.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.core.errors import Conflict, ServerError, UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tenure.store.postgres import Postgres
 
 PACKAGE = "tenure.ledger"
+TABLE = "tenure_migrations"
 _SEQUENCES = {
     **{
         f"{table}_seq_seq": (table, "seq")
@@ -25,6 +27,7 @@ _SEQUENCES = {
     "webhook_secrets_id_seq": ("webhook_secrets", "id"),
 }
 Applied = dict[int, str]
+_BEFORE_RELEASE = "ledger_migrations"
 
 
 class Migrates(Protocol):
@@ -75,6 +78,19 @@ def _refuse_strangers(has: Applied, dialect: Dialect) -> None:
             raise Conflict(f"migration {number} was changed after it was applied to this database")
 
 
+def has_migrations(tables: Collection[str]) -> bool:
+    """Whether a database has migrations; raises for one that is older than the first release."""
+    if TABLE in tables:
+        return True
+    if _BEFORE_RELEASE in tables:
+        raise Conflict(
+            "the database was made by a version before the first release, whose tables this "
+            "version cannot read: use a new SQLite file or PostgreSQL schema (`?schema=NAME`), or "
+            "remove the old one, and run `tenure db migrate`"
+        )
+    return False
+
+
 class PostgresMigrations:
     """Migrations of one schema; two programs at once are one after the other."""
 
@@ -83,16 +99,17 @@ class PostgresMigrations:
         self._schema = database.schema
 
     async def applied(self) -> Applied:
-        there = "SELECT to_regclass($1) IS NOT NULL AS there"
-        table = f"{self._schema}.ledger_migrations"
-        if not (await self._database.fetch(there, [table]))[0]["there"]:
+        found = await self._database.fetch(
+            "SELECT tablename FROM pg_tables WHERE schemaname = $1", [self._schema]
+        )
+        if not has_migrations([row["tablename"] for row in found]):
             return {}
-        rows = await self._database.fetch("SELECT number, checksum FROM ledger_migrations", [])
+        rows = await self._database.fetch(f"SELECT number, checksum FROM {TABLE}", [])  # nosec B608 # a constant
         return {row["number"]: row["checksum"] for row in rows}
 
     async def apply(self, number: int, name: str, checksum: str, text: str) -> None:
         # Names and checksums are ours: letters, digits and underscores.
-        note = f"INSERT INTO ledger_migrations VALUES ({number}, '{name}', '{checksum}')"  # nosec B608 # see above
+        note = f"INSERT INTO {TABLE} VALUES ({number}, '{name}', '{checksum}')"  # nosec B608 # see above
         begin = f"BEGIN; SELECT pg_advisory_xact_lock(7246101); {_OWN_TABLE};"
         try:
             await self._database.script(
@@ -104,7 +121,7 @@ class PostgresMigrations:
 
 
 _OWN_TABLE = (
-    "CREATE TABLE IF NOT EXISTS ledger_migrations (number integer PRIMARY KEY,"
+    f"CREATE TABLE IF NOT EXISTS {TABLE} (number integer PRIMARY KEY,"
     " name text NOT NULL, checksum text NOT NULL, applied_at timestamptz DEFAULT now())"
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tenure.core.errors import UsageError
 from tenure.ledger.engine import PACKAGE
-from tenure.ledger.migrating import Applied, known, missing, warn_of_places
+from tenure.ledger.migrating import TABLE, Applied, has_migrations, known, missing, warn_of_places
 from tenure.store.beside import folder_beside
 from tenure.store.private import private_database
 from tenure.store.statements import split, unrolled
@@ -90,9 +90,9 @@ def queues_with_work(connection: sqlite3.Connection) -> list[str]:
 
 def applied(connection: sqlite3.Connection) -> Applied:
     """The migrations that a file has."""
-    if "ledger_migrations" not in _tables(connection):
+    if not has_migrations(_tables(connection)):
         return {}
-    rows = connection.execute("SELECT number, checksum FROM ledger_migrations")
+    rows = connection.execute(f"SELECT number, checksum FROM {TABLE}")  # nosec B608 # a constant
     return {row[0]: row[1] for row in rows}
 
 
@@ -101,14 +101,14 @@ def apply(connection: sqlite3.Connection, number: int, name: str, checksum: str,
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(
-            "CREATE TABLE IF NOT EXISTS ledger_migrations (number INTEGER PRIMARY KEY,"
+            f"CREATE TABLE IF NOT EXISTS {TABLE} (number INTEGER PRIMARY KEY,"
             " name TEXT NOT NULL, checksum TEXT NOT NULL,"
             " applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
         )
         for statement in split(text):
             connection.execute(statement)
         connection.execute(
-            "INSERT INTO ledger_migrations (number, name, checksum) VALUES (?, ?, ?)",
+            f"INSERT INTO {TABLE} (number, name, checksum) VALUES (?, ?, ?)",  # nosec B608 # a constant
             (number, name, checksum),
         )
         connection.execute("COMMIT")
