@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.ledger.migrating import known
+from tenure.sql.schema import known
 from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.upped import Up, children

@@ -22,8 +22,7 @@ from tenure.gateway.keys import KeyRing, RedisKeyRing
 from tenure.gateway.limits import Quota
 from tenure.gateway.rings import open_side_store
 from tenure.gateway.sql_keys import open_sql_keyring
-from tenure.ledger.migrating import migrate
-from tenure.ledger.sqlite_migrations import SqliteMigrations
+from tenure.sql.schema import SqliteMigrations, migrate
 from tenure.store.redis import Redis
 from tests.contract.adapters import Servers
 from tests.contract.gateway.conftest import Site

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tenure.contracts.inbox.options import Options
-from tenure.store.statements import Dialect as Dialect
-from tenure.store.statements import header_columns, load_migrations
+from tenure.sql.operations import Dialect as Dialect
+from tenure.sql.operations import header_columns, load_migrations
 
 ROOT = Path(__file__).resolve().parents[3]
-SQL = ROOT / "src" / "tenure" / "ledger" / "sql"
+SQL = ROOT / "src" / "tenure" / "sql" / "sql"
 PAGE = (ROOT / "docs" / "contracts" / "inbox.md").read_text()
 
 
@@ -47,7 +47,7 @@ def test_both_engines_have_the_same_operations_with_the_same_parameters() -> Non
 def test_the_tables_of_both_engines_have_the_same_columns(dialect: Dialect) -> None:
     def columns(of: Dialect) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for _, _, text in load_migrations("tenure.ledger", of):
+        for _, _, text in load_migrations("tenure.sql", of):
             for part in text.split("CREATE TABLE ")[1:]:
                 table, _, body = part.partition(" (")
                 lines = body.split("\n)")[0].splitlines()

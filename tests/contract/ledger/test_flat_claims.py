@@ -15,11 +15,11 @@ from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.core.outcome import COMPLETED, Outcome
 from tenure.core.seam import Queue
-from tenure.ledger.engine import INBOX, OUTBOX, Row
-from tenure.ledger.postgres_engine import PostgresEngine
-from tenure.ledger.postgres_engine import given as given_as
-from tenure.ledger.sqlite_engine import SqliteEngine
-from tenure.store.statements import Operation
+from tenure.sql.engine import INBOX, OUTBOX, Row
+from tenure.sql.operations import Operation
+from tenure.sql.postgres_engine import PostgresEngine
+from tenure.sql.postgres_engine import given as given_as
+from tenure.sql.sqlite_engine import SqliteEngine
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 

@@ -12,11 +12,10 @@ from tenure.cli.group import group
 from tenure.core.errors import Conflict, UsageError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
-from tenure.ledger import migrating
-from tenure.ledger.migrating import PostgresMigrations, known, migrate
-from tenure.ledger.sqlite_migrations import SqliteMigrations
+from tenure.sql import schema
+from tenure.sql.operations import Dialect, load_migrations
+from tenure.sql.schema import PostgresMigrations, SqliteMigrations, known, migrate
 from tenure.store.postgres import Postgres
-from tenure.store.statements import Dialect, load_migrations
 from tests.contract.adapters import Servers
 
 JOB = NewJob(task="t", payload=b"{}")
@@ -30,7 +29,7 @@ def second_migration(monkeypatch: pytest.MonkeyPatch) -> None:
         first = load_migrations(package, dialect)
         return [*first, (2, "second", "CREATE TABLE second (n integer);")]
 
-    monkeypatch.setattr(migrating, "load_migrations", load)
+    monkeypatch.setattr(schema, "load_migrations", load)
 
 
 async def test_a_new_file_gets_its_tables_by_itself(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from tenure.contracts.plane import line
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
 from tenure.core.opening import open_ledger, open_queue
-from tenure.ledger import claiming, sqlite_engine
-from tenure.ledger.sqlite_engine import SqliteBell
+from tenure.sql import claim, sqlite_engine
+from tenure.sql.sqlite_engine import SqliteListener
 from tenure.store import sqlite
 from tenure.store.notifying import Listener, notify
 from tenure.store.sqlite import BELLS
@@ -28,7 +28,7 @@ WITHIN_S = 10.0
 @pytest.fixture(autouse=True)
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a wake-up ends a wait."""
-    monkeypatch.setattr(claiming, "POLL_MS", NEVER_MS)
+    monkeypatch.setattr(claim, "POLL_MS", NEVER_MS)
     monkeypatch.setattr(line, "POLL_MS", NEVER_MS)
 
 
@@ -152,7 +152,7 @@ async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on
 
 async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    lines = [line.Line(lambda stream: SqliteBell(path, stream)) for _ in range(OTHERS + 1)]
+    lines = [line.Line(lambda stream: SqliteListener(path, stream)) for _ in range(OTHERS + 1)]
     waiters = [each.join(("x",)) for each in lines]
     for each, waiter in zip(lines, waiters, strict=True):
         await waiter.woken.wait()  # its first look: the plane listens
@@ -175,7 +175,7 @@ async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
 
     async def joins_late() -> bool:
         """Whether the waiter joined in the moment in which the watch timed out."""
-        here = line.Line(lambda stream: SqliteBell(path, stream))
+        here = line.Line(lambda stream: SqliteListener(path, stream))
         first = here.join(("x",))
         await first.woken.wait()
         here.leave(first, found=False)

@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.ledger.postgres_rows import PackedRows
 from tenure.pipeline.source.copy_format import fixed, rows_of, values_of
+from tenure.sql.postgres_engine import PackedRows
 
 ROWS = st.lists(
     st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.integers(-9, 9)), min_size=1

@@ -10,20 +10,15 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.inbox.credentials import InboxCredentials
-from tenure.contracts.inbox.journal import inbox_journal, tape
-from tenure.contracts.inbox.ledger import inbox_ledger
+from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
 from tenure.contracts.inbox.options import Options
-from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
-from tenure.contracts.inbox.secrets import WebhookSecrets
+from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue, inbox_journal, inbox_ledger, tape
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
 from tenure.core.tape import SqlTape
-from tenure.ledger.engine import Engine
-from tenure.ledger.history import BoxJournal
-from tenure.ledger.opening import open_engine
-from tenure.ledger.reading import BoxLedger
-from tenure.ledger.settings import BoxSettings
+from tenure.sql import open_engine
+from tenure.sql.engine import Engine, QueueSettings
+from tenure.sql.sql_ledger import SqlJournal, SqlLedger
 
 __all__ = [
     "InboxQueue",
@@ -49,12 +44,12 @@ def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
     return kind(engine, options, worker_id=worker_id)
 
 
-def open_ledger(url: QueueUrl) -> BoxLedger:
+def open_ledger(url: QueueUrl) -> SqlLedger:
     """The ledger of the same box."""
     return inbox_ledger(*parts(url, pinned=False))
 
 
-def open_outbox(url: QueueUrl) -> BoxLedger | None:
+def open_outbox(url: QueueUrl) -> SqlLedger | None:
     """The ledger of the events that an inbox leaves; None of an outbox itself."""
     engine, options = parts(url, pinned=False)
     if options.box == "outbox":
@@ -62,12 +57,12 @@ def open_outbox(url: QueueUrl) -> BoxLedger | None:
     return inbox_ledger(engine, msgspec.structs.replace(options, box="outbox"))
 
 
-def open_journal(url: QueueUrl) -> BoxJournal:
+def open_journal(url: QueueUrl) -> SqlJournal:
     """The journal of the same box."""
     return inbox_journal(*parts(url))
 
 
-def open_box(url: QueueUrl) -> tuple[Engine, BoxSettings]:
+def open_box(url: QueueUrl) -> tuple[Engine, QueueSettings]:
     """The database and the table in it, for writers of whole columns."""
     engine, options = parts(url)
     return engine, options.settings()

@@ -8,8 +8,7 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.opening import check_least
-from tenure.ledger.engine import INBOX, OUTBOX
-from tenure.ledger.settings import BoxOptions, BoxSettings
+from tenure.sql.engine import INBOX, OUTBOX, QueueSettings, SqlOptions
 
 CONTRACT = "inbox"
 
@@ -18,7 +17,7 @@ OUTBOX_BATCH = 10
 OUTBOX_BATCH_MAX = 25
 
 
-class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Options(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the queue URL; the defaults are for work that must not be lost.
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
@@ -48,7 +47,7 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if not self.queue or len(self.queue) > 100 or not self.queue.isprintable():
             raise UsageError("queue: 1 to 100 printable characters", contract=CONTRACT)
 
-    def settings(self) -> BoxSettings:
+    def settings(self) -> QueueSettings:
         """How the box behaves."""
         if self.box == "outbox":
             return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")

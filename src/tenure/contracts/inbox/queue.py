@@ -1,25 +1,78 @@
-"""The `inbox` contract on the seam: jobs, and the events that tell of them, in SQL tables.
+"""When a failed attempt runs again (contract section 5), decided from the failure's code alone.
 
-Both are boxes of the ledger, with the same protocol: claim, lease, heartbeat, reclaim, and a claim
-version that fences every write. What the statements do and which clause each serves stands at the
-head of every file in `ledger/sql`.
+A code that is, or ends in, an HTTP status (`503`, `http_503`) falls into that status's class:
+
+    busy        423, 500, 502, 503, 504     exponential with jitter
+    throttled   429                         the same from a larger first step: at once slower
+    refused     401, 403                    credentials: the worker refreshes them and counts it
+                                            apart; here they are tried again like `busy`
+    hopeless    every other 4xx             trying again changes nothing: dead letter
+
+Any other failure says itself whether it may be tried again.
 """
 
 from __future__ import annotations
 
 import random
+import re
+from typing import Literal
 
 from tenure.contracts.inbox.options import Options
-from tenure.contracts.inbox.retrying import backoff, retry_class
-from tenure.core.outcome import Outcome
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.retry import delay_ms, exponential
 from tenure.core.state import INBOX
-from tenure.ledger.box import BoxQueue
-from tenure.ledger.engine import Engine
+from tenure.core.tape import SqlTape
+from tenure.sql.engine import OUTBOX, Engine
+from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
+from tenure.sql.sql_queue import SqlQueue
+
+RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
+
+BUSY = frozenset({423, 500, 502, 503, 504})
+THROTTLED = frozenset({429})
+REFUSED = frozenset({401, 403})
+THROTTLED_FACTOR = 8
+
+_STATUS = re.compile(r"(?:^|[^0-9])([1-5][0-9]{2})$")
+
+
+def http_status(code: str) -> int:
+    """The HTTP status that an error code ends in, 0 for none.
+
+    >>> http_status("http_503"), http_status("404"), http_status("Timeout"), http_status("E1503")
+    (503, 404, 0, 0)
+    """
+    match = _STATUS.search(code)
+    return int(match[1]) if match else 0
+
+
+def retry_class(failure: Failure | None) -> RetryClass:
+    """The class of a failure."""
+    status = http_status(failure.code) if failure else 0
+    if status in BUSY:
+        return "busy"
+    if status in THROTTLED:
+        return "throttled"
+    if status in REFUSED:
+        return "refused"
+    return "hopeless" if 400 <= status < 500 else "plain"
+
+
+def backoff(
+    failure: Failure | None, attempt: int, first_ms: int, chance: float
+) -> tuple[int, bool]:
+    """After how many milliseconds attempt `attempt` is followed by the next, and if at all."""
+    kind = retry_class(failure)
+    if kind == "hopeless" or (kind == "plain" and failure is not None and not failure.retryable):
+        return 0, False
+    step_ms = first_ms * THROTTLED_FACTOR if kind == "throttled" else first_ms
+    return delay_ms(exponential(step_ms, jitter="equal"), attempt, chance), True
+
 
 FINALS = frozenset(INBOX.final)
 
 
-class InboxQueue(BoxQueue):
+class InboxQueue(SqlQueue):
     """The inbox: jobs to be done."""
 
     def __init__(self, engine: Engine, options: Options, *, worker_id: str = "") -> None:
@@ -47,3 +100,35 @@ class OutboxQueue(InboxQueue):
     def __init__(self, engine: Engine, options: Options, *, worker_id: str = "") -> None:
         super().__init__(engine, options, worker_id=worker_id)
         self.claim_max = options.batch
+
+
+def inbox_ledger(engine: Engine, options: Options) -> SqlLedger:
+    """The ledger of one box."""
+    return SqlLedger(engine, options.settings(), INBOX)
+
+
+def inbox_journal(engine: Engine, options: Options) -> SqlJournal:
+    """The journal of one box."""
+    return SqlJournal(engine, options.settings())
+
+
+def tape(store: str, options: Options) -> SqlTape:
+    """The same table for readers in bulk; it is trimmed only behind what they captured."""
+    settings = options.settings()
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queue = settings.queue.replace("'", "''")
+    return SqlTape(
+        store=store,
+        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
+        contract=settings.contract,
+        queue=settings.queue,
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue = '{queue}'",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
+        jobs=f"{schema}{settings.table}",
+        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
+        queues=(settings.queue,),
+        schema=options.schema,
+        by_job="n.listed" if schema else "true",
+        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
+    )

@@ -12,10 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tenure.contracts.inbox.credentials import InboxCredentials
-from tenure.contracts.inbox.door import check_called, check_credentials, checked
-from tenure.contracts.inbox.secrets import Seal, WebhookSecrets
-from tenure.contracts.inbox.shapes import (
+from tenure.contracts.inbox.credentials import InboxCredentials, Seal, WebhookSecrets
+from tenure.contracts.inbox.transcode_request import (
     Accepted,
     AskStatus,
     CreateTranscode,
@@ -23,6 +21,9 @@ from tenure.contracts.inbox.shapes import (
     NewCredentials,
     SecretView,
     TranscodeView,
+    check_called,
+    check_credentials,
+    checked,
     view,
 )
 from tenure.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
@@ -32,8 +33,8 @@ from tenure.core.intake import IdempotencyKey, Submits, check_stored, idempotenc
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.redacting import Redaction
 from tenure.core.transcoding import StorageCredentials
-from tenure.ledger.ids import uuid7
-from tenure.ledger.settings import BoxSettings
+from tenure.sql.engine import QueueSettings
+from tenure.sql.submit import uuid7
 from tenure.store.resending import submit_surely
 
 TASK = "transcode"
@@ -51,7 +52,7 @@ class Reads(Protocol):
     """What the routes need of the ledger."""
 
     @property
-    def settings(self) -> BoxSettings:
+    def settings(self) -> QueueSettings:
         """How the queue behaves."""
 
     async def get(self, job_id: str) -> JobRecord | None:
@@ -64,7 +65,7 @@ class Reads(Protocol):
 class Replaces(Protocol):
     """Where a requester's newer credentials go."""
 
-    async def keep(self, settings: BoxSettings) -> None:
+    async def keep(self, settings: QueueSettings) -> None:
         """Note whether the queue keeps credentials of jobs that have ended."""
 
     async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:

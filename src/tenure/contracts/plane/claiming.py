@@ -23,8 +23,8 @@ from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.quarantine import Quarantined
-from tenure.ledger.engine import PLANE, Engine
-from tenure.ledger.unreadable import set_aside, why_no_json
+from tenure.sql.claim import set_aside, why_no_json
+from tenure.sql.engine import PLANE, Engine
 
 WAIT_MS_MAX = 60_000
 _RECOVER_MAX = 1_000

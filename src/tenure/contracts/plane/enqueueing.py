@@ -26,7 +26,7 @@ from tenure.core.intake import Submits, check_stored, idempotency_key, trace_con
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.redacting import Redaction
 from tenure.core.state import PLANE as MACHINE
-from tenure.ledger.ids import uuid7
+from tenure.sql.submit import uuid7
 from tenure.store.resending import submit_surely
 
 _EVENT_ID = re.compile(r"[0-9]{1,18}")

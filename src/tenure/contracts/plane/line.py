@@ -12,7 +12,7 @@ import contextlib
 import random
 from collections.abc import Callable
 
-from tenure.ledger.engine import Bell
+from tenure.sql.engine import QueueListener
 
 # A look when nothing rang, spread so that planes do not come together.
 POLL_MS = (500, 1_500)
@@ -33,7 +33,7 @@ class Waiter:
 class Line:
     """Everybody who waits at one plane."""
 
-    def __init__(self, bell: Callable[[str], Bell]) -> None:
+    def __init__(self, bell: Callable[[str], QueueListener]) -> None:
         self._bell = bell
         self._waiting: dict[Waiter, None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}

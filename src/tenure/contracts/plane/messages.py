@@ -24,9 +24,8 @@ from tenure.contracts.plane.warning import warn
 from tenure.contracts.plane.words import queue_of
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.idempotency import short_hash
-from tenure.ledger.engine import PLANE, Bell, Engine
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.upkeeping import Upkeeping
+from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings
+from tenure.sql.upkeep import Upkeeper
 from tenure.store.redis import Redis
 
 GROUP = "plane"
@@ -57,8 +56,8 @@ class MessageTransport:
         self,
         engine: Engine,
         redis: Redis,
-        boxes: Mapping[str, BoxSettings],
-        chores: Mapping[str, Upkeeping],
+        boxes: Mapping[str, QueueSettings],
+        chores: Mapping[str, Upkeeper],
         *,
         consumer: str,
         namespace: str = "",
@@ -273,7 +272,7 @@ class MessageTransport:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def bell(self, stream: str) -> Bell:
+    def bell(self, stream: str) -> QueueListener:
         return MessageBell(self._redis, [key for key, _ in self._keys(stream)])
 
     async def close(self) -> None:

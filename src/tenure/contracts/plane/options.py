@@ -10,13 +10,12 @@ import msgspec
 from tenure.contracts.plane.words import CONTRACT, queue_of
 from tenure.core.errors import UsageError
 from tenure.core.opening import check_least
-from tenure.ledger.engine import PLANE
-from tenure.ledger.settings import BoxOptions, BoxSettings
+from tenure.sql.engine import PLANE, QueueSettings, SqlOptions
 
 _STREAM = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 
 
-class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The plane itself, over its database.
 
     `streams` are served in this order, the most urgent first. `redis` is the URL of a Redis whose
@@ -47,7 +46,7 @@ class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         """The streams, the most urgent first."""
         return stream_names(self.streams)
 
-    def settings(self, stream: str) -> BoxSettings:
+    def settings(self, stream: str) -> QueueSettings:
         """How the box of one stream behaves."""
         return self.of_box(contract=CONTRACT, table=PLANE, queue=queue_of(stream))
 

@@ -11,10 +11,9 @@ from tenure.contracts.plane.transport import Taken
 from tenure.contracts.plane.words import queue_of
 from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
-from tenure.ledger.engine import PLANE, Bell, Engine, Row
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.unreadable import why_unreadable
-from tenure.ledger.upkeeping import Upkeeping
+from tenure.sql.claim import why_unreadable
+from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row
+from tenure.sql.upkeep import Upkeeper
 from tenure.store.gathering import Gathering
 
 # PostgreSQL leaves dead entries at the head of a line while somebody keeps an old transaction open:
@@ -47,7 +46,7 @@ class RowTransport:
     """Claims by the rows themselves; those that come at the same time share one transaction."""
 
     def __init__(
-        self, engine: Engine, boxes: Mapping[str, BoxSettings], chores: Mapping[str, Upkeeping]
+        self, engine: Engine, boxes: Mapping[str, QueueSettings], chores: Mapping[str, Upkeeper]
     ) -> None:
         self._engine = engine
         self._boxes = boxes
@@ -93,7 +92,7 @@ class RowTransport:
     async def upkeep(self) -> None:
         """Nothing can get lost: there is one place."""
 
-    def bell(self, stream: str) -> Bell:
+    def bell(self, stream: str) -> QueueListener:
         return self._engine.bell(queue_of(stream))
 
     async def close(self) -> None:

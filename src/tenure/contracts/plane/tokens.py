@@ -12,7 +12,7 @@ import secrets
 from functools import lru_cache
 
 from tenure.core.errors import StoreError
-from tenure.ledger.engine import PLANE, Engine
+from tenure.sql.engine import PLANE, Engine
 
 _NONCE_CHARS = 32
 _MARK_CHARS = 16

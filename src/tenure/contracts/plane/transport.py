@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from tenure.core.lease import Lease
-from tenure.ledger.engine import Bell
+from tenure.sql.engine import QueueListener
 
 
 class Taken(NamedTuple):
@@ -31,7 +31,7 @@ class Transport(Protocol):
     async def upkeep(self) -> None:
         """Bring back what got lost on the way."""
 
-    def bell(self, stream: str) -> Bell:
+    def bell(self, stream: str) -> QueueListener:
         """Rings when there may be something in a stream."""
 
     async def close(self) -> None:

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from tenure.core.errors import UsageError
 from tenure.core.idempotency import canonical
 from tenure.core.job import NewJob
-from tenure.ledger.postgres_copy import parts_of
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.submitting import COLUMNS, check
 from tenure.pipeline.source.copy_format import fixed, rows_of, values_of
+from tenure.sql.engine import QueueSettings
+from tenure.sql.postgres_engine import parts_of
+from tenure.sql.submit import COLUMNS, check
 from tenure.store.postgres import Copied
 
 _JOB_ID = "^[A-Za-z0-9_.@:-]{1,128}$"
@@ -124,7 +124,7 @@ def _hexadecimal(texts: list[bytes], kept: int) -> pa.Array:
     return fixed(heads.tobytes().hex().encode(), 2 * kept)
 
 
-def tables_of(part: Part, head: Mapping[str, Any], settings: BoxSettings) -> list[Copied]:
+def tables_of(part: Part, head: Mapping[str, Any], settings: QueueSettings) -> list[Copied]:
     """The rows of the jobs and of their first events.
 
     `head` has the time, and the turns and positions that the database gave out. The ledger says
@@ -139,7 +139,7 @@ def tables_of(part: Part, head: Mapping[str, Any], settings: BoxSettings) -> lis
     ]
 
 
-def _given(part: Part, settings: BoxSettings) -> dict[str, list[Any]]:
+def _given(part: Part, settings: QueueSettings) -> dict[str, list[Any]]:
     """The first job, as a submit gives it to the ledger."""
     model = part.model
     row = {

@@ -14,16 +14,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tenure.core.opening import open_part
-from tenure.ledger.postgres_copy import SAMPLE
-from tenure.ledger.postgres_engine import PostgresEngine
-from tenure.ledger.settings import BoxSettings
 from tenure.pipeline.source.columns import Part, Stored, part_of, tables_of
+from tenure.sql.engine import QueueSettings
+from tenure.sql.postgres_engine import SAMPLE, PostgresEngine
 
 
 class BoxColumns:
     """Puts columns of jobs into one box on PostgreSQL, for one event loop."""
 
-    def __init__(self, engine: PostgresEngine, settings: BoxSettings) -> None:
+    def __init__(self, engine: PostgresEngine, settings: QueueSettings) -> None:
         self._engine = engine
         self._settings = settings
 

@@ -1,4 +1,4 @@
-"""What time makes due: promote, take back, expire, decide, remove. Safe from every worker."""
+"""Upkeep of a queue: promote, reclaim, expire, decide, remove. Any worker may run it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 
 from tenure.core.errors import ServerError
 from tenure.core.seam import Upkeep
-from tenure.ledger.deciding import decide
-from tenure.ledger.engine import OUTBOX, Engine
-from tenure.ledger.settings import BoxSettings
+from tenure.sql.engine import OUTBOX, Engine, QueueSettings
+from tenure.sql.settle import decide
 
 _COUNT = 1_000
 _WINDOWS = 10
@@ -20,10 +19,10 @@ _UNBLOCK_EVERY_S = 5.0
 TOMBSTONE_MS = 30 * 86_400_000
 
 
-class Upkeeping:
+class Upkeeper:
     """Upkeep of one box."""
 
-    def __init__(self, engine: Engine, settings: BoxSettings, worker_id: str) -> None:
+    def __init__(self, engine: Engine, settings: QueueSettings, worker_id: str) -> None:
         self._engine = engine
         self._settings = settings
         self._worker_id = worker_id
@@ -154,4 +153,4 @@ def _warn(text: str, queue: str, error: Exception) -> None:
     """Write a line. A program that only reads a queue does not load what writes it."""
     import structlog
 
-    structlog.get_logger("tenure.ledger").warning(text, queue=queue, error=str(error))
+    structlog.get_logger("tenure.sql").warning(text, queue=queue, error=str(error))

@@ -1,4 +1,4 @@
-"""Opens the engine that a store URL names; a driver is imported only when it is asked for."""
+"""What the inbox and the control plane share: jobs, leases and a journal on SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenure.core.errors import UsageError
-from tenure.ledger.engine import Engine
+from tenure.sql.engine import Engine
 
 
 def open_engine(url: str, settings: Mapping[str, Any]) -> Engine:
     """The engine behind a store URL, `sqlite:///file` or `postgresql://...`; connects when used."""
     scheme = url.partition("://")[0]
     if scheme in ("postgresql", "postgres"):
-        from tenure.ledger.postgres_engine import PostgresEngine
+        from tenure.sql.postgres_engine import PostgresEngine
 
         return PostgresEngine(url, **settings)
     if scheme in ("sqlite", "libsql"):
         _check_no_options(url)
-        from tenure.ledger.sqlite_engine import SqliteEngine
+        from tenure.sql.sqlite_engine import SqliteEngine
 
         return SqliteEngine(url, **settings)
     raise UsageError(

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from tenure.ledger.ids import uuid7
+from tenure.sql.submit import uuid7
 
 
 def test_an_id_is_a_uuid_of_version_seven_and_later_ones_are_greater() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tenure.ledger.engine import INBOX
-from tenure.ledger.postgres_engine import PostgresEngine, given
-from tenure.store.statements import SEPARATOR, load_operation
+from tenure.sql.engine import INBOX
+from tenure.sql.operations import SEPARATOR, load_operation
+from tenure.sql.postgres_engine import PostgresEngine, given
 
 SQL = """-- Ends things.
 -- Batch: job_id text, fence bigint, size bigint, note text

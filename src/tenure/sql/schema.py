@@ -1,23 +1,24 @@
-"""Bringing a database to the schema that this version needs, and refusing to run on another.
-
-Migrations are numbered files; each is applied once, in order, under a lock, and noted with its
-checksum. A file that was changed after it was applied, or a database from a later version, is an
-error and not a guess.
-"""
+"""Migrations: bring a database to the schema of this version, and refuse every other schema."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import sqlite3
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.core.errors import Conflict, ServerError, UsageError
-from tenure.store.statements import Dialect, load_migrations
+from tenure.sql.engine import PACKAGE
+from tenure.sql.operations import Dialect, load_migrations, split, unrolled
+from tenure.store.beside import folder_beside
+from tenure.store.private import private_database
+from tenure.store.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from tenure.store.postgres import Postgres
 
-PACKAGE = "tenure.ledger"
 TABLE = "tenure_migrations"
 _SEQUENCES = {
     **{
@@ -150,7 +151,7 @@ def warn_of_places(tables: list[str]) -> None:
     """Write a line. A program that only reads a queue does not load what writes it."""
     import structlog
 
-    structlog.get_logger("tenure.ledger").warning(
+    structlog.get_logger("tenure.sql").warning(
         "another program moved the counter of tables to its end; it was set back", tables=tables
     )
 
@@ -166,4 +167,107 @@ async def check_version(database: Postgres) -> None:
         )
 
 
-__all__ = ["PostgresMigrations", "check_version", "known", "migrate", "missing"]
+class SqliteMigrations:
+    """Migrations of one file; two programs at once are one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def applied(self) -> Applied:
+        return await asyncio.to_thread(self._applied)
+
+    async def apply(self, number: int, name: str, checksum: str, text: str) -> None:
+        await asyncio.to_thread(self._apply, number, name, checksum, text)
+
+    def _applied(self) -> Applied:
+        private_database(self._path)
+        connection = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            return applied(connection)
+        finally:
+            connection.close()
+
+    def _apply(self, number: int, name: str, checksum: str, text: str) -> None:
+        turnstile = Turnstile(self._path)
+        private_database(self._path)
+        connection = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            with turnstile:
+                connection.execute("PRAGMA journal_mode = WAL")
+                if number not in applied(connection):  # else another program was faster
+                    apply(connection, number, name, checksum, text)
+        finally:
+            connection.close()
+            turnstile.close()
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty file, or check that they are ours; then the session's own."""
+    has = applied(connection)
+    if not has and not _tables(connection):
+        for number, name, checksum, text in known("sqlite"):
+            apply(connection, number, name, checksum, text)
+    elif lacks := missing(has, "sqlite"):
+        raise UsageError(
+            f"the SQLite file lacks {', '.join(lacks)}; run `tenure db migrate` first",
+            contract="inbox",
+        )
+    mend_places(connection)
+    _run_file(connection, "tables.sql")
+
+
+def mend_places(connection: sqlite3.Connection) -> None:
+    """Let tables count on whose AUTOINCREMENT another program moved to its end."""
+    beyond = f"SELECT name FROM sqlite_sequence WHERE seq >= {2**62}"  # nosec B608 # a constant
+    if tables := [row[0] for row in connection.execute(beyond).fetchall()]:
+        connection.execute("SAVEPOINT places")
+        _run_file(connection, "places.sql")
+        connection.execute("RELEASE places")
+        warn_of_places(tables)
+
+
+def _run_file(connection: sqlite3.Connection, name: str) -> None:
+    text = (folder_beside(PACKAGE, "sql", "sqlite", "session") / name).read_text()
+    for statement in split(unrolled(text)):
+        connection.execute(statement)
+
+
+def queues_with_work(connection: sqlite3.Connection) -> list[str]:
+    """The queues into whose line this transaction put something; asked once."""
+    queues = [row[0] for row in connection.execute("SELECT queue FROM temp.fed")]
+    if queues:
+        connection.execute("DELETE FROM temp.fed")
+    return queues
+
+
+def applied(connection: sqlite3.Connection) -> Applied:
+    """The migrations that a file has."""
+    if not has_migrations(_tables(connection)):
+        return {}
+    rows = connection.execute(f"SELECT number, checksum FROM {TABLE}")  # nosec B608 # a constant
+    return {row[0]: row[1] for row in rows}
+
+
+def apply(connection: sqlite3.Connection, number: int, name: str, checksum: str, text: str) -> None:
+    """Apply one migration and note it, both or neither."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {TABLE} (number INTEGER PRIMARY KEY,"
+            " name TEXT NOT NULL, checksum TEXT NOT NULL,"
+            " applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+        )
+        for statement in split(text):
+            connection.execute(statement)
+        connection.execute(
+            f"INSERT INTO {TABLE} (number, name, checksum) VALUES (?, ?, ?)",  # nosec B608 # a constant
+            (number, name, checksum),
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}

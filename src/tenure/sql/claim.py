@@ -1,15 +1,7 @@
-"""Taking leases: in order, without waiting in vain, and without losing what a lost answer held.
+"""Jobs that another program left in a state that cannot be read: set aside, never handed out.
 
-Every claim has a token of its own. When an answer does not come, the next claims look first for
-leases under that token, for as long as such a lease may last.
-
-PostgreSQL leaves dead entries at the head of the line for as long as somebody keeps an old
-transaction open. A claimer that found its line full therefore begins where it stopped, and at the
-head again every second, or when it sent something back itself.
-
-The same is true of leases, whose entries stay until long after their jobs have ended: a busy
-claimer looks seldom for those that ran out, and from where it stopped, since a lease is always
-given for some time. What was given by a clock that went wrong is found by the next whole look.
+A text of SQLite may hold bytes that are no text, and a plane's payload may be no JSON. Such a job
+is buried under the lease that the claim took, with the reason, and its neighbours go on.
 """
 
 from __future__ import annotations
@@ -17,14 +9,67 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
 
 from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
+from tenure.core.outcome import Failure, Outcome, Verdict
 from tenure.core.quarantine import Quarantined
-from tenure.ledger.engine import Engine, Row
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.unreadable import Settle, UnreadableRow, set_aside, why_unreadable
+from tenure.sql.engine import Engine, QueueSettings, Row
+
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
+_NOTED_MAX = 1_000
+
+Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
+
+
+class UnreadableRow(dict[str, Any]):
+    """A row as well as it can be shown; `why` says which of its texts is none, if one is."""
+
+    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        super().__init__()
+        self.why = ""
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, bytes):
+                self[name] = value.decode(errors="replace")
+                if self[name].encode() != value:
+                    # Not the value: those who may not read the payload read this reason.
+                    self.why = f"column {name} is not UTF-8"
+            else:
+                self[name] = value
+
+
+def why_unreadable(row: Any) -> str:
+    """Why the job of a row cannot be handed out; "" when it can."""
+    return row.why if isinstance(row, UnreadableRow) else ""
+
+
+def why_no_json(payload: bytes) -> str:
+    """Why a payload cannot be part of a JSON text; "" when it can."""
+    try:
+        _syntax(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return f"the payload is not JSON: {error}"
+    return ""
+
+
+async def set_aside(
+    leases: Sequence[Lease], reasons: Sequence[str], settle: Settle, noted: list[Quarantined]
+) -> list[Lease]:
+    """Bury the jobs that have a reason not to be handed out, and note them; returns the others."""
+    ends: list[Outcome] = []
+    for lease, why in zip(leases, reasons, strict=True):
+        if why:
+            noted.append(Quarantined(lease.job_id, why))
+            failure = Failure(code="unreadable", message=why, retryable=False)
+            ends.append(Outcome(lease, "bury", failure=failure))
+    del noted[:-_NOTED_MAX]
+    await settle(ends)
+    return [lease for lease, why in zip(leases, reasons, strict=True) if not why]
+
 
 CLAIM_MAX = 1_000
 _HEAD = (-(2**31), -1)
@@ -40,13 +85,13 @@ _LEFT_AGAIN_MS = 100
 POLL_MS = (500, 1_500)
 
 
-class Claiming:
+class Claimer:
     """Claims of one queue instance, one at a time."""
 
     def __init__(
         self,
         engine: Engine,
-        settings: BoxSettings,
+        settings: QueueSettings,
         worker_id: str,
         chores: Callable[[], Awaitable[object]],
         unblock: Callable[[], Awaitable[int]],

@@ -1,10 +1,12 @@
-"""Storing jobs: whether each can be, and what a repetition is answered."""
+"""Submit jobs: validate each one, store the new ones, answer repetitions."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +14,31 @@ import msgspec
 from tenure.core.errors import InvalidJob, UsageError
 from tenure.core.idempotency import check_key, request_hash, short_hash
 from tenure.core.job import NewJob, Submitted
-from tenure.ledger.engine import IN_BULK, Engine
-from tenure.ledger.ids import uuid7s
-from tenure.ledger.settings import BoxSettings
+from tenure.sql.engine import IN_BULK, Engine, QueueSettings
 from tenure.store.resending import part
+
+
+def uuid7() -> str:
+    """A version 7 UUID: 48 bits of milliseconds, then chance."""
+    return next(uuid7s(1))
+
+
+def uuid7s(count: int) -> Iterator[str]:
+    """As many of them, of one moment and in rising order: an index takes them at one place."""
+    time_h = f"{time.time_ns() // 1_000_000:012x}"
+    head = f"{time_h[:8]}-{time_h[8:]}-7"
+    chance = os.urandom(10 * count).hex()
+    tails = [
+        f"{chance[at : at + 3]}-{_VARIANT[chance[at + 3]]}{chance[at + 4 : at + 7]}"
+        f"-{chance[at + 7 : at + 19]}"
+        for at in range(0, len(chance), 20)
+    ]
+    tails.sort()
+    return (head + tail for tail in tails)
+
+
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+
 
 FULL_RETRY_MS = 1_000
 _BATCH_MAX = 2_000
@@ -43,10 +66,10 @@ Fresh = tuple[int, tuple[Any, ...]]
 """A row to be stored, and the place of its answer."""
 
 
-class Submitting:
+class Submitter:
     """Submits of one box."""
 
-    def __init__(self, engine: Engine, settings: BoxSettings) -> None:
+    def __init__(self, engine: Engine, settings: QueueSettings) -> None:
         self._engine = engine
         self._settings = settings
 

@@ -1,9 +1,4 @@
-"""A box on the seam: the queue over one table of jobs.
-
-The parts each have a module of their own: `submitting`, `claiming`, `settling`, `upkeeping`. Every
-write of a holder carries the job's id, its claim version and the hash of its token; what matches
-no row is a lease that was lost, and is told so.
-"""
+"""The queue over one table of jobs: what a worker needs of the SQL contracts."""
 
 from __future__ import annotations
 
@@ -19,12 +14,11 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.quarantine import Quarantined
 from tenure.core.seam import Upkeep
-from tenure.ledger.claiming import CLAIM_MAX, Claiming
-from tenure.ledger.engine import Engine
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.settling import Delay, Settling, refuse, token_hash
-from tenure.ledger.submitting import Submitting
-from tenure.ledger.upkeeping import Upkeeping
+from tenure.sql.claim import CLAIM_MAX, Claimer
+from tenure.sql.engine import Engine, QueueSettings
+from tenure.sql.settle import Delay, Settler, refuse, token_hash
+from tenure.sql.submit import Submitter
+from tenure.sql.upkeep import Upkeeper
 from tenure.store.resending import part
 
 STAGES = ("fetching", "processing", "uploading")
@@ -33,7 +27,7 @@ _SETTLES_AT_ONCE = 2
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
-class BoxQueue:
+class SqlQueue:
     """The queue of one box, for one event loop. `worker_id` names its claimer.
 
     `delay` says when a failure is tried again, `least_ms` how long at least where a task said when.
@@ -45,7 +39,7 @@ class BoxQueue:
     def __init__(
         self,
         engine: Engine,
-        settings: BoxSettings,
+        settings: QueueSettings,
         *,
         worker_id: str,
         delay: Delay,
@@ -56,9 +50,9 @@ class BoxQueue:
         self._settings = settings
         self._finals = finals
         self.worker_id = _UNSAFE.sub("-", worker_id)[:200] or f"anon-{secrets.token_hex(6)}"
-        self._submitting = Submitting(engine, settings)
-        self._upkeeping = Upkeeping(engine, settings, self.worker_id)
-        self._claiming = Claiming(
+        self._submitting = Submitter(engine, settings)
+        self._upkeeping = Upkeeper(engine, settings, self.worker_id)
+        self._claiming = Claimer(
             engine,
             settings,
             self.worker_id,
@@ -66,7 +60,7 @@ class BoxQueue:
             self._upkeeping.unblock,
             self.settle,
         )
-        self._settling = Settling(
+        self._settling = Settler(
             engine, settings, delay, self._claiming.from_the_head, least_ms=least_ms
         )
 

@@ -1,17 +1,4 @@
-"""SQL as files: `sql/<dialect>/<operation>.sql`, the same names and parameters for every dialect.
-
-Each file is one operation and one transaction. It opens with a comment: its purpose, then
-
-    -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
-    -- Alike: fence                         those of them that mostly are the same in all rows
-    -- Takes: queue text, count integer     single parameters, read as `:queue`
-    -- Returns: what comes back             -- Clauses: which clauses it serves
-
-PostgreSQL gets one statement with `$1` and arrays, and another one for batches in which those
-columns are indeed alike: it takes single values for them, and texts joined by `SEPARATOR`, since a
-client pays for every element of an array. SQLite gets its statements one by one, and the batch as
-one JSON text. `{words}` in braces stand for fragments that the caller gives.
-"""
+"""SQL operations: named statements in files, made ready for SQLite or PostgreSQL."""
 
 from __future__ import annotations
 

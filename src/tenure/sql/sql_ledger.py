@@ -1,19 +1,170 @@
-"""Reading and steering the jobs of a box, for gateway, dashboard and command line."""
+"""Reading and managing the jobs of one table: ledger, journal, and the readers of the journal."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.core.errors import UsageError
+import msgspec
+
+from tenure.core.errors import NotFound, UsageError
+from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat
 from tenure.core.state import Machine
-from tenure.ledger.deciding import decide
-from tenure.ledger.engine import OUTBOX, Engine, Row
-from tenure.ledger.history import SPAN
-from tenure.ledger.settings import BoxSettings
+from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
+from tenure.sql.settle import decide
+
+_WAIT_MS = 250
+# The history of an outbox lies among the steps of its jobs; so many of them are looked through at a
+# time, since there may be millions that told of no event.
+SPAN = 50_000
+# A position by time, until it is looked up. Writers at the same moment may commit in any order.
+_AT = "@"
+_DISORDER_MS = 5_000
+EVENT_FIELDS = (
+    *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
+    *("worker_id", "lease_until_ms", "prev_lease_until_ms", "gid", "priority", "due_ms"),
+    *("max_attempts", "error_code", "payload_h", "result_h", "data"),
+)
+
+
+class SqlJournal:
+    """The history of one box. A position is a number that rises."""
+
+    def __init__(self, engine: Engine, settings: QueueSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._bell = engine.journal_bell(settings.queue)
+        self._empty: dict[int, int] = {}
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first."""
+        after = await self._position(after)
+        if after and not after.isdecimal():
+            raise UsageError(
+                f"{after!r} is not a position of this journal", contract=self._settings.contract
+            )
+        rows = await self._rows(int(after or 0), await self._engine.settled_position(), limit)
+        return [_journal_event(row, self._settings.contract) for row in rows]
+
+    async def _rows(self, after: int, upto: int, limit: int) -> list[Row]:
+        settings, rows = self._settings, list[Row]()
+        at = max(after, self._empty.get(after, 0))
+        while at < upto and len(rows) < limit:
+            end = min(upto, at + SPAN) if settings.table == OUTBOX else upto
+            rows += await self._engine.run(
+                *(settings.table, "journal"),
+                queue=settings.queue,
+                after=at,
+                upto=end,
+                count=limit - len(rows),
+            )
+            at = end
+        # Whoever waits asks again from where he stands: not for what was looked through already.
+        self._empty = {} if rows else {after: at}
+        return rows
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if after == "$":
+            after = str(await self._engine.settled_position())
+        after = await self._position(after)
+        while True:
+            await self._bell.arm()
+            events = await self.read(after=after)
+            left_ms = round((deadline - loop.time()) * 1000)
+            if events or left_ms <= 0:
+                return events
+            await self._bell.wait(min(left_ms, _WAIT_MS))
+
+    def since(self, ts_ms: int) -> str:
+        """The position after which everything that happened since then lies."""
+        return f"{_AT}{ts_ms}"
+
+    async def _position(self, after: str) -> str:
+        """`after` as a number: a time is looked for by halving, as `ts_ms` rises with `seq`."""
+        if not after.startswith(_AT):
+            return after
+        wanted_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
+        low, high = 0, await self._engine.settled_position()
+        at = high
+        while low < high:
+            rows = await self._engine.run(
+                self._settings.table, "journal_at", queue=self._settings.queue, seq=at
+            )
+            if not rows or rows[0]["ts_ms"] < wanted_ms:
+                low = at
+            else:
+                high = rows[0]["seq"] - 1
+            at = (low + high + 1) // 2
+        return str(low)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._bell.close()
+        await self._engine.close()
+
+
+def _journal_event(row: Row, contract: str) -> JournalEvent:
+    return JournalEvent(
+        seq=str(row["seq"]),
+        contract=contract,
+        queue=row["queue"],
+        job_id=row["job_id"],
+        type=row["type"],
+        ts_ms=row["ts_ms"],
+        **{name: row[name] for name in EVENT_FIELDS},
+    )
+
+
+class Reader(msgspec.Struct, frozen=True, kw_only=True):
+    """One who reads a queue's history: up to where, and when it last said so."""
+
+    queue: str
+    name: str
+    position: int
+    seen_ms: int
+
+
+class JournalReaders:
+    """The readers of some queues of one database."""
+
+    def __init__(self, engine: Engine, queues: Sequence[str]) -> None:
+        self._engine = engine
+        self._queues = queues
+
+    async def note(self, name: str, position: int) -> None:
+        """Everything up to here is kept elsewhere; once it said so, a reader is waited for."""
+        for queue in self._queues:
+            await self._engine.run(OUTBOX, "reader_note", queue=queue, name=name, position=position)
+
+    async def forget(self, name: str) -> None:
+        """Wait for this reader no more."""
+        gone = [
+            row
+            for queue in self._queues
+            for row in await self._engine.run(OUTBOX, "reader_forget", queue=queue, name=name)
+        ]
+        if not gone:
+            raise NotFound(f"{name} is no reader of this journal; {await self._known()}")
+
+    async def all(self) -> list[Reader]:
+        """By queue and name."""
+        return [
+            Reader(queue=queue, name=row["name"], position=row["position"], seen_ms=row["seen_ms"])
+            for queue in self._queues
+            for row in await self._engine.run(OUTBOX, "reader_list", queue=queue)
+        ]
+
+    async def _known(self) -> str:
+        names = sorted({reader.name for reader in await self.all()})
+        return f"it has {', '.join(names)}" if names else "nobody captures it"
+
 
 _STEP = 500
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
@@ -22,16 +173,16 @@ _BEYOND = 2**62
 _POSITION = re.compile(r"[0-9]{1,18}")
 
 
-class BoxLedger:
+class SqlLedger:
     """The ledger of one box, for one event loop."""
 
-    def __init__(self, engine: Engine, settings: BoxSettings, machine: Machine) -> None:
+    def __init__(self, engine: Engine, settings: QueueSettings, machine: Machine) -> None:
         self.engine = self._engine = engine
         self._settings = settings
         self._machine = machine
 
     @property
-    def settings(self) -> BoxSettings:
+    def settings(self) -> QueueSettings:
         """How the box behaves."""
         return self._settings
 
@@ -141,7 +292,7 @@ class BoxLedger:
             after=int(after) if _POSITION.fullmatch(after) else 0,
             count=limit,
         )
-        return [_event(row) for row in rows]
+        return [_job_event(row) for row in rows]
 
     async def pause(self) -> None:
         """Hand out no more leases."""
@@ -251,7 +402,7 @@ def _matches(row: Row, query: Query) -> bool:
     )
 
 
-def _event(row: Row) -> JobEvent:
+def _job_event(row: Row) -> JobEvent:
     if row["news_type"] is not None:
         return JobEvent(
             event_id=str(row["ver"]),

@@ -1,4 +1,4 @@
-"""Ending leases, and answering a settle that is sent again with the verdict it had."""
+"""Settle leases, decide about failed jobs, and answer a settle that is sent again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.errors import LeaseLost
+from tenure.core.errors import LeaseLost, ServerError
 from tenure.core.idempotency import request_hash, short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
@@ -21,11 +21,37 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.ledger.deciding import decide
-from tenure.ledger.engine import Engine, Row
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.submitting import AHEAD_MS_MAX
+from tenure.sql.engine import Engine, QueueSettings, Row
+from tenure.sql.submit import AHEAD_MS_MAX
 from tenure.store.resending import part
+
+
+async def decide(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
+    """Lead these jobs on, as far as they rest in `failed`; how many were given up."""
+    if not job_ids:
+        return 0
+    batch = [(job_id,) for job_id in sorted(job_ids)]
+    try:
+        rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
+    except ServerError:
+        if len(batch) == 1:
+            raise
+        return await _one_by_one(engine, settings, job_ids)
+    return sum(bool(row["buried"]) for row in rows)
+
+
+async def _one_by_one(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
+    """Lead on every job but those that the database refuses; then raise what it said of one."""
+    buried, refused = 0, None
+    for job_id in job_ids:
+        try:
+            buried += await decide(engine, settings, [job_id])
+        except ServerError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return buried
+
 
 _BATCH_MAX = 1_000
 _TRIES = 3
@@ -44,13 +70,13 @@ Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
 
 
-class Settling:
+class Settler:
     """Settles of one box."""
 
     def __init__(
         self,
         engine: Engine,
-        settings: BoxSettings,
+        settings: QueueSettings,
         delay: Delay,
         sent_back: Callable[[], None],
         *,
@@ -171,7 +197,7 @@ def _short_result_hash(result: bytes) -> str:
 
 
 async def refuse(
-    engine: Engine, settings: BoxSettings, operation: str, leases: Sequence[Lease]
+    engine: Engine, settings: QueueSettings, operation: str, leases: Sequence[Lease]
 ) -> list[LeaseLost]:
     """Tell holders that they lost their leases, and note it."""
     if not leases:
