@@ -1,4 +1,4 @@
-"""What the inbox and the control plane share: jobs, leases and a journal on SQLite or PostgreSQL."""
+"""What the inbox and the control plane share: jobs, leases and a journal in SQL."""
 
 from __future__ import annotations
 

@@ -1,7 +1,15 @@
-"""Jobs that another program left in a state that cannot be read: set aside, never handed out.
+"""Claim leases: in order, without needless waits, and without losing what a lost answer held.
 
-A text of SQLite may hold bytes that are no text, and a plane's payload may be no JSON. Such a job
-is buried under the lease that the claim took, with the reason, and its neighbours go on.
+Every claim has a token of its own. When an answer does not come, the next claims look first for
+leases under that token, for as long as such a lease may last.
+
+PostgreSQL keeps dead index entries at the head of a queue for as long as somebody has an old
+transaction open. A claimer that got all it asked for therefore continues where it stopped, and
+starts at the head again every second, or when it sent a job back itself.
+
+The same holds for leases, whose entries stay long after their jobs have ended: a busy claimer looks
+for expired leases seldom, and from where it stopped. What was given under a wrong clock is found by
+the next full look.
 """
 
 from __future__ import annotations
@@ -10,7 +18,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,60 +26,11 @@ from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
 from tenure.core.quarantine import Quarantined
-from tenure.sql.engine import Engine, QueueSettings, Row
-
-_syntax = msgspec.json.Decoder(msgspec.Raw).decode
-_NOTED_MAX = 1_000
-
-Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
-
-
-class UnreadableRow(dict[str, Any]):
-    """A row as well as it can be shown; `why` says which of its texts is none, if one is."""
-
-    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        super().__init__()
-        self.why = ""
-        for name, value in zip(names, values, strict=True):
-            if isinstance(value, bytes):
-                self[name] = value.decode(errors="replace")
-                if self[name].encode() != value:
-                    # Not the value: those who may not read the payload read this reason.
-                    self.why = f"column {name} is not UTF-8"
-            else:
-                self[name] = value
-
-
-def why_unreadable(row: Any) -> str:
-    """Why the job of a row cannot be handed out; "" when it can."""
-    return row.why if isinstance(row, UnreadableRow) else ""
-
-
-def why_no_json(payload: bytes) -> str:
-    """Why a payload cannot be part of a JSON text; "" when it can."""
-    try:
-        _syntax(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return f"the payload is not JSON: {error}"
-    return ""
-
-
-async def set_aside(
-    leases: Sequence[Lease], reasons: Sequence[str], settle: Settle, noted: list[Quarantined]
-) -> list[Lease]:
-    """Bury the jobs that have a reason not to be handed out, and note them; returns the others."""
-    ends: list[Outcome] = []
-    for lease, why in zip(leases, reasons, strict=True):
-        if why:
-            noted.append(Quarantined(lease.job_id, why))
-            failure = Failure(code="unreadable", message=why, retryable=False)
-            ends.append(Outcome(lease, "bury", failure=failure))
-    del noted[:-_NOTED_MAX]
-    await settle(ends)
-    return [lease for lease, why in zip(leases, reasons, strict=True) if not why]
-
+from tenure.sql.engine import Engine, QueueSettings, Row, UnreadableRow, why_unreadable
 
 CLAIM_MAX = 1_000
+# Contract section 12: poll even without a notice, at random times so that workers spread out.
+POLL_MS = (500, 1_500)
 _HEAD = (-(2**31), -1)
 _HEAD_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.05
@@ -81,8 +40,10 @@ _LEASES_WHOLE_S = 10.0
 _NOT_NOW_MS = 2**62
 _UNBLOCK_EVERY_S = 0.25
 _LEFT_AGAIN_MS = 100
-# Contract section 12: a poll when nothing rang, spread so that workers do not come together.
-POLL_MS = (500, 1_500)
+_NOTED_MAX = 1_000
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+
+Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
 
 
 class Claimer:
@@ -103,7 +64,7 @@ class Claimer:
         self._chores = chores
         self._unblock = unblock
         self._settle = settle
-        self._bell = engine.bell(settings.queue)
+        self._listener = engine.listener(settings.queue)
         self._turn = asyncio.Lock()
         self._unanswered: dict[str, tuple[str, float]] = {}
         self._given: set[tuple[str, int]] = set()
@@ -128,31 +89,31 @@ class Claimer:
         woken = False
         try:
             while True:
-                woken = await self._bell.arm() or woken
+                woken = await self._listener.arm() or woken
                 leases, due_in_ms, more = await self._once(limit)
                 woken = woken and more
                 left_ms = round((deadline - loop.time()) * 1000)
                 if leases or left_ms <= 0:
                     return leases
                 poll_ms = random.randint(*POLL_MS)
-                await self._bell.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
+                await self._listener.wait(max(1, min(left_ms, poll_ms, due_in_ms or poll_ms)))
                 woken = True
         finally:
-            # A wake-up is passed on unless a claim after it came to the end of the line: one that
-            # failed or was cancelled has not seen what is there.
-            await self._bell.rest(more=woken)
+            # A wake-up is passed on unless a later claim emptied the queue: one that failed or was
+            # cancelled has not seen what is there.
+            await self._listener.rest(more=woken)
 
     def from_the_head(self) -> None:
-        """Something went back to the line: the next claim begins at its head."""
+        """A job became claimable again: the next claim begins at the head."""
         self._from = _HEAD
 
     async def close(self) -> None:
         """Stop listening."""
-        await self._bell.close()
+        await self._listener.close()
 
     async def _once(self, limit: int) -> tuple[list[Lease], int, bool]:
-        """What can be had now, in how many milliseconds a waiting job is due (0: none), and
-        whether the line may hold more.
+        """The leases to be had now, in how many ms the next job is due (0: none), and whether
+        there may be more to claim.
         """
         async with self._turn:
             if self._unanswered:
@@ -170,9 +131,9 @@ class Claimer:
             while not leases and rows[-1]["job_id"] is not None:  # none of them could be read
                 rows, token = await self._ask(limit, now, look=False)
                 leases = await self._leases(rows, token, limit)
-            # Where writers run side by side, an event may have missed the end of the one before it.
-            beside = self._engine.dialect == "postgres"
-            if beside and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
+            # With concurrent writers an event may have missed the end of the one before it.
+            concurrent = self._engine.dialect == "postgres"
+            if concurrent and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
                 self._unblocked_at = now
                 if await self._unblock():
                     return leases, 1, True
@@ -189,7 +150,7 @@ class Claimer:
             self._looked_at = now
         leases_ms = self._leases_from(now) if look else _NOT_NOW_MS
         settings = self._settings
-        # Noted before asking: whatever ends this call early, the next one looks for what it took.
+        # Before the call: if it ends early, the next claim looks for what it took.
         self._unanswered[token_h] = (token, now + settings.lease_ms / 1000)
         rows = await self._engine.run(
             settings.table,
@@ -214,7 +175,7 @@ class Claimer:
         return list(rows), token
 
     def _leases_from(self, now: float) -> int:
-        """From which end on leases are to be looked at; none where that was done a moment ago."""
+        """Look for leases that expire from this time on; none when that was done just now."""
         if now - self._leases_whole_at > _LEASES_WHOLE_S:
             self._leases_whole_at = now
             return 0
@@ -250,7 +211,7 @@ class Claimer:
         ]
         self._given.update((lease.job_id, lease.fence) for lease in leases)
         for token_h, (_, until) in list(self._unanswered.items()):
-            if now > until:  # a claim that the network kept back this long took nothing
+            if now > until:  # its leases have expired
                 del self._unanswered[token_h]
         if not self._unanswered:
             self._given.clear()
@@ -283,5 +244,32 @@ def _taken(rows: list[Row]) -> list[Row]:
 
 def _due_in_ms(row: Row) -> int:
     due_ms = max(1, row["next_due_ms"] - row["now_ms"]) if row["next_due_ms"] else 0
-    # Nothing rings when a requester that had its share gives a job back.
+    # There is no notice when a requester that had its share gives a job back.
     return min(due_ms or _LEFT_AGAIN_MS, _LEFT_AGAIN_MS) if row["left_some"] else due_ms
+
+
+def why_no_json(payload: bytes) -> str:
+    """Why a payload cannot be part of a JSON text; "" when it can."""
+    try:
+        _decode_raw(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return f"the payload is not JSON: {error}"
+    return ""
+
+
+async def set_aside(
+    leases: Sequence[Lease], reasons: Sequence[str], settle: Settle, noted: list[Quarantined]
+) -> list[Lease]:
+    """Bury the jobs that cannot be handed out, each for its reason; returns the other leases.
+
+    Another program may store text that is not UTF-8, or a payload that is not JSON.
+    """
+    ends: list[Outcome] = []
+    for lease, why in zip(leases, reasons, strict=True):
+        if why:
+            noted.append(Quarantined(lease.job_id, why))
+            failure = Failure(code="unreadable", message=why, retryable=False)
+            ends.append(Outcome(lease, "bury", failure=failure))
+    del noted[:-_NOTED_MAX]
+    await settle(ends)
+    return [lease for lease, why in zip(leases, reasons, strict=True) if not why]

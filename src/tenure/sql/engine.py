@@ -8,17 +8,24 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tenure.core.opening import check_least
-from tenure.sql.operations import Dialect, without_comments
-from tenure.store.beside import folder_beside
+
+INBOX = "inbox_jobs"
+OUTBOX = "job_outbox_events"
+PLANE = "plane_jobs"
+IN_BULK = 500
+"""A submit of so many jobs or more is a bulk submit: two of them may run side by side."""
 
 _DAY_MS = 86_400_000
 _KEPT_MS_MAX = 2**53
+
+Row = Any
+"""A row, read by name or by position."""
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One queue of one table. `lost_max` is how often a job's lease may run out (claim budget).
 
-    `depth_max` 0 is no limit. `unread_ms` is how long history is kept that a reader has not read.
+    `depth_max` 0 is no limit. `unread_ms` is how long unread history is kept for a reader.
     `keep_credentials` leaves sealed credentials with jobs that have ended. `share` is how many jobs
     of one requester a worker holds at once, `requester_max` how many all workers do (0: any).
     """
@@ -40,14 +47,14 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the queue URL of every contract over the ledger may say; each adds its own.
+    """The URL options that all SQL contracts have; each contract adds its own.
 
-    `schema` names one of several ledgers of a PostgreSQL database, `connections` is how many
-    connections to it an event loop opens at most. `keep_ms` is how long ended
-    jobs are kept (0: for ever), `journal_days` how long history is; what a capture has not yet read
-    of it stays for up to `unread_days`. `lost_max` is the claim budget: how often the lease of one
-    job may run out. `synchronous=full` survives a power cut; `normal` may lose the last commits
-    then, and nothing else (SQLite's `synchronous`, PostgreSQL's `synchronous_commit`).
+    `schema` is the PostgreSQL schema, `connections` how many connections an event loop opens at
+    most. `keep_ms` is how long ended jobs are kept (0: for ever), `journal_days` how long history
+    is; what a capture has not read yet stays for up to `unread_days`. `lost_max` is the claim
+    budget: how often the lease of one job may run out. `synchronous=full` survives a power cut;
+    `normal` may lose the last commits then, and nothing else (SQLite's `synchronous`, PostgreSQL's
+    `synchronous_commit`).
     """
 
     schema: str = "tenure"
@@ -64,13 +71,13 @@ class SqlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     connections: int = 3
 
     def check(self, contract: str) -> None:
-        """Refuse numbers with which no box could work."""
+        """Refuse numbers with which no queue could work."""
         check_least(
             self, contract, lease_ms=50, max_attempts=1, lost_max=1, keep_ms=0, connections=1
         )
 
-    def of_box(self, *, contract: str, table: str, queue: str) -> QueueSettings:
-        """How this queue of this table behaves."""
+    def of_table(self, *, contract: str, table: str, queue: str) -> QueueSettings:
+        """The settings of one queue of one table."""
         return QueueSettings(
             contract=contract,
             table=table,
@@ -86,7 +93,7 @@ class SqlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def engine(self, store: str, *, pinned: bool) -> dict[str, Any]:
-        """What the database is told."""
+        """The arguments of the engine."""
         if store.startswith("postgres"):
             return {
                 "schema": self.schema,
@@ -97,52 +104,24 @@ class SqlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {"synchronous": self.synchronous}
 
 
-PACKAGE = "tenure.sql"
-INBOX = "inbox_jobs"
-OUTBOX = "job_outbox_events"
-PLANE = "plane_jobs"
-IN_BULK = 500
-"""From so many jobs on a submit is a bulk submit, which keeps its turn beside another one."""
-
-RESPONSE = ('{"job_id":"', '","status":"queued"}')
-"""What is before and after the job's id in the answer that is kept with an idempotency key."""
-
-RUNNING = "('claimed', 'fetching', 'processing', 'uploading')"
-
-# The attempt that ends has a row since its claim where the contract wants one; and a row that
-# another program put in its place must not stop the neighbours.
-_KNOWN_ATTEMPT = """
-  WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
-    (attempt, worker_id, claimed_ms, ended_ms, verdict, outcome_h, error_code, error, due_ms)
-    = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
-      excluded.verdict, excluded.outcome_h, excluded.error_code, excluded.error, excluded.due_ms)"""
-_HELD_BACK = (
-    f"EXISTS (SELECT 1 FROM {OUTBOX} WHERE queue = :queue"  # nosec B608 # a constant
-    " AND status = 'queued' AND NOT ready AND due_ms = 0)"
-)
-
-Row = Any
-"""A row, read by name or by position."""
-
-
 class QueueListener(Protocol):
-    """Wakes a claimer when somebody may have put something into its queue."""
+    """Wakes a claimer when its queue may have work."""
 
     async def arm(self) -> bool:
-        """From now on no ring is missed; whether one came that nothing was done about."""
+        """Miss no notice from now on; returns whether an earlier one is still unused."""
 
     async def wait(self, wait_ms: int) -> None:
-        """Until it rings or the time is up."""
+        """Return at the next notice, or when the time is up."""
 
     async def rest(self, *, more: bool) -> None:
-        """Miss rings until it is armed again. With `more` to do, another one is woken instead.
+        """Ignore notices until it is armed again. With `more` to do, another claimer is woken.
 
-        Where a ring wakes one of all who wait, one that came and was not waited for is passed on,
-        unless the bell is armed again within a moment.
+        Where a notice wakes one claimer only, an unused notice is passed on to another one, unless
+        the listener is armed again within a moment.
         """
 
     async def close(self) -> None:
-        """Let go."""
+        """Stop listening."""
 
 
 class Engine(Protocol):
@@ -153,34 +132,41 @@ class Engine(Protocol):
     async def run(
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
-        """Run one operation on a box as one transaction; `batch` is a list of rows."""
+        """Run one operation on a table as one transaction; `batch` is a list of rows."""
 
-    def bell(self, queue: str) -> QueueListener:
-        """A bell that rings when a queue has work; it may ring for one of all who wait."""
+    def listener(self, queue: str) -> QueueListener:
+        """Listens for work of a queue; a notice may wake only one of all who wait."""
 
-    def journal_bell(self, queue: str) -> QueueListener:
-        """A bell that rings for everybody when a queue may have history to read."""
+    def journal_listener(self, queue: str) -> QueueListener:
+        """Listens for new history of a queue; a notice wakes everybody."""
 
     @property
     def channel(self) -> str:
-        """Where writers ring; a parameter of operations that put something into the line."""
+        """Where writers notify; a parameter of operations that make jobs claimable."""
 
     async def settled_position(self) -> int:
         """A journal position such that no event before it is still to come."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
-def part(dialect: Dialect, name: str) -> str:
-    """A fragment of several statements, from its file."""
-    path = folder_beside(PACKAGE, "sql", dialect, "parts") / f"{name}.sql"
-    return without_comments(path.read_text(encoding="utf-8"))
+class UnreadableRow(dict[str, Any]):
+    """A row with text that is not UTF-8, decoded as well as possible; `why` names the column."""
+
+    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        super().__init__()
+        self.why = ""
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, bytes):
+                self[name] = value.decode(errors="replace")
+                if self[name].encode() != value:
+                    # Not the value: those who may not read the payload read this reason.
+                    self.why = f"column {name} is not UTF-8"
+            else:
+                self[name] = value
 
 
-def words_of(table: str, now: str) -> dict[str, str]:
-    """The fragments of the statements of one box that are the same on both engines."""
-    words = {"jobs": table, "now": now, "running": RUNNING, "in_turn": "true", "after_settle": ""}
-    words["known_attempt"] = _KNOWN_ATTEMPT
-    words["response"] = f"'{RESPONSE[0]}' || job_id || '{RESPONSE[1]}'" if table == INBOX else "''"
-    return words | {"held_back": _HELD_BACK if table == OUTBOX else "false"}
+def why_unreadable(row: Row) -> str:
+    """Why the job of a row cannot be handed out; "" when it can."""
+    return row.why if isinstance(row, UnreadableRow) else ""

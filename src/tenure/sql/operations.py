@@ -1,27 +1,45 @@
-"""SQL operations: named statements in files, made ready for SQLite or PostgreSQL."""
+"""SQL operations: named statements in files, made ready for SQLite or PostgreSQL.
+
+`statements/<dialect>/<subject>.sql` holds named statements, with the same names and parameters in
+both dialects (but for `engine_only.sql`). Each statement begins with a header:
+
+    -- name: extend
+    -- What it does.
+    -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
+    -- Alike: fence                         batch columns that usually have one value
+    -- Takes: queue text, count integer     single parameters, read as `:queue`
+    -- Returns: what comes back             -- Clauses: clauses of the contract that it serves
+
+An operation is one transaction. `{jobs}` is the table of jobs. Every other word in braces is a
+fragment of `fragments.sql`; `{tell: moved=taken; key=seq}` includes a fragment with arguments.
+
+PostgreSQL gets one statement with `$1` and an array per batch column. For a batch whose `Alike`
+columns have one value each there is a second form: single values for those, and texts joined by
+`SEPARATOR`, because the client spends time on every element of an array. SQLite gets its statements
+one by one, and the batch as one JSON text.
+"""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from typing import Literal
 
 from tenure.core.errors import UsageError
 from tenure.store.beside import folder_beside
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
-Dialect = Literal["postgres", "sqlite"]
+PACKAGE = "tenure.sql"
 SEPARATOR = "\x1f"
+Dialect = Literal["postgres", "sqlite"]
 
+_NAME = re.compile(r"^-- name: ([a-z_]+)(?: \[([a-z_]+)\])?\n", re.MULTILINE)
+_FRAGMENT = re.compile(r"\{([a-z_]+)(?:: ([^{}]+))?\}")
 _COLUMN = re.compile(r"([a-z_]+) ([a-z]+(?:\[\])?)")
 _PARAMETER = re.compile(r"(?<![:\w\"]):([a-z_]+)\b")
-_WORD = re.compile(r"\{([a-z_]+)\}")
 _ALIKE = re.compile(r"^-- Alike: (.*)$", re.MULTILINE)
-_LOOP = re.compile(r"^-- @for (\w+) in ([\w ]+)\n(.*?)^-- @end$", re.MULTILINE | re.DOTALL)
 _STORE_GIVES = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[str]()}
 
 
@@ -38,49 +56,80 @@ class Operation:
 
 
 class Operations(dict[str, Operation]):
-    """The operations of a package's `sql/<dialect>` folder, each read when it is first asked for.
+    """The operations on one job table, each made when it is first asked for.
 
-    Those of its folder `session` belong to one dialect alone. `claim+share` is the file of `claim`
-    with the fragment `share` as its `in_turn`.
+    `claim+share` is the statement `claim` with the fragment `share` in place of `in_turn`.
     """
 
-    def __init__(self, package: str, dialect: Dialect, words: Mapping[str, str]) -> None:
-        self._folder = folder_beside(package, "sql", dialect)
+    def __init__(self, dialect: Dialect, table: str) -> None:
         self._dialect = dialect
-        self._words = words
+        self._fragments = {"jobs": table}
+        for name, variants in _sections(dialect, "fragments.sql").items():
+            self._fragments[name] = without_comments(variants.get(table, variants.get("", "")))
 
     def __missing__(self, name: str) -> Operation:
-        file, _, variant = name.partition("+")
-        path = self._folder / f"{file}.sql"
-        if not path.is_file():
-            path = self._folder / "session" / f"{file}.sql"
-        words = {**self._words, "in_turn": self._words[variant]} if variant else self._words
-        self[name] = operation = load_operation(path, self._dialect, words)
+        base, _, variant = name.partition("+")
+        fragments = self._fragments
+        if variant:
+            fragments = {**fragments, "in_turn": fragments[variant]}
+        text = statement_text(self._dialect, base)
+        self[name] = operation = make_operation(base, text, self._dialect, fragments)
         return operation
 
 
-def load_operation(path: Traversable, dialect: Dialect, words: Mapping[str, str]) -> Operation:
-    """One file, made ready for its dialect."""
-    text = path.read_text(encoding="utf-8")
+def statement_text(dialect: Dialect, name: str) -> str:
+    """A named statement as it stands in its file, with its header."""
+    return statement_texts(dialect)[name]
+
+
+@cache
+def statement_texts(dialect: Dialect) -> dict[str, str]:
+    """All named statements of a dialect."""
+    files = [file.name for file in folder_beside(PACKAGE, "statements", dialect).iterdir()]
+    return {
+        name: variants[""]
+        for file in sorted(files)
+        if file.endswith(".sql") and file != "fragments.sql"
+        for name, variants in _sections(dialect, file).items()
+    }
+
+
+@cache
+def _sections(dialect: Dialect, file: str) -> dict[str, dict[str, str]]:
+    """The named sections of a file: name, then table ("" for all tables), then text."""
+    path = folder_beside(PACKAGE, "statements", dialect) / file
+    _, *parts = _NAME.split(path.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, str]] = {}
+    for name, table, text in _triples(parts):
+        found.setdefault(name, {})[table or ""] = text.strip("\n")
+    return found
+
+
+def _triples(parts: list[str]) -> Iterator[tuple[str, str, str]]:
+    return zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+
+
+def make_operation(
+    name: str, text: str, dialect: Dialect, fragments: Mapping[str, str]
+) -> Operation:
+    """One named statement, made ready for its dialect."""
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
-    alike = frozenset(name for line in _ALIKE.findall(text) for name in line.split(", "))
-
-    def body_with(batch_source: str) -> str:
-        own = {**words, "batch": batch_source}
-        return _WORD.sub(lambda match: _given(own, match[1], path.name), without_comments(text))
-
-    body, for_alike = body_with(_batch_source(dialect, batch)), ""
+    alike = frozenset(column for line in _ALIKE.findall(text) for column in line.split(", "))
+    bare = without_comments(text)
+    body = _filled(bare, {**fragments, "batch": _batch_source(dialect, batch)}, name)
     used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
     if used - {column for column, _ in takes}:
-        raise UsageError(f"{path.name}: uses {sorted(used)}, its header takes {dict(takes)}")
+        raise UsageError(f"{name}: uses {sorted(used)}, its header takes {dict(takes)}")
+    for_alike = ""
     if dialect == "sqlite":
         statements = split(body)
     else:
         statements = [_numbered(body, batch, takes)]
         if alike:
-            for_alike = _numbered(body_with(_alike_source(batch, alike)), batch, takes)
+            short = _filled(bare, {**fragments, "batch": _alike_source(batch, alike)}, name)
+            for_alike = _numbered(short, batch, takes)
     return Operation(
-        name=path.name.removesuffix(".sql"),
+        name=name,
         batch=tuple(column for column, _ in batch),
         takes=tuple(column for column, _ in takes),
         statements=tuple(statements),
@@ -93,27 +142,6 @@ def header_columns(text: str, part: str) -> list[tuple[str, str]]:
     """What the header's lines `Batch:` or `Takes:` list: names and types."""
     lines = re.findall(rf"^-- {part}: (.*)$", text, re.MULTILINE)
     return [column for line in lines for column in _COLUMN.findall(line)]
-
-
-def load_migrations(package: str, dialect: Dialect) -> list[tuple[int, str, str]]:
-    """The numbered migrations of a package: number, name, text with its loops unrolled."""
-    folder = folder_beside(package, "sql", dialect, "migrations")
-    found = []
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".sql"):
-            number, _, name = entry.name.removesuffix(".sql").partition("_")
-            found.append((int(number), name, unrolled(entry.read_text(encoding="utf-8"))))
-    return found
-
-
-def unrolled(text: str) -> str:
-    """What stands between `-- @for box in a b` and `-- @end`, once for each word."""
-
-    def each(match: re.Match[str]) -> str:
-        variable, words, body = match.groups()
-        return "".join(body.replace(f"{{{variable}}}", word) for word in words.split())
-
-    return _LOOP.sub(each, text)
 
 
 def split(text: str) -> list[str]:
@@ -129,15 +157,22 @@ def split(text: str) -> list[str]:
 
 
 def without_comments(text: str) -> str:
-    """The statements of a file, bare."""
+    """A text without its lines of comment."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(lines).strip()
 
 
-def _given(words: Mapping[str, str], word: str, file: str) -> str:
-    if word not in words:
-        raise UsageError(f"{file}: {{{word}}} is not one of {', '.join(sorted(words))}")
-    return words[word]
+def _filled(text: str, fragments: Mapping[str, str], statement: str) -> str:
+    def fill(match: re.Match[str]) -> str:
+        name, arguments = match.groups()
+        if name not in fragments:
+            raise UsageError(
+                f"{statement}: {{{name}}} is not one of {', '.join(sorted(fragments))}"
+            )
+        given = [argument.split("=", 1) for argument in arguments.split("; ")] if arguments else []
+        return _filled(fragments[name], {**fragments, **dict(given)}, statement)
+
+    return _FRAGMENT.sub(fill, text)
 
 
 def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:

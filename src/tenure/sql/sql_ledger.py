@@ -37,7 +37,7 @@ class SqlJournal:
     def __init__(self, engine: Engine, settings: QueueSettings) -> None:
         self._engine = engine
         self._settings = settings
-        self._bell = engine.journal_bell(settings.queue)
+        self._listener = engine.journal_listener(settings.queue)
         self._empty: dict[int, int] = {}
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
@@ -75,12 +75,12 @@ class SqlJournal:
             after = str(await self._engine.settled_position())
         after = await self._position(after)
         while True:
-            await self._bell.arm()
+            await self._listener.arm()
             events = await self.read(after=after)
             left_ms = round((deadline - loop.time()) * 1000)
             if events or left_ms <= 0:
                 return events
-            await self._bell.wait(min(left_ms, _WAIT_MS))
+            await self._listener.wait(min(left_ms, _WAIT_MS))
 
     def since(self, ts_ms: int) -> str:
         """The position after which everything that happened since then lies."""
@@ -106,7 +106,7 @@ class SqlJournal:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._bell.close()
+        await self._listener.close()
         await self._engine.close()
 
 

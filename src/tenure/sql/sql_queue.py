@@ -50,18 +50,18 @@ class SqlQueue:
         self._settings = settings
         self._finals = finals
         self.worker_id = _UNSAFE.sub("-", worker_id)[:200] or f"anon-{secrets.token_hex(6)}"
-        self._submitting = Submitter(engine, settings)
-        self._upkeeping = Upkeeper(engine, settings, self.worker_id)
-        self._claiming = Claimer(
+        self._submitter = Submitter(engine, settings)
+        self._upkeeper = Upkeeper(engine, settings, self.worker_id)
+        self._claimer = Claimer(
             engine,
             settings,
             self.worker_id,
-            self._upkeeping.due,
-            self._upkeeping.unblock,
+            self._upkeeper.due,
+            self._upkeeper.unblock,
             self.settle,
         )
-        self._settling = Settler(
-            engine, settings, delay, self._claiming.from_the_head, least_ms=least_ms
+        self._settler = Settler(
+            engine, settings, delay, self._claimer.from_the_head, least_ms=least_ms
         )
 
     @property
@@ -77,23 +77,23 @@ class SqlQueue:
     @property
     def slots(self) -> int:
         """How many jobs its worker runs at once; 0 while nobody said."""
-        return self._upkeeping.slots
+        return self._upkeeper.slots
 
     @slots.setter
     def slots(self, slots: int) -> None:
-        self._upkeeping.slots = slots
+        self._upkeeper.slots = slots
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
-        return await self._submitting.submit(jobs)
+        return await self._submitter.submit(jobs)
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases, at most `claim_max`."""
-        return await self._claiming.claim(min(limit, self.claim_max), wait_ms=wait_ms)
+        return await self._claimer.claim(min(limit, self.claim_max), wait_ms=wait_ms)
 
     def take_quarantined(self) -> list[Quarantined]:
         """What was set aside since the last call."""
-        noted, self._claiming.quarantined[:] = list(self._claiming.quarantined), []
+        noted, self._claimer.quarantined[:] = list(self._claimer.quarantined), []
         return noted
 
     async def extend(
@@ -161,18 +161,18 @@ class SqlQueue:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases: job, attempt and journal in one step each."""
-        return await self._settling.settle(outcomes)
+        return await self._settler.settle(outcomes)
 
     async def upkeep(self) -> Upkeep:
         """Promote, take back, expire, remove; every worker may do it as often as it likes."""
-        done = await self._upkeeping.upkeep()
+        done = await self._upkeeper.upkeep()
         if done.promoted or done.reclaimed:
-            self._claiming.from_the_head()
+            self._claimer.from_the_head()
         return done
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._claiming.close()
+        await self._claimer.close()
         await self._engine.close()
 
     def _check(self, report: Report) -> None:

@@ -13,8 +13,8 @@ from tenure.core.errors import Conflict, UsageError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.sql import schema
-from tenure.sql.operations import Dialect, load_migrations
-from tenure.sql.schema import PostgresMigrations, SqliteMigrations, known, migrate
+from tenure.sql.operations import Dialect
+from tenure.sql.schema import PostgresMigrations, SqliteMigrations, known, load_migrations, migrate
 from tenure.store.postgres import Postgres
 from tests.contract.adapters import Servers
 
@@ -25,8 +25,8 @@ JOB = NewJob(task="t", payload=b"{}")
 def second_migration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version of tomorrow, with one more migration than this one."""
 
-    def load(package: str, dialect: Dialect) -> list[tuple[int, str, str]]:
-        first = load_migrations(package, dialect)
+    def load(dialect: Dialect) -> list[tuple[int, str, str]]:
+        first = load_migrations(dialect)
         return [*first, (2, "second", "CREATE TABLE second (n integer);")]
 
     monkeypatch.setattr(schema, "load_migrations", load)

@@ -41,8 +41,8 @@ async def waiting(queue: Any, limit: int) -> asyncio.Task[list[Lease]]:
 
 def waits(queue: Any) -> bool:
     """A claim of this queue has found nothing."""
-    claims = queue._claiming
-    listener = claims._bell._listener
+    claims = queue._claimer
+    listener = claims._listener._listener
     return listener is not None and listener._fd >= 0 and not claims._turn.locked()
 
 
@@ -52,7 +52,7 @@ async def test_a_claim_that_is_cancelled_after_its_wake_up_passes_it_on(tmp_path
     last = open_queue(url)
     tasks = [await waiting(queue, 1) for queue in others]
     for queue in others:
-        await queue._claiming._turn.acquire()  # what wakes now cannot look
+        await queue._claimer._turn.acquire()  # what wakes now cannot look
     good = await waiting(last, 1)
     await last.submit([NewJob(task="t", payload=b"{}")])
     await asyncio.sleep(0.1)  # the wake-up reaches one of them

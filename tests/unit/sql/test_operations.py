@@ -1,11 +1,10 @@
 """Batches of statements: as arrays, and in the short form where most of a batch is alike."""
 
-from pathlib import Path
-
 import pytest
 
+from tenure.core.errors import UsageError
 from tenure.sql.engine import INBOX
-from tenure.sql.operations import SEPARATOR, load_operation
+from tenure.sql.operations import SEPARATOR, Operations, make_operation
 from tenure.sql.postgres_engine import PostgresEngine, given
 
 SQL = """-- Ends things.
@@ -16,15 +15,8 @@ SELECT * FROM {batch} WHERE queue = :queue
 """
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    file = tmp_path / "end.sql"
-    file.write_text(SQL)
-    return file
-
-
-def test_there_is_a_statement_for_what_is_alike(path: Path) -> None:
-    operation = load_operation(path, "postgres", {})
+def test_there_is_a_statement_for_what_is_alike() -> None:
+    operation = make_operation("end", SQL, "postgres", {})
     (statement,) = operation.statements
     assert statement == (
         "SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[]) "
@@ -37,12 +29,12 @@ def test_there_is_a_statement_for_what_is_alike(path: Path) -> None:
     )
 
 
-def test_sqlite_takes_every_batch_as_it_is(path: Path) -> None:
-    assert load_operation(path, "sqlite", {}).for_alike == ""
+def test_sqlite_takes_every_batch_as_it_is() -> None:
+    assert make_operation("end", SQL, "sqlite", {}).for_alike == ""
 
 
-def test_only_the_named_columns_have_to_be_alike(path: Path) -> None:
-    operation = load_operation(path, "postgres", {})
+def test_only_the_named_columns_have_to_be_alike() -> None:
+    operation = make_operation("end", SQL, "postgres", {})
     assert given(operation, [("a", 1, 5, "x"), ("b", 1, 6, "x")]) == (
         operation.for_alike,
         [f"a{SEPARATOR}b", 1, [5, 6], "x"],
@@ -54,8 +46,8 @@ def test_only_the_named_columns_have_to_be_alike(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [("a", f"b{SEPARATOR}c"), (f"{SEPARATOR}",), ("",)])
-def test_what_cannot_be_joined_goes_as_an_array(path: Path, ids: tuple[str, ...]) -> None:
-    operation = load_operation(path, "postgres", {})
+def test_what_cannot_be_joined_goes_as_an_array(ids: tuple[str, ...]) -> None:
+    operation = make_operation("end", SQL, "postgres", {})
     statement, columns = given(operation, [(each, 1, 5, "x") for each in ids])
     assert statement == operation.statements[0]
     assert columns[0] == list(ids)
@@ -64,3 +56,22 @@ def test_what_cannot_be_joined_goes_as_an_array(path: Path, ids: tuple[str, ...]
 def test_the_common_end_of_a_job_has_the_short_form() -> None:
     operation = PostgresEngine("postgresql://nowhere/none").operation(INBOX, "complete")
     assert operation.alike == {"fence", "result", "result_h"}
+
+
+def test_a_fragment_takes_arguments_and_other_fragments() -> None:
+    fragments = {"pair": "{left} = {right}", "right": "b.id"}
+    operation = make_operation(
+        "x", "SELECT {pair: left=f(a, b); right=c}, {right}", "postgres", fragments
+    )
+    assert operation.statements == ("SELECT f(a, b) = c, b.id",)
+
+
+def test_an_unknown_fragment_is_named() -> None:
+    with pytest.raises(UsageError, match=r"x: {none} is not one of"):
+        make_operation("x", "SELECT {none}", "sqlite", {})
+
+
+def test_a_fragment_may_have_a_variant_for_one_table() -> None:
+    inbox, plane = Operations("postgres", "inbox_jobs"), Operations("postgres", "plane_jobs")
+    assert "INSERT INTO job_outbox_events" in inbox["settle"].statements[0]
+    assert "INSERT INTO job_outbox_events" not in plane["settle"].statements[0]

@@ -50,7 +50,7 @@ class Options(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def settings(self) -> QueueSettings:
         """How the box behaves."""
         if self.box == "outbox":
-            return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
-        made = self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+            return self.of_table(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
+        made = self.of_table(contract=CONTRACT, table=INBOX, queue=self.queue)
         own = ("keep_credentials", "share", "requester_max")
         return msgspec.structs.replace(made, **{name: getattr(self, name) for name in own})

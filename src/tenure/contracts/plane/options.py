@@ -48,7 +48,7 @@ class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def settings(self, stream: str) -> QueueSettings:
         """How the box of one stream behaves."""
-        return self.of_box(contract=CONTRACT, table=PLANE, queue=queue_of(stream))
+        return self.of_table(contract=CONTRACT, table=PLANE, queue=queue_of(stream))
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,7 @@ from tenure.contracts.plane.transport import Taken
 from tenure.contracts.plane.words import queue_of
 from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
-from tenure.sql.claim import why_unreadable
-from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row
+from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
 from tenure.sql.upkeep import Upkeeper
 from tenure.store.gathering import Gathering
 
@@ -93,7 +92,7 @@ class RowTransport:
         """Nothing can get lost: there is one place."""
 
     def bell(self, stream: str) -> QueueListener:
-        return self._engine.bell(queue_of(stream))
+        return self._engine.listener(queue_of(stream))
 
     async def close(self) -> None:
         """The connections belong to the plane."""

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from tenure.core.errors import UsageError
 from tenure.core.idempotency import canonical
 from tenure.core.job import NewJob
-from tenure.pipeline.source.copy_format import fixed, rows_of, values_of
+from tenure.pipeline.source.copy_format import fixed, packed, rows_of
 from tenure.sql.engine import QueueSettings
-from tenure.sql.postgres_engine import parts_of
+from tenure.sql.postgres_engine import CopyRows, rows_of_submit
 from tenure.sql.submit import COLUMNS, check
 from tenure.store.postgres import Copied
 
@@ -135,7 +135,7 @@ def tables_of(part: Part, head: Mapping[str, Any], settings: QueueSettings) -> l
     takes = {"queue": settings.queue}
     return [
         _like(row, {"seq": pa.array(numbers[row.table]), **part.columns})
-        for row in parts_of(settings.table, _given(part, settings), first, takes)
+        for row in rows_of_submit(settings.table, _given(part, settings), first, takes)
     ]
 
 
@@ -156,10 +156,11 @@ def _given(part: Part, settings: QueueSettings) -> dict[str, list[Any]]:
     return {name: [value] for name, value in row.items()}
 
 
-def _like(row: Copied, columns: Mapping[str, pa.Array]) -> Copied:
+def _like(row: CopyRows, columns: Mapping[str, pa.Array]) -> Copied:
     """Rows like this one, which differ in these columns."""
-    values = dict(zip(row.columns, values_of(row.rows), strict=True))
+    (first,) = row.records
+    values = dict(zip(row.columns, first, strict=True))
     told = {name: column for name, column in columns.items() if name in values}
-    same = {name: value for name, value in values.items() if name not in told}
+    same = {name: packed(name, value) for name, value in values.items() if name not in told}
     rows = rows_of(list(told.values()), list(same.values()))
     return Copied(row.table, (*told, *same), rows)

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from tenure.core.opening import open_part
 from tenure.pipeline.source.columns import Part, Stored, part_of, tables_of
-from tenure.sql.engine import QueueSettings
+from tenure.sql.engine import QueueSettings, Row
 from tenure.sql.postgres_engine import SAMPLE, PostgresEngine
+from tenure.store.postgres_pool import Connection
 
 
 class BoxColumns:
@@ -57,10 +58,16 @@ class BoxColumns:
     async def _copied(self, part: Part, sample: Sequence[str] = ()) -> bool:
         """All of it, or nothing if one is known already; a sample of them is looked at before."""
         none = [""] * len(sample)
+        database = self._engine.database
+
+        async def write(connection: Connection, head: Row) -> None:
+            for rows in tables_of(part, head, self._settings):
+                await database.copy(connection, rows)
+
         head = await self._engine.copy(
             *(self._settings.table, self._settings.queue, len(part)),
             {"job_id": sample, "requester_id": none, "idempotency_key": none},
-            lambda head: tables_of(part, head, self._settings),
+            write,
         )
         return head is not None
 
