@@ -31,7 +31,7 @@ _SEQUENCE_ENDED = "2200H"
 _EVENT_COLUMN = {
     (INBOX, "claim"): "status_webhook_url",
     (INBOX, "claim+share"): "status_webhook_url",
-    **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("complete", "settle", "decide")},
+    **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("settle", "decide")},
 }
 
 

@@ -25,38 +25,11 @@ from tenure.sql.engine import Engine, QueueSettings, Row
 from tenure.sql.submit import AHEAD_MS_MAX
 from tenure.store.resending import part
 
-
-async def decide(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
-    """Lead these jobs on, as far as they rest in `failed`; how many were given up."""
-    if not job_ids:
-        return 0
-    batch = [(job_id,) for job_id in sorted(job_ids)]
-    try:
-        rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
-    except ServerError:
-        if len(batch) == 1:
-            raise
-        return await _one_by_one(engine, settings, job_ids)
-    return sum(bool(row["buried"]) for row in rows)
-
-
-async def _one_by_one(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
-    """Lead on every job but those that the database refuses; then raise what it said of one."""
-    buried, refused = 0, None
-    for job_id in job_ids:
-        try:
-            buried += await decide(engine, settings, [job_id])
-        except ServerError as error:
-            refused = error
-    if refused is not None:
-        raise refused
-    return buried
-
-
 _BATCH_MAX = 1_000
 _TRIES = 3
 _MESSAGE_CHARS_MAX = 4_000
 _SHORT_RESULT = 16  # most jobs return nothing, or the same few words
+_FAILED = frozenset({"retry", "bury", "cancel"})
 _VERDICTS: dict[str, Verdict] = {
     "complete": COMPLETED,
     "bury": BURIED,
@@ -64,14 +37,16 @@ _VERDICTS: dict[str, Verdict] = {
     "cancel": CANCELLED,
 }
 
-_FAILED = frozenset({"retry", "bury", "cancel"})
-
 Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
 
 
 class Settler:
-    """Settles of one box."""
+    """Settles the leases of one queue.
+
+    `least_ms` is the shortest delay of a `retry`; `sent_back` is called when jobs are claimable
+    again.
+    """
 
     def __init__(
         self,
@@ -90,79 +65,68 @@ class Settler:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases; one lease twice in a batch ends once."""
-        verdicts: list[Verdict | None] = [None] * len(outcomes)
+        verdicts: dict[int, Verdict] = {}
         left = list(range(len(outcomes)))
         while left:
             first: dict[str, int] = {}
-            for position in left:
-                first.setdefault(outcomes[position].lease.job_id, position)
-            chosen = sorted(first.values(), key=lambda at: outcomes[at].lease.job_id)[:_BATCH_MAX]
-            await part(len(left) < len(outcomes), self._settle(outcomes, chosen, verdicts))
-            left = [position for position in left if verdicts[position] is None]
-        return [verdict for verdict in verdicts if verdict is not None]
+            for at in left:
+                first.setdefault(outcomes[at].lease.job_id, at)
+            # Sorted by job id, so that two batches never wait for each other.
+            chosen = [first[job_id] for job_id in sorted(first)[:_BATCH_MAX]]
+            settled = self._settle([outcomes[at] for at in chosen])
+            answers = await part(len(left) < len(outcomes), settled)
+            verdicts.update(zip(chosen, answers, strict=True))
+            left = [at for at in left if at not in verdicts]
+        return [verdicts[at] for at in range(len(outcomes))]
 
-    async def _settle(
-        self, outcomes: Sequence[Outcome], chosen: list[int], verdicts: list[Verdict | None]
-    ) -> None:
-        batch = [outcomes[position] for position in chosen]
-        left = list(range(len(chosen)))
-        # A row that changed between reading and writing is left out, not lost: it is asked for
-        # again, until what is left is answered from the past or really belongs to somebody else.
+    async def _settle(self, batch: list[Outcome]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        left = list(range(len(batch)))
+        # A row that changed between reading and writing is left out: it is tried again, until what
+        # is left was settled before, or really belongs to another holder.
         for turn in range(_TRIES):
-            for at, verdict in await part(turn, self._ended([batch[at] for at in left])):
-                verdicts[chosen[left[at]]] = verdict
-            left = [at for at in left if verdicts[chosen[at]] is None]
-            if not left:
-                return
-            for at, verdict in await part(1, self._again([batch[at] for at in left])):
-                verdicts[chosen[left[at]]] = verdict
-            left = [at for at in left if verdicts[chosen[at]] is None]
-            if not left:
-                return
-        leases = [outcomes[chosen[at]].lease for at in left]
-        answers = await refuse(self._engine, self._settings, "settle", leases)
-        for at, answer in zip(left, answers, strict=True):
-            verdicts[chosen[at]] = answer
+            for again, step in ((turn, self._write), (1, self._find_settled)):
+                for n, verdict in await part(again, step([batch[at] for at in left])):
+                    verdicts[left[n]] = verdict
+                left = [at for at in left if at not in verdicts]
+                if not left:
+                    return [verdicts[at] for at in range(len(batch))]
+        leases = [batch[at].lease for at in left]
+        lost = await refuse(self._engine, self._settings, "settle", leases)
+        verdicts.update(zip(left, lost, strict=True))
+        return [verdicts[at] for at in range(len(batch))]
 
-    async def _ended(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
+    async def _write(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
         settings = self._settings
-        if all(outcome.kind == "complete" for outcome in batch):
-            return await self._succeeded(batch)
         asked = [self._row(outcome) for outcome in batch]
         rows = await self._engine.run(settings.table, "settle", asked, queue=settings.queue)
-        failed = [row["job_id"] for row in rows if row["verdict"] in _FAILED]
-        await decide(self._engine, settings, failed)
+        await decide(
+            self._engine, settings, [row["job_id"] for row in rows if row["verdict"] in _FAILED]
+        )
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
-    async def _succeeded(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
-        settings = self._settings
-        asked = [_success(outcome) for outcome in batch]
-        rows = await self._engine.run(settings.table, "complete", asked, queue=settings.queue)
-        if rows[0]["ended"] < len(batch):  # which, their attempts tell
-            return await self._again(batch)
-        return [(at, COMPLETED) for at in range(len(batch))]
-
-    async def _again(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
-        given = map(self._row, batch)
-        asked = [(row[0], row[1], row[-1]) for row in given]
+    async def _find_settled(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
+        """The verdicts of outcomes that were accepted before."""
+        asked = [(row[0], row[1], row[-1]) for row in map(self._row, batch)]
         settings = self._settings
         rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
-        # The one whose answer was lost may have failed its job and not decided about it.
+        # The call whose answer was lost may have failed its job without deciding about it.
         failed = [batch[row["n"] - 1].lease.job_id for row in rows if row["verdict"] in _FAILED]
         await decide(self._engine, settings, failed)
         return [(row["n"] - 1, _verdict(row)) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
         lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
+        token_h = token_hash(lease.token)
         if kind == "complete":
-            job_id, fence, token_h, result, result_h = _success(outcome)
+            result = outcome.result
+            result_h = (_short_result_hash if len(result) <= _SHORT_RESULT else short_hash)(result)
             return (
-                *(job_id, fence, token_h, kind, 0, True, result, result_h),
+                *(lease.job_id, lease.fence, token_h, kind, 0, True, result.decode(), result_h),
                 *("", "", "", f"{token_h}:c:{result_h}"),
             )
-        token_h = token_hash(lease.token)
         if kind == "fail":
             delay_ms, retryable = self._delay(outcome)
         elif kind == "retry":
@@ -173,16 +137,51 @@ class Settler:
         )
         return (
             *(lease.job_id, lease.fence, token_h, kind, min(delay_ms, AHEAD_MS_MAX), retryable),
-            *("", ""),
-            *_errors(failure, kind),
-            f"{token_h}:{kind}:{asked}",
+            *("", "", *_errors(failure, kind), f"{token_h}:{kind}:{asked}"),
         )
 
 
-def _success(outcome: Outcome) -> tuple[str, int, str, str, str]:
-    lease, result = outcome.lease, outcome.result
-    result_h = (_short_result_hash if len(result) <= _SHORT_RESULT else short_hash)(result)
-    return lease.job_id, lease.fence, token_hash(lease.token), result.decode(), result_h
+async def decide(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
+    """Move failed jobs on, back to the queue or to the dead letters; how many were given up.
+
+    The step to `failed` and the decision are two transactions, so that a reader of the job can see
+    both states. A worker that dies between them leaves the job in `failed`, where upkeep finds it.
+    """
+    if not job_ids:
+        return 0
+    batch = [(job_id,) for job_id in sorted(job_ids)]
+    try:
+        rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
+        return sum(bool(row["buried"]) for row in rows)
+    except ServerError:
+        if len(batch) == 1:
+            raise
+    # The database refuses one of them: decide about all others, then raise what it said.
+    buried, refused = 0, None
+    for job_id in job_ids:
+        try:
+            buried += await decide(engine, settings, [job_id])
+        except ServerError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return buried
+
+
+async def refuse(
+    engine: Engine, settings: QueueSettings, operation: str, leases: Sequence[Lease]
+) -> list[LeaseLost]:
+    """Record in the journal that leases were lost, and why."""
+    if not leases:
+        return []
+    batch = [(lease.job_id, lease.fence, token_hash(lease.token), "") for lease in leases]
+    asked = engine.run(settings.table, "refuse", batch, queue=settings.queue, operation=operation)
+    rows = await part(1, asked)  # after the step that refused them
+    why = {row["n"]: _reason(row) for row in rows}
+    return [
+        LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))
+        for number, lease in enumerate(leases, 1)
+    ]
 
 
 @lru_cache(maxsize=1_024)
@@ -194,22 +193,6 @@ def token_hash(token: str) -> str:
 @lru_cache(maxsize=64)
 def _short_result_hash(result: bytes) -> str:
     return short_hash(result)
-
-
-async def refuse(
-    engine: Engine, settings: QueueSettings, operation: str, leases: Sequence[Lease]
-) -> list[LeaseLost]:
-    """Tell holders that they lost their leases, and note it."""
-    if not leases:
-        return []
-    batch = [(lease.job_id, lease.fence, token_hash(lease.token), "") for lease in leases]
-    asked = engine.run(settings.table, "refuse", batch, queue=settings.queue, operation=operation)
-    rows = await part(1, asked)  # after the step that refused them
-    why = {row["n"]: _reason(row) for row in rows}
-    return [
-        LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))
-        for number, lease in enumerate(leases, 1)
-    ]
 
 
 def _reason(row: Row) -> str:
@@ -226,9 +209,9 @@ def _verdict(row: Row) -> Verdict:
 def _errors(failure: Failure | None, kind: str) -> tuple[str, str, str]:
     """What the job shows, what its attempt keeps with the stack, and the code for the journal."""
     if failure is None:
-        failure = Failure(code="cancelled" if kind == "cancel" else kind, message="")
         if kind in ("snooze", "release"):
             return "", "", ""
+        failure = Failure(code="cancelled" if kind == "cancel" else kind, message="")
     failure = Failure(
         code="".join(failure.code.split()).replace("\0", "")[:80],
         message=failure.message.replace("\0", "")[:_MESSAGE_CHARS_MAX],

@@ -18,10 +18,10 @@ from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
 from tenure.sql.settle import decide
 
 _WAIT_MS = 250
-# The history of an outbox lies among the steps of its jobs; so many of them are looked through at a
-# time, since there may be millions that told of no event.
+# The history of an outbox is in the steps of its jobs. So many are read at a time:
+# millions of them may have no event.
 SPAN = 50_000
-# A position by time, until it is looked up. Writers at the same moment may commit in any order.
+# A position by time, until it is looked up. Writers of the same moment may commit in any order.
 _AT = "@"
 _DISORDER_MS = 5_000
 EVENT_FIELDS = (
@@ -32,7 +32,7 @@ EVENT_FIELDS = (
 
 
 class SqlJournal:
-    """The history of one box. A position is a number that rises."""
+    """The journal of one queue. A position is a number that rises."""
 
     def __init__(self, engine: Engine, settings: QueueSettings) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class SqlJournal:
                 count=limit - len(rows),
             )
             at = end
-        # Whoever waits asks again from where he stands: not for what was looked through already.
+        # A caller that waits asks again from the same position: skip what was empty.
         self._empty = {} if rows else {after: at}
         return rows
 
@@ -83,11 +83,11 @@ class SqlJournal:
             await self._listener.wait(min(left_ms, _WAIT_MS))
 
     def since(self, ts_ms: int) -> str:
-        """The position after which everything that happened since then lies."""
+        """A position before everything that happened since then."""
         return f"{_AT}{ts_ms}"
 
     async def _position(self, after: str) -> str:
-        """`after` as a number: a time is looked for by halving, as `ts_ms` rises with `seq`."""
+        """`after` as a number; a time is found by bisection, since `ts_ms` rises with `seq`."""
         if not after.startswith(_AT):
             return after
         wanted_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
@@ -123,7 +123,7 @@ def _journal_event(row: Row, contract: str) -> JournalEvent:
 
 
 class Reader(msgspec.Struct, frozen=True, kw_only=True):
-    """One who reads a queue's history: up to where, and when it last said so."""
+    """A reader of a queue's journal: how far it has read, and when it last said so."""
 
     queue: str
     name: str
@@ -132,19 +132,23 @@ class Reader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalReaders:
-    """The readers of some queues of one database."""
+    """The readers that keep the journal of some queues elsewhere.
+
+    What a reader has not read is not trimmed before `unread_days`. It reports its position after it
+    has stored the events: if it dies in between, it reads some again and misses none.
+    """
 
     def __init__(self, engine: Engine, queues: Sequence[str]) -> None:
         self._engine = engine
         self._queues = queues
 
     async def note(self, name: str, position: int) -> None:
-        """Everything up to here is kept elsewhere; once it said so, a reader is waited for."""
+        """Store that a reader has everything up to this position."""
         for queue in self._queues:
             await self._engine.run(OUTBOX, "reader_note", queue=queue, name=name, position=position)
 
     async def forget(self, name: str) -> None:
-        """Wait for this reader no more."""
+        """Forget a reader: the journal is trimmed without it."""
         gone = [
             row
             for queue in self._queues
@@ -174,7 +178,7 @@ _POSITION = re.compile(r"[0-9]{1,18}")
 
 
 class SqlLedger:
-    """The ledger of one box, for one event loop."""
+    """The ledger of one queue, for one event loop."""
 
     def __init__(self, engine: Engine, settings: QueueSettings, machine: Machine) -> None:
         self.engine = self._engine = engine
@@ -183,7 +187,7 @@ class SqlLedger:
 
     @property
     def settings(self) -> QueueSettings:
-        """How the box behaves."""
+        """The settings of the queue."""
         return self._settings
 
     @property
@@ -193,19 +197,17 @@ class SqlLedger:
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
-        rows = await self._engine.run(self._settings.table, "get", job_id=job_id)
+        rows = await self._run("get", job_id=job_id)
         return self._record(rows[0]) if rows else None
 
     async def pruned(self, job_id: str) -> str | None:
         """Whose job it was, if it was kept long enough and then removed."""
-        settings = self._settings
-        rows = await self._engine.run(settings.table, "pruned", job_id=job_id, queue=settings.queue)
+        rows = await self._run("pruned", job_id=job_id)
         return rows[0]["requester_id"] if rows else None
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:
         """The attempts at a job that have ended, oldest first."""
-        rows = await self._engine.run(self._settings.table, "attempts", job_id=job_id)
-        return [dict(row) for row in rows]
+        return [dict(row) for row in await self._run("attempts", job_id=job_id)]
 
     async def find(self, query: Query) -> Page:
         """Jobs by their submits, newest first; `after` is the position of the last one seen."""
@@ -225,14 +227,7 @@ class SqlLedger:
         found: list[JobRecord] = []
         while scanned < _SCAN_MAX:
             least = max(0, before - SPAN) if self.is_outbox else 0
-            rows = await self._engine.run(
-                self._settings.table,
-                "find",
-                queue=self._settings.queue,
-                before=before,
-                least=least,
-                count=READ_STEP,
-            )
+            rows = await self._run("find", before=before, least=least, count=READ_STEP)
             for row in rows:
                 before, scanned = row["position"], scanned + 1
                 if row["job_id"] is None:
@@ -252,14 +247,12 @@ class SqlLedger:
         """The position below which to look: the end of the journal where it is read in spans."""
         if after or not self.is_outbox:
             return int(after or _BEYOND)
-        ends = await self._engine.run(self._settings.table, "journal_end")
-        return int(ends[0]["seq"]) + 1
+        return int((await self._run("journal_end"))[0]["seq"]) + 1
 
     async def counts(self) -> Counts:
         """Depth by state now."""
-        table, queue = self._settings.table, self._settings.queue
-        rows = await self._engine.run(table, "counts", queue=queue)
-        summary = (await self._engine.run(table, "summary", queue=queue))[0]
+        rows = await self._run("counts")
+        (summary,) = await self._run("summary")
         states = dict.fromkeys(self._machine.states, 0)
         states |= {row["status"]: row["jobs"] for row in rows}
         oldest_ms = summary["oldest_ms"]
@@ -273,55 +266,48 @@ class SqlLedger:
 
     async def unfinished(self, requester: str, most: int) -> int:
         """How many jobs of a requester have not ended, counted up to `most`."""
-        table, queue = self._settings.table, self._settings.queue
-        asked = {"queue": queue, "requester": requester, "most": most}
-        return int((await self._engine.run(table, "unfinished", **asked))[0]["jobs"])
+        (row,) = await self._run("unfinished", requester=requester, most=most)
+        return int(row["jobs"])
 
     async def workers(self) -> list[WorkerBeat]:
         """Workers that did upkeep or claimed lately, also in vain."""
-        rows = await self._engine.run(self._settings.table, "workers", queue=self._settings.queue)
+        rows = await self._run("workers")
         return [WorkerBeat(row["worker_id"], row["seen_ms"], row["slots"]) for row in rows]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """The job's own events after a version."""
-        rows = await self._engine.run(
-            self._settings.table,
-            "events",
-            queue=self._settings.queue,
-            job_id=job_id,
-            after=int(after) if _POSITION.fullmatch(after) else 0,
-            count=limit,
-        )
+        from_version = int(after) if _POSITION.fullmatch(after) else 0
+        rows = await self._run("events", job_id=job_id, after=from_version, count=limit)
         return [_job_event(row) for row in rows]
 
     async def pause(self) -> None:
         """Hand out no more leases."""
-        await self._pause(paused=True)
+        await self._run("pause", paused=True, channel=self._engine.channel)
 
     async def resume(self) -> None:
         """Hand out leases again."""
-        await self._pause(paused=False)
+        await self._run("pause", paused=False, channel=self._engine.channel)
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Begin ended jobs anew; per id "ok", "missing" or the state that forbids it."""
-        said = await self._steer("reopen", job_ids, channel=self._engine.channel)
-        return ["ok" if state in self._machine.final else state or "missing" for state in said]
+        states = await self._manage("reopen", job_ids, channel=self._engine.channel)
+        return ["ok" if state in self._machine.final else state or "missing" for state in states]
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
-        said = await self._steer("cancel", job_ids)
-        ended = dict(zip(job_ids, said, strict=True))
+        states = await self._manage("cancel", job_ids)
+        ended = dict(zip(job_ids, states, strict=True))
         waited = [job_id for job_id, state in ended.items() if state in ("queued", "failed")]
         for start in range(0, len(waited), _STEP):
             await decide(self._engine, self._settings, waited[start : start + _STEP])
-        return [self._cancelled(state) for state in said]
+        return [self._cancelled(state) for state in states]
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok", "missing", or the state of a job that somebody runs."""
-        said = await self._steer("remove", job_ids)
+        states = await self._manage("remove", job_ids)
         return [
             state if state in self._machine.running else "ok" if state else "missing"
-            for state in said
+            for state in states
         ]
 
     async def close(self) -> None:
@@ -335,30 +321,23 @@ class SqlLedger:
 
     async def probe(self) -> None:
         """Raise `StoreError` where the database takes no writes."""
-        await self._engine.run(self._settings.table, "probe", queue=self._settings.queue)
+        await self._run("probe")
 
-    async def _pause(self, *, paused: bool) -> None:
-        await self._engine.run(
-            self._settings.table,
-            "pause",
-            queue=self._settings.queue,
-            paused=paused,
-            channel=self._engine.channel,
+    async def _run(
+        self, operation: str, batch: Sequence[Sequence[Any]] = (), **takes: Any
+    ) -> Sequence[Row]:
+        settings = self._settings
+        return await self._engine.run(
+            settings.table, operation, batch, queue=settings.queue, **takes
         )
 
-    async def _steer(self, operation: str, job_ids: Sequence[str], **takes: str) -> list[str]:
+    async def _manage(self, operation: str, job_ids: Sequence[str], **takes: str) -> list[str]:
         """The state in which each job was found; "" for one that is not there."""
         once = list(dict.fromkeys(job_ids))
         found: dict[str, str] = {}
         for start in range(0, len(once), _STEP):
             chunk = once[start : start + _STEP]
-            rows = await self._engine.run(
-                self._settings.table,
-                operation,
-                [(job_id,) for job_id in chunk],
-                queue=self._settings.queue,
-                **takes,
-            )
+            rows = await self._run(operation, [(job_id,) for job_id in chunk], **takes)
             found |= {chunk[row["n"] - 1]: row["was"] for row in rows}
         return [found.get(job_id, "") for job_id in job_ids]
 

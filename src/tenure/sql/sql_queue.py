@@ -1,10 +1,14 @@
-"""The queue over one table of jobs: what a worker needs of the SQL contracts."""
+"""The queue over one table of jobs: what a worker needs of the SQL contracts.
+
+Every write of a holder carries the job's id, its claim version and the hash of its token. If they
+match no row, the lease was lost.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -17,20 +21,20 @@ from tenure.core.seam import Upkeep
 from tenure.sql.claim import CLAIM_MAX, Claimer
 from tenure.sql.engine import Engine, QueueSettings
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
-from tenure.sql.submit import Submitter
+from tenure.sql.submit import submit_jobs
 from tenure.sql.upkeep import Upkeeper
 from tenure.store.resending import part
 
 STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
-_SETTLES_AT_ONCE = 2
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
 class SqlQueue:
-    """The queue of one box, for one event loop. `worker_id` names its claimer.
+    """The queue of one table, for one event loop. `worker_id` names its claimer.
 
     `delay` says when a failure is tried again, `least_ms` how long at least where a task said when.
+    `finals` are the states that a handler cannot report.
     """
 
     claim_max = CLAIM_MAX
@@ -50,7 +54,6 @@ class SqlQueue:
         self._settings = settings
         self._finals = finals
         self.worker_id = _UNSAFE.sub("-", worker_id)[:200] or f"anon-{secrets.token_hex(6)}"
-        self._submitter = Submitter(engine, settings)
         self._upkeeper = Upkeeper(engine, settings, self.worker_id)
         self._claimer = Claimer(
             engine,
@@ -66,17 +69,17 @@ class SqlQueue:
 
     @property
     def settles_at_once(self) -> int:
-        """On PostgreSQL one batch is worked on while another waits for the disk."""
-        return _SETTLES_AT_ONCE if self._engine.dialect == "postgres" else 1
+        """On PostgreSQL one batch is processed while another waits for the disk."""
+        return 2 if self._engine.dialect == "postgres" else 1
 
     @property
     def lease_ms(self) -> int:
-        """How long a lease lasts: a worker that knows it before its first claim waits longer."""
+        """How long a lease lasts; known before the first claim."""
         return self._settings.lease_ms
 
     @property
     def slots(self) -> int:
-        """How many jobs its worker runs at once; 0 while nobody said."""
+        """How many jobs its worker runs at once; 0 while unknown."""
         return self._upkeeper.slots
 
     @slots.setter
@@ -84,23 +87,23 @@ class SqlQueue:
         self._upkeeper.slots = slots
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
-        return await self._submitter.submit(jobs)
+        """Store jobs; a known id or idempotency key answers with its job."""
+        return await submit_jobs(self._engine, self._settings, jobs)
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases, at most `claim_max`."""
         return await self._claimer.claim(min(limit, self.claim_max), wait_ms=wait_ms)
 
     def take_quarantined(self) -> list[Quarantined]:
-        """What was set aside since the last call."""
+        """The unreadable jobs that were buried since the last call."""
         noted, self._claimer.quarantined[:] = list(self._claimer.quarantined), []
         return noted
 
     async def extend(
         self, leases: Sequence[Lease], *, always: bool = False
     ) -> list[Lease | LeaseLost]:
-        """Keep leases alive; without `always` those of which less than two thirds are left."""
-        answers: list[Lease | LeaseLost | None] = [None] * len(leases)
+        """Extend leases; without `always` those of which less than two thirds are left."""
+        answers: dict[int, Lease | LeaseLost] = {}
         for start in range(0, len(leases), _BATCH_MAX):
             chunk = leases[start : start + _BATCH_MAX]
             extend = self._engine.run(
@@ -111,8 +114,7 @@ class SqlQueue:
                 lease_ms=self._settings.lease_ms,
                 always=always,
             )
-            rows = await part(start, extend)
-            for row in rows:
+            for row in await part(start, extend):
                 at = row["n"] - 1
                 answers[start + at] = msgspec.structs.replace(
                     chunk[at],
@@ -120,51 +122,39 @@ class SqlQueue:
                     lease_ms=max(1, row["lease_expires_at"] - row["now_ms"]),
                     cancel_requested=bool(row["cancel_requested"]),
                 )
-        lost = [at for at, answer in enumerate(answers) if answer is None]
-        told = await refuse(self._engine, self._settings, "extend", [leases[at] for at in lost])
-        for at, answer in zip(lost, told, strict=True):
-            answers[at] = answer
-        return [answer for answer in answers if answer is not None]
+        answers |= await self._refused("extend", leases, answers)
+        return [answers[at] for at in range(len(leases))]
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Publish news; a report of type `stage` moves the job to the stage that its step names."""
         for report in reports:
             self._check(report)
-        answers: list[LeaseLost | None] = [None] * len(reports)
-        backwards: list[str] = []
-        lost: list[int] = []
-        for turn, chunk in enumerate(_rounds(reports)):
+        held: dict[int, str] = {}
+        for turn, chunk in enumerate(_batches(reports)):
             news = self._engine.run(
                 self._settings.table,
                 "report",
                 [_news(reports[at]) for at in chunk],
                 queue=self._settings.queue,
             )
-            held = {row["n"]: row for row in await part(turn, news)}
-            for number, at in enumerate(chunk, 1):
-                if number not in held:
-                    lost.append(at)
-                elif not held[number]["becomes"]:
-                    backwards.append(f"{held[number]['was']} to {reports[at].step}")
-        told = await refuse(
-            self._engine, self._settings, "report", [reports[at].lease for at in lost]
-        )
-        for at, answer in zip(lost, told, strict=True):
-            answers[at] = answer
-        if backwards:
+            for row in await part(turn, news):
+                at = chunk[row["n"] - 1]
+                held[at] = "" if row["becomes"] else f"{row['was']} to {reports[at].step}"
+        lost = await self._refused("report", [report.lease for report in reports], held)
+        if backwards := list(filter(None, held.values())):
             raise InvalidTransition(
                 f"a job cannot go from {backwards[0]}; stages follow each other as "
                 f"{', '.join(STAGES)}",
                 contract=self._settings.contract,
             )
-        return answers
+        return [lost.get(at) for at in range(len(reports))]
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases: job, attempt and journal in one step each."""
         return await self._settler.settle(outcomes)
 
     async def upkeep(self) -> Upkeep:
-        """Promote, take back, expire, remove; every worker may do it as often as it likes."""
+        """Promote, reclaim, expire, remove; every worker may do it as often as it likes."""
         done = await self._upkeeper.upkeep()
         if done.promoted or done.reclaimed:
             self._claimer.from_the_head()
@@ -174,6 +164,14 @@ class SqlQueue:
         """Close the connections."""
         await self._claimer.close()
         await self._engine.close()
+
+    async def _refused(
+        self, operation: str, leases: Sequence[Lease], held: Mapping[int, object]
+    ) -> dict[int, LeaseLost]:
+        """The leases that are not held any more, by their position."""
+        lost = [at for at in range(len(leases)) if at not in held]
+        refused = await refuse(self._engine, self._settings, operation, [leases[at] for at in lost])
+        return dict(zip(lost, refused, strict=True))
 
     def _check(self, report: Report) -> None:
         if report.type in self._finals:
@@ -200,16 +198,16 @@ def _news(report: Report) -> tuple[object, ...]:
     )
 
 
-def _rounds(reports: Sequence[Report]) -> list[list[int]]:
-    """Parts that one statement each can take: a move to a stage is alone of its job there."""
-    parts: list[list[int]] = []
-    in_part: dict[str, bool] = {}
+def _batches(reports: Sequence[Report]) -> list[list[int]]:
+    """Batches for one statement each, in which a move to a stage is its job's only report."""
+    batches: list[list[int]] = []
+    moved: dict[str, bool] = {}
     for at, report in enumerate(reports):
         job_id, moves = report.lease.job_id, report.type == "stage"
-        clash = job_id in in_part and (moves or in_part[job_id])
-        if not parts or clash or len(parts[-1]) >= _BATCH_MAX:
-            parts.append([])
-            in_part = {}
-        parts[-1].append(at)
-        in_part[job_id] = moves or in_part.get(job_id, False)
-    return parts
+        clash = job_id in moved and (moves or moved[job_id])
+        if not batches or clash or len(batches[-1]) >= _BATCH_MAX:
+            batches.append([])
+            moved = {}
+        batches[-1].append(at)
+        moved[job_id] = moves or moved.get(job_id, False)
+    return batches

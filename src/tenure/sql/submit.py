@@ -17,40 +17,10 @@ from tenure.core.job import NewJob, Submitted
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
 from tenure.store.resending import part
 
-
-def uuid7() -> str:
-    """A version 7 UUID: 48 bits of milliseconds, then chance."""
-    return next(uuid7s(1))
-
-
-def uuid7s(count: int) -> Iterator[str]:
-    """As many of them, of one moment and in rising order: an index takes them at one place."""
-    time_h = f"{time.time_ns() // 1_000_000:012x}"
-    head = f"{time_h[:8]}-{time_h[8:]}-7"
-    chance = os.urandom(10 * count).hex()
-    tails = [
-        f"{chance[at : at + 3]}-{_VARIANT[chance[at + 3]]}{chance[at + 4 : at + 7]}"
-        f"-{chance[at + 7 : at + 19]}"
-        for at in range(0, len(chance), 20)
-    ]
-    tails.sort()
-    return (head + tail for tail in tails)
-
-
-_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
-
-
-FULL_RETRY_MS = 1_000
-_BATCH_MAX = 2_000
-_SLICE = 250
-_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
-_INT_MAX = 2**31 - 1
 AHEAD_MS_MAX = 2**53
 """How far ahead a job may be due or expire: later times leave the range of their columns."""
 
-_JSON = msgspec.json.Decoder(msgspec.Raw)
-
-# What only the inbox knows of a job, and where it is kept.
+# What only the inbox knows of a job, and its columns.
 COLUMNS: Mapping[str, Any] = {
     "status_webhook_url": None,
     "refresh_url": None,
@@ -61,134 +31,150 @@ COLUMNS: Mapping[str, Any] = {
     "storage_creds_encryption_version": None,
 }
 _NO_COLUMNS = tuple(COLUMNS.values())
+_FULL_RETRY_MS = 1_000
+_BATCH_MAX = 2_000
+_SLICE = 250
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_INT_MAX = 2**31 - 1
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
-Fresh = tuple[int, tuple[Any, ...]]
-"""A row to be stored, and the place of its answer."""
+NewRow = tuple[int, tuple[Any, ...]]
+"""The position of a job in the submit, and its row."""
 
 
-class Submitter:
-    """Submits of one box."""
+async def submit_jobs(
+    engine: Engine, settings: QueueSettings, jobs: Sequence[NewJob]
+) -> list[Submitted]:
+    """Store jobs; answers are per job and in order."""
+    answers: dict[int, Submitted] = {}
+    seen: set[str | tuple[str, str]] = set()
+    repeated: list[int] = []
+    storing: list[asyncio.Task[None]] = []
+    several = len(jobs) > _BATCH_MAX  # then one batch may be stored and another one fail
+    try:
+        for start in range(0, len(jobs), _BATCH_MAX):
+            fresh: list[NewRow] = []
+            end = min(start + _BATCH_MAX, len(jobs))
+            for at in range(start, end, _SLICE):
+                positions = range(at, min(at + _SLICE, end))
+                for position, row in _rows(settings, jobs, positions, answers):
+                    if _is_repeated(row, seen):
+                        repeated.append(position)
+                    else:
+                        fresh.append((position, row))
+                if storing:
+                    await asyncio.sleep(0)  # let the batch before be sent meanwhile
+            # Two bulk submits keep their order side by side; a smaller one waits for them.
+            beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
+            while len(storing) > beside:
+                await part(several, storing[0])
+                del storing[0]
+            storing.append(asyncio.create_task(_store(engine, settings, fresh, answers)))
+        for task in storing:
+            await part(several, task)
+    finally:
+        for task in storing:
+            task.cancel()
+        await asyncio.gather(*storing, return_exceptions=True)
+    if repeated:
+        again = submit_jobs(engine, settings, [jobs[at] for at in repeated])
+        answers.update(zip(repeated, await part(repeated, again), strict=True))
+    return [answers[at] for at in range(len(jobs))]
 
-    def __init__(self, engine: Engine, settings: QueueSettings) -> None:
-        self._engine = engine
-        self._settings = settings
 
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs; answers are per job and in order."""
-        answers: list[Submitted | None] = [None] * len(jobs)
-        repeated = _Repeated()
-        storing: list[asyncio.Task[None]] = []
-        several = len(jobs) > _BATCH_MAX  # then one batch may be stored where another cannot
+def _rows(
+    settings: QueueSettings,
+    jobs: Sequence[NewJob],
+    positions: range,
+    answers: dict[int, Submitted],
+) -> Iterator[NewRow]:
+    """The rows of valid jobs; the others get their answer."""
+    for position, made_id in zip(positions, _uuid7s(len(positions)), strict=True):
+        job = jobs[position]
         try:
-            for start in range(0, len(jobs), _BATCH_MAX):
-                fresh: list[Fresh] = []
-                for at in range(start, min(start + _BATCH_MAX, len(jobs)), _SLICE):
-                    stop = min(at + _SLICE, start + _BATCH_MAX)
-                    fresh += self._fresh(jobs, range(at, min(stop, len(jobs))), repeated, answers)
-                    if storing:
-                        await asyncio.sleep(0)  # what was made before is sent meanwhile
-                # Two bulks keep their turns side by side; anything smaller waits for them.
-                beside = 1 if len(fresh) >= IN_BULK and not self._settings.depth_max else 0
-                while len(storing) > beside:
-                    await part(several, storing[0])
-                    del storing[0]
-                storing.append(asyncio.create_task(self._store(fresh, answers)))
-            for task in storing:
-                await part(several, task)
-        finally:
-            for task in storing:
-                task.cancel()
-            await asyncio.gather(*storing, return_exceptions=True)
-        again = repeated.positions
-        if again:
-            told = await part(again, self.submit([jobs[at] for at in again]))
-            for position, answer in zip(again, told, strict=True):
-                answers[position] = answer
-        return [answer for answer in answers if answer is not None]
+            yield position, _row(settings, job, job.job_id or made_id)
+        except UsageError as error:
+            answers[position] = Submitted("", "invalid", str(error))
 
-    def _fresh(
-        self,
-        jobs: Sequence[NewJob],
-        positions: range,
-        repeated: _Repeated,
-        answers: list[Submitted | None],
-    ) -> list[Fresh]:
-        """The rows of jobs that can be, each with its place; without those the batch repeats."""
-        fresh: list[Fresh] = []
-        ids = uuid7s(len(positions))
-        for position in positions:
-            job, made_id = jobs[position], next(ids)
-            try:
-                row = self._row(job, job.job_id or made_id)
-            except UsageError as error:
-                answers[position] = Submitted("", "invalid", str(error))
-                continue
-            if not repeated.has(position, row):
-                fresh.append((position, row))
-        return fresh
 
-    async def _store(self, fresh: Sequence[Fresh], answers: list[Submitted | None]) -> None:
-        if not fresh:
-            return
-        settings = self._settings
-        stored = await self._engine.run(
-            settings.table,
-            "submit",
-            [row for _, row in fresh],
-            queue=settings.queue,
-            depth_max=settings.depth_max,
-            key_ttl_ms=settings.idempotency_ms,
-            channel=self._engine.channel,
-        )
-        positions = {row[0]: position for position, row in fresh}
-        for row in stored:
-            job_id = row["job_id"]
-            answers[positions[job_id]] = Submitted(job_id, "created", created_ms=row["created_ms"])
-        rest = [(position, new) for position, new in fresh if answers[position] is None]
-        if rest:
-            await self._look_up(rest, answers)
+def _is_repeated(row: tuple[Any, ...], seen: set[str | tuple[str, str]]) -> bool:
+    """Whether an earlier job of the same submit has this id or this key."""
+    job_id, requester, key = row[0], row[9], row[12]
+    if job_id in seen or (key and (requester, key) in seen):
+        return True
+    seen.add(job_id)
+    if key:
+        seen.add((requester, key))
+    return False
 
-    async def _look_up(self, rest: Sequence[Fresh], answers: list[Submitted | None]) -> None:
-        """Not stored: known already, or no room. Asked after the submit, when rivals have ended."""
-        batch = [(new[0], new[9], new[12]) for _, new in rest]
-        settings = self._settings
-        known = await self._engine.run(settings.table, "lookup", batch, queue=settings.queue)
-        found = {row["n"]: row for row in known}
-        for number, (position, new) in enumerate(rest, 1):
-            row = found.get(number)
-            if row is None:
-                why = f"the queue holds {settings.depth_max} unfinished jobs, its limit"
-                answers[position] = Submitted("", "full", why, FULL_RETRY_MS)
-            elif row["request_hash"] == new[10]:
-                answers[position] = Submitted(
-                    row["job_id"], "replayed", response=row["response"] or ""
-                )
-            else:
-                # Whose job has the id is not told: it may be another requester's.
-                why = "this job id is taken: choose another, or leave it out"
-                if not row["by_id"]:
-                    why = f"this idempotency key belongs to another request: job {row['job_id']}"
-                answers[position] = Submitted("", "conflict", why)
 
-    def _row(self, job: NewJob, job_id: str) -> tuple[Any, ...]:
-        payload = check(job, job_id)
-        payload_h = short_hash(job.payload)
-        return (
-            job_id,
-            job.task,
-            payload,
-            payload_h,
-            job.priority,
-            job.delay_ms,
-            job.max_attempts or self._settings.max_attempts,
-            job.ttl_ms or 0,
-            job.gid,
-            job.requester,
-            job.options.get("request_hash") or _request_hash(job, payload_h),
-            job.trace,
-            job.idempotency_key,
-            *(_columns(job.options) if job.options else _NO_COLUMNS),
-        )
+async def _store(
+    engine: Engine,
+    settings: QueueSettings,
+    fresh: Sequence[NewRow],
+    answers: dict[int, Submitted],
+) -> None:
+    if not fresh:
+        return
+    stored = await engine.run(
+        settings.table,
+        "submit",
+        [row for _, row in fresh],
+        queue=settings.queue,
+        depth_max=settings.depth_max,
+        key_ttl_ms=settings.idempotency_ms,
+        channel=engine.channel,
+    )
+    positions = {row[0]: position for position, row in fresh}
+    for row in stored:
+        job_id = row["job_id"]
+        answers[positions[job_id]] = Submitted(job_id, "created", created_ms=row["created_ms"])
+    if len(stored) == len(fresh):
+        return
+    # Not stored: known already, or no room. Looked up after the submit, when rivals have ended.
+    rest = [(position, row) for position, row in fresh if position not in answers]
+    batch = [(row[0], row[9], row[12]) for _, row in rest]
+    known = await engine.run(settings.table, "lookup", batch, queue=settings.queue)
+    found = {row["n"]: row for row in known}
+    for number, (position, row) in enumerate(rest, 1):
+        answers[position] = _answer(settings, row, found.get(number))
+
+
+def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submitted:
+    """The answer to a job that was not stored; `found` is the job that has its id or key."""
+    if found is None:
+        why = f"the queue holds {settings.depth_max} unfinished jobs, its limit"
+        return Submitted("", "full", why, _FULL_RETRY_MS)
+    if found["request_hash"] == row[10]:
+        return Submitted(found["job_id"], "replayed", response=found["response"] or "")
+    if found["by_id"]:  # whose job it is is not told: it may be another requester's
+        return Submitted("", "conflict", "this job id is taken: choose another, or leave it out")
+    why = f"this idempotency key belongs to another request: job {found['job_id']}"
+    return Submitted("", "conflict", why)
+
+
+def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
+    """The columns of the batch of the statement `submit`."""
+    payload = check(job, job_id)
+    payload_h = short_hash(job.payload)
+    options = job.options
+    return (
+        job_id,
+        job.task,
+        payload,
+        payload_h,
+        job.priority,
+        job.delay_ms,
+        job.max_attempts or settings.max_attempts,
+        job.ttl_ms or 0,
+        job.gid,
+        job.requester,
+        options.get("request_hash") or _request_hash(job, payload_h),
+        job.trace,
+        job.idempotency_key,
+        *([options.get(*column) for column in COLUMNS.items()] if options else _NO_COLUMNS),
+    )
 
 
 def check(job: NewJob, job_id: str) -> str:
@@ -210,7 +196,7 @@ def check(job: NewJob, job_id: str) -> str:
     if job.idempotency_key:
         check_key(job.idempotency_key)
     try:
-        _JSON.decode(job.payload)
+        _decode_raw(job.payload)
         return job.payload.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the payload is not JSON: {error}") from None
@@ -226,32 +212,8 @@ def _check_texts(job: NewJob) -> None:
         )
 
 
-class _Repeated:
-    """Which jobs of a batch are the same as one before them: by id, or by key."""
-
-    def __init__(self) -> None:
-        self._seen: set[str | tuple[str, str]] = set()
-        self.positions: list[int] = []
-
-    def has(self, position: int, row: tuple[Any, ...]) -> bool:
-        """Whether the batch named this job before; noted, so that it is asked for afterwards."""
-        seen, job_id = self._seen, row[0]
-        key = (row[9], row[12]) if row[12] else None
-        if job_id in seen or key in seen:
-            self.positions.append(position)
-            return True
-        seen.add(job_id)
-        if key is not None:
-            seen.add(key)
-        return False
-
-
-def _columns(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(options.get(name, default) for name, default in COLUMNS.items())
-
-
 def _request_hash(job: NewJob, payload_h: str) -> str:
-    """What makes two submits the same: everything but the ids, the trace and what is secret."""
+    """What makes two submits the same: everything but the ids, the trace and the secrets."""
     refresh_url = job.options.get("refresh_url")
     return request_hash(
         *((refresh_url,) if refresh_url else ()),
@@ -265,3 +227,22 @@ def _request_hash(job: NewJob, payload_h: str) -> str:
         job.gid,
         job.options.get("status_webhook_url"),
     )
+
+
+def uuid7() -> str:
+    """A version 7 UUID: ids sort by age, so that a table grows at one end of its index."""
+    return next(_uuid7s(1))
+
+
+def _uuid7s(count: int) -> Iterator[str]:
+    """So many UUIDs of one moment, in rising order: 48 bits of milliseconds, then random bits."""
+    time_h = f"{time.time_ns() // 1_000_000:012x}"
+    head = f"{time_h[:8]}-{time_h[8:]}-7"
+    random = os.urandom(10 * count).hex()
+    tails = [
+        f"{random[at : at + 3]}-{_VARIANT[random[at + 3]]}{random[at + 4 : at + 7]}"
+        f"-{random[at + 7 : at + 19]}"
+        for at in range(0, len(random), 20)
+    ]
+    tails.sort()
+    return (head + tail for tail in tails)

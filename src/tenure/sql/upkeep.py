@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from tenure.core.errors import ServerError
 from tenure.core.seam import Upkeep
-from tenure.sql.engine import OUTBOX, Engine, QueueSettings
+from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
 from tenure.sql.settle import decide
 
 _COUNT = 1_000
-_WINDOWS = 10
+_SWEEPS = 10
 _TRIM_EVERY_S = (10.0, 60.0)
-"""How soon a sweep of old rows follows one that found some, and one that found none."""
+"""The pause after a sweep of old rows that found some, and after one that found none."""
 
 _BEAT_EVERY_S = 5.0
 _UNBLOCK_EVERY_S = 5.0
@@ -20,7 +22,7 @@ TOMBSTONE_MS = 30 * 86_400_000
 
 
 class Upkeeper:
-    """Upkeep of one box."""
+    """Upkeep of one queue. Without a `worker_id` it sends no heartbeat."""
 
     def __init__(self, engine: Engine, settings: QueueSettings, worker_id: str) -> None:
         self._engine = engine
@@ -36,70 +38,63 @@ class Upkeeper:
 
     async def upkeep(self) -> Upkeep:
         """One round."""
-        table, queue = self._settings.table, self._settings.queue
         await self._beat()
-        (found,) = await self._engine.run(table, "chores", queue=queue)
+        (found,) = await self._run("chores")
         promoted = reclaimed = buried = expired = 0
         if found["overdue"]:
             promoted, reclaimed, buried, expired = await self.due()
         elif found["held_back"]:
             await self.unblock()
-        if found["resting"]:  # what a worker failed that died before it decided
+        if found["resting"]:  # a worker died between `failed` and the decision
             buried += await self._decide()
         pruned = await self._prune()
         return Upkeep(promoted, reclaimed, buried, expired, pruned + await self._trim())
 
     async def _beat(self) -> None:
-        """Say now and then that the worker lives, and at once when it has other slots."""
+        """Send a heartbeat now and then, and at once when the slots changed."""
         now, (beaten, slots) = asyncio.get_running_loop().time(), self._beaten
-        if not self._worker_id:  # who keeps up for others is no worker
+        if not self._worker_id or (now - beaten < _BEAT_EVERY_S and slots == self.slots):
             return
-        if now - beaten < _BEAT_EVERY_S and slots == self.slots:
-            return
-        await self._engine.run(
-            self._settings.table,
-            "beat",
-            queue=self._settings.queue,
-            worker_id=self._worker_id,
-            slots=self.slots,
-        )
+        await self._run("beat", worker_id=self._worker_id, slots=self.slots)
         self._beaten = (now, self.slots)
 
     async def due(self) -> tuple[int, int, int, int]:
-        """What a claim cannot do without: promoted, taken back, buried, expired."""
-        run, table, queue = self._engine.run, self._settings.table, self._settings.queue
-        reaped = await run(
-            table, "reap", queue=queue, lost_max=self._settings.lost_max, count=_COUNT
-        )
-        expired = await run(table, "expire", queue=queue, count=_COUNT)
+        """What a claim waits for; how many were promoted, reclaimed, buried and expired."""
+        reaped = await self._run("reap", lost_max=self._settings.lost_max, count=_COUNT)
+        expired = await self._run("expire", count=_COUNT)
         failed = expired[0]["expired"] or any(row["ends"] for row in reaped)
         buried = await self._decide() if failed else 0
-        promoted = await run(
-            table, "promote", queue=queue, count=_COUNT, channel=self._engine.channel
-        )
+        promoted = await self._run("promote", count=_COUNT, channel=self._engine.channel)
         await self.unblock()
         return promoted[0]["promoted"], len(reaped), buried, expired[0]["expired"]
 
     async def _decide(self) -> int:
-        """Lead jobs on that rest in `failed`; how many were given up."""
+        """Decide about jobs in `failed`; how many were given up."""
         settings = self._settings
-        rows = await self._engine.run(settings.table, "resting", queue=settings.queue, count=_COUNT)
+        rows = await self._run("resting", count=_COUNT)
         try:
             return await decide(self._engine, settings, [row["job_id"] for row in rows])
-        except ServerError as error:  # of one job; those after it in this round must not wait
-            _warn("the database refuses a step of a failed job", settings.queue, error)
+        except ServerError as error:  # about one job; the rest of the round goes on
+            # A program that only reads a queue does not import the logger.
+            import structlog
+
+            structlog.get_logger("tenure.sql").warning(
+                "the database refuses a step of a failed job",
+                queue=settings.queue,
+                error=str(error),
+            )
             return 0
 
     async def unblock(self) -> int:
-        """Events that were written while the one before them ended; how many were let go.
+        """Make events ready that were written while the one before them ended; how many.
 
-        The end of an event lets the next one go, if it is there to be seen. One that is just being
-        written is not, and would wait for ever.
+        The end of an event makes the next one ready if it sees it. An event that is just being
+        written is not seen and would wait for ever.
         """
         now = asyncio.get_running_loop().time()
         if self._settings.table != OUTBOX or now < self._unblock_at:
             return 0
-        if self._engine.dialect == "sqlite":  # has one writer: only who removes an event leaves one
+        if self._engine.dialect == "sqlite":  # with one writer only a removal leaves such events
             self._unblock_at = now + _UNBLOCK_EVERY_S
         freed, self._unblocked_to = await self._sweep("unblock", "freed", self._unblocked_to)
         return freed
@@ -117,8 +112,7 @@ class Upkeeper:
         now = asyncio.get_running_loop().time()
         if now < self._trim_at:
             return 0
-        table, queue = self._settings.table, self._settings.queue
-        await self._engine.run(table, "trim", queue=queue, tombstone_ms=TOMBSTONE_MS)
+        await self._run("trim", tombstone_ms=TOMBSTONE_MS)
         trimmed, self._trimmed_to = await self._sweep(
             "trim_journal",
             "trimmed",
@@ -131,26 +125,16 @@ class Upkeeper:
         return trimmed
 
     async def _sweep(self, operation: str, count: str, after: int, **age: int) -> tuple[int, int]:
-        """A few windows of rows from where the last sweep ended; 0 begins again at the oldest."""
+        """A few batches of rows from where the last sweep ended; 0 begins again at the oldest."""
         gone = 0
-        for _ in range(_WINDOWS):
-            rows = await self._engine.run(
-                self._settings.table,
-                operation,
-                queue=self._settings.queue,
-                after=after,
-                count=_COUNT,
-                **age,
-            )
+        for _ in range(_SWEEPS):
+            rows = await self._run(operation, after=after, count=_COUNT, **age)
             gone += rows[0][count]
             after = rows[0]["last"]
             if not after:
                 break
         return gone, after
 
-
-def _warn(text: str, queue: str, error: Exception) -> None:
-    """Write a line. A program that only reads a queue does not load what writes it."""
-    import structlog
-
-    structlog.get_logger("tenure.sql").warning(text, queue=queue, error=str(error))
+    async def _run(self, operation: str, **takes: Any) -> Sequence[Row]:
+        settings = self._settings
+        return await self._engine.run(settings.table, operation, queue=settings.queue, **takes)

@@ -53,9 +53,12 @@ def test_what_cannot_be_joined_goes_as_an_array(ids: tuple[str, ...]) -> None:
     assert columns[0] == list(ids)
 
 
-def test_the_common_end_of_a_job_has_the_short_form() -> None:
-    operation = PostgresEngine("postgresql://nowhere/none").operation(INBOX, "complete")
-    assert operation.alike == {"fence", "result", "result_h"}
+def test_a_batch_of_completes_has_the_short_form() -> None:
+    operation = PostgresEngine("postgresql://nowhere/none").operation(INBOX, "settle")
+    completes = [
+        (f"j{n}", 1, "t", "complete", 0, True, "", "h", "", "", "", "t:c:h") for n in (1, 2)
+    ]
+    assert given(operation, completes)[0] == operation.for_alike
 
 
 def test_a_fragment_takes_arguments_and_other_fragments() -> None:

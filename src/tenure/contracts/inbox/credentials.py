@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
-from tenure.sql.engine import INBOX, Engine, QueueSettings, Row
+from tenure.sql.engine import INBOX, Engine, Row
+from tenure.sql.settle import token_hash
 from tenure.sql.submit import uuid7
 
 Columns = tuple[bytes, bytes, str, int]
@@ -22,21 +22,21 @@ Columns = tuple[bytes, bytes, str, int]
 
 
 class SealedColumns:
-    """The credential columns of one box."""
+    """The credential columns of jobs; what is sealed stays sealed here."""
 
-    def __init__(self, engine: Engine, table: str) -> None:
+    def __init__(self, engine: Engine, table: str = INBOX) -> None:
         self._engine = engine
         self._table = table
 
     async def read(self, lease: Lease) -> Row:
-        """The columns of a job whose lease is held; raises `LeaseLost` else."""
+        """The columns of a job; raises `LeaseLost` when the lease is not held."""
         rows = await self._engine.run(self._table, "creds_read", **_proof(lease))
         if not rows:
             raise LeaseLost(lease.job_id)
         return rows[0]
 
     async def replace(self, lease: Lease, seen_version: int, columns: Columns) -> bool:
-        """Put newer columns in place and raise the version; False when it is not the one seen."""
+        """Store newer columns and raise the version; False when it is not the one seen."""
         rows = await self._engine.run(
             self._table,
             "creds_replace",
@@ -45,13 +45,13 @@ class SealedColumns:
             **_named(columns),
         )
         if not rows[0]["changed"]:
-            await self.read(lease)  # a lease that is lost is told apart from a version that moved
+            await self.read(lease)  # raises if the lease was lost and not the version changed
         return bool(rows[0]["changed"])
 
     async def put(
         self, job_id: str, requester_id: str, seen_version: int, columns: Columns
     ) -> bool:
-        """The same for the requester of an unfinished job."""
+        """The same for the requester of an unfinished job, who holds no lease."""
         rows = await self._engine.run(
             self._table,
             "creds_put",
@@ -63,7 +63,7 @@ class SealedColumns:
         return bool(rows[0]["changed"])
 
     async def keep(self, queue: str, kept: bool) -> None:
-        """Note whether a queue keeps the credentials of jobs that have ended."""
+        """Store whether a queue keeps the credentials of jobs that have ended."""
         await self._engine.run(self._table, "creds_keep", queue=queue, kept=kept)
 
     async def count_refresh(self, lease: Lease) -> int:
@@ -97,11 +97,7 @@ class SealedColumns:
 
 
 def _proof(lease: Lease) -> dict[str, Any]:
-    return {
-        "job_id": lease.job_id,
-        "fence": lease.fence,
-        "token_h": short_hash(lease.token.encode()),
-    }
+    return {"job_id": lease.job_id, "fence": lease.fence, "token_h": token_hash(lease.token)}
 
 
 def _named(columns: Columns) -> dict[str, Any]:
@@ -109,14 +105,24 @@ def _named(columns: Columns) -> dict[str, Any]:
     return dict(zip(names, columns, strict=True))
 
 
-class InboxCredentials:
-    """What a worker reads and replaces under its lease, and a rotation moves to another key.
+def sealed_columns(sealed: Mapping[str, Any]) -> Columns:
+    """The columns of what `Seal` returns."""
+    return (
+        sealed["storage_creds_encrypted"],
+        sealed["storage_creds_dek_wrapped"],
+        sealed["storage_creds_kek_id"],
+        sealed["storage_creds_encryption_version"],
+    )
 
-    A rotation moves the webhook secrets too: it sees them as rows under the names of the secrets.
+
+class InboxCredentials:
+    """The same columns in the types of the vault, for workers and for a rotation of keys.
+
+    A rotation moves webhook secrets too: for it they are rows under the names of the secrets.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._columns = SealedColumns(engine, INBOX)
+        self._columns = SealedColumns(engine)
 
     async def read(self, lease: Lease) -> Any:
         """What is stored now; raises `LeaseLost` when the claim is not the current one."""
@@ -129,16 +135,8 @@ class InboxCredentials:
         )
 
     async def replace(self, lease: Lease, *, seen_version: int, sealed: Any) -> bool:
-        """Put new columns in place and raise the version; False when it moved meanwhile."""
-        return await self._columns.replace(lease, seen_version, columns_of(sealed))
-
-    async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
-        """The same for the requester, who holds no lease."""
-        return await self._columns.put(job_id, requester, seen_version, columns_of(sealed))
-
-    async def keep(self, settings: QueueSettings) -> None:
-        """Note whether the queue keeps credentials of jobs that have ended."""
-        await self._columns.keep(settings.queue, settings.keep_credentials)
+        """Store new columns and raise the version; False when it changed meanwhile."""
+        return await self._columns.replace(lease, seen_version, _columns_of(sealed))
 
     async def count_refresh(self, lease: Lease) -> int:
         """Add one to the job's refresh attempts and return the sum."""
@@ -179,7 +177,7 @@ class InboxCredentials:
         await self._columns.close()
 
 
-def columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:
+def _columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:
     """The four columns of sealed credentials."""
     return sealed.encrypted, sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version
 
@@ -241,7 +239,7 @@ class WebhookSecrets:
         # Plain base64, as the libraries for Standard Webhooks read it.
         text = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
         name = NAME_PREFIX + uuid7()
-        columns = _without_prefix(await seal(text.encode(), name, requester_id, _VERSION))
+        columns = _named(sealed_columns(await seal(text.encode(), name, requester_id, _VERSION)))
         await self._engine.run(
             *(INBOX, "secret_add"),
             **{"requester_id": requester_id, "name": name, "overlap_ms": OVERLAP_MS, **columns},
@@ -249,7 +247,7 @@ class WebhookSecrets:
         return text
 
     async def seal_plain(self) -> int:
-        """Seal what lies open, from before secrets were sealed; how many."""
+        """Seal the secrets that are stored unsealed; how many."""
         sealed = 0
         while rows := await self._engine.run(INBOX, "secrets_plain", count=_PAGE):
             for row in rows:
@@ -305,7 +303,3 @@ def _secret_binding(row: Row) -> Any:
     from tenure.vault import Binding
 
     return Binding(row["name"], row["requester_id"], _VERSION)
-
-
-def _without_prefix(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix("storage_creds_"): value for name, value in columns.items()}

@@ -1,14 +1,15 @@
-"""When a failed attempt runs again (contract section 5), decided from the failure's code alone.
+"""The inbox and the outbox as queues, and when a failed attempt runs again.
 
-A code that is, or ends in, an HTTP status (`503`, `http_503`) falls into that status's class:
+Contract section 5: the code of a failure decides. A code that is, or ends in, an HTTP status
+(`503`, `http_503`) is in the class of that status:
 
     busy        423, 500, 502, 503, 504     exponential with jitter
-    throttled   429                         the same from a larger first step: at once slower
-    refused     401, 403                    credentials: the worker refreshes them and counts it
-                                            apart; here they are tried again like `busy`
-    hopeless    every other 4xx             trying again changes nothing: dead letter
+    throttled   429                         the same with a larger first step
+    refused     401, 403                    credentials: the worker refreshes them and counts that
+                                            separately; here they are tried again like `busy`
+    hopeless    every other 4xx             a dead letter: trying again changes nothing
 
-Any other failure says itself whether it may be tried again.
+Every other failure says itself whether it may be tried again.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from tenure.contracts.inbox.options import Options
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import delay_ms, exponential
 from tenure.core.state import INBOX
-from tenure.core.tape import SqlTape
-from tenure.sql.engine import OUTBOX, Engine
-from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
+from tenure.sql.engine import Engine
 from tenure.sql.sql_queue import SqlQueue
 
 RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
@@ -69,9 +68,6 @@ def backoff(
     return delay_ms(exponential(step_ms, jitter="equal"), attempt, chance), True
 
 
-FINALS = frozenset(INBOX.final)
-
-
 class InboxQueue(SqlQueue):
     """The inbox: jobs to be done."""
 
@@ -89,7 +85,7 @@ class InboxQueue(SqlQueue):
             *(engine, options.settings()),
             worker_id=worker_id,
             delay=delay,
-            finals=FINALS,
+            finals=frozenset(INBOX.final),
             least_ms=least_ms if options.box == "inbox" else lambda outcome: 0,
         )
 
@@ -100,35 +96,3 @@ class OutboxQueue(InboxQueue):
     def __init__(self, engine: Engine, options: Options, *, worker_id: str = "") -> None:
         super().__init__(engine, options, worker_id=worker_id)
         self.claim_max = options.batch
-
-
-def inbox_ledger(engine: Engine, options: Options) -> SqlLedger:
-    """The ledger of one box."""
-    return SqlLedger(engine, options.settings(), INBOX)
-
-
-def inbox_journal(engine: Engine, options: Options) -> SqlJournal:
-    """The journal of one box."""
-    return SqlJournal(engine, options.settings())
-
-
-def tape(store: str, options: Options) -> SqlTape:
-    """The same table for readers in bulk; it is trimmed only behind what they captured."""
-    settings = options.settings()
-    schema = f"{options.schema}." if store.startswith("postgres") else ""
-    queue = settings.queue.replace("'", "''")
-    return SqlTape(
-        store=store,
-        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
-        contract=settings.contract,
-        queue=settings.queue,
-        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
-        where=f"queue = '{queue}'",
-        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
-        jobs=f"{schema}{settings.table}",
-        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
-        queues=(settings.queue,),
-        schema=options.schema,
-        by_job="n.listed" if schema else "true",
-        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
-    )

@@ -128,9 +128,3 @@ CASE WHEN status_webhook_url IS NULL THEN 0 ELSE event_count END
 
 -- name: tells [job_outbox_events]
 , EXISTS (SELECT FROM released) AS told
-
--- name: tells_any [inbox_jobs]
-, count(status_webhook_url) > 0 AS told
-
--- name: tells_any [job_outbox_events]
-, EXISTS (SELECT FROM released) AS told

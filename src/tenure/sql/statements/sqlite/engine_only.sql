@@ -23,8 +23,6 @@ FROM (SELECT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0) A
 CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms);
 CREATE TEMP TABLE chosen (job_id TEXT PRIMARY KEY, n, was, mark) WITHOUT ROWID;
 CREATE TEMP TABLE taking (turn INTEGER PRIMARY KEY, seq, was);
-CREATE TEMP TABLE succeeding (n INTEGER PRIMARY KEY, seq, fence, token_h, result, result_h, was,
-  lease_was);
 CREATE TEMP TABLE entering (n INTEGER PRIMARY KEY, job_id, task, payload, payload_h, priority,
   delay_ms, max_attempts, ttl_ms, gid, requester_id, request_hash, trace, idempotency_key,
   status_webhook_url, refresh_url, credential_version, storage_creds_encrypted,

@@ -74,9 +74,6 @@ UPDATE job_outbox_events SET ready = 1 WHERE seq IN (
 -- name: after_settle [job_outbox_events]
 {release_next: moved=ending; key=job_id}
 
--- name: after_complete [job_outbox_events]
-{release_next: moved=succeeding; key=seq}
-
 -- name: after_decide [job_outbox_events]
 {release_next: moved=chosen; key=job_id}
 
@@ -111,9 +108,6 @@ ON CONFLICT (job_id) DO NOTHING;
 
 -- name: tell_decided [inbox_jobs]
 {tell: moved=temp.chosen; key=job_id; order=n}
-
--- name: tell_succeeded [inbox_jobs]
-{tell: moved=temp.succeeding; key=seq; order=n}
 
 -- name: count_event [inbox_jobs]
 -- A statement that counts the event of a step writes the event too.
