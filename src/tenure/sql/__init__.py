@@ -27,7 +27,7 @@ def open_engine(url: str, settings: Mapping[str, Any]) -> Engine:
 
 
 def _check_no_options(url: str) -> None:
-    """What neither the contract nor a file knows would be ignored, and its writer never told."""
+    """Refuse an option that would be ignored: a SQLite file has none."""
     unknown = url.partition("?")[2].partition("=")[0]
     if unknown:
         raise UsageError(

@@ -3,8 +3,8 @@
 Every claim has a token of its own. When an answer does not come, the next claims look first for
 leases under that token, for as long as such a lease may last.
 
-PostgreSQL keeps dead index entries at the head of a queue for as long as somebody has an old
-transaction open. A claimer that got all it asked for therefore continues where it stopped, and
+PostgreSQL keeps dead index entries at the head of a queue for as long as an old transaction is
+open. A claimer that got all it asked for therefore continues where it stopped, and
 starts at the head again every second, or when it sent a job back itself.
 
 The same holds for leases, whose entries stay long after their jobs have ended: a busy claimer looks
@@ -43,7 +43,7 @@ _LEFT_AGAIN_MS = 100
 _NOTED_MAX = 1_000
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
-Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
+_Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
 
 
 class Claimer:
@@ -56,7 +56,7 @@ class Claimer:
         worker_id: str,
         chores: Callable[[], Awaitable[object]],
         unblock: Callable[[], Awaitable[int]],
-        settle: Settle,
+        settle: _Settle,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -258,7 +258,7 @@ def why_no_json(payload: bytes) -> str:
 
 
 async def set_aside(
-    leases: Sequence[Lease], reasons: Sequence[str], settle: Settle, noted: list[Quarantined]
+    leases: Sequence[Lease], reasons: Sequence[str], settle: _Settle, noted: list[Quarantined]
 ) -> list[Lease]:
     """Bury the jobs that cannot be handed out, each for its reason; returns the other leases.
 

@@ -65,7 +65,7 @@ class Operations(dict[str, Operation]):
         self._dialect = dialect
         self._fragments = {"jobs": table}
         for name, variants in _sections(dialect, "fragments.sql").items():
-            self._fragments[name] = without_comments(variants.get(table, variants.get("", "")))
+            self._fragments[name] = _without_comments(variants.get(table, variants.get("", "")))
 
     def __missing__(self, name: str) -> Operation:
         base, _, variant = name.partition("+")
@@ -78,7 +78,7 @@ class Operations(dict[str, Operation]):
 
 
 def statement_text(dialect: Dialect, name: str) -> str:
-    """A named statement as it stands in its file, with its header."""
+    """A named statement with its header."""
     return statement_texts(dialect)[name]
 
 
@@ -115,7 +115,7 @@ def make_operation(
     """One named statement, made ready for its dialect."""
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
     alike = frozenset(column for line in _ALIKE.findall(text) for column in line.split(", "))
-    bare = without_comments(text)
+    bare = _without_comments(text)
     body = _filled(bare, {**fragments, "batch": _batch_source(dialect, batch)}, name)
     used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
     if used - {column for column, _ in takes}:
@@ -156,7 +156,7 @@ def split(text: str) -> list[str]:
     return statements
 
 
-def without_comments(text: str) -> str:
+def _without_comments(text: str) -> str:
     """A text without its lines of comment."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(lines).strip()

@@ -18,7 +18,7 @@ from tenure.sql.schema import check_version, repair_sequences
 from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Postgres
 from tenure.store.postgres_pool import Connection
 
-HORIZON_PATIENCE_S = 2.0
+_HORIZON_PATIENCE_S = 2.0
 SAMPLE = 16
 _NOTIFY_PAUSE_S = 0.02
 _NOTIFY = (
@@ -61,7 +61,7 @@ class PostgresEngine:
         self._operations: dict[str, Operations] = {}
         self._checked = False
         self._begins = asyncio.Lock()
-        self._notifier = PostgresNotifier(self.database, self.channel)
+        self._notifier = _PostgresNotifier(self.database, self.channel)
 
     @property
     def channel(self) -> str:
@@ -158,7 +158,7 @@ class PostgresEngine:
         return [{"job_id": job_id, "created_ms": head["now_ms"]} for job_id in given["job_id"]]
 
     async def _check(self) -> None:
-        async with self._begins:  # once; and whoever came first goes on first
+        async with self._begins:  # once, and calls go on in their order
             if not self._checked:
                 await check_version(self.database)
                 await repair_sequences(self.database)
@@ -172,7 +172,7 @@ class PostgresEngine:
         return operations[name]
 
     def listener(self, queue: str) -> QueueListener:
-        return PostgresListener(self.database, self.channel, queue)
+        return _PostgresListener(self.database, self.channel, queue)
 
     def journal_listener(self, queue: str) -> QueueListener:
         return self.listener(queue)
@@ -184,12 +184,12 @@ class PostgresEngine:
         event at or before the position is still to come.
         """
         position = int((await self.run(OUTBOX, "journal_end"))[0]["seq"])
-        until = time.monotonic() + HORIZON_PATIENCE_S
+        until = time.monotonic() + _HORIZON_PATIENCE_S
         ended, following = await self._horizon()
         wanted = following
         while ended < wanted:
             if time.monotonic() > until:
-                return 0  # somebody keeps a transaction open; the caller asks again later
+                return 0  # a transaction stays open; the caller asks again later
             await asyncio.sleep(0.002)
             ended, following = await self._horizon()
         return position
@@ -242,7 +242,7 @@ _NOT_OF_JOBS = ("delay_ms", "ttl_ms", "idempotency_key")
 _OF_EVENTS = ("job_id", "task", "gid", "priority", "due_ms", "max_attempts", "payload_h")
 _NO_DEFAULT = object()
 
-Columns = Mapping[str, Sequence[Any]]
+_Columns = Mapping[str, Sequence[Any]]
 
 
 class CopyRows(NamedTuple):
@@ -254,7 +254,7 @@ class CopyRows(NamedTuple):
 
 
 def rows_of_submit(
-    table: str, given: Columns, head: Row, takes: Mapping[str, Any]
+    table: str, given: _Columns, head: Row, takes: Mapping[str, Any]
 ) -> list[CopyRows]:
     """Keys, jobs and first events of a submit, as the submit statement writes them."""
     count, now_ms, queue = len(given["job_id"]), head["now_ms"], takes["queue"]
@@ -264,7 +264,7 @@ def rows_of_submit(
     jobs["due_ms"] = _later(given["delay_ms"], now_ms)
     jobs["expires_ms"] = _later(given["ttl_ms"], now_ms)
     jobs["ready"] = [not delay_ms for delay_ms in given["delay_ms"]]
-    events: Columns = {name: jobs[name] for name in _OF_EVENTS}
+    events: _Columns = {name: jobs[name] for name in _OF_EVENTS}
     stored = {"queue": queue, "created_ms": now_ms, "updated_ms": now_ms}
     noted = {"queue": queue, "ver": 1, "type": "submit", "ts_ms": now_ms, "to_state": "queued"}
     return [
@@ -278,7 +278,7 @@ def rows_of_submit(
     ]
 
 
-def _keys(table: str, given: Columns, now_ms: int, takes: Mapping[str, Any]) -> list[CopyRows]:
+def _keys(table: str, given: _Columns, now_ms: int, takes: Mapping[str, Any]) -> list[CopyRows]:
     names = ("requester_id", "idempotency_key", "request_hash", "job_id")
     rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
     if not rows:
@@ -300,11 +300,11 @@ def _keys(table: str, given: Columns, now_ms: int, takes: Mapping[str, Any]) -> 
 def _copy_rows(
     table: str,
     count: int,
-    columns: Columns,
+    columns: _Columns,
     same: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> CopyRows:
-    """Rows of columns, and of values that all rows share. Columns of defaults are left out."""
+    """Rows of columns, and of values that all rows share. _Columns of defaults are left out."""
     kept = {
         name: values
         for name, values in columns.items()
@@ -318,7 +318,7 @@ def _later(spans_ms: Sequence[int], now_ms: int) -> Sequence[int]:
     return [now_ms + span_ms if span_ms else 0 for span_ms in spans_ms]
 
 
-class PostgresNotifier:
+class _PostgresNotifier:
     """Wakes those who wait for events, after the step that wrote them and not within.
 
     PostgreSQL commits one notifying transaction at a time, so with a notice in every step, steps
@@ -357,7 +357,7 @@ class PostgresNotifier:
             self._task = None
 
 
-class PostgresListener:
+class _PostgresListener:
     """Listens for notices of one queue."""
 
     def __init__(self, database: Postgres, channel: str, queue: str) -> None:

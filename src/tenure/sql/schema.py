@@ -109,7 +109,7 @@ def _is_migrated(tables: Collection[str]) -> bool:
 
 
 def _unrolled(text: str) -> str:
-    """What stands between `-- @for box in a b` and `-- @end`, once for each word."""
+    """Repeat the text between `-- @for box in a b` and `-- @end` for each word."""
 
     def each(match: re.Match[str]) -> str:
         variable, words, body = match.groups()
@@ -173,7 +173,7 @@ async def check_version(database: Postgres) -> None:
 async def repair_sequences(database: Postgres) -> None:
     """Set back the sequences that another program moved to their end.
 
-    The lock waits for transactions that have numbers which nobody else can see yet.
+    The lock waits for transactions whose numbers are not visible yet.
     """
     beyond = (
         "SELECT sequencename AS name FROM pg_sequences"

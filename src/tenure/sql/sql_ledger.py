@@ -294,7 +294,7 @@ class SqlLedger:
         return ["ok" if state in self._machine.final else state or "missing" for state in states]
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
+        """Per id "ok" (was waiting), "requested" (it runs), "missing", or its end."""
         states = await self._manage("cancel", job_ids)
         ended = dict(zip(job_ids, states, strict=True))
         waited = [job_id for job_id, state in ended.items() if state in ("queued", "failed")]
@@ -303,7 +303,7 @@ class SqlLedger:
         return [self._cancelled(state) for state in states]
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok", "missing", or the state of a job that somebody runs."""
+        """Per id "ok", "missing", or the state of a job that runs."""
         states = await self._manage("remove", job_ids)
         return [
             state if state in self._machine.running else "ok" if state else "missing"

@@ -25,7 +25,7 @@ from tenure.sql.submit import submit_jobs
 from tenure.sql.upkeep import Upkeeper
 from tenure.store.resending import part
 
-STAGES = ("fetching", "processing", "uploading")
+_STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
@@ -144,7 +144,7 @@ class SqlQueue:
         if backwards := list(filter(None, held.values())):
             raise InvalidTransition(
                 f"a job cannot go from {backwards[0]}; stages follow each other as "
-                f"{', '.join(STAGES)}",
+                f"{', '.join(_STAGES)}",
                 contract=self._settings.contract,
             )
         return [lost.get(at) for at in range(len(reports))]
@@ -179,9 +179,9 @@ class SqlQueue:
                 f"a handler cannot report {report.type!r}: followers stop there; return or raise",
                 contract=self._settings.contract,
             )
-        if report.type == "stage" and report.step not in STAGES:
+        if report.type == "stage" and report.step not in _STAGES:
             raise UsageError(
-                f"there is no stage {report.step!r}; the stages are {', '.join(STAGES)}",
+                f"there is no stage {report.step!r}; the stages are {', '.join(_STAGES)}",
                 contract=self._settings.contract,
             )
 

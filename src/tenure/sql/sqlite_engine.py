@@ -22,13 +22,13 @@ from tenure.store.turnstile import NEXT
 from tenure.store.watching import LOOK_EVERY_MS, FileWatch
 
 # Operations that change nothing.
-READS = frozenset(
+_READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "resting", "chores"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
     | {"plane_current", "audit_list", "audit_read", "audit_head", "reader_list"}
 )
-CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
+_CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
 _KEEP_S = 0.01
 """How long a resting claimer keeps a notice for its next claim."""
@@ -52,7 +52,7 @@ class SqliteEngine:
         self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
     ) -> Sequence[Row]:
         operations = self._of_table(table)
-        if operation in CLAIMS:
+        if operation in _CLAIMS:
             return await self._claim(operations, operation, batch, takes)
         return await self._run(operations[operation], batch, takes)
 
@@ -100,7 +100,7 @@ class SqliteEngine:
             return rows
 
         file = self._opened()
-        if operation.name in READS:
+        if operation.name in _READS:
             await self._prepared(file)
             return await file.read(step)  # type: ignore[no-any-return]
         try:
@@ -133,7 +133,7 @@ class SqliteEngine:
         return SqliteListener(self.path, queue)
 
     def journal_listener(self, queue: str) -> QueueListener:
-        return SqliteJournalListener(self.path)
+        return _SqliteJournalListener(self.path)
 
     async def settled_position(self) -> int:
         """There is one writer, so what is committed is complete."""
@@ -199,7 +199,7 @@ class SqliteListener:
             listener.remove()
 
 
-class SqliteJournalListener:
+class _SqliteJournalListener:
     """Wakes everybody when any process has written to the file."""
 
     def __init__(self, path: Path) -> None:

@@ -39,7 +39,7 @@ _INT_MAX = 2**31 - 1
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
-NewRow = tuple[int, tuple[Any, ...]]
+_NewRow = tuple[int, tuple[Any, ...]]
 """The position of a job in the submit, and its row."""
 
 
@@ -54,7 +54,7 @@ async def submit_jobs(
     several = len(jobs) > _BATCH_MAX  # then one batch may be stored and another one fail
     try:
         for start in range(0, len(jobs), _BATCH_MAX):
-            fresh: list[NewRow] = []
+            fresh: list[_NewRow] = []
             end = min(start + _BATCH_MAX, len(jobs))
             for at in range(start, end, _SLICE):
                 positions = range(at, min(at + _SLICE, end))
@@ -88,7 +88,7 @@ def _rows(
     jobs: Sequence[NewJob],
     positions: range,
     answers: dict[int, Submitted],
-) -> Iterator[NewRow]:
+) -> Iterator[_NewRow]:
     """The rows of valid jobs; the others get their answer."""
     for position, made_id in zip(positions, _uuid7s(len(positions)), strict=True):
         job = jobs[position]
@@ -112,7 +112,7 @@ def _is_repeated(row: tuple[Any, ...], seen: set[str | tuple[str, str]]) -> bool
 async def _store(
     engine: Engine,
     settings: QueueSettings,
-    fresh: Sequence[NewRow],
+    fresh: Sequence[_NewRow],
     answers: dict[int, Submitted],
 ) -> None:
     if not fresh:
@@ -148,7 +148,7 @@ def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submit
         return Submitted("", "full", why, _FULL_RETRY_MS)
     if found["request_hash"] == row[10]:
         return Submitted(found["job_id"], "replayed", response=found["response"] or "")
-    if found["by_id"]:  # whose job it is is not told: it may be another requester's
+    if found["by_id"]:  # whose job it is is not said: it may be another requester's
         return Submitted("", "conflict", "this job id is taken: choose another, or leave it out")
     why = f"this idempotency key belongs to another request: job {found['job_id']}"
     return Submitted("", "conflict", why)

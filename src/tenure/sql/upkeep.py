@@ -18,7 +18,7 @@ _TRIM_EVERY_S = (10.0, 60.0)
 
 _BEAT_EVERY_S = 5.0
 _UNBLOCK_EVERY_S = 5.0
-TOMBSTONE_MS = 30 * 86_400_000
+_TOMBSTONE_MS = 30 * 86_400_000
 
 
 class Upkeeper:
@@ -112,7 +112,7 @@ class Upkeeper:
         now = asyncio.get_running_loop().time()
         if now < self._trim_at:
             return 0
-        await self._run("trim", tombstone_ms=TOMBSTONE_MS)
+        await self._run("trim", tombstone_ms=_TOMBSTONE_MS)
         trimmed, self._trimmed_to = await self._sweep(
             "trim_journal",
             "trimmed",

@@ -17,7 +17,7 @@ from tenure.sql.engine import INBOX, Engine, Row
 from tenure.sql.settle import token_hash
 from tenure.sql.submit import uuid7
 
-Columns = tuple[bytes, bytes, str, int]
+_Columns = tuple[bytes, bytes, str, int]
 """Encrypted, wrapped data key, id of the wrapping key, encryption version."""
 
 
@@ -35,7 +35,7 @@ class SealedColumns:
             raise LeaseLost(lease.job_id)
         return rows[0]
 
-    async def replace(self, lease: Lease, seen_version: int, columns: Columns) -> bool:
+    async def replace(self, lease: Lease, seen_version: int, columns: _Columns) -> bool:
         """Store newer columns and raise the version; False when it is not the one seen."""
         rows = await self._engine.run(
             self._table,
@@ -49,7 +49,7 @@ class SealedColumns:
         return bool(rows[0]["changed"])
 
     async def put(
-        self, job_id: str, requester_id: str, seen_version: int, columns: Columns
+        self, job_id: str, requester_id: str, seen_version: int, columns: _Columns
     ) -> bool:
         """The same for the requester of an unfinished job, who holds no lease."""
         rows = await self._engine.run(
@@ -100,12 +100,12 @@ def _proof(lease: Lease) -> dict[str, Any]:
     return {"job_id": lease.job_id, "fence": lease.fence, "token_h": token_hash(lease.token)}
 
 
-def _named(columns: Columns) -> dict[str, Any]:
+def _named(columns: _Columns) -> dict[str, Any]:
     names = ("encrypted", "dek_wrapped", "kek_id", "encryption_version")
     return dict(zip(names, columns, strict=True))
 
 
-def sealed_columns(sealed: Mapping[str, Any]) -> Columns:
+def sealed_columns(sealed: Mapping[str, Any]) -> _Columns:
     """The columns of what `Seal` returns."""
     return (
         sealed["storage_creds_encrypted"],
@@ -202,9 +202,9 @@ def _sealed(row: Row) -> Any:
     )
 
 
-OVERLAP_MS = 86_400_000
+_OVERLAP_MS = 86_400_000
 SECRET_PREFIX = "whsec_"
-NAME_PREFIX = "webhook-secret/"
+_NAME_PREFIX = "webhook-secret/"
 _VERSION = 1
 _OPENED_MAX = 10_000
 _PAGE = 100
@@ -238,11 +238,11 @@ class WebhookSecrets:
         """A new secret, shown this once; the one before stays live for a day."""
         # Plain base64, as the libraries for Standard Webhooks read it.
         text = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
-        name = NAME_PREFIX + uuid7()
+        name = _NAME_PREFIX + uuid7()
         columns = _named(sealed_columns(await seal(text.encode(), name, requester_id, _VERSION)))
         await self._engine.run(
             *(INBOX, "secret_add"),
-            **{"requester_id": requester_id, "name": name, "overlap_ms": OVERLAP_MS, **columns},
+            **{"requester_id": requester_id, "name": name, "overlap_ms": _OVERLAP_MS, **columns},
         )
         return text
 

@@ -25,11 +25,11 @@ from tenure.core.state import INBOX
 from tenure.sql.engine import Engine
 from tenure.sql.sql_queue import SqlQueue
 
-RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
+_RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
 
-BUSY = frozenset({423, 500, 502, 503, 504})
-THROTTLED = frozenset({429})
-REFUSED = frozenset({401, 403})
+_BUSY = frozenset({423, 500, 502, 503, 504})
+_THROTTLED = frozenset({429})
+_REFUSED = frozenset({401, 403})
 THROTTLED_FACTOR = 8
 
 _STATUS = re.compile(r"(?:^|[^0-9])([1-5][0-9]{2})$")
@@ -45,14 +45,14 @@ def http_status(code: str) -> int:
     return int(match[1]) if match else 0
 
 
-def retry_class(failure: Failure | None) -> RetryClass:
+def retry_class(failure: Failure | None) -> _RetryClass:
     """The class of a failure."""
     status = http_status(failure.code) if failure else 0
-    if status in BUSY:
+    if status in _BUSY:
         return "busy"
-    if status in THROTTLED:
+    if status in _THROTTLED:
         return "throttled"
-    if status in REFUSED:
+    if status in _REFUSED:
         return "refused"
     return "hopeless" if 400 <= status < 500 else "plain"
 

@@ -42,7 +42,7 @@ from tenure.sql.sql_ledger import SqlLedger
 from tenure.sql.submit import uuid7
 from tenure.store.resending import submit_surely
 
-TASK = "transcode"
+_TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _REQUESTERS_MAX = 10_000
 _EXAMPLE = {
@@ -155,7 +155,7 @@ class InboxRoutes:
         if hook or refresh:
             await self._check_secret("status_webhook_url" if hook else "refresh_url", requester)
         return NewJob(
-            task=TASK,
+            task=_TASK,
             payload=msgspec.json.encode(job),
             job_id=job_id,
             idempotency_key=idempotency_key(call.headers),

@@ -25,10 +25,10 @@ from tenure.core.transcoding import (
     Transcode,
 )
 
-URL_CHARS_MAX = 2_048
-ATTEMPTS_MAX = 100
+_URL_CHARS_MAX = 2_048
+_ATTEMPTS_MAX = 100
 
-Status = Literal[
+_Status = Literal[
     "queued",
     "claimed",
     "fetching",
@@ -38,10 +38,10 @@ Status = Literal[
     "failed",
     "dead_letter",
 ]
-Url = Annotated[str, Meta(min_length=1, max_length=URL_CHARS_MAX)]
-JobId = Annotated[str, Meta(min_length=1, max_length=128, description="The job's id.")]
-Attempts = Annotated[
-    int, Meta(ge=1, le=ATTEMPTS_MAX, description="How often the job may be started.")
+_Url = Annotated[str, Meta(min_length=1, max_length=_URL_CHARS_MAX)]
+_JobId = Annotated[str, Meta(min_length=1, max_length=128, description="The job's id.")]
+_Attempts = Annotated[
+    int, Meta(ge=1, le=_ATTEMPTS_MAX, description="How often the job may be started.")
 ]
 
 
@@ -59,9 +59,9 @@ class CreateTranscode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     outputs: Annotated[list[Output], Meta(min_length=1, max_length=OUTPUTS_MAX)]
     destination: Place = Place()
     credentials: StorageCredentials | None = None
-    status_webhook_url: Url | None = None
-    refresh_url: Url | None = None
-    max_attempts: Attempts | None = None
+    status_webhook_url: _Url | None = None
+    refresh_url: _Url | None = None
+    max_attempts: _Attempts | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
 
 
@@ -69,20 +69,20 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """The job is stored."""
 
     job_id: str
-    status: Status = "queued"
+    status: _Status = "queued"
 
 
 class AskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Which job."""
 
-    job_id: JobId
+    job_id: _JobId
 
 
 class TranscodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as its requester sees it; times are Unix milliseconds, 0 where there is none yet."""
 
     job_id: str
-    status: Status
+    status: _Status
     attempt_count: int
     max_attempts: int
     created_ms: int
@@ -100,7 +100,7 @@ class NewCredentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     They replace all that is sealed, a signed source URL included: bring that too.
     """
 
-    job_id: JobId
+    job_id: _JobId
     credentials: StorageCredentials
     credential_version: Annotated[int, Meta(ge=0)]
 
@@ -122,7 +122,7 @@ def view(record: JobRecord) -> TranscodeView:
     """A stored job as its requester sees it."""
     return TranscodeView(
         job_id=record.job_id,
-        status=cast("Status", record.state),
+        status=cast("_Status", record.state),
         attempt_count=record.attempt,
         max_attempts=record.max_attempts,
         created_ms=record.created_ms,
@@ -139,14 +139,14 @@ def _raw(text: bytes) -> Any:
     return msgspec.Raw(text) if text else UNSET
 
 
-CheckUrl = Callable[[str], object]
+_CheckUrl = Callable[[str], object]
 _WEB = ("https", "http")
 _BUCKETS = ("s3", "gs", "az")
 _PLACES = "s3://bucket/key, gs://bucket/key, az://container/key"
 
 
 def checked(
-    asked: CreateTranscode, check: CheckUrl, *, files: bool = True
+    asked: CreateTranscode, check: _CheckUrl, *, files: bool = True
 ) -> tuple[Transcode, StorageCredentials]:
     """The job without its secrets, and the secrets; raises `Refused` with the field's name.
 
@@ -156,10 +156,10 @@ def checked(
     check_credentials(given, check)
     names = [output.name for output in asked.outputs]
     if len(set(names)) != len(names):
-        raise wrong("outputs", "each output has a name of its own")
+        raise _wrong("outputs", "each output has a name of its own")
     for side, place in (("source", asked.source), ("destination", asked.destination)):
         if not files and place.url.strip().lower().startswith("file:"):
-            raise wrong(f"{side}.url", f"{_PLACES}; file:// is not permitted (transcode.files)")
+            raise _wrong(f"{side}.url", f"{_PLACES}; file:// is not permitted (transcode.files)")
         if place.endpoint:  # stored as it is, whatever the URL is
             _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
     source, keys = _source(asked.source, given.source, check)
@@ -168,44 +168,44 @@ def checked(
     return job, StorageCredentials(source=keys, destination=more)
 
 
-def check_credentials(given: StorageCredentials, check: CheckUrl) -> None:
+def check_credentials(given: StorageCredentials, check: _CheckUrl) -> None:
     """Refuse credentials that no place could be reached with."""
     for side, keys in (("source", given.source), ("destination", given.destination)):
         at = f"credentials.{side}"
         if bool(keys.access_key_id) != bool(keys.secret_access_key):
             missing = "secret_access_key" if keys.access_key_id else "access_key_id"
-            raise wrong(f"{at}.{missing}", "an access key has an id and a secret")
+            raise _wrong(f"{at}.{missing}", "an access key has an id and a secret")
         if keys.session_token and not keys.access_key_id:
-            raise wrong(f"{at}.access_key_id", "a session token belongs to an access key")
+            raise _wrong(f"{at}.access_key_id", "a session token belongs to an access key")
         urls = {"signed_url": keys.signed_url} if keys.signed_url else {}
         urls |= {f"signed_urls.{name}": url for name, url in keys.signed_urls.items()}
         for name, url in urls.items():
             _check_web(f"{at}.{name}", _split(f"{at}.{name}", url), url, check)
     if given.source.signed_urls:
-        raise wrong("credentials.source.signed_urls", "a source has one signed_url")
+        raise _wrong("credentials.source.signed_urls", "a source has one signed_url")
     if given.destination.signed_url:
-        raise wrong(
+        raise _wrong(
             "credentials.destination.signed_url",
             "a destination has signed_urls, an object of URLs by the names of the outputs",
         )
 
 
-def check_called(field: str, url: str | None, check: CheckUrl) -> str | None:
+def check_called(field: str, url: str | None, check: _CheckUrl) -> str | None:
     """An address that a worker calls, signed. It is stored as it is, so it holds no secret."""
     if url is not None:
         _check_bare(field, url, "; calls are signed, and their body names the job", check)
     return url
 
 
-def wrong(field: str, right: str) -> Refused:
+def _wrong(field: str, right: str) -> Refused:
     """The refusal of one field: `right` says what it would have to be."""
     return Refused("invalid", f"{field}: {right}", field=field)
 
 
-def _source(place: Place, keys: StorageKeys, check: CheckUrl) -> tuple[Place, StorageKeys]:
+def _source(place: Place, keys: StorageKeys, check: _CheckUrl) -> tuple[Place, StorageKeys]:
     if not place.url:
         if not keys.signed_url:
-            raise wrong("source.url", f"{_PLACES}, https:// or file://, or a signed_url")
+            raise _wrong("source.url", f"{_PLACES}, https:// or file://, or a signed_url")
         return place, keys
     parts = _split("source.url", place.url)
     if parts.scheme not in _WEB:
@@ -217,7 +217,7 @@ def _source(place: Place, keys: StorageKeys, check: CheckUrl) -> tuple[Place, St
     if address == given:
         return place, keys
     if keys.signed_url:
-        raise wrong("source.url", "an address alone where credentials.source has a signed_url")
+        raise _wrong("source.url", "an address alone where credentials.source has a signed_url")
     return place, msgspec.structs.replace(keys, signed_url=given)
 
 
@@ -227,13 +227,13 @@ def _destination(
     names = [output.name for output in outputs]
     for name in keys.signed_urls:
         if name not in names:
-            raise wrong(f"credentials.destination.signed_urls.{name}", "a name of an output")
+            raise _wrong(f"credentials.destination.signed_urls.{name}", "a name of an output")
     if place.url:
         parts = _split("destination.url", place.url)
         return _in_bucket("destination", place, keys, parts, key_needed=False)
     for name in names:
         if name not in keys.signed_urls:
-            raise wrong(
+            raise _wrong(
                 "destination.url",
                 f"{_PLACES} or file://, or a URL for each output in "
                 f"credentials.destination.signed_urls; {name} has none",
@@ -252,21 +252,21 @@ def _in_bucket(
     field = f"{side}.url"
     if parts.scheme == "file":
         if parts.netloc or not parts.path.strip("/") or parts.query or parts.fragment:
-            raise wrong(field, "file:///folder/file, without host, query and fragment")
+            raise _wrong(field, "file:///folder/file, without host, query and fragment")
         return place, keys
     if parts.scheme not in _BUCKETS or parts.query or parts.fragment:
         https = " or https://" if side == "source" else "; signed URLs are credentials"
-        raise wrong(field, f"{_PLACES}{https}; no query and no fragment")
+        raise _wrong(field, f"{_PLACES}{https}; no query and no fragment")
     bucket = parts.netloc.rpartition("@")[2]
     if not bucket or (key_needed and not parts.path.strip("/")):
-        raise wrong(field, _PLACES)
+        raise _wrong(field, _PLACES)
     if parts.scheme == "az" and not place.account:
-        raise wrong(f"{side}.account", "the storage account of an az:// place")
+        raise _wrong(f"{side}.account", "the storage account of an az:// place")
     if "@" in parts.netloc:
         if parts.scheme != "s3" or not parts.username or not parts.password:
-            raise wrong(field, "a URL without a user; credentials stand in `credentials`")
+            raise _wrong(field, "a URL without a user; credentials stand in `credentials`")
         if keys.access_key_id:
-            raise wrong(field, "a URL without a user where `credentials` has an access key")
+            raise _wrong(field, "a URL without a user where `credentials` has an access key")
         keys = msgspec.structs.replace(
             keys,
             access_key_id=unquote(parts.username),
@@ -276,26 +276,26 @@ def _in_bucket(
     return place, keys
 
 
-def _check_bare(field: str, url: str, why: str, check: CheckUrl) -> None:
+def _check_bare(field: str, url: str, why: str, check: _CheckUrl) -> None:
     parts = _split(field, url)
     if parts.scheme not in _WEB or not parts.hostname:
-        raise wrong(field, "an http or https URL with a host")
+        raise _wrong(field, "an http or https URL with a host")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise wrong(field, f"a URL without user, query and fragment{why}")
+        raise _wrong(field, f"a URL without user, query and fragment{why}")
     _permitted(field, url, check)
 
 
-def _check_web(field: str, parts: SplitResult, url: str, check: CheckUrl) -> None:
+def _check_web(field: str, parts: SplitResult, url: str, check: _CheckUrl) -> None:
     if parts.scheme not in _WEB or not parts.hostname or parts.fragment:
-        raise wrong(field, "an http or https URL with a host and without a fragment")
+        raise _wrong(field, "an http or https URL with a host and without a fragment")
     _permitted(field, urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), check)
 
 
-def _permitted(field: str, url: str, check: CheckUrl) -> None:
+def _permitted(field: str, url: str, check: _CheckUrl) -> None:
     try:
         check(url)
     except TenureError as refused:
-        raise wrong(field, str(refused)) from None
+        raise _wrong(field, str(refused)) from None
 
 
 def _split(field: str, url: str) -> SplitResult:
@@ -305,5 +305,5 @@ def _split(field: str, url: str) -> SplitResult:
     except ValueError:
         readable = False
     if not readable:
-        raise wrong(field, "a URL: scheme://host/path, without spaces and control characters")
+        raise _wrong(field, "a URL: scheme://host/path, without spaces and control characters")
     return parts
