@@ -304,7 +304,7 @@ def _copy_rows(
     same: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> CopyRows:
-    """Rows of columns, and of values that all rows share. _Columns of defaults are left out."""
+    """Rows of columns, and of values that all rows share. Columns of defaults are left out."""
     kept = {
         name: values
         for name, values in columns.items()

@@ -454,8 +454,8 @@ CREATE TABLE plane_streams (
   queue text COLLATE "C" PRIMARY KEY
 );
 
--- The enqueue outbox: for each job of such a stream that is in the line, the message it needs.
--- `enqueue_id` is the job's claim version when it came into the line: a message is current while the
+-- The enqueue outbox: for each job of such a stream that is in the queue, the message it needs.
+-- `enqueue_id` is the job's claim version when it came into the queue: a message is current while the
 -- job waits under that version, or runs under the next one.
 CREATE TABLE plane_messages (
   job_id text COLLATE "C" PRIMARY KEY,

@@ -3,15 +3,15 @@
 -- name: settle
 -- Ends leases: the job's row, the attempt's row and the journal in one step. What is read is written
 -- only where nothing changed since: a row that was, by an extend or a cancel, is left for another try.
--- What failed rests in `failed` until `decide`; `due_ms` says when it runs again, or why it does not:
+-- A failed job stays in `failed` until `decide`; `due_ms` says when it runs again, or why it does not:
 -- -1 given up, -2 cancelled.
--- Whoever calls sorts the batch by job id, so that two batches never wait for each other.
+-- The caller sorts the batch by job id, so that two batches never wait for each other.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Alike: fence, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code
 -- Takes: queue text
 -- Returns: for each lease that was held its number, its job, the verdict, and when that is due again;
---   of the inbox whether it has an event
+--   for the inbox whether it has an event
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 asked AS MATERIALIZED (SELECT * FROM {batch}),
@@ -83,11 +83,11 @@ FROM (SELECT * FROM {batch}) a JOIN job_attempts t ON t.job_id = a.job_id AND t.
 WHERE t.queue = :queue AND t.outcome_h = a.outcome_h
 
 -- name: decide
--- Moves jobs out of `failed`: back to the line while attempts are left and they were not given up,
+-- Moves jobs out of `failed`: back to the queue while attempts are left and they were not given up,
 -- else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
 -- Batch: job_id text
 -- Takes: queue text
--- Returns: for each whether it was given up; of the inbox whether it has an event
+-- Returns: for each whether it was given up; for the inbox whether it has an event
 -- Clauses: I-6 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 resting AS MATERIALIZED (

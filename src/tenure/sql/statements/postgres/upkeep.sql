@@ -3,7 +3,7 @@
 -- name: chores
 -- Whether upkeep has something to do, looked at without a lock.
 -- Takes: queue text
--- Returns: whether a lease ran out, a job is due or past its time; whether a job rests in `failed`;
+-- Returns: whether a lease ran out, a job is due or past its time; whether a job is in `failed`;
 --   whether an event is held back
 -- Clauses: I-10 I-12
 SELECT EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
@@ -102,7 +102,7 @@ noted AS (
 SELECT count(*) AS expired FROM ended
 
 -- name: promote
--- Puts jobs whose time has come into the line, and events whose earlier events have ended.
+-- Puts jobs whose time has come into the queue, and events whose earlier events have ended.
 -- Takes: queue text, count integer, channel text
 -- Returns: how many
 -- Clauses: I-19 I-22
@@ -120,14 +120,14 @@ told AS MATERIALIZED (SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM pro
 SELECT count(*) AS promoted FROM promoted LEFT JOIN told ON true
 
 -- name: resting
--- The jobs that rest in `failed` and wait for `decide`.
+-- The jobs in `failed` and wait for `decide`.
 -- Takes: queue text, count integer
 -- Returns: their ids
 -- Clauses: I-6
 SELECT job_id FROM {jobs} WHERE queue = :queue AND status = 'failed' LIMIT :count
 
 -- name: unblock
--- Lets events into the line whose earlier events ended while they were being written.
+-- Makes events claimable whose earlier events ended while they were being written.
 -- Takes: queue text, after bigint, count integer
 -- Returns: how many, and the last turn that was looked at (0 when there are no later ones)
 -- Clauses: I-22
@@ -210,7 +210,7 @@ SELECT (SELECT count(*) FROM gone) AS pruned,
 FROM window_ w
 
 -- name: trim
--- Forgets what only time kept: expired idempotency keys of ended jobs, old tombstones, tickets, workers
+-- Removes what has expired: expired idempotency keys of ended jobs, old tombstones, tickets, workers
 -- that went.
 -- Takes: queue text, tombstone_ms bigint
 -- Returns: nothing

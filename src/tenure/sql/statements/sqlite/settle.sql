@@ -1,7 +1,7 @@
 -- Settling leases, and deciding about jobs that failed.
 
 -- name: settle
--- Ends leases: the job's row, the attempt's row and the journal in one step. What failed rests in
+-- Ends leases: the job's row, the attempt's row and the journal in one step. A failed job stays in
 -- `failed` until `decide`; `due_ms` says when it runs again, or why it does not: -1 given up,
 -- -2 cancelled.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
@@ -67,7 +67,7 @@ FROM {batch} a JOIN job_attempts t ON t.job_id = a.job_id AND t.claim_version = 
 WHERE t.queue = :queue AND t.outcome_h = a.outcome_h;
 
 -- name: decide
--- Moves jobs out of `failed`: back to the line while attempts are left and they were not given up,
+-- Moves jobs out of `failed`: back to the queue while attempts are left and they were not given up,
 -- else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
 -- Batch: job_id text
 -- Takes: queue text

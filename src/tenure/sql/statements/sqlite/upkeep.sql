@@ -3,7 +3,7 @@
 -- name: chores
 -- Whether upkeep has something to do, looked at without the right to write.
 -- Takes: queue text
--- Returns: whether a lease ran out, a job is due or past its time; whether a job rests in `failed`;
+-- Returns: whether a lease ran out, a job is due or past its time; whether a job is in `failed`;
 --   whether an event is held back
 -- Clauses: I-10 I-12
 SELECT EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
@@ -80,7 +80,7 @@ FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id WHERE c.mark;
 SELECT count(*) AS expired FROM temp.chosen WHERE mark;
 
 -- name: promote
--- Puts jobs whose time has come into the line, and events whose earlier events have ended.
+-- Puts jobs whose time has come into the queue, and events whose earlier events have ended.
 -- Takes: queue text, count integer, channel text
 -- Returns: how many
 -- Clauses: I-19 I-22
@@ -93,14 +93,14 @@ UPDATE {jobs} SET ready = 1 WHERE job_id IN (SELECT job_id FROM temp.chosen);
 SELECT count(*) AS promoted FROM temp.chosen;
 
 -- name: resting
--- The jobs that rest in `failed` and wait for `decide`.
+-- The jobs in `failed` and wait for `decide`.
 -- Takes: queue text, count integer
 -- Returns: their ids
 -- Clauses: I-6
 SELECT job_id FROM {jobs} WHERE queue = :queue AND status = 'failed' LIMIT :count;
 
 -- name: unblock
--- Lets events into the line whose earlier events ended while they were being written.
+-- Makes events claimable whose earlier events ended while they were being written.
 -- Takes: queue text, after bigint, count integer
 -- Returns: how many, and the last turn that was looked at (0 when there are no later ones)
 -- Clauses: I-22
@@ -158,7 +158,7 @@ SELECT coalesce(sum(goes), 0) AS pruned,
 FROM temp.old;
 
 -- name: trim
--- Forgets what only time kept: expired idempotency keys of ended jobs, old tombstones, tickets, workers
+-- Removes what has expired: expired idempotency keys of ended jobs, old tombstones, tickets, workers
 -- that went.
 -- Takes: queue text, tombstone_ms bigint
 -- Returns: nothing
