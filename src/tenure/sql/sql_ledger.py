@@ -24,6 +24,11 @@ SPAN = 50_000
 # A position by time, until it is looked up. Writers of the same moment may commit in any order.
 _AT = "@"
 _DISORDER_MS = 5_000
+_STEP = 500
+# One call of `find` looks at no more jobs than this; a rarer state is found page by page.
+_SCAN_MAX = 10_000
+_BEYOND = 2**62
+_POSITION = re.compile(r"[0-9]{1,18}")
 EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
     *("worker_id", "lease_until_ms", "prev_lease_until_ms", "gid", "priority", "due_ms"),
@@ -168,13 +173,6 @@ class JournalReaders:
     async def _known(self) -> str:
         names = sorted({reader.name for reader in await self.all()})
         return f"it has {', '.join(names)}" if names else "nobody captures it"
-
-
-_STEP = 500
-# One call of `find` looks at no more jobs than this; a rarer state is found page by page.
-_SCAN_MAX = 10_000
-_BEYOND = 2**62
-_POSITION = re.compile(r"[0-9]{1,18}")
 
 
 class SqlLedger:

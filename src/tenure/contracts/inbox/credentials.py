@@ -17,6 +17,16 @@ from tenure.sql.engine import INBOX, Engine, Row
 from tenure.sql.settle import token_hash
 from tenure.sql.submit import uuid7
 
+_OVERLAP_MS = 86_400_000
+SECRET_PREFIX = "whsec_"
+_NAME_PREFIX = "webhook-secret/"
+_VERSION = 1
+_OPENED_MAX = 10_000
+_PAGE = 100
+
+Seal = Callable[[bytes, str, str, int], Awaitable[Mapping[str, Any]]]
+"""Plaintext, and the name, requester and version it is for, to the four columns of a job."""
+
 _Columns = tuple[bytes, bytes, str, int]
 """Encrypted, wrapped data key, id of the wrapping key, encryption version."""
 
@@ -202,22 +212,12 @@ def _sealed(row: Row) -> Any:
     )
 
 
-_OVERLAP_MS = 86_400_000
-SECRET_PREFIX = "whsec_"
-_NAME_PREFIX = "webhook-secret/"
-_VERSION = 1
-_OPENED_MAX = 10_000
-_PAGE = 100
-
-Seal = Callable[[bytes, str, str, int], Awaitable[Mapping[str, Any]]]
-"""Plaintext, and the name, requester and version it is for, to the four columns of a job."""
-
-
 class WebhookSecrets:
     """The signing secrets of requesters: the newest, and the one before it for a day.
 
-    What was opened once stays in this process's memory: a key service is not asked for every
-    delivery.
+    A secret is bound to its name and its requester, so that a row copied to another requester does
+    not open. No job id has a slash, so the name of a secret is never that of a job. Opened secrets
+    stay in memory: the key service is not called for every delivery.
     """
 
     def __init__(self, engine: Engine, vault: Any = None) -> None:

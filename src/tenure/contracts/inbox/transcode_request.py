@@ -28,6 +28,11 @@ from tenure.core.transcoding import (
 _URL_CHARS_MAX = 2_048
 _ATTEMPTS_MAX = 100
 
+_CheckUrl = Callable[[str], object]
+_WEB = ("https", "http")
+_BUCKETS = ("s3", "gs", "az")
+_PLACES = "s3://bucket/key, gs://bucket/key, az://container/key"
+
 _Status = Literal[
     "queued",
     "claimed",
@@ -137,12 +142,6 @@ def view(record: JobRecord) -> TranscodeView:
 
 def _raw(text: bytes) -> Any:
     return msgspec.Raw(text) if text else UNSET
-
-
-_CheckUrl = Callable[[str], object]
-_WEB = ("https", "http")
-_BUCKETS = ("s3", "gs", "az")
-_PLACES = "s3://bucket/key, gs://bucket/key, az://container/key"
 
 
 def checked(
