@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.postgres import Postgres
 
 BEGAN_MS = 1_794_700_000_000

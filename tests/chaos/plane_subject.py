@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.core.state import PLANE
-from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tenure.store.postgres import Postgres
 from tests.chaos.residue import unfinished

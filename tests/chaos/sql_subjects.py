@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.core.state import INBOX
-from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres
 from tenure.store.sqlite import LOCK_SUFFIX, NEXT_SUFFIX

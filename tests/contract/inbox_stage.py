@@ -16,8 +16,8 @@ from tenure.contracts.inbox.queue import InboxQueue
 from tenure.core.errors import ReplyLost
 from tenure.core.opening import open_queue, parse_url
 from tenure.core.seam import Queue
-from tenure.ledger.migrating import PostgresMigrations, migrate
-from tenure.ledger.sqlite_engine import SqliteEngine
+from tenure.sql.schema import PostgresMigrations, migrate
+from tenure.sql.sqlite_engine import SqliteEngine
 from tenure.store.postgres import Postgres
 from tests.contract.postgres_proxy import PostgresProxy
 from tests.contract.stages import Close, StoredStage, Words, query_of

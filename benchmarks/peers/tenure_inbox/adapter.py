@@ -8,7 +8,7 @@ import os
 import asyncpg
 from tenure_kit import QueueProducer, main
 
-from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.postgres import Postgres
 from tenure.worker import Settings
 

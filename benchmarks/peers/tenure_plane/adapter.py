@@ -11,7 +11,7 @@ from bench_kit import probe, serve
 
 from tenure import NewJob, Worker, open_ledger, open_queue, task
 from tenure.core.seam import Queue
-from tenure.ledger.migrating import PostgresMigrations, migrate
+from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.postgres import Postgres
 
 BEST = 1_000

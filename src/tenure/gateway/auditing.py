@@ -17,7 +17,7 @@ from tenure.dashboard.audit import (
     MemoryAudit,
     is_position,
 )
-from tenure.ledger.engine import INBOX, Engine
+from tenure.sql.engine import INBOX, Engine
 from tenure.store.redis import Redis
 from tenure.store.scripts import ScriptFolder
 

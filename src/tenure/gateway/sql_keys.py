@@ -20,7 +20,7 @@ from tenure.gateway.keys import (
     secret_hash,
 )
 from tenure.gateway.limits import Quota, read_quota
-from tenure.ledger.engine import INBOX, Engine, Row
+from tenure.sql.engine import INBOX, Engine, Row
 
 _TICKET_BYTES = 32
 _TIMES = ("created_ms", "expires_ms", "last_used_ms")

@@ -25,7 +25,7 @@ from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreacha
 
 CONNECTIONS_MAX = 3
 IDLE_S = 30.0
-_CALL_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 65_536
 
@@ -91,7 +91,7 @@ class Postgres:
         async with self.connection() as connection:
             try:
                 rows: list[asyncpg.Record] = await connection.fetch(
-                    statement, *arguments, timeout=_CALL_TIMEOUT_S
+                    statement, *arguments, timeout=CALL_TIMEOUT_S
                 )
                 return rows
             except _FAULTS as error:
@@ -130,7 +130,7 @@ class Postgres:
             source=chunks(),
             columns=list(rows.columns),
             format="binary",
-            timeout=_CALL_TIMEOUT_S,
+            timeout=CALL_TIMEOUT_S,
         )
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
@@ -187,7 +187,7 @@ class Postgres:
             return ReplyLost(f"PostgreSQL at {place} ended the call: {error}")
         if isinstance(error, TimeoutError):
             connection.terminate()
-            return ReplyLost(f"PostgreSQL at {place} did not answer in {_CALL_TIMEOUT_S:.0f} s")
+            return ReplyLost(f"PostgreSQL at {place} did not answer in {CALL_TIMEOUT_S:.0f} s")
         if isinstance(error, _UNSTORABLE):
             return UsageError(f"PostgreSQL at {place} cannot store this: {error}", reply=error)
         refused = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)

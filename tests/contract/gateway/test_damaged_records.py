@@ -22,8 +22,7 @@ from tenure.gateway.keys import KeyRing, RedisKeyRing
 from tenure.gateway.limits import Quota
 from tenure.gateway.rings import open_side_store
 from tenure.gateway.sql_keys import open_sql_keyring
-from tenure.ledger.migrating import known, migrate
-from tenure.ledger.sqlite_migrations import SqliteMigrations
+from tenure.sql.schema import SqliteMigrations, migrate
 from tenure.store.redis import Redis
 from tests.contract.adapters import Servers
 from tests.contract.gateway.conftest import Site
@@ -204,18 +203,16 @@ async def test_a_sqlite_file_whose_places_were_ended_is_repaired(
     tmp_path: Path, removed: bool
 ) -> None:
     path = tmp_path / "jobs.db"
-    migrations = SqliteMigrations(path)
-    for step in known("sqlite"):
-        if step[1] != "places_within_bounds":
-            await migrations.apply(*step)
+    await migrate(SqliteMigrations(path), "sqlite")
     with closing(sqlite3.connect(path)) as file, file:
+        for table in ("inbox_jobs", "audit_log"):
+            file.execute(f"DROP TRIGGER {table}_place_begin")
         file.execute(_JOB)
         file.execute("INSERT INTO audit_log (seq, entry) VALUES (9223372036854775806, '1')")
         file.execute("INSERT INTO audit_log (seq, entry) VALUES (9223372036854775807, '2')")
         if removed:
             file.execute("DELETE FROM inbox_jobs")
             file.execute("DELETE FROM audit_log")
-    await migrate(migrations, "sqlite")
     url = f"inbox+sqlite:///{path}"
     queue, log = open_queue(url), open_audit(url, None)
     assert (await queue.submit([NewJob(task="transcode", payload=b"{}")]))[0].accepted

@@ -21,7 +21,7 @@ from tenure.dashboard.job_facts import job_path
 from tenure.gateway.keys import Key, MemoryKeyRing
 from tenure.gateway.serve import Running, serving
 from tenure.gateway.settings import GatewaySettings
-from tenure.ledger.sqlite_engine import SqliteEngine
+from tenure.sql.sqlite_engine import SqliteEngine
 from tenure.store.redis import Redis
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.test_observing import FORM, SERVED

@@ -17,7 +17,7 @@ from tenure.gateway.keys import SESSIONS_PER_KEY, KeyRing, MemoryKeyRing, secret
 from tenure.gateway.rings import open_keyring, open_side_store
 from tenure.gateway.serve import serving
 from tenure.gateway.settings import GatewaySettings
-from tenure.ledger.engine import INBOX
+from tenure.sql.engine import INBOX
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem

@@ -14,7 +14,7 @@ from tenure.core.event import JournalEvent
 from tenure.core.job import JobRecord
 from tenure.core.opening import open_journal, open_ledger, open_queue
 from tenure.core.seam import Queue
-from tenure.ledger.reading import BoxLedger
+from tenure.sql.sql_ledger import SqlLedger
 from tests.contract.adapters import Servers
 from tests.contract.conftest import judge
 from tests.contract.inbox_stage import InboxStage, PostgresInboxAdapter, SqliteInboxAdapter
@@ -78,7 +78,7 @@ class Outbox:
     def __init__(self, stage: InboxStage) -> None:
         url = f"{stage.url}&box=outbox"
         self.queue: Queue = open_queue(url, worker_id="deliverer")
-        self.ledger: BoxLedger = open_ledger(url)  # type: ignore[assignment]
+        self.ledger: SqlLedger = open_ledger(url)  # type: ignore[assignment]
         self.journal = open_journal(url)
 
     async def rows(self) -> Sequence[JobRecord]:

@@ -10,8 +10,8 @@ import pytest
 from tenure.core.errors import ServerError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Queue
-from tenure.ledger.engine import IN_BULK
-from tenure.ledger.migrating import check_version
+from tenure.sql.engine import IN_BULK
+from tenure.sql.schema import check_version
 from tenure.store.postgres import Postgres
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -114,7 +114,7 @@ async def test_parts_of_a_submit_that_run_side_by_side_are_in_line_as_they_were_
             await asyncio.sleep(0.2)  # the slow answer itself
         await check_version(database)
 
-    monkeypatch.setattr("tenure.ledger.postgres_engine.check_version", checked)
+    monkeypatch.setattr("tenure.sql.postgres_engine.check_version", checked)
     jobs = [NewJob(task="in-line", payload=b"%d" % number) for number in range(6_000 + IN_BULK + 1)]
     answers = await inbox.queue("w1").submit(jobs)
     given = [answer.job_id for answer in answers]

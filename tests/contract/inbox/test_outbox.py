@@ -18,8 +18,9 @@ from tenure.core.lease import Report
 from tenure.core.opening import open_queue, parse_url
 from tenure.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
 from tenure.core.seam import Query
-from tenure.ledger import claiming, history, reading
-from tenure.ledger.engine import Engine
+from tenure.sql import claim as sql_claim
+from tenure.sql import sql_ledger
+from tenure.sql.engine import Engine
 from tenure.webhooks.signing import WebhookEvent
 from tests.chaos.verdict import check
 from tests.contract.adapters import Servers
@@ -106,7 +107,7 @@ async def test_whoever_waits_for_events_is_woken_by_the_steps_that_tell_of_them(
 async def test_the_end_of_an_event_wakes_who_waits_for_the_next_one(
     inbox: InboxStage, outbox: Outbox, monkeypatch: pytest.MonkeyPatch, ended: OutcomeKind
 ) -> None:
-    monkeypatch.setattr(claiming, "POLL_MS", (30_000, 30_000))
+    monkeypatch.setattr(sql_claim, "POLL_MS", (30_000, 30_000))
     queue, other = inbox.queue("w1"), Outbox(inbox)
     try:
         await submit(queue, told())
@@ -374,8 +375,7 @@ async def test_events_are_found_among_many_steps_that_told_of_none(
     inbox: InboxStage, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listed and read in short spans, most of which hold none; and not the same spans twice."""
-    monkeypatch.setattr(history, "SPAN", 3)
-    monkeypatch.setattr(reading, "SPAN", 3)
+    monkeypatch.setattr(sql_ledger, "SPAN", 3)
     queue = inbox.queue("w1")
     for name in ("first", "second"):
         await submit(queue, told(name))

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from tenure.cli.checks.sql import postgres_findings, sqlite_findings
+from tenure.contracts.inbox.credentials import SealedColumns
 from tenure.core.errors import LeaseLost, ServerError, StoreError
 from tenure.core.lease import Lease, Report
 from tenure.core.opening import open_journal, open_queue, parse_url
 from tenure.core.outcome import COMPLETED, Outcome, OutcomeKind
 from tenure.core.seam import Query
-from tenure.ledger.credentials import SealedColumns
-from tenure.ledger.engine import INBOX
+from tenure.sql.engine import INBOX
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenure.contracts.inbox.retrying import THROTTLED_FACTOR, backoff, retry_class
+from tenure.contracts.inbox.queue import THROTTLED_FACTOR, backoff, retry_class
 from tenure.core.outcome import BURIED, Failure, Retried
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, record, settle, submit

@@ -12,7 +12,7 @@ from tenure.cli.config import load_config
 from tenure.cli.group import run
 from tenure.cli.key_ring import open_seal
 from tenure.contracts.inbox import open_endpoint_secrets
-from tenure.contracts.inbox.secrets import SECRET_PREFIX, Seal, WebhookSecrets
+from tenure.contracts.inbox.credentials import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError
 from tenure.core.opening import parse_url
 from tenure.gateway.rings import open_keyring

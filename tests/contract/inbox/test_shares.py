@@ -15,7 +15,7 @@ from tenure.core.outcome import Outcome
 from tenure.core.seam import Queue
 from tenure.gateway.limits import Quota
 from tenure.gateway.rings import open_keyring
-from tenure.ledger.reading import BoxLedger
+from tenure.sql.sql_ledger import SqlLedger
 from tests.contract.inbox_stage import InboxStage
 
 
@@ -106,7 +106,7 @@ async def test_without_a_share_a_claim_takes_what_it_asked_for(inbox: InboxStage
 @pytest.mark.options(lease_ms=30_000)
 async def test_unfinished_jobs_of_a_requester_are_counted_up_to_a_number(inbox: InboxStage) -> None:
     queue, ledger = open_queue(inbox.url, worker_id="w"), open_ledger(inbox.url)
-    assert isinstance(ledger, BoxLedger)
+    assert isinstance(ledger, SqlLedger)
     later = NewJob(task="transcode", payload=b"{}", requester="a", delay_ms=60_000)
     await queue.submit([*of("a", 5), later, *of("b", 7)])
     assert await ledger.unfinished("a", 100) == 6

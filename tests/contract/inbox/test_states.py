@@ -8,13 +8,13 @@ import asyncpg
 import pytest
 
 from tenure.contracts.inbox import InboxQueue, parts
-from tenure.contracts.inbox.shapes import view
+from tenure.contracts.inbox.transcode_request import view
 from tenure.core.errors import InvalidTransition, StoreUnreachable, UsageError
 from tenure.core.lease import Report
 from tenure.core.opening import parse_url
 from tenure.core.outcome import BURIED, Retried
 from tenure.core.state import INBOX
-from tenure.ledger.engine import Engine
+from tenure.sql.engine import Engine
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import claim_one, job, record, settle, state, submit

@@ -99,8 +99,8 @@ async def test_work_rings_for_its_own_queue_alone_and_for_one_of_those_who_wait(
 ) -> None:
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
     engine, options = parts(parse_url(url))
-    mine = [engine.bell(options.settings().queue) for _ in range(3)]
-    other = engine.bell("other")
+    mine = [engine.listener(options.settings().queue) for _ in range(3)]
+    other = engine.listener("other")
     for bell in (*mine, other):
         await bell.arm()
     rings = [asyncio.create_task(bell.wait(10_000)) for bell in (*mine, other)]

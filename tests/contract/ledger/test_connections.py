@@ -118,7 +118,7 @@ async def test_connections_that_nothing_uses_are_closed_but_for_the_one_that_lis
     monkeypatch.setattr(postgres, "IDLE_S", 0.2)
     name = f"w{secrets.token_hex(4)}"
     engine = open_part(base.url(application_name=name, connections=5), "database")
-    bell = engine.bell("inbox")
+    bell = engine.listener("inbox")
     await bell.arm()
     sleeps = [engine.database.fetch("SELECT pg_sleep(0.3)", []) for _ in range(5)]
     asked = asyncio.gather(*sleeps)

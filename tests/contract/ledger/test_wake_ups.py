@@ -13,8 +13,7 @@ from tenure.contracts.plane import claims
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
 from tenure.core.opening import open_ledger, open_queue
-from tenure.ledger import claiming, sqlite_engine
-from tenure.ledger.sqlite_engine import SqliteBell
+from tenure.sql import claim, sqlite_engine
 from tenure.store import sqlite
 from tenure.store.file_notifier import Listener, notify
 from tenure.store.sqlite import PIPES_SUFFIX
@@ -28,7 +27,7 @@ WITHIN_S = 10.0
 @pytest.fixture(autouse=True)
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a wake-up ends a wait."""
-    monkeypatch.setattr(claiming, "POLL_MS", NEVER_MS)
+    monkeypatch.setattr(claim, "POLL_MS", NEVER_MS)
     monkeypatch.setattr(claims, "POLL_MS", NEVER_MS)
 
 
@@ -41,8 +40,8 @@ async def waiting(queue: Any, limit: int) -> asyncio.Task[list[Lease]]:
 
 def waits(queue: Any) -> bool:
     """A claim of this queue has found nothing."""
-    claims = queue._claiming
-    listener = claims._bell._listener
+    claims = queue._claimer
+    listener = claims._listener._listener
     return listener is not None and listener._fd >= 0 and not claims._turn.locked()
 
 
@@ -52,7 +51,7 @@ async def test_a_claim_that_is_cancelled_after_its_wake_up_passes_it_on(tmp_path
     last = open_queue(url)
     tasks = [await waiting(queue, 1) for queue in others]
     for queue in others:
-        await queue._claiming._turn.acquire()  # what wakes now cannot look
+        await queue._claimer._turn.acquire()  # what wakes now cannot look
     good = await waiting(last, 1)
     await last.submit([NewJob(task="t", payload=b"{}")])
     await asyncio.sleep(0.1)  # the wake-up reaches one of them
@@ -152,7 +151,7 @@ async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on
 
 async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    lines = [claims.Line(lambda stream: SqliteBell(path, stream)) for _ in range(OTHERS + 1)]
+    lines = [claims.Line(lambda stream: SqliteListener(path, stream)) for _ in range(OTHERS + 1)]
     waiters = [each.join(("x",)) for each in lines]
     for each, waiter in zip(lines, waiters, strict=True):
         await waiter.woken.wait()  # its first look: the plane listens
@@ -175,7 +174,7 @@ async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
 
     async def joins_late() -> bool:
         """Whether the waiter joined in the moment in which the watch timed out."""
-        here = claims.Line(lambda stream: SqliteBell(path, stream))
+        here = claims.Line(lambda stream: SqliteListener(path, stream))
         first = here.join(("x",))
         await first.woken.wait()
         here.leave(first, found=False)

@@ -10,20 +10,16 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.inbox.credentials import InboxCredentials
-from tenure.contracts.inbox.journal import inbox_journal, tape
-from tenure.contracts.inbox.ledger import inbox_ledger
+from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
 from tenure.contracts.inbox.options import Options
 from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
-from tenure.contracts.inbox.secrets import WebhookSecrets
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
+from tenure.core.state import INBOX
 from tenure.core.tape import SqlTape
-from tenure.ledger.engine import Engine
-from tenure.ledger.history import BoxJournal
-from tenure.ledger.opening import open_engine
-from tenure.ledger.reading import BoxLedger
-from tenure.ledger.settings import BoxSettings
+from tenure.sql import open_engine
+from tenure.sql.engine import OUTBOX, Engine, QueueSettings
+from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
 
 __all__ = [
     "InboxQueue",
@@ -38,7 +34,7 @@ __all__ = [
 ]
 
 
-# Contract section 2: a worker is named by its pod, host or boot, and nothing is joined to that.
+# Contract section 2: a worker is named by its pod, host or boot, with nothing appended.
 NAMED_BY_HOST = True
 
 
@@ -49,26 +45,29 @@ def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
     return kind(engine, options, worker_id=worker_id)
 
 
-def open_ledger(url: QueueUrl) -> BoxLedger:
-    """The ledger of the same box."""
-    return inbox_ledger(*parts(url, pinned=False))
+def open_ledger(url: QueueUrl) -> SqlLedger:
+    """The ledger of the same queue."""
+    engine, options = parts(url, pinned=False)
+    return SqlLedger(engine, options.settings(), INBOX)
 
 
-def open_outbox(url: QueueUrl) -> BoxLedger | None:
-    """The ledger of the events that an inbox leaves; None of an outbox itself."""
+def open_outbox(url: QueueUrl) -> SqlLedger | None:
+    """The ledger of the outbox of an inbox; None for an outbox itself."""
     engine, options = parts(url, pinned=False)
     if options.box == "outbox":
         return None
-    return inbox_ledger(engine, msgspec.structs.replace(options, box="outbox"))
+    options = msgspec.structs.replace(options, box="outbox")
+    return SqlLedger(engine, options.settings(), INBOX)
 
 
-def open_journal(url: QueueUrl) -> BoxJournal:
-    """The journal of the same box."""
-    return inbox_journal(*parts(url))
+def open_journal(url: QueueUrl) -> SqlJournal:
+    """The journal of the same queue."""
+    engine, options = parts(url)
+    return SqlJournal(engine, options.settings())
 
 
-def open_box(url: QueueUrl) -> tuple[Engine, BoxSettings]:
-    """The database and the table in it, for writers of whole columns."""
+def open_box(url: QueueUrl) -> tuple[Engine, QueueSettings]:
+    """The database and the settings of the queue, for writers of whole columns."""
     engine, options = parts(url)
     return engine, options.settings()
 
@@ -89,9 +88,30 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
 
 
 def journal_tape(url: QueueUrl) -> SqlTape:
-    """How the journal is written, for readers in bulk."""
+    """The table of the journal, for readers in bulk; it is trimmed only behind what they captured.
+
+    An outbox is read through a view, in which a step of a job is the submit of its event too; on
+    PostgreSQL through a function, which finds the rows by the queue of the jobs.
+    """
     options, store = url.read(Options)
-    return tape(store, options)
+    settings = options.settings()
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queue = settings.queue.replace("'", "''")
+    return SqlTape(
+        store=store,
+        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
+        contract=settings.contract,
+        queue=settings.queue,
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue = '{queue}'",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
+        jobs=f"{schema}{settings.table}",
+        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
+        queues=(settings.queue,),
+        schema=options.schema,
+        by_job="n.listed" if schema else "true",
+        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
+    )
 
 
 def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:

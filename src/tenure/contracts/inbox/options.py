@@ -8,17 +8,16 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.opening import check_least
-from tenure.ledger.engine import INBOX, OUTBOX
-from tenure.ledger.settings import BoxOptions, BoxSettings
+from tenure.sql.engine import INBOX, OUTBOX, QueueSettings, SqlOptions
 
-CONTRACT = "inbox"
+_CONTRACT = "inbox"
 
 # Contract section 12.
-OUTBOX_BATCH = 10
-OUTBOX_BATCH_MAX = 25
+_OUTBOX_BATCH = 10
+_OUTBOX_BATCH_MAX = 25
 
 
-class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Options(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the queue URL; the defaults are for work that must not be lost.
 
     `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
@@ -32,26 +31,26 @@ class Options(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     queue: str = "inbox"
     box: Literal["inbox", "outbox"] = "inbox"
-    batch: int = OUTBOX_BATCH
+    batch: int = _OUTBOX_BATCH
     at_once: int = 0
     share: int = 0
     requester_max: int = 0
     keep_credentials: bool = False
 
     def __post_init__(self) -> None:
-        self.check(CONTRACT)
-        if not 1 <= self.batch <= OUTBOX_BATCH_MAX:
+        self.check(_CONTRACT)
+        if not 1 <= self.batch <= _OUTBOX_BATCH_MAX:
             raise UsageError(
-                f"batch: 1 to {OUTBOX_BATCH_MAX} events, not {self.batch}", contract=CONTRACT
+                f"batch: 1 to {_OUTBOX_BATCH_MAX} events, not {self.batch}", contract=_CONTRACT
             )
-        check_least(self, CONTRACT, at_once=0, share=0, requester_max=0)
+        check_least(self, _CONTRACT, at_once=0, share=0, requester_max=0)
         if not self.queue or len(self.queue) > 100 or not self.queue.isprintable():
-            raise UsageError("queue: 1 to 100 printable characters", contract=CONTRACT)
+            raise UsageError("queue: 1 to 100 printable characters", contract=_CONTRACT)
 
-    def settings(self) -> BoxSettings:
-        """How the box behaves."""
+    def settings(self) -> QueueSettings:
+        """The settings of the queue."""
         if self.box == "outbox":
-            return self.of_box(contract=CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
-        made = self.of_box(contract=CONTRACT, table=INBOX, queue=self.queue)
+            return self.of_table(contract=_CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
+        made = self.of_table(contract=_CONTRACT, table=INBOX, queue=self.queue)
         own = ("keep_credentials", "share", "requester_max")
         return msgspec.structs.replace(made, **{name: getattr(self, name) for name in own})

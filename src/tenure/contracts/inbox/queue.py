@@ -1,25 +1,74 @@
-"""The `inbox` contract on the seam: jobs, and the events that tell of them, in SQL tables.
+"""The inbox and the outbox as queues, and when a failed attempt runs again.
 
-Both are boxes of the ledger, with the same protocol: claim, lease, heartbeat, reclaim, and a claim
-version that fences every write. What the statements do and which clause each serves stands at the
-head of every file in `ledger/sql`.
+Contract section 5: the code of a failure decides. A code that is, or ends in, an HTTP status
+(`503`, `http_503`) is in the class of that status:
+
+    busy        423, 500, 502, 503, 504     exponential with jitter
+    throttled   429                         the same with a larger first step
+    refused     401, 403                    credentials: the worker refreshes them and counts that
+                                            separately; here they are tried again like `busy`
+    hopeless    every other 4xx             a dead letter: trying again changes nothing
+
+Every other failure says itself whether it may be tried again.
 """
 
 from __future__ import annotations
 
 import random
+import re
+from typing import Literal
 
 from tenure.contracts.inbox.options import Options
-from tenure.contracts.inbox.retrying import backoff, retry_class
-from tenure.core.outcome import Outcome
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.retry import delay_ms, exponential
 from tenure.core.state import INBOX
-from tenure.ledger.box import BoxQueue
-from tenure.ledger.engine import Engine
+from tenure.sql.engine import Engine
+from tenure.sql.sql_queue import SqlQueue
 
-FINALS = frozenset(INBOX.final)
+_RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
+
+_BUSY = frozenset({423, 500, 502, 503, 504})
+_THROTTLED = frozenset({429})
+_REFUSED = frozenset({401, 403})
+THROTTLED_FACTOR = 8
+
+_STATUS = re.compile(r"(?:^|[^0-9])([1-5][0-9]{2})$")
 
 
-class InboxQueue(BoxQueue):
+def http_status(code: str) -> int:
+    """The HTTP status that an error code ends in, 0 for none.
+
+    >>> http_status("http_503"), http_status("404"), http_status("Timeout"), http_status("E1503")
+    (503, 404, 0, 0)
+    """
+    match = _STATUS.search(code)
+    return int(match[1]) if match else 0
+
+
+def retry_class(failure: Failure | None) -> _RetryClass:
+    """The class of a failure."""
+    status = http_status(failure.code) if failure else 0
+    if status in _BUSY:
+        return "busy"
+    if status in _THROTTLED:
+        return "throttled"
+    if status in _REFUSED:
+        return "refused"
+    return "hopeless" if 400 <= status < 500 else "plain"
+
+
+def backoff(
+    failure: Failure | None, attempt: int, first_ms: int, chance: float
+) -> tuple[int, bool]:
+    """After how many milliseconds attempt `attempt` is followed by the next, and if at all."""
+    kind = retry_class(failure)
+    if kind == "hopeless" or (kind == "plain" and failure is not None and not failure.retryable):
+        return 0, False
+    step_ms = first_ms * THROTTLED_FACTOR if kind == "throttled" else first_ms
+    return delay_ms(exponential(step_ms, jitter="equal"), attempt, chance), True
+
+
+class InboxQueue(SqlQueue):
     """The inbox: jobs to be done."""
 
     def __init__(self, engine: Engine, options: Options, *, worker_id: str = "") -> None:
@@ -36,7 +85,7 @@ class InboxQueue(BoxQueue):
             *(engine, options.settings()),
             worker_id=worker_id,
             delay=delay,
-            finals=FINALS,
+            finals=frozenset(INBOX.final),
             least_ms=least_ms if options.box == "inbox" else lambda outcome: 0,
         )
 

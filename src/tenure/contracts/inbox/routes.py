@@ -1,21 +1,24 @@
-"""The HTTP side of the contract: POST /transcode, GET /transcode/status, and what refreshes need.
+"""The HTTP side of the contract: POST /transcode, GET /transcode/status, credentials and secrets.
 
-These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
-body and will word the errors. A job of another requester does not exist for the caller.
+The gateway authenticates the caller, decodes the body and formats the errors. To a caller, the jobs
+of other requesters do not exist.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
-from tenure.contracts.inbox.credentials import InboxCredentials
-from tenure.contracts.inbox.door import check_called, check_credentials, checked
-from tenure.contracts.inbox.secrets import Seal, WebhookSecrets
-from tenure.contracts.inbox.shapes import (
+from tenure.contracts.inbox.credentials import (
+    Seal,
+    SealedColumns,
+    WebhookSecrets,
+    sealed_columns,
+)
+from tenure.contracts.inbox.transcode_request import (
     Accepted,
     AskStatus,
     CreateTranscode,
@@ -23,6 +26,9 @@ from tenure.contracts.inbox.shapes import (
     NewCredentials,
     SecretView,
     TranscodeView,
+    check_called,
+    check_credentials,
+    checked,
     view,
 )
 from tenure.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
@@ -32,11 +38,11 @@ from tenure.core.intake import IdempotencyKey, Submits, check_stored, idempotenc
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.redacting import Redaction
 from tenure.core.transcoding import StorageCredentials
-from tenure.ledger.ids import uuid7
-from tenure.ledger.settings import BoxSettings
+from tenure.sql.sql_ledger import SqlLedger
+from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_surely
 
-TASK = "transcode"
+_TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _REQUESTERS_MAX = 10_000
 _EXAMPLE = {
@@ -47,58 +53,21 @@ _EXAMPLE = {
 }
 
 
-class Reads(Protocol):
-    """What the routes need of the ledger."""
-
-    @property
-    def settings(self) -> BoxSettings:
-        """How the queue behaves."""
-
-    async def get(self, job_id: str) -> JobRecord | None:
-        """The job."""
-
-    async def pruned(self, job_id: str) -> str | None:
-        """Whose job it was, if it was kept long enough and removed."""
-
-
-class Replaces(Protocol):
-    """Where a requester's newer credentials go."""
-
-    async def keep(self, settings: BoxSettings) -> None:
-        """Note whether the queue keeps credentials of jobs that have ended."""
-
-    async def put(self, job_id: str, requester: str, *, seen_version: int, sealed: Any) -> bool:
-        """Put them in place; False when the version is not the one seen."""
-
-
-class Renews(Protocol):
-    """Where webhook secrets come from."""
-
-    async def has(self, requester_id: str) -> bool:
-        """Whether the requester has a live one."""
-
-    async def renew(self, requester_id: str, seal: Seal) -> str:
-        """A new secret, kept sealed."""
-
-
 class InboxRoutes:
     """The endpoints of one inbox. Without `seal` it takes no credentials.
 
-    `check_url` raises for an address that no worker would be let to call, so that the requester
-    hears of it now; it is checked again, with its name resolved, when it is called. `has_secret`
-    tells whether the operator's own file has a webhook secret for a requester, `files` whether
-    places may be `file://`.
+    `check_url` raises for an address that no worker may call, so that the requester learns it now;
+    the worker checks it again with the name resolved. `has_secret` says whether the operator's own
+    file has a webhook secret for a requester, `files` whether places may be `file://`.
     """
 
     def __init__(
         self,
         queue: Submits,
-        ledger: Reads,
+        ledger: SqlLedger,
         *,
         redaction: Redaction,
         seal: Seal | None = None,
-        credentials: Replaces | None = None,
-        secrets: Renews | None = None,
         check_url: Callable[[str], object] = lambda url: None,
         has_secret: Callable[[str], bool] = lambda requester: False,
         files: bool = True,
@@ -107,17 +76,17 @@ class InboxRoutes:
         self._queue = queue
         self._ledger = ledger
         self._seal = seal
-        self._credentials = credentials
-        self._secrets = secrets
+        self._credentials = SealedColumns(ledger.engine)
+        self._secrets = WebhookSecrets(ledger.engine)
         self._check_url = check_url
         self._has_secret = has_secret
         self._files = files
         self._with_secret: set[str] = set()
-        self._told_to_keep = False
+        self._keep_is_stored = False
 
     async def create(self, call: Call) -> Answer:
-        """Store a job and nothing more; the id is chosen here, so that a lost answer can be asked
-        for again."""
+        """Store a job. The id is made here, so that a submit whose answer was lost can be sent
+        again."""
         job = await self._new_job(call)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
@@ -127,7 +96,7 @@ class InboxRoutes:
         return Answer(202, _accepted(submitted), tuple(headers))
 
     async def status(self, call: Call) -> Answer:
-        """The job as it is now; what was pruned is gone, what is not yours does not exist."""
+        """The job as it is now."""
         record = await self._record(call, call.query.job_id)
         return Answer(200, view(await self._redaction.shown(record, call.caller)))
 
@@ -135,24 +104,21 @@ class InboxRoutes:
         """Newer credentials for a job that is not finished."""
         asked: NewCredentials = call.body
         record = await self._record(call, asked.job_id)
-        if self._seal is None or self._credentials is None:
+        if self._seal is None:
             raise _no_ring("credentials")
         check_credentials(asked.credentials, self._check_url)
         version = asked.credential_version
         secret = msgspec.json.encode(asked.credentials)
         sealed = await self._seal(secret, record.job_id, record.requester, version + 1)
-        if not await self._credentials.put(
-            record.job_id, record.requester, seen_version=version, sealed=_Columns(sealed)
-        ):
+        columns = sealed_columns(sealed)
+        if not await self._credentials.put(record.job_id, record.requester, version, columns):
             raise Conflict(
                 "the job has ended, or its credentials are not those of that version any more"
             )
         return Answer(200, CredentialsView(job_id=record.job_id, credential_version=version + 1))
 
     async def renew_secret(self, call: Call) -> Answer:
-        """A new webhook secret; the one before it stays good for a day."""
-        if self._secrets is None:
-            raise NotFound("this gateway keeps no webhook secrets")
+        """A new webhook secret; the one before stays valid for a day."""
         if self._seal is None:
             raise InvalidJob(
                 "this gateway has no key ring, so it cannot keep webhook secrets; give it a ring, "
@@ -189,7 +155,7 @@ class InboxRoutes:
         if hook or refresh:
             await self._check_secret("status_webhook_url" if hook else "refresh_url", requester)
         return NewJob(
-            task=TASK,
+            task=_TASK,
             payload=msgspec.json.encode(job),
             job_id=job_id,
             idempotency_key=idempotency_key(call.headers),
@@ -202,17 +168,18 @@ class InboxRoutes:
     async def _sealed(
         self, seal: Seal, secrets: StorageCredentials, job_id: str, requester: str
     ) -> dict[str, Any]:
-        if self._credentials is not None and not self._told_to_keep:
-            await self._credentials.keep(self._ledger.settings)
-            self._told_to_keep = True
+        if not self._keep_is_stored:
+            settings = self._ledger.settings
+            await self._credentials.keep(settings.queue, settings.keep_credentials)
+            self._keep_is_stored = True
         sealed = await seal(msgspec.json.encode(secrets), job_id, requester, 1)
         return {**sealed, "credential_version": 1}
 
     async def _check_secret(self, field: str, requester: str) -> None:
-        """Refuse what could never be called: without a secret there is no signature."""
+        """Refuse an address that could never be called: calls are signed."""
         if requester in self._with_secret or self._has_secret(requester):
             return
-        if self._secrets is None or not await self._secrets.has(requester):
+        if not await self._secrets.has(requester):
             raise Refused(
                 "no_webhook_secret",
                 f"{field}: calls to it are signed, and you have no webhook secret yet; make one "
@@ -224,7 +191,7 @@ class InboxRoutes:
         self._with_secret.add(requester)
 
     def endpoints(self) -> list[Endpoint]:
-        """What the gateway shall serve."""
+        """The endpoints for the gateway."""
         return [_create(self.create), _status(self.status), *self._of_credentials()]
 
     def _of_credentials(self) -> list[Endpoint]:
@@ -255,16 +222,6 @@ class InboxRoutes:
                 problems=(404,),
             ),
         ]
-
-
-class _Columns:
-    """The four columns under the names that sealed credentials have."""
-
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.encrypted = columns["storage_creds_encrypted"]
-        self.dek_wrapped = columns["storage_creds_dek_wrapped"]
-        self.kek_id = columns["storage_creds_kek_id"]
-        self.encryption_version = columns["storage_creds_encryption_version"]
 
 
 def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
@@ -330,7 +287,7 @@ def _no_ring(field: str) -> Refused:
     )
 
 
-def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list[Endpoint]:
+def open_routes(queue: Submits, ledger: SqlLedger, *, ttl_s: int, **more: Any) -> list[Endpoint]:
     """The endpoints of a queue of this contract; an outbox has none.
 
     `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` brings `redaction` and
@@ -338,9 +295,4 @@ def open_routes(queue: Submits, ledger: Any, *, ttl_s: int, **more: Any) -> list
     """
     if ledger.is_outbox:
         return []
-    given = {
-        "credentials": InboxCredentials(ledger.engine),
-        "secrets": WebhookSecrets(ledger.engine),
-        **more,
-    }
-    return InboxRoutes(queue, ledger, **given).endpoints()
+    return InboxRoutes(queue, ledger, **more).endpoints()

@@ -15,7 +15,7 @@ from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
 from tenure.core.tape import SqlTape
-from tenure.ledger.engine import Engine
+from tenure.sql.engine import Engine
 
 __all__ = ["LocalQueue", "PlaneJournal", "PlaneLedger", "PlaneQueue"]
 

@@ -18,8 +18,8 @@ from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.quarantine import Quarantined
-from tenure.ledger.engine import PLANE, Bell, Engine
-from tenure.ledger.unreadable import set_aside, why_no_json
+from tenure.sql.claim import set_aside, why_no_json
+from tenure.sql.engine import PLANE, Engine, QueueListener
 
 _NONCE_CHARS = 32
 _MARK_CHARS = 16
@@ -110,8 +110,8 @@ class Waiter:
 class Line:
     """Everybody who waits at one plane."""
 
-    def __init__(self, bell: Callable[[str], Bell]) -> None:
-        self._bell = bell
+    def __init__(self, listener: Callable[[str], QueueListener]) -> None:
+        self._listener = listener
         self._waiting: dict[Waiter, None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._joined: dict[str, asyncio.Event] = {}
@@ -166,25 +166,25 @@ class Line:
 
     async def _watch(self, stream: str) -> None:
         """Listen for one stream while somebody waits for it, and for a while after that."""
-        bell, joined = self._bell(stream), self._joined[stream]
+        listener, joined = self._listener(stream), self._joined[stream]
         try:
             while True:
                 if not any(stream in waiter.streams for waiter in self._waiting):
-                    await bell.rest(more=True)  # the ring that ended the wait is another plane's
+                    await listener.rest(more=True)  # another plane's wake-up
                     joined.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(IDLE_S):
                             await joined.wait()
                     if not joined.is_set():  # a waiter may join in the moment of the timeout
                         return
-                await bell.arm()
+                await listener.arm()
                 self.wake(stream)
                 poll_ms = random.randint(*POLL_MS)
-                await bell.wait(max(1, min(poll_ms, self._due_ms.get(stream) or poll_ms)))
+                await listener.wait(max(1, min(poll_ms, self._due_ms.get(stream) or poll_ms)))
         finally:
             if self._watches.get(stream) is asyncio.current_task():
                 del self._watches[stream]
-            await bell.close()
+            await listener.close()
 
 
 WAIT_MS_MAX = 60_000

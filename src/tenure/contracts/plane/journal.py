@@ -9,8 +9,8 @@ import msgspec
 from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, queue_of, stream_of
 from tenure.core.event import JournalEvent
 from tenure.core.tape import SqlTape
-from tenure.ledger.engine import PLANE, Engine
-from tenure.ledger.history import EVENT_FIELDS, BoxJournal
+from tenure.sql.engine import PLANE, Engine
+from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal
 
 _LOOK_MS = 250
 
@@ -20,7 +20,7 @@ class PlaneJournal:
 
     def __init__(self, engine: Engine, options: PlaneOptions) -> None:
         self._engine = engine
-        self._parts = [BoxJournal(engine, options.settings(name)) for name in options.names]
+        self._parts = [SqlJournal(engine, options.settings(name)) for name in options.names]
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         """Events after a position, oldest first."""

@@ -13,8 +13,8 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import Counts, Page, Query, WorkerBeat
 from tenure.core.state import INBOX
 from tenure.core.state import PLANE as MACHINE
-from tenure.ledger.engine import Engine
-from tenure.ledger.reading import BoxLedger
+from tenure.sql.engine import Engine
+from tenure.sql.sql_ledger import SqlLedger
 
 _LEDGER_WORDS = {
     word: tuple(own for own, shown in STATES.items() if shown == word) for word in MACHINE.states
@@ -27,7 +27,7 @@ class PlaneLedger:
     def __init__(self, engine: Engine, options: PlaneOptions) -> None:
         self._engine = engine
         self._boxes = {
-            name: BoxLedger(engine, options.settings(name), INBOX) for name in options.names
+            name: SqlLedger(engine, options.settings(name), INBOX) for name in options.names
         }
         self.default_stream = options.names[0]
         self._first = next(iter(self._boxes.values()))

@@ -7,8 +7,8 @@ from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
-from tenure.ledger.engine import Engine
-from tenure.ledger.opening import open_engine
+from tenure.sql import open_engine
+from tenure.sql.engine import Engine
 from tenure.store.redis import Redis
 
 

@@ -14,8 +14,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.opening import check_least
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Upkeep
-from tenure.ledger.engine import PLANE
-from tenure.ledger.settings import BoxOptions, BoxSettings
+from tenure.sql.engine import PLANE, QueueSettings, SqlOptions
 
 CONTRACT = "plane"
 _QUEUE = "plane/"
@@ -68,7 +67,7 @@ def fence_of(job_id: str, attempt_id: str) -> int:
 _STREAM = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 
 
-class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The plane itself, over its database.
 
     `streams` are served in this order, the most urgent first. `redis` is the URL of a Redis whose
@@ -99,9 +98,9 @@ class PlaneOptions(BoxOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         """The streams, the most urgent first."""
         return stream_names(self.streams)
 
-    def settings(self, stream: str) -> BoxSettings:
+    def settings(self, stream: str) -> QueueSettings:
         """How the box of one stream behaves."""
-        return self.of_box(contract=CONTRACT, table=PLANE, queue=queue_of(stream))
+        return self.of_table(contract=CONTRACT, table=PLANE, queue=queue_of(stream))
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

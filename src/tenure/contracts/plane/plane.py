@@ -29,9 +29,9 @@ from tenure.core.quarantine import Quarantined
 from tenure.core.retry import delay_ms, exponential
 from tenure.core.seam import Upkeep
 from tenure.core.state import PLANE as MACHINE
-from tenure.ledger.box import BoxQueue
-from tenure.ledger.engine import PLANE, Engine
-from tenure.ledger.upkeeping import Upkeeping
+from tenure.sql.engine import PLANE, Engine
+from tenure.sql.sql_queue import SqlQueue
+from tenure.sql.upkeep import Upkeeper
 from tenure.store.batcher import Batcher
 from tenure.store.redis import Redis
 
@@ -60,7 +60,7 @@ class Plane:
         self._id = f"plane-{secrets.token_hex(4)}"
         settings = {stream: options.settings(stream) for stream in self.streams}
         self._boxes = {
-            stream: BoxQueue(
+            stream: SqlQueue(
                 engine,
                 settings[stream],
                 worker_id=self._id,
@@ -69,7 +69,7 @@ class Plane:
             )
             for stream in self.streams
         }
-        self._chores = {name: Upkeeping(engine, settings[name], "") for name in self.streams}
+        self._chores = {name: Upkeeper(engine, settings[name], "") for name in self.streams}
         self._transport: Transport = RowTransport(engine, settings, self._chores)
         if redis is not None:
             self._transport = MessageTransport(
@@ -90,7 +90,7 @@ class Plane:
         self._settles: Batcher[Outcome, Verdict] = Batcher(
             self._settle, items_max=_GATHERED_MAX, calls_max=calls
         )
-        self._line = Line(self._transport.bell)
+        self._line = Line(self._transport.listener)
         self._claims = Claims(
             engine, self._transport, self._line, self.settle, fair_every=options.fair_every
         )
@@ -127,7 +127,7 @@ class Plane:
     async def _extend(self, always: bool, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         proven = self._proofs(await self._known_tokens())
         checked = [proven(lease) for lease in leases]
-        extend = partial(BoxQueue.extend, always=always)
+        extend = partial(SqlQueue.extend, always=always)
         return await self._by_stream([(each, each) for each in checked], extend)
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
@@ -135,7 +135,7 @@ class Plane:
         self.served([report.lease.queue for report in reports])
         proven = self._proofs(await self._known_tokens())
         checked = [msgspec.structs.replace(each, lease=proven(each.lease)) for each in reports]
-        return await self._by_stream([(each.lease, each) for each in checked], BoxQueue.report)
+        return await self._by_stream([(each.lease, each) for each in checked], SqlQueue.report)
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases; the messages of what is decided are acknowledged after that."""
@@ -150,7 +150,7 @@ class Plane:
             else msgspec.structs.replace(outcome, lease=lease)
             for outcome in outcomes
         ]
-        verdicts = await self._by_stream([(each.lease, each) for each in checked], BoxQueue.settle)
+        verdicts = await self._by_stream([(each.lease, each) for each in checked], SqlQueue.settle)
         decided: dict[str, list[str]] = {}
         back: set[str] = set()
         for outcome, verdict in zip(checked, verdicts, strict=True):
@@ -312,7 +312,7 @@ class Plane:
     async def _by_stream(
         self,
         items: Sequence[tuple[Lease, T]],
-        call: Callable[[BoxQueue, Sequence[T]], Awaitable[list[R]]],
+        call: Callable[[SqlQueue, Sequence[T]], Awaitable[list[R]]],
     ) -> list[R]:
         """Call the box of each item's stream with its items; answers in the order of the items."""
         placed: dict[str, list[int]] = {}

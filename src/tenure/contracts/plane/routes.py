@@ -67,7 +67,7 @@ from tenure.core.outcome import (
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Upkeep
 from tenure.core.state import PLANE as MACHINE
-from tenure.ledger.ids import uuid7
+from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_surely
 
 

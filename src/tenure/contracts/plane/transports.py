@@ -13,10 +13,8 @@ from tenure.contracts.plane.model import queue_of, warn
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
-from tenure.ledger.engine import PLANE, Bell, Engine, Row
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.unreadable import why_unreadable
-from tenure.ledger.upkeeping import Upkeeping
+from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
+from tenure.sql.upkeep import Upkeeper
 from tenure.store.batcher import Batcher
 from tenure.store.redis import Redis
 
@@ -50,7 +48,7 @@ class Transport(Protocol):
     async def upkeep(self) -> None:
         """Bring back what got lost on the way."""
 
-    def bell(self, stream: str) -> Bell:
+    def listener(self, stream: str) -> QueueListener:
         """Rings when there may be something in a stream."""
 
     async def close(self) -> None:
@@ -79,7 +77,7 @@ class RowTransport:
     """Claims by the rows themselves; those that come at the same time share one transaction."""
 
     def __init__(
-        self, engine: Engine, boxes: Mapping[str, BoxSettings], chores: Mapping[str, Upkeeping]
+        self, engine: Engine, boxes: Mapping[str, QueueSettings], chores: Mapping[str, Upkeeper]
     ) -> None:
         self._engine = engine
         self._boxes = boxes
@@ -125,8 +123,8 @@ class RowTransport:
     async def upkeep(self) -> None:
         """Nothing can get lost: there is one place."""
 
-    def bell(self, stream: str) -> Bell:
-        return self._engine.bell(queue_of(stream))
+    def listener(self, stream: str) -> QueueListener:
+        return self._engine.listener(queue_of(stream))
 
     async def close(self) -> None:
         """The connections belong to the plane."""
@@ -216,8 +214,8 @@ class MessageTransport:
         self,
         engine: Engine,
         redis: Redis,
-        boxes: Mapping[str, BoxSettings],
-        chores: Mapping[str, Upkeeping],
+        boxes: Mapping[str, QueueSettings],
+        chores: Mapping[str, Upkeeper],
         *,
         consumer: str,
         namespace: str = "",
@@ -432,7 +430,7 @@ class MessageTransport:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def bell(self, stream: str) -> Bell:
+    def listener(self, stream: str) -> QueueListener:
         return MessageBell(self._redis, [key for key, _ in self._keys(stream)])
 
     async def close(self) -> None:
@@ -476,7 +474,7 @@ class MessageTransport:
 
 
 class MessageBell:
-    """Rings when a message came after the bell was armed."""
+    """Rings when a message came after the listener was armed."""
 
     def __init__(self, redis: Redis, keys: Sequence[str]) -> None:
         self._redis = redis

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from tenure.core.errors import UsageError
 from tenure.core.idempotency import canonical
 from tenure.core.job import NewJob
-from tenure.ledger.postgres_copy import parts_of
-from tenure.ledger.settings import BoxSettings
-from tenure.ledger.submitting import COLUMNS, check
-from tenure.pipeline.source.copy_format import fixed, rows_of, values_of
+from tenure.pipeline.source.copy_format import fixed, packed, rows_of
+from tenure.sql.engine import QueueSettings
+from tenure.sql.postgres_engine import CopyRows, rows_of_submit
+from tenure.sql.submit import COLUMNS, check
 from tenure.store.postgres import Copied
 
 _JOB_ID = "^[A-Za-z0-9_.@:-]{1,128}$"
@@ -124,7 +124,7 @@ def _hexadecimal(texts: list[bytes], kept: int) -> pa.Array:
     return fixed(heads.tobytes().hex().encode(), 2 * kept)
 
 
-def tables_of(part: Part, head: Mapping[str, Any], settings: BoxSettings) -> list[Copied]:
+def tables_of(part: Part, head: Mapping[str, Any], settings: QueueSettings) -> list[Copied]:
     """The rows of the jobs and of their first events.
 
     `head` has the time, and the turns and positions that the database gave out. The ledger says
@@ -135,11 +135,11 @@ def tables_of(part: Part, head: Mapping[str, Any], settings: BoxSettings) -> lis
     takes = {"queue": settings.queue}
     return [
         _like(row, {"seq": pa.array(numbers[row.table]), **part.columns})
-        for row in parts_of(settings.table, _given(part, settings), first, takes)
+        for row in rows_of_submit(settings.table, _given(part, settings), first, takes)
     ]
 
 
-def _given(part: Part, settings: BoxSettings) -> dict[str, list[Any]]:
+def _given(part: Part, settings: QueueSettings) -> dict[str, list[Any]]:
     """The first job, as a submit gives it to the ledger."""
     model = part.model
     row = {
@@ -156,10 +156,11 @@ def _given(part: Part, settings: BoxSettings) -> dict[str, list[Any]]:
     return {name: [value] for name, value in row.items()}
 
 
-def _like(row: Copied, columns: Mapping[str, pa.Array]) -> Copied:
+def _like(row: CopyRows, columns: Mapping[str, pa.Array]) -> Copied:
     """Rows like this one, which differ in these columns."""
-    values = dict(zip(row.columns, values_of(row.rows), strict=True))
+    (first,) = row.records
+    values = dict(zip(row.columns, first, strict=True))
     told = {name: column for name, column in columns.items() if name in values}
-    same = {name: value for name, value in values.items() if name not in told}
+    same = {name: packed(name, value) for name, value in values.items() if name not in told}
     rows = rows_of(list(told.values()), list(same.values()))
     return Copied(row.table, (*told, *same), rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
 _BYTES = pa.large_binary()  # a batch of long payloads is longer than 2 GB
+_SHORT_COLUMNS = frozenset(
+    ("priority", "max_attempts", "credential_version", "storage_creds_encryption_version")
+)
 _NOTHING = pa.scalar(b"", _BYTES)
 
 Part: TypeAlias = "bytes | pa.Array"
@@ -37,16 +40,17 @@ def rows_of(columns: Sequence[pa.Array], same: Sequence[bytes | None]) -> bytes:
     return b"".join((_HEAD, _data(joined), _TAIL))
 
 
-def values_of(row: bytes) -> list[bytes | None]:
-    """The values of a single row."""
-    values: list[bytes | None] = []
-    at = len(_HEAD) + 2
-    for _ in range(int.from_bytes(row[at - 2 : at], "big")):
-        (length,) = struct.unpack_from(">i", row, at)
-        at += 4
-        values.append(row[at : at + length] if length >= 0 else None)
-        at += max(0, length)
-    return values
+def packed(name: str, value: Any) -> bytes | None:
+    """A single value. Its type follows from the value: text, bytes, boolean, and numbers of 64
+    bits, but for the columns that are known as short.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, int):
+        return value.to_bytes(4 if name in _SHORT_COLUMNS else 8, "big", signed=True)
+    return str(value).encode()
 
 
 def fixed(data: bytes, width: int) -> pa.Array:

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tenure.core.opening import open_part
-from tenure.ledger.postgres_copy import SAMPLE
-from tenure.ledger.postgres_engine import PostgresEngine
-from tenure.ledger.settings import BoxSettings
 from tenure.pipeline.source.columns import Part, Stored, part_of, tables_of
+from tenure.sql.engine import QueueSettings, Row
+from tenure.sql.postgres_engine import SAMPLE, PostgresEngine
+from tenure.store.postgres import Connection
 
 
 class BoxColumns:
     """Puts columns of jobs into one box on PostgreSQL, for one event loop."""
 
-    def __init__(self, engine: PostgresEngine, settings: BoxSettings) -> None:
+    def __init__(self, engine: PostgresEngine, settings: QueueSettings) -> None:
         self._engine = engine
         self._settings = settings
 
@@ -58,10 +58,16 @@ class BoxColumns:
     async def _copied(self, part: Part, sample: Sequence[str] = ()) -> bool:
         """All of it, or nothing if one is known already; a sample of them is looked at before."""
         none = [""] * len(sample)
+        database = self._engine.database
+
+        async def write(connection: Connection, head: Row) -> None:
+            for rows in tables_of(part, head, self._settings):
+                await database.copy(connection, rows)
+
         head = await self._engine.copy(
             *(self._settings.table, self._settings.queue, len(part)),
             {"job_id": sample, "requester_id": none, "idempotency_key": none},
-            lambda head: tables_of(part, head, self._settings),
+            write,
         )
         return head is not None
 

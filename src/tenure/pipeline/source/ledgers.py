@@ -6,8 +6,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from tenure.core.tape import SqlTape
-from tenure.ledger.opening import open_engine
-from tenure.ledger.readers import JournalReaders
+from tenure.sql import open_engine
+from tenure.sql.sql_ledger import JournalReaders
 
 
 def tell_ledger(tape: SqlTape, reader: str, position: int | None) -> None:

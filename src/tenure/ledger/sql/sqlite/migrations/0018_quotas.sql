@@ -1,3 +1,0 @@
--- How much a key may ask for, where it has numbers of its own: a JSON object of gateway.limits.Quota.
-
-ALTER TABLE api_keys ADD COLUMN quota TEXT NOT NULL DEFAULT '{}';

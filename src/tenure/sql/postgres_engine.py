@@ -1,0 +1,386 @@
+"""The SQL queues on PostgreSQL: one statement per operation, COPY for large submits, LISTEN."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from tenure.core.errors import ServerError, StoreError, UsageError
+from tenure.sql.engine import IN_BULK, INBOX, OUTBOX, QueueListener, Row
+from tenure.sql.operations import SEPARATOR, Operation, Operations
+from tenure.sql.schema import check_version, repair_sequences
+from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Connection, Postgres
+
+_HORIZON_PATIENCE_S = 2.0
+SAMPLE = 16
+_NOTIFY_PAUSE_S = 0.02
+_NOTIFY = (
+    "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, queue)"
+    " FROM unnest($2::text[]) queue"
+)
+_SEQUENCE_ENDED = "2200H"
+# The operations that make an event claimable, and the column that says that they did: steps of jobs
+# write their events, and the end of an event makes the next one of its job ready.
+_EVENT_COLUMN = {
+    (INBOX, "claim"): "status_webhook_url",
+    (INBOX, "claim+share"): "status_webhook_url",
+    **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("settle", "decide")},
+}
+
+
+class PostgresEngine:
+    """The operations on all tables over one set of connections."""
+
+    dialect = "postgres"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "tenure",
+        synchronous: str = "full",
+        pinned: bool = True,
+        connections: int = CONNECTIONS_MAX,
+    ) -> None:
+        if not schema.isidentifier() or schema != schema.lower():
+            raise UsageError(f"schema {schema!r}: a plain lower-case name")
+        self.database = Postgres(
+            url,
+            schema=schema,
+            durable=synchronous == "full",
+            pinned=pinned,
+            connections=connections,
+        )
+        self._operations: dict[str, Operations] = {}
+        self._checked = False
+        self._begins = asyncio.Lock()
+        self._notifier = _PostgresNotifier(self.database, self.channel)
+
+    @property
+    def channel(self) -> str:
+        return f"{self.database.schema}_jobs"
+
+    async def run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+    ) -> Sequence[Row]:
+        if not self._checked:
+            await self._check()
+        try:
+            return await self._run(table, operation, batch, takes)
+        except UsageError as error:  # as which the driver counts it; nothing was written
+            if getattr(error.reply, "sqlstate", "") != _SEQUENCE_ENDED:
+                raise
+            await repair_sequences(self.database)
+            return await self._run(table, operation, batch, takes)
+
+    async def _run(
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
+    ) -> Sequence[Row]:
+        found = self.operation(table, operation)
+        if operation == "submit" and len(batch) >= IN_BULK and not takes["depth_max"]:
+            stored = await self._submit_in_bulk(table, found.batch, batch, takes)
+            if stored is not None:
+                return stored
+        statement, arguments = given(found, batch)
+        arguments += [takes[name] for name in found.takes]
+        rows = await self.database.fetch(statement, arguments)
+        column = _EVENT_COLUMN.get((table, operation))
+        if column and any(row[column] for row in rows):
+            self._notifier.notify(takes["queue"] + ("/outbox" if table == INBOX else ""))
+        return rows
+
+    async def copy(
+        self,
+        table: str,
+        queue: str,
+        count: int,
+        sample: Mapping[str, Sequence[Any]],
+        write: Callable[[Connection, Row], Awaitable[None]],
+    ) -> Row | None:
+        """Store new jobs by COPY, all or none; None when one of them is stored already.
+
+        COPY cannot handle conflicts, so a `sample` of the jobs is looked up first. `write` copies
+        the rows; it gets the answer of `copy_begin`, which is returned too: the time, and the turns
+        and journal positions of the jobs.
+        """
+        if not self._checked:
+            await self._check()
+        begin = self.operation(table, "copy_begin")
+        takes = {"queue": queue, "channel": self.channel, "count": count}
+        arguments: list[Any] = [list(sample[name]) for name in begin.batch]
+        arguments += [takes[name] for name in begin.takes]
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with self._begins:  # the jobs of two calls are in the order of the calls
+                    connection = await stack.enter_async_context(self.database.transaction())
+                    head: Row | None = await connection.fetchrow(begin.statements[0], *arguments)
+                if head is None or head["known"]:
+                    return None
+                await write(connection, head)
+        except OverflowError:  # a number that no column holds: the submit statement reports it
+            return None
+        except ServerError as error:
+            if isinstance(
+                error.reply, asyncpg.UniqueViolationError | asyncpg.DeadlockDetectedError
+            ):
+                return None
+            raise
+        return head
+
+    async def _submit_in_bulk(
+        self,
+        table: str,
+        names: Sequence[str],
+        batch: Sequence[Sequence[Any]],
+        takes: Mapping[str, Any],
+    ) -> Sequence[Row] | None:
+        """What the submit statement would return; None when it has to decide job by job."""
+        given = dict(zip(names, zip(*batch, strict=True), strict=True))
+
+        async def write(connection: Connection, head: Row) -> None:
+            for rows in rows_of_submit(table, given, head, takes):
+                await connection.copy_records_to_table(
+                    rows.table, columns=rows.columns, records=rows.records, timeout=CALL_TIMEOUT_S
+                )
+
+        every = max(1, len(batch) // SAMPLE)
+        sample = {name: values[::every] for name, values in given.items()}
+        head = await self.copy(table, takes["queue"], len(batch), sample, write)
+        if head is None:
+            return None
+        return [{"job_id": job_id, "created_ms": head["now_ms"]} for job_id in given["job_id"]]
+
+    async def _check(self) -> None:
+        async with self._begins:  # once, and calls go on in their order
+            if not self._checked:
+                await check_version(self.database)
+                await repair_sequences(self.database)
+                self._checked = True
+
+    def operation(self, table: str, name: str) -> Operation:
+        """An operation on a table."""
+        operations = self._operations.get(table)
+        if operations is None:
+            operations = self._operations[table] = Operations("postgres", table)
+        return operations[name]
+
+    def listener(self, queue: str) -> QueueListener:
+        return _PostgresListener(self.database, self.channel, queue)
+
+    def journal_listener(self, queue: str) -> QueueListener:
+        return self.listener(queue)
+
+    async def settled_position(self) -> int:
+        """Behind the oldest open transaction: positions are given out before their commits.
+
+        The position is read first and the transactions after it; once all of those have ended, no
+        event at or before the position is still to come.
+        """
+        position = int((await self.run(OUTBOX, "journal_end"))[0]["seq"])
+        until = time.monotonic() + _HORIZON_PATIENCE_S
+        ended, following = await self._horizon()
+        wanted = following
+        while ended < wanted:
+            if time.monotonic() > until:
+                return 0  # a transaction stays open; the caller asks again later
+            await asyncio.sleep(0.002)
+            ended, following = await self._horizon()
+        return position
+
+    async def _horizon(self) -> tuple[int, int]:
+        row = (await self.run(OUTBOX, "horizon"))[0]
+        return row["ended"], row["next"]
+
+    async def close(self) -> None:
+        await self._notifier.close()
+        await self.database.close()
+
+
+def given(operation: Operation, batch: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
+    """The statement for a batch and its columns, in the short form where it has one."""
+    columns: list[Any] = [list(column) for column in zip(*batch, strict=True)]
+    short = _short(operation, columns) if operation.for_alike else None
+    if short is None:
+        return operation.statements[0], columns
+    return operation.for_alike, short
+
+
+def _short(operation: Operation, columns: Sequence[list[Any]]) -> list[Any] | None:
+    """One value for what is alike, one text for many; None where that cannot say it."""
+    given: list[Any] = []
+    for name, column in zip(operation.batch, columns, strict=True):
+        if name in operation.alike:
+            if column.count(column[0]) < len(column):
+                return None
+            given.append(column[0])
+        elif isinstance(column[0], str):
+            joined = SEPARATOR.join(column)
+            if not joined or joined.count(SEPARATOR) != len(column) - 1:
+                return None
+            given.append(joined)
+        else:
+            given.append(column)
+    return given
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("gid", "requester_id", "trace"), ""),
+    **dict.fromkeys(("priority", "due_ms", "expires_ms", "credential_version"), 0),
+    **dict.fromkeys(("status_webhook_url", "refresh_url", "storage_creds_encrypted")),
+    **dict.fromkeys(("storage_creds_dek_wrapped", "storage_creds_kek_id")),
+    "storage_creds_encryption_version": None,
+    "ready": True,
+}
+_NOT_OF_JOBS = ("delay_ms", "ttl_ms", "idempotency_key")
+_OF_EVENTS = ("job_id", "task", "gid", "priority", "due_ms", "max_attempts", "payload_h")
+_NO_DEFAULT = object()
+
+_Columns = Mapping[str, Sequence[Any]]
+
+
+class CopyRows(NamedTuple):
+    """Rows for COPY into one table."""
+
+    table: str
+    columns: Sequence[str]
+    records: Iterable[Sequence[Any]]
+
+
+def rows_of_submit(
+    table: str, given: _Columns, head: Row, takes: Mapping[str, Any]
+) -> list[CopyRows]:
+    """Keys, jobs and first events of a submit, as the submit statement writes them."""
+    count, now_ms, queue = len(given["job_id"]), head["now_ms"], takes["queue"]
+    jobs: dict[str, Sequence[Any]] = {
+        name: given[name] for name in given if name not in _NOT_OF_JOBS
+    }
+    jobs["due_ms"] = _later(given["delay_ms"], now_ms)
+    jobs["expires_ms"] = _later(given["ttl_ms"], now_ms)
+    jobs["ready"] = [not delay_ms for delay_ms in given["delay_ms"]]
+    events: _Columns = {name: jobs[name] for name in _OF_EVENTS}
+    stored = {"queue": queue, "created_ms": now_ms, "updated_ms": now_ms}
+    noted = {"queue": queue, "ver": 1, "type": "submit", "ts_ms": now_ms, "to_state": "queued"}
+    return [
+        *_keys(table, given, now_ms, takes),
+        _copy_rows(table, count, {"seq": head["turns"], **jobs}, stored, _DEFAULTS),
+        _copy_rows(
+            *("job_journal", count, {"seq": head["positions"], **events}),
+            {**noted, "listed": False},
+            _DEFAULTS,
+        ),
+    ]
+
+
+def _keys(table: str, given: _Columns, now_ms: int, takes: Mapping[str, Any]) -> list[CopyRows]:
+    names = ("requester_id", "idempotency_key", "request_hash", "job_id")
+    rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
+    if not rows:
+        return []
+    rows.sort()  # two batches never wait for each other's keys
+    same = {
+        "queue": takes["queue"],
+        "created_ms": now_ms,
+        "expires_ms": now_ms + takes["key_ttl_ms"],
+    }
+    columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
+    if table == INBOX:  # the fragment `response`
+        columns["response"] = [
+            f'{{"job_id":"{job_id}","status":"queued"}}' for job_id in columns["job_id"]
+        ]
+    return [_copy_rows("idempotency_keys", len(rows), columns, same, {})]
+
+
+def _copy_rows(
+    table: str,
+    count: int,
+    columns: _Columns,
+    same: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> CopyRows:
+    """Rows of columns, and of values that all rows share. Columns of defaults are left out."""
+    kept = {
+        name: values
+        for name, values in columns.items()
+        if values[0] != defaults.get(name, _NO_DEFAULT) or values.count(values[0]) < count
+    }
+    shared = [repeat(value, count) for value in same.values()]
+    return CopyRows(table, (*kept, *same), zip(*kept.values(), *shared, strict=True))
+
+
+def _later(spans_ms: Sequence[int], now_ms: int) -> Sequence[int]:
+    return [now_ms + span_ms if span_ms else 0 for span_ms in spans_ms]
+
+
+class _PostgresNotifier:
+    """Wakes those who wait for events, after the step that wrote them and not within.
+
+    PostgreSQL commits one notifying transaction at a time, so with a notice in every step, steps
+    would wait for each other's flush. A notice only saves a poll: it is sent on its own, for many
+    steps at once, and does not wait for a flush itself.
+    """
+
+    def __init__(self, database: Postgres, channel: str) -> None:
+        self._database = database
+        self._channel = channel
+        self._due: set[str] = set()
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def notify(self, queue: str) -> None:
+        """Soon wake those who wait for this queue: at once, or after a pause with others."""
+        self._due.add(queue)
+        if self._task is None:
+            self._task = asyncio.create_task(self._send())
+
+    async def close(self) -> None:
+        """Send what is due, and no more."""
+        self._closing.set()
+        if self._task is not None:
+            await self._task
+
+    async def _send(self) -> None:
+        try:
+            while self._due:
+                queues, self._due = sorted(self._due), set()
+                with contextlib.suppress(StoreError):  # then they wake by themselves, at their poll
+                    await self._database.fetch(_NOTIFY, [self._channel, queues])
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _NOTIFY_PAUSE_S)
+        finally:
+            self._task = None
+
+
+class _PostgresListener:
+    """Listens for notices of one queue."""
+
+    def __init__(self, database: Postgres, channel: str, queue: str) -> None:
+        self._database = database
+        self._channel = channel
+        self._queue = queue
+        self._notified = asyncio.Event()
+
+    async def arm(self) -> bool:
+        self._notified.clear()
+        if await self._database.listen(self._channel, self._heard):
+            self._notified.set()  # what was written before we listened
+        return False
+
+    async def wait(self, wait_ms: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
+
+    async def rest(self, *, more: bool) -> None:
+        """Everybody gets a notice: there is none to pass on."""
+
+    async def close(self) -> None:
+        self._database.ignore(self._heard)
+
+    def _heard(self, queue: str) -> None:
+        if queue == self._queue:
+            self._notified.set()

@@ -1,0 +1,225 @@
+"""Settle leases, decide about failed jobs, and answer a settle that is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from tenure.core.errors import LeaseLost, ServerError
+from tenure.core.idempotency import request_hash, short_hash
+from tenure.core.lease import Lease
+from tenure.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
+from tenure.sql.engine import Engine, QueueSettings, Row
+from tenure.sql.submit import AHEAD_MS_MAX
+from tenure.store.resend import part
+
+_BATCH_MAX = 1_000
+_TRIES = 3
+_MESSAGE_CHARS_MAX = 4_000
+_SHORT_RESULT = 16  # most jobs return nothing, or the same few words
+_FAILED = frozenset({"retry", "bury", "cancel"})
+_VERDICTS: dict[str, Verdict] = {
+    "complete": COMPLETED,
+    "bury": BURIED,
+    "release": RELEASED,
+    "cancel": CANCELLED,
+}
+
+Delay = Callable[[Outcome], tuple[int, bool]]
+"""After how many milliseconds a `fail` runs again, and whether it may at all."""
+
+
+class Settler:
+    """Settles the leases of one queue.
+
+    `least_ms` is the shortest delay of a `retry`; `sent_back` is called when jobs are claimable
+    again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: QueueSettings,
+        delay: Delay,
+        sent_back: Callable[[], None],
+        *,
+        least_ms: Callable[[Outcome], int],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._delay = delay
+        self._least_ms = least_ms
+        self._sent_back = sent_back
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """End leases; one lease twice in a batch ends once."""
+        verdicts: dict[int, Verdict] = {}
+        left = list(range(len(outcomes)))
+        while left:
+            first: dict[str, int] = {}
+            for at in left:
+                first.setdefault(outcomes[at].lease.job_id, at)
+            # Sorted by job id, so that two batches never wait for each other.
+            chosen = [first[job_id] for job_id in sorted(first)[:_BATCH_MAX]]
+            settled = self._settle([outcomes[at] for at in chosen])
+            answers = await part(len(left) < len(outcomes), settled)
+            verdicts.update(zip(chosen, answers, strict=True))
+            left = [at for at in left if at not in verdicts]
+        return [verdicts[at] for at in range(len(outcomes))]
+
+    async def _settle(self, batch: list[Outcome]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        left = list(range(len(batch)))
+        # A row that changed between reading and writing is left out: it is tried again, until what
+        # is left was settled before, or really belongs to another holder.
+        for turn in range(_TRIES):
+            for again, step in ((turn, self._write), (1, self._find_settled)):
+                for n, verdict in await part(again, step([batch[at] for at in left])):
+                    verdicts[left[n]] = verdict
+                left = [at for at in left if at not in verdicts]
+                if not left:
+                    return [verdicts[at] for at in range(len(batch))]
+        leases = [batch[at].lease for at in left]
+        lost = await refuse(self._engine, self._settings, "settle", leases)
+        verdicts.update(zip(left, lost, strict=True))
+        return [verdicts[at] for at in range(len(batch))]
+
+    async def _write(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
+        settings = self._settings
+        asked = [self._row(outcome) for outcome in batch]
+        rows = await self._engine.run(settings.table, "settle", asked, queue=settings.queue)
+        await decide(
+            self._engine, settings, [row["job_id"] for row in rows if row["verdict"] in _FAILED]
+        )
+        if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
+            self._sent_back()
+        return [(row["n"] - 1, _verdict(row)) for row in rows]
+
+    async def _find_settled(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
+        """The verdicts of outcomes that were accepted before."""
+        asked = [(row[0], row[1], row[-1]) for row in map(self._row, batch)]
+        settings = self._settings
+        rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
+        # The call whose answer was lost may have failed its job without deciding about it.
+        failed = [batch[row["n"] - 1].lease.job_id for row in rows if row["verdict"] in _FAILED]
+        await decide(self._engine, settings, failed)
+        return [(row["n"] - 1, _verdict(row)) for row in rows]
+
+    def _row(self, outcome: Outcome) -> tuple[Any, ...]:
+        lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
+        token_h = token_hash(lease.token)
+        if kind == "complete":
+            result = outcome.result
+            result_h = (_short_result_hash if len(result) <= _SHORT_RESULT else short_hash)(result)
+            return (
+                *(lease.job_id, lease.fence, token_h, kind, 0, True, result.decode(), result_h),
+                *("", "", "", f"{token_h}:c:{result_h}"),
+            )
+        if kind == "fail":
+            delay_ms, retryable = self._delay(outcome)
+        elif kind == "retry":
+            delay_ms = max(delay_ms, self._least_ms(outcome))
+        failure = outcome.failure
+        asked = request_hash(
+            kind, outcome.delay_ms, failure and failure.code, failure and failure.message
+        )
+        return (
+            *(lease.job_id, lease.fence, token_h, kind, min(delay_ms, AHEAD_MS_MAX), retryable),
+            *("", "", *_errors(failure, kind), f"{token_h}:{kind}:{asked}"),
+        )
+
+
+async def decide(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
+    """Move failed jobs on, back to the queue or to the dead letters; how many were given up.
+
+    The step to `failed` and the decision are two transactions, so that a reader of the job can see
+    both states. A worker that dies between them leaves the job in `failed`, where upkeep finds it.
+    """
+    if not job_ids:
+        return 0
+    batch = [(job_id,) for job_id in sorted(job_ids)]
+    try:
+        rows = await engine.run(settings.table, "decide", batch, queue=settings.queue)
+        return sum(bool(row["buried"]) for row in rows)
+    except ServerError:
+        if len(batch) == 1:
+            raise
+    # The database refuses one of them: decide about all others, then raise what it said.
+    buried, refused = 0, None
+    for job_id in job_ids:
+        try:
+            buried += await decide(engine, settings, [job_id])
+        except ServerError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return buried
+
+
+async def refuse(
+    engine: Engine, settings: QueueSettings, operation: str, leases: Sequence[Lease]
+) -> list[LeaseLost]:
+    """Record in the journal that leases were lost, and why."""
+    if not leases:
+        return []
+    batch = [(lease.job_id, lease.fence, token_hash(lease.token), "") for lease in leases]
+    asked = engine.run(settings.table, "refuse", batch, queue=settings.queue, operation=operation)
+    rows = await part(1, asked)  # after the step that refused them
+    why = {row["n"]: _reason(row) for row in rows}
+    return [
+        LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))
+        for number, lease in enumerate(leases, 1)
+    ]
+
+
+@lru_cache(maxsize=1_024)
+def token_hash(token: str) -> str:
+    """What the database keeps of a token. The leases of one claim share theirs."""
+    return short_hash(token.encode())
+
+
+@lru_cache(maxsize=64)
+def _short_result_hash(result: bytes) -> str:
+    return short_hash(result)
+
+
+def _reason(row: Row) -> str:
+    if row["status"] is None:
+        return "there is no such job (any more)"
+    return f"the job is {row['status']} under claim version {row['claim_version']}"
+
+
+def _verdict(row: Row) -> Verdict:
+    verdict = row["verdict"]
+    return Retried(row["due_ms"]) if verdict in ("retry", "snooze") else _VERDICTS[verdict]
+
+
+def _errors(failure: Failure | None, kind: str) -> tuple[str, str, str]:
+    """What the job shows, what its attempt keeps with the stack, and the code for the journal."""
+    if failure is None:
+        if kind in ("snooze", "release"):
+            return "", "", ""
+        failure = Failure(code="cancelled" if kind == "cancel" else kind, message="")
+    failure = Failure(
+        code="".join(failure.code.split()).replace("\0", "")[:80],
+        message=failure.message.replace("\0", "")[:_MESSAGE_CHARS_MAX],
+        stack=failure.stack.replace("\0", ""),
+        retryable=failure.retryable,
+    )
+    whole = msgspec.json.encode(failure).decode()
+    shown = msgspec.json.encode(
+        {"code": failure.code, "message": failure.message, "retryable": failure.retryable}
+    )
+    return shown.decode(), whole, failure.code

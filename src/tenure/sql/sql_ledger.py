@@ -1,0 +1,398 @@
+"""Reading and managing the jobs of one table: ledger, journal, and the readers of the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenure.core.errors import NotFound, UsageError
+from tenure.core.event import JournalEvent
+from tenure.core.job import JobEvent, JobRecord
+from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat
+from tenure.core.state import Machine
+from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
+from tenure.sql.settle import decide
+
+_WAIT_MS = 250
+# The history of an outbox is in the steps of its jobs. So many are read at a time:
+# millions of them may have no event.
+SPAN = 50_000
+# A position by time, until it is looked up. Writers of the same moment may commit in any order.
+_AT = "@"
+_DISORDER_MS = 5_000
+_STEP = 500
+# One call of `find` looks at no more jobs than this; a rarer state is found page by page.
+_SCAN_MAX = 10_000
+_BEYOND = 2**62
+_POSITION = re.compile(r"[0-9]{1,18}")
+EVENT_FIELDS = (
+    *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
+    *("worker_id", "lease_until_ms", "prev_lease_until_ms", "gid", "priority", "due_ms"),
+    *("max_attempts", "error_code", "payload_h", "result_h", "data"),
+)
+
+
+class SqlJournal:
+    """The journal of one queue. A position is a number that rises."""
+
+    def __init__(self, engine: Engine, settings: QueueSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._listener = engine.journal_listener(settings.queue)
+        self._empty: dict[int, int] = {}
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first."""
+        after = await self._position(after)
+        if after and not after.isdecimal():
+            raise UsageError(
+                f"{after!r} is not a position of this journal", contract=self._settings.contract
+            )
+        rows = await self._rows(int(after or 0), await self._engine.settled_position(), limit)
+        return [_journal_event(row, self._settings.contract) for row in rows]
+
+    async def _rows(self, after: int, upto: int, limit: int) -> list[Row]:
+        settings, rows = self._settings, list[Row]()
+        at = max(after, self._empty.get(after, 0))
+        while at < upto and len(rows) < limit:
+            end = min(upto, at + SPAN) if settings.table == OUTBOX else upto
+            rows += await self._engine.run(
+                *(settings.table, "journal"),
+                queue=settings.queue,
+                after=at,
+                upto=end,
+                count=limit - len(rows),
+            )
+            at = end
+        # A caller that waits asks again from the same position: skip what was empty.
+        self._empty = {} if rows else {after: at}
+        return rows
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if after == "$":
+            after = str(await self._engine.settled_position())
+        after = await self._position(after)
+        while True:
+            await self._listener.arm()
+            events = await self.read(after=after)
+            left_ms = round((deadline - loop.time()) * 1000)
+            if events or left_ms <= 0:
+                return events
+            await self._listener.wait(min(left_ms, _WAIT_MS))
+
+    def since(self, ts_ms: int) -> str:
+        """A position before everything that happened since then."""
+        return f"{_AT}{ts_ms}"
+
+    async def _position(self, after: str) -> str:
+        """`after` as a number; a time is found by bisection, since `ts_ms` rises with `seq`."""
+        if not after.startswith(_AT):
+            return after
+        wanted_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
+        low, high = 0, await self._engine.settled_position()
+        at = high
+        while low < high:
+            rows = await self._engine.run(
+                self._settings.table, "journal_at", queue=self._settings.queue, seq=at
+            )
+            if not rows or rows[0]["ts_ms"] < wanted_ms:
+                low = at
+            else:
+                high = rows[0]["seq"] - 1
+            at = (low + high + 1) // 2
+        return str(low)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._listener.close()
+        await self._engine.close()
+
+
+def _journal_event(row: Row, contract: str) -> JournalEvent:
+    return JournalEvent(
+        seq=str(row["seq"]),
+        contract=contract,
+        queue=row["queue"],
+        job_id=row["job_id"],
+        type=row["type"],
+        ts_ms=row["ts_ms"],
+        **{name: row[name] for name in EVENT_FIELDS},
+    )
+
+
+class Reader(msgspec.Struct, frozen=True, kw_only=True):
+    """A reader of a queue's journal: how far it has read, and when it last said so."""
+
+    queue: str
+    name: str
+    position: int
+    seen_ms: int
+
+
+class JournalReaders:
+    """The readers that keep the journal of some queues elsewhere.
+
+    What a reader has not read is not trimmed before `unread_days`. It reports its position after it
+    has stored the events: if it dies in between, it reads some again and misses none.
+    """
+
+    def __init__(self, engine: Engine, queues: Sequence[str]) -> None:
+        self._engine = engine
+        self._queues = queues
+
+    async def note(self, name: str, position: int) -> None:
+        """Store that a reader has everything up to this position."""
+        for queue in self._queues:
+            await self._engine.run(OUTBOX, "reader_note", queue=queue, name=name, position=position)
+
+    async def forget(self, name: str) -> None:
+        """Forget a reader: the journal is trimmed without it."""
+        gone = [
+            row
+            for queue in self._queues
+            for row in await self._engine.run(OUTBOX, "reader_forget", queue=queue, name=name)
+        ]
+        if not gone:
+            raise NotFound(f"{name} is no reader of this journal; {await self._known()}")
+
+    async def all(self) -> list[Reader]:
+        """By queue and name."""
+        return [
+            Reader(queue=queue, name=row["name"], position=row["position"], seen_ms=row["seen_ms"])
+            for queue in self._queues
+            for row in await self._engine.run(OUTBOX, "reader_list", queue=queue)
+        ]
+
+    async def _known(self) -> str:
+        names = sorted({reader.name for reader in await self.all()})
+        return f"it has {', '.join(names)}" if names else "nobody captures it"
+
+
+class SqlLedger:
+    """The ledger of one queue, for one event loop."""
+
+    def __init__(self, engine: Engine, settings: QueueSettings, machine: Machine) -> None:
+        self.engine = self._engine = engine
+        self._settings = settings
+        self._machine = machine
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings of the queue."""
+        return self._settings
+
+    @property
+    def is_outbox(self) -> bool:
+        """Whether its jobs are events to be delivered."""
+        return self._settings.table == OUTBOX
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job, or None when there is none (any more)."""
+        rows = await self._run("get", job_id=job_id)
+        return self._record(rows[0]) if rows else None
+
+    async def pruned(self, job_id: str) -> str | None:
+        """Whose job it was, if it was kept long enough and then removed."""
+        rows = await self._run("pruned", job_id=job_id)
+        return rows[0]["requester_id"] if rows else None
+
+    async def attempts(self, job_id: str) -> list[dict[str, Any]]:
+        """The attempts at a job that have ended, oldest first."""
+        return [dict(row) for row in await self._run("attempts", job_id=job_id)]
+
+    async def find(self, query: Query) -> Page:
+        """Jobs by their submits, newest first; `after` is the position of the last one seen."""
+        unknown = set(query.states) - set(self._machine.states)
+        if unknown:
+            raise UsageError(
+                f"no such state: {', '.join(sorted(unknown))}; "
+                f"there are {', '.join(self._machine.states)}",
+                contract=self._settings.contract,
+            )
+        if query.after and not _POSITION.fullmatch(query.after):
+            raise UsageError(
+                f"{query.after!r} is not a cursor; pass the `after` of the page before",
+                contract=self._settings.contract,
+            )
+        before, scanned, read = await self._begin(query.after), 0, 0
+        found: list[JobRecord] = []
+        while scanned < _SCAN_MAX:
+            least = max(0, before - SPAN) if self.is_outbox else 0
+            rows = await self._run("find", before=before, least=least, count=READ_STEP)
+            for row in rows:
+                before, scanned = row["position"], scanned + 1
+                if row["job_id"] is None:
+                    continue
+                read += len(row["payload"]) + len(row["result"]) + len(row["error"])
+                if _matches(row, query):
+                    found.append(self._record(row))
+                if len(found) >= query.limit or read >= PAGE_BYTES:
+                    return Page(found, str(before))
+            if len(rows) < READ_STEP:
+                if not least:
+                    return Page(found)
+                before, scanned = least, scanned + _STEP
+        return Page(found, str(before))
+
+    async def _begin(self, after: str) -> int:
+        """The position below which to look: the end of the journal where it is read in spans."""
+        if after or not self.is_outbox:
+            return int(after or _BEYOND)
+        return int((await self._run("journal_end"))[0]["seq"]) + 1
+
+    async def counts(self) -> Counts:
+        """Depth by state now."""
+        rows = await self._run("counts")
+        (summary,) = await self._run("summary")
+        states = dict.fromkeys(self._machine.states, 0)
+        states |= {row["status"]: row["jobs"] for row in rows}
+        oldest_ms = summary["oldest_ms"]
+        return Counts(
+            states=states,
+            totals=states,
+            paused=bool(summary["paused"]),
+            workers=summary["workers"],
+            oldest_waiting_ms=max(0, summary["now_ms"] - oldest_ms) if oldest_ms else 0,
+        )
+
+    async def unfinished(self, requester: str, most: int) -> int:
+        """How many jobs of a requester have not ended, counted up to `most`."""
+        (row,) = await self._run("unfinished", requester=requester, most=most)
+        return int(row["jobs"])
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Workers that did upkeep or claimed lately, also in vain."""
+        rows = await self._run("workers")
+        return [WorkerBeat(row["worker_id"], row["seen_ms"], row["slots"]) for row in rows]
+
+    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
+        """The job's own events after a version."""
+        from_version = int(after) if _POSITION.fullmatch(after) else 0
+        rows = await self._run("events", job_id=job_id, after=from_version, count=limit)
+        return [_job_event(row) for row in rows]
+
+    async def pause(self) -> None:
+        """Hand out no more leases."""
+        await self._run("pause", paused=True, channel=self._engine.channel)
+
+    async def resume(self) -> None:
+        """Hand out leases again."""
+        await self._run("pause", paused=False, channel=self._engine.channel)
+
+    async def retry(self, job_ids: Sequence[str]) -> list[str]:
+        """Begin ended jobs anew; per id "ok", "missing" or the state that forbids it."""
+        states = await self._manage("reopen", job_ids, channel=self._engine.channel)
+        return ["ok" if state in self._machine.final else state or "missing" for state in states]
+
+    async def cancel(self, job_ids: Sequence[str]) -> list[str]:
+        """Per id "ok" (was waiting), "requested" (it runs), "missing", or its end."""
+        states = await self._manage("cancel", job_ids)
+        ended = dict(zip(job_ids, states, strict=True))
+        waited = [job_id for job_id, state in ended.items() if state in ("queued", "failed")]
+        for start in range(0, len(waited), _STEP):
+            await decide(self._engine, self._settings, waited[start : start + _STEP])
+        return [self._cancelled(state) for state in states]
+
+    async def remove(self, job_ids: Sequence[str]) -> list[str]:
+        """Per id "ok", "missing", or the state of a job that runs."""
+        states = await self._manage("remove", job_ids)
+        return [
+            state if state in self._machine.running else "ok" if state else "missing"
+            for state in states
+        ]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._engine.close()
+
+    def _cancelled(self, state: str) -> str:
+        if state in self._machine.running:
+            return "requested"
+        return state if state in self._machine.final else "ok" if state else "missing"
+
+    async def probe(self) -> None:
+        """Raise `StoreError` where the database takes no writes."""
+        await self._run("probe")
+
+    async def _run(
+        self, operation: str, batch: Sequence[Sequence[Any]] = (), **takes: Any
+    ) -> Sequence[Row]:
+        settings = self._settings
+        return await self._engine.run(
+            settings.table, operation, batch, queue=settings.queue, **takes
+        )
+
+    async def _manage(self, operation: str, job_ids: Sequence[str], **takes: str) -> list[str]:
+        """The state in which each job was found; "" for one that is not there."""
+        once = list(dict.fromkeys(job_ids))
+        found: dict[str, str] = {}
+        for start in range(0, len(once), _STEP):
+            chunk = once[start : start + _STEP]
+            rows = await self._run(operation, [(job_id,) for job_id in chunk], **takes)
+            found |= {chunk[row["n"] - 1]: row["was"] for row in rows}
+        return [found.get(job_id, "") for job_id in job_ids]
+
+    def _record(self, row: Row) -> JobRecord:
+        extra: dict[str, Any] = {"cancel_requested": True} if row["cancel_requested"] else {}
+        counters = ("lost_count", "credential_refresh_count", "event_count", "credential_version")
+        extra |= {name: row[name] for name in counters if row[name]}
+        if row["status_webhook_url"]:
+            extra["status_webhook_url"] = row["status_webhook_url"]
+        return JobRecord(
+            job_id=row["job_id"],
+            contract=self._settings.contract,
+            queue=row["queue"],
+            task=row["task"],
+            state=row["status"],
+            payload=row["payload"].encode(),
+            result=row["result"].encode(),
+            # The errors of earlier attempts stay with these; a job that succeeded has none.
+            error=b"" if row["status"] == "succeeded" else row["error"].encode(),
+            attempt=row["attempt_count"],
+            max_attempts=row["max_attempts"],
+            fence=row["claim_version"],
+            created_ms=row["created_ms"],
+            updated_ms=row["updated_ms"],
+            due_ms=max(0, row["due_ms"]),
+            lease_until_ms=row["lease_expires_at"],
+            ttl_ms=max(0, row["expires_ms"] - row["created_ms"]) if row["expires_ms"] else 0,
+            priority=row["priority"],
+            gid=row["gid"],
+            worker_id=row["worker_id"],
+            requester=row["requester_id"],
+            progress=row["progress"].encode(),
+            trace=row["trace"],
+            extra=extra,
+        )
+
+
+def _matches(row: Row, query: Query) -> bool:
+    return (not query.states or row["status"] in query.states) and (
+        not query.task or row["task"] == query.task
+    )
+
+
+def _job_event(row: Row) -> JobEvent:
+    if row["news_type"] is not None:
+        return JobEvent(
+            event_id=str(row["ver"]),
+            type=row["news_type"],
+            ts_ms=row["ts_ms"],
+            step=row["news_step"],
+            data=row["news"].encode(),
+        )
+    data = b'{"attempt":%d}' % row["attempt"]
+    return JobEvent(
+        event_id=str(row["ver"]),
+        type=row["to_state"],
+        ts_ms=row["ts_ms"],
+        step=row["type"],
+        data=data,
+    )

@@ -1,0 +1,86 @@
+-- Statements that only this engine has.
+
+-- name: peek
+-- What a claim would find, looked at without the right to write: a line that is empty costs nobody.
+-- Takes: queue text
+-- Returns: the answer of a claim that took nothing, and whether a claim would find something to do
+-- Clauses: I-12
+SELECT :now_ms AS now_ms, p.paused, 0 AS overdue, coalesce((SELECT due_ms FROM {jobs}
+    WHERE queue = :queue AND due_ms > 0 AND status = 'queued' AND NOT ready
+    ORDER BY due_ms LIMIT 1), 0) AS next_due_ms, 0 AS left_some, NULL AS job_id,
+  NOT p.paused AND (
+    EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready AND status = 'queued')
+    OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
+      AND lease_expires_at < :now_ms AND status IN {running})
+    OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
+      AND status = 'queued' AND NOT ready)
+    OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
+      AND expires_ms <= :now_ms AND status = 'queued')) AS work
+FROM (SELECT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0) AS paused) p;
+
+-- name: temp_tables
+-- Tables of one connection, in memory: what the statements of an operation hand to each other.
+CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms);
+CREATE TEMP TABLE chosen (job_id TEXT PRIMARY KEY, n, was, mark) WITHOUT ROWID;
+CREATE TEMP TABLE taking (turn INTEGER PRIMARY KEY, seq, was);
+CREATE TEMP TABLE entering (n INTEGER PRIMARY KEY, job_id, task, payload, payload_h, priority,
+  delay_ms, max_attempts, ttl_ms, gid, requester_id, request_hash, trace, idempotency_key,
+  status_webhook_url, refresh_url, credential_version, storage_creds_encrypted,
+  storage_creds_dek_wrapped, storage_creds_kek_id, storage_creds_encryption_version);
+CREATE TEMP TABLE news (n INTEGER PRIMARY KEY, job_id, type, step, data, progress, was, ver_was,
+  becomes, nth);
+CREATE TEMP TABLE ending (n INTEGER, job_id TEXT PRIMARY KEY, fence, token_h, verdict, delay_ms,
+  result, result_h, error, attempt_error, error_code, outcome_h, was, lease_was, holder, claimed_ms)
+  WITHOUT ROWID;
+CREATE TEMP TABLE lapsed (job_id TEXT PRIMARY KEY, was, lease_was, holder, claimed_ms, fence,
+  cancelled, ends) WITHOUT ROWID;
+CREATE TEMP TABLE old (job_id TEXT PRIMARY KEY, seq, created_ms, goes) WITHOUT ROWID;
+CREATE TEMP TABLE window_ (seq INTEGER PRIMARY KEY, ts_ms, goes);
+CREATE TEMP TABLE spent (caller);
+CREATE TEMP TABLE moved (rows);
+
+-- The queues for which this transaction has work, whichever statement or trigger made it: who waits
+-- for one of them is woken after the commit. A job that is not due counts: it changes until when.
+CREATE TEMP TABLE fed (queue TEXT PRIMARY KEY) WITHOUT ROWID;
+-- @for box in inbox_jobs job_outbox_events plane_jobs
+CREATE TEMP TRIGGER {box}_fed AFTER INSERT ON main.{box}
+BEGIN
+  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+END;
+CREATE TEMP TRIGGER {box}_fed_again AFTER UPDATE OF status, ready ON main.{box}
+WHEN NEW.status = 'queued' AND (NEW.ready > OLD.ready OR OLD.status <> 'queued')
+BEGIN
+  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+END;
+-- @end
+CREATE TEMP TRIGGER job_queues_resumed AFTER UPDATE OF paused ON main.job_queues
+WHEN OLD.paused AND NOT NEW.paused
+BEGIN
+  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+END;
+
+-- name: repair_counters
+-- Lets tables count on after another program moved their AUTOINCREMENT, or rows, to 2^62 or beyond: at the
+-- largest number every insert is "database or disk is full". Such rows follow the others, in their order.
+
+UPDATE journal_readers SET position = (SELECT coalesce(max(seq), 0) FROM job_journal WHERE seq < 4611686018427387904)
+  + (SELECT count(*) FROM job_journal WHERE seq BETWEEN 4611686018427387904 AND position)
+WHERE position >= 4611686018427387904;
+
+-- @for box in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
+UPDATE {box} SET seq = moved.place FROM (
+  SELECT seq AS wild, row_number() OVER (ORDER BY seq)
+    + (SELECT coalesce(max(seq), 0) FROM {box} WHERE seq < 4611686018427387904) AS place
+  FROM {box} WHERE seq >= 4611686018427387904) moved
+WHERE seq = moved.wild;
+UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(seq), 0) FROM {box})
+WHERE name = '{box}' AND seq >= 4611686018427387904;
+-- @end
+
+UPDATE webhook_secrets SET id = moved.place FROM (
+  SELECT id AS wild, row_number() OVER (ORDER BY id)
+    + (SELECT coalesce(max(id), 0) FROM webhook_secrets WHERE id < 4611686018427387904) AS place
+  FROM webhook_secrets WHERE id >= 4611686018427387904) moved
+WHERE id = moved.wild;
+UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(id), 0) FROM webhook_secrets)
+WHERE name = 'webhook_secrets' AND seq >= 4611686018427387904;

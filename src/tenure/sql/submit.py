@@ -1,0 +1,248 @@
+"""Submit jobs: validate each one, store the new ones, answer repetitions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tenure.core.errors import InvalidJob, UsageError
+from tenure.core.idempotency import check_key, request_hash, short_hash
+from tenure.core.job import NewJob, Submitted
+from tenure.sql.engine import IN_BULK, Engine, QueueSettings
+from tenure.store.resend import part
+
+AHEAD_MS_MAX = 2**53
+"""How far ahead a job may be due or expire: later times leave the range of their columns."""
+
+# What only the inbox knows of a job, and its columns.
+COLUMNS: Mapping[str, Any] = {
+    "status_webhook_url": None,
+    "refresh_url": None,
+    "credential_version": 0,
+    "storage_creds_encrypted": None,
+    "storage_creds_dek_wrapped": None,
+    "storage_creds_kek_id": None,
+    "storage_creds_encryption_version": None,
+}
+_NO_COLUMNS = tuple(COLUMNS.values())
+_FULL_RETRY_MS = 1_000
+_BATCH_MAX = 2_000
+_SLICE = 250
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+_INT_MAX = 2**31 - 1
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+
+_NewRow = tuple[int, tuple[Any, ...]]
+"""The position of a job in the submit, and its row."""
+
+
+async def submit_jobs(
+    engine: Engine, settings: QueueSettings, jobs: Sequence[NewJob]
+) -> list[Submitted]:
+    """Store jobs; answers are per job and in order."""
+    answers: dict[int, Submitted] = {}
+    seen: set[str | tuple[str, str]] = set()
+    repeated: list[int] = []
+    storing: list[asyncio.Task[None]] = []
+    several = len(jobs) > _BATCH_MAX  # then one batch may be stored and another one fail
+    try:
+        for start in range(0, len(jobs), _BATCH_MAX):
+            fresh: list[_NewRow] = []
+            end = min(start + _BATCH_MAX, len(jobs))
+            for at in range(start, end, _SLICE):
+                positions = range(at, min(at + _SLICE, end))
+                for position, row in _rows(settings, jobs, positions, answers):
+                    if _is_repeated(row, seen):
+                        repeated.append(position)
+                    else:
+                        fresh.append((position, row))
+                if storing:
+                    await asyncio.sleep(0)  # let the batch before be sent meanwhile
+            # Two bulk submits keep their order side by side; a smaller one waits for them.
+            beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
+            while len(storing) > beside:
+                await part(several, storing[0])
+                del storing[0]
+            storing.append(asyncio.create_task(_store(engine, settings, fresh, answers)))
+        for task in storing:
+            await part(several, task)
+    finally:
+        for task in storing:
+            task.cancel()
+        await asyncio.gather(*storing, return_exceptions=True)
+    if repeated:
+        again = submit_jobs(engine, settings, [jobs[at] for at in repeated])
+        answers.update(zip(repeated, await part(repeated, again), strict=True))
+    return [answers[at] for at in range(len(jobs))]
+
+
+def _rows(
+    settings: QueueSettings,
+    jobs: Sequence[NewJob],
+    positions: range,
+    answers: dict[int, Submitted],
+) -> Iterator[_NewRow]:
+    """The rows of valid jobs; the others get their answer."""
+    for position, made_id in zip(positions, _uuid7s(len(positions)), strict=True):
+        job = jobs[position]
+        try:
+            yield position, _row(settings, job, job.job_id or made_id)
+        except UsageError as error:
+            answers[position] = Submitted("", "invalid", str(error))
+
+
+def _is_repeated(row: tuple[Any, ...], seen: set[str | tuple[str, str]]) -> bool:
+    """Whether an earlier job of the same submit has this id or this key."""
+    job_id, requester, key = row[0], row[9], row[12]
+    if job_id in seen or (key and (requester, key) in seen):
+        return True
+    seen.add(job_id)
+    if key:
+        seen.add((requester, key))
+    return False
+
+
+async def _store(
+    engine: Engine,
+    settings: QueueSettings,
+    fresh: Sequence[_NewRow],
+    answers: dict[int, Submitted],
+) -> None:
+    if not fresh:
+        return
+    stored = await engine.run(
+        settings.table,
+        "submit",
+        [row for _, row in fresh],
+        queue=settings.queue,
+        depth_max=settings.depth_max,
+        key_ttl_ms=settings.idempotency_ms,
+        channel=engine.channel,
+    )
+    positions = {row[0]: position for position, row in fresh}
+    for row in stored:
+        job_id = row["job_id"]
+        answers[positions[job_id]] = Submitted(job_id, "created", created_ms=row["created_ms"])
+    if len(stored) == len(fresh):
+        return
+    # Not stored: known already, or no room. Looked up after the submit, when rivals have ended.
+    rest = [(position, row) for position, row in fresh if position not in answers]
+    batch = [(row[0], row[9], row[12]) for _, row in rest]
+    known = await engine.run(settings.table, "lookup", batch, queue=settings.queue)
+    found = {row["n"]: row for row in known}
+    for number, (position, row) in enumerate(rest, 1):
+        answers[position] = _answer(settings, row, found.get(number))
+
+
+def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submitted:
+    """The answer to a job that was not stored; `found` is the job that has its id or key."""
+    if found is None:
+        why = f"the queue holds {settings.depth_max} unfinished jobs, its limit"
+        return Submitted("", "full", why, _FULL_RETRY_MS)
+    if found["request_hash"] == row[10]:
+        return Submitted(found["job_id"], "replayed", response=found["response"] or "")
+    if found["by_id"]:  # whose job it is is not said: it may be another requester's
+        return Submitted("", "conflict", "this job id is taken: choose another, or leave it out")
+    why = f"this idempotency key belongs to another request: job {found['job_id']}"
+    return Submitted("", "conflict", why)
+
+
+def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
+    """The columns of the batch of the statement `submit`."""
+    payload = check(job, job_id)
+    payload_h = short_hash(job.payload)
+    options = job.options
+    return (
+        job_id,
+        job.task,
+        payload,
+        payload_h,
+        job.priority,
+        job.delay_ms,
+        job.max_attempts or settings.max_attempts,
+        job.ttl_ms or 0,
+        job.gid,
+        job.requester,
+        options.get("request_hash") or _request_hash(job, payload_h),
+        job.trace,
+        job.idempotency_key,
+        *([options.get(*column) for column in COLUMNS.items()] if options else _NO_COLUMNS),
+    )
+
+
+def check(job: NewJob, job_id: str) -> str:
+    """The payload as text; raises what makes a job impossible to store."""
+    if job.job_id and not _JOB_ID.fullmatch(job_id):
+        raise UsageError(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
+    if not job.task or len(job.task) > 200 or not job.task.isprintable():
+        raise UsageError(f"task {job.task[:60]!r}: 1 to 200 printable characters")
+    if job.max_attempts is not None and not 1 <= job.max_attempts <= _INT_MAX:
+        raise UsageError(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
+    if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms <= 0):
+        raise InvalidJob("delay_ms cannot be negative and ttl_ms is positive or left out")
+    if job.delay_ms > AHEAD_MS_MAX or (job.ttl_ms or 0) > AHEAD_MS_MAX:
+        raise InvalidJob(f"delay_ms and ttl_ms are at most {AHEAD_MS_MAX} milliseconds")
+    if not -_INT_MAX <= job.priority <= _INT_MAX:
+        raise UsageError(f"priority {job.priority} is not a number of 32 bits")
+    if job.gid or job.trace or job.requester or job.options:
+        _check_texts(job)
+    if job.idempotency_key:
+        check_key(job.idempotency_key)
+    try:
+        _decode_raw(job.payload)
+        return job.payload.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the payload is not JSON: {error}") from None
+
+
+def _check_texts(job: NewJob) -> None:
+    for name, text in (("gid", job.gid), ("trace", job.trace), ("requester", job.requester)):
+        if text and (len(text) > 512 or not text.isprintable()):
+            raise UsageError(f"{name}: at most 512 printable characters")
+    if job.options and (unknown := job.options.keys() - COLUMNS.keys() - {"request_hash"}):
+        raise UsageError(
+            f"no such job option: {', '.join(sorted(unknown))}; there are {', '.join(COLUMNS)}"
+        )
+
+
+def _request_hash(job: NewJob, payload_h: str) -> str:
+    """What makes two submits the same: everything but the ids, the trace and the secrets."""
+    refresh_url = job.options.get("refresh_url")
+    return request_hash(
+        *((refresh_url,) if refresh_url else ()),
+        job.requester,
+        job.task,
+        payload_h,
+        job.priority,
+        job.delay_ms,
+        job.max_attempts,
+        job.ttl_ms,
+        job.gid,
+        job.options.get("status_webhook_url"),
+    )
+
+
+def uuid7() -> str:
+    """A version 7 UUID: ids sort by age, so that a table grows at one end of its index."""
+    return next(_uuid7s(1))
+
+
+def _uuid7s(count: int) -> Iterator[str]:
+    """So many UUIDs of one moment, in rising order: 48 bits of milliseconds, then random bits."""
+    time_h = f"{time.time_ns() // 1_000_000:012x}"
+    head = f"{time_h[:8]}-{time_h[8:]}-7"
+    random = os.urandom(10 * count).hex()
+    tails = [
+        f"{random[at : at + 3]}-{_VARIANT[random[at + 3]]}{random[at + 4 : at + 7]}"
+        f"-{random[at + 7 : at + 19]}"
+        for at in range(0, len(random), 20)
+    ]
+    tails.sort()
+    return (head + tail for tail in tails)
