@@ -1,7 +1,4 @@
 """Taking leases: asking the store, and waiting where BullMQ's workers wait while it has nothing.
-
-An ordinary claim is `take`, a short script; whatever is not ordinary (a lost answer to recover, a
-limit, a pause, jobs that are due, locks to look for) goes through `claim`, which does everything.
 """
 
 from __future__ import annotations
@@ -156,7 +153,6 @@ class Claims:
         # Set before asking: whatever ends this call early, the next one looks for what it took.
         self._answer_lost = True
         options = self._options
-        search = self._time_to_search()
         args: tuple[Arg, ...] = (
             self._token,
             self._worker,
@@ -167,13 +163,10 @@ class Claims:
             options.limit_ms or "",
             self._token_h,
             int(self._suspect is None),
+            int(self._time_to_search()),
+            int(recover),
         )
-        reply = 0
-        if not (recover or search or options.limit_max):
-            reply = await self._scripts.run("take", *args)
-        if not reply:
-            held = self._held if recover else ()
-            reply = await self._scripts.run("claim", *args, int(search), int(recover), *held)
+        reply = await self._scripts.run("claim", *args, *(self._held if recover else ()))
         self._answer_lost = False
         return reply
 

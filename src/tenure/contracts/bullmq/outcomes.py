@@ -33,27 +33,30 @@ _VERDICTS: dict[bytes, Verdict] = {
     b"cancel": CANCELLED,
 }
 _NO_OPTIONS = JobOptions()
+_KEEP_ALL = Keep()
 
 
-def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, ...]:
-    """The seventeen arguments of one outcome, in the order of settle-16.lua."""
+def settle_args(outcome: Outcome, options: Options) -> tuple[Arg, ...]:
+    """The eight arguments of one outcome, in the order of settle-16.lua."""
     lease = outcome.lease
     claimed = lease.extra if isinstance(lease.extra, Claimed) else None
-    told = claimed.options if claimed else _NO_OPTIONS
-    attempts = told.attempts or options.max_attempts
+    read = claimed.options if claimed else _NO_OPTIONS
+    token_h = claimed.token_h if claimed else short_hash(lease.token.encode())
+    attempts = read.attempts or options.max_attempts
     last = lease.attempt >= (lease.max_attempts or 1)
-    otherwise = "bury" if last else "retry"
+    start = f"{lease.token}\t{token_h}\t"
+    end = f"\t{attempts}\t{lease.max_attempts}\t{'bury' if last else 'retry'}\t"
     if outcome.kind == "complete":
-        keep = told.keep_completed or kept_by(options.keep_completed, options.keep_completed_s)
+        keep = read.keep_completed or _kept_by(options.keep_completed, options.keep_completed_s)
+        wait_ms = backoff_ms(read.backoff, _made(lease)) if read.backoff else 0
         result = outcome.result
         return (
-            lease.job_id, lease.fence, lease.token, "complete", result, "", short_hash(result), "",
-            backoff_ms(told.backoff, _made(lease)), *keep_args(keep), attempts, lease.max_attempts,
-            token_h, otherwise, "",
+            lease.job_id, lease.fence, "complete", result, short_hash(result), "", _packed(keep),
+            f"{start}{wait_ms}{end}\t",
         )  # fmt: skip
     failure = outcome.failure
-    kind, wait_ms = _decide(outcome, told, last)
-    keep = told.keep_failed or kept_by(options.keep_failed, options.keep_failed_s)
+    kind, wait_ms = _decide(outcome, read, last)
+    keep = read.keep_failed or _kept_by(options.keep_failed, options.keep_failed_s)
     reason = failure.message or failure.code if failure else ""
     unknown = custom_backoff(lease) if outcome.kind == "fail" and not last else None
     if unknown:
@@ -64,11 +67,10 @@ def settle_args(outcome: Outcome, options: Options, token_h: str) -> tuple[Arg, 
     stack = b""
     if failure and kind in ("retry", "bury"):
         earlier = claimed.stacktrace if claimed else b""
-        stack = stack_of(earlier, _stack(failure, reason), told.stack_trace_limit)
+        stack = stack_of(earlier, _stack(failure, reason), read.stack_trace_limit)
     return (
-        lease.job_id, lease.fence, lease.token, kind, reason, stack, "", _code(failure), wait_ms,
-        *keep_args(keep), attempts, lease.max_attempts, token_h, otherwise,
-        "1" if told.lifo else "",
+        lease.job_id, lease.fence, kind, reason, "", stack, _packed(keep),
+        f"{start}{wait_ms}{end}{'1' if read.lifo else ''}\t{_code(failure)}",
     )  # fmt: skip
 
 
@@ -106,8 +108,10 @@ def _made(lease: Lease) -> int:
     return lease.attempt - stalled
 
 
-def verdict_of(lease: Lease, reply: list[Any]) -> Verdict:
+def verdict_of(lease: Lease, reply: Any) -> Verdict:
     """What the store decided."""
+    if reply == 1:
+        return COMPLETED
     code = reply[0]
     if code == b"lost":
         return LeaseLost(lease.job_id, reply[1].decode())
@@ -116,15 +120,16 @@ def verdict_of(lease: Lease, reply: list[Any]) -> Verdict:
     return _VERDICTS[code]
 
 
-def kept_by(count: int, age_s: int) -> Keep:
+def _kept_by(count: int, age_s: int) -> Keep:
     """What a worker keeps of jobs that say nothing themselves."""
-    return Keep(count if count >= 0 else None, age_s or None)
+    return Keep(count if count >= 0 else None, age_s or None) if count >= 0 or age_s else _KEEP_ALL
 
 
-def keep_args(keep: Keep) -> tuple[Arg, Arg, Arg]:
-    """Count, age and limit as the scripts take them."""
-    count, age_s, limit = ("" if n is None else n for n in (keep.count, keep.age_s, keep.limit))
-    return count, age_s, limit
+def _packed(keep: Keep) -> str:
+    """Count, age and limit as the settle script takes them."""
+    if keep == _KEEP_ALL:
+        return "\t\t"
+    return "\t".join("" if n is None else str(n) for n in (keep.count, keep.age_s, keep.limit))
 
 
 def _code(failure: Failure | None) -> str:

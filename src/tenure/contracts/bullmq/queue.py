@@ -23,7 +23,7 @@ from tenure.contracts.bullmq.options import Options
 from tenure.contracts.bullmq.outcomes import custom_backoff
 from tenure.contracts.bullmq.restoring import restore
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from tenure.contracts.bullmq.settling import Settles
+from tenure.contracts.bullmq.settling import settle
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.idempotency import short_hash
 from tenure.core.job import NewJob, Submitted
@@ -55,11 +55,10 @@ class BullmqQueue:
         self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
         self.slots = 0
         secret = secrets.token_urlsafe(16)
-        token = (secret, short_hash(secret.encode()))
+        self._token = (secret, short_hash(secret.encode()))
         self._claims = Claims(
-            redis, self._scripts, options, worker_id=self.worker_id, token=token, url=url
+            redis, self._scripts, options, worker_id=self.worker_id, token=self._token, url=url
         )
-        self._settles = Settles(self._scripts, options, worker_id=self.worker_id, token=token)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
@@ -118,7 +117,9 @@ class BullmqQueue:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases: one step for the whole batch, a verdict for each."""
-        verdicts = await self._settles.settle(outcomes)
+        verdicts = await settle(
+            self._scripts, self._options, outcomes, worker_id=self.worker_id, token=self._token
+        )
         for outcome in outcomes:
             self._claims.forget(outcome.lease.job_id)
         return verdicts

@@ -9,7 +9,7 @@
 -- @include queue
 -- @include waiting
 -- @include place
--- @include prove
+prove()
 local STATE = ARGV[2]
 local SET = STATE == 'failed' and FAILED or STATE == 'completed' and COMPLETED or DELAYED
 local LAST = STATE == 'delayed' and '+inf' or ARGV[4] ~= '' and ARGV[4] or NOW_S

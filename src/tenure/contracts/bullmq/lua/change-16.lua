@@ -9,7 +9,7 @@
 -- @include queue
 -- @include waiting
 -- @include place
--- @include prove
+prove()
 local VALUE, TO_FRONT = tonumber(ARGV[3]), ARGV[4] == '1'
 
 local function change_delay(job)

@@ -8,7 +8,6 @@
 -- Returns { name, reason } of each key that was put aside
 -- Clauses B-55
 -- @include head
--- @include quarantine
 local KEPT_MS = '604800000' -- a week
 local NAMES = { list = { WAIT, ACTIVE, PAUSED }, hash = { META, PREFIX .. 'tenure:workers',
   PREFIX .. 'metrics:completed', PREFIX .. 'metrics:failed' },

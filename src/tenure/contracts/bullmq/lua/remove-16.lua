@@ -10,7 +10,7 @@
 -- @include waiting
 -- @include finish
 local M = more()
--- @include prove
+prove()
 local WITH_CHILDREN = ARGV[2] == '1'
 
 -- "bull:mail:17" is job 17 of the queue "bull:mail:".

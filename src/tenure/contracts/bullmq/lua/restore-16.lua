@@ -8,7 +8,7 @@
 -- Clauses B-55
 -- @include queue
 -- @include waiting
--- @include prove
+prove()
 
 -- The lists are read once: a search for each id would take as long as the list is, every time.
 local listed = {}

@@ -14,7 +14,7 @@
 -- @include waiting
 -- @include finish
 local M = more()
--- @include prove
+prove()
 local VERB, NAME = ARGV[2], ARGV[3]
 local REPEAT, SCHEDULER = PREFIX .. 'repeat', PREFIX .. 'repeat:' .. ARGV[3]
 

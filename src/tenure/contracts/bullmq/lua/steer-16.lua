@@ -2,14 +2,14 @@
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept), cancel or promote  ARGV[3..] ids
+-- ARGV[1] prefix  ARGV[2] retry, cancel or promote  ARGV[3..] ids
 -- Returns per id 'ok', 'requested' (its worker is told), 'missing', or the state that forbids it
 -- Clauses B-35 B-36 B-38
 -- @include queue
 -- @include waiting
 -- @include finish
 -- @include place
--- @include prove
+prove()
 local M = more()
 local VERB = ARGV[2]
 
@@ -22,12 +22,7 @@ local function retry(job)
     return job.state
   end
   OUT[job.state](job.id)
-  call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel')
-  local attempt = text[job.atm + job.stc]
-  if VERB == 'retry' then
-    call('HDEL', job.key, 'atm', 'stc')
-    attempt = '0'
-  end
+  call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel', 'atm', 'stc')
   local to = wait_at_end(job.id, tonumber(job.priority) or 0)
   if job.parent_key and call('EXISTS', job.parent_key) == 1 then
     -- A key of another type names no child.
@@ -39,7 +34,7 @@ local function retry(job)
   end
   emit('waiting', 'jobId', job.id, 'prev', job.state)
   write_tn(job, to)
-  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, attempt, job.fence,
+  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, '0', job.fence,
     job.fence, '0', '0', '', '0', '0', '', '', '', '', job.priority)
   return 'ok'
 end
@@ -74,7 +69,7 @@ local function promote_one(job)
   return 'ok'
 end
 
-local DO = { retry = retry, again = retry, cancel = cancel, promote = promote_one }
+local DO = { retry = retry, cancel = cancel, promote = promote_one }
 local answers = {}
 for i = 3, #ARGV do
   local job = read_job(ARGV[i])

@@ -10,7 +10,7 @@
 -- @include waiting
 -- @include finish
 local M = more()
--- @include prove
+prove()
 
 -- The waiting job of a scheduler stays: it is what keeps the schedule alive.
 local function is_scheduled(id)

@@ -27,7 +27,7 @@ local function forget_workers()
 end
 
 -- The keys whose writes may fail elsewhere are proved here, so that they are mended soon.
--- @include prove
+prove()
 call('XLEN', EVENTS)
 call('XLEN', JOURNAL)
 call('ZCARD', MARKER)

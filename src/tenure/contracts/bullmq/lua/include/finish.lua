@@ -21,9 +21,7 @@ local function flush_kept()
 end
 
 local function family()
-  -- @include parent
-  -- @include store
-  -- @include removal
+  -- @include family
   return {
     child_completed = child_completed, child_failed = child_failed, child_removed = child_removed,
     store_job = store_job, end_dedup = end_dedup, forget_dedup = forget_dedup, retain = retain,

@@ -1,12 +1,39 @@
 -- What every full script of this contract shares: the queue's settings, and the writes that leave once at
 -- the end of a script (journal, wake-ups, trim).
 -- @include head
--- @include tn
--- @include quarantine
+-- Our state of a job, as it stands in the field `tn` (see head.lua).
+local LH = '^(%d+) (%S+) (%d+) (%d+) (%S+) (%d+)$'
+local NEW_LH = '1 waiting 0 0 - 0'
+
+-- Our state of a job: ver, state and lease end as our journal left them; zeros for a job not seen yet.
+local function read_tn(words)
+  if words == NEW_LH then
+    return 1, 'waiting', '0', '0', '-', '0'
+  elseif words then
+    local ver, state, lease, fence, kind, due = match(words, LH)
+    if ver and #ver < 16 and #lease < 16 then
+      return tonumber(ver), state == 'running' and 'active' or state, lease, fence, kind, due
+    end
+  end
+  return 0, '', '0', '0', '-', '0'
+end
+
 local settings = call('HMGET', META, 'paused', 'concurrency', 'max', 'duration', 'opts.maxLenEvents')
 local IS_PAUSED = settings[1] and settings[1] ~= '' and true or false
 local CONCURRENCY = whole(settings[2])
 local EVENTS_MAX = whole(settings[5]) and settings[5] or '10000'
+
+-- Raises, before a script writes anything, when a key that every job passes through has another type; the caller
+-- then runs mend-16.lua and repeats the script. What is written to the other keys may fail: no job depends on it.
+local function prove()
+  call('LLEN', WAIT)
+  call('LLEN', ACTIVE)
+  call('ZCARD', PRIORITIZED)
+  call('ZCARD', DELAYED)
+  call('ZCARD', COMPLETED)
+  call('ZCARD', FAILED)
+  call('ZCARD', CHILDREN)
+end
 
 -- How many members a key has; none when it is of another type.
 local function size(command, key)
@@ -51,6 +78,7 @@ end
 
 -- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
 -- a command. `lines` alternates field name and event; journal.py reads it.
+local lines, lines_n = {}, 0
 local function note(id, kind, ver, at, task, from, to, attempt, fence, prev_fence, lease, prev_lease,
     worker, max_attempts, due, error_code, payload_h, result_h, token_h, priority, data)
   lines[lines_n + 1] = 'e'
