@@ -1,9 +1,7 @@
-"""The `bullmq` contract on the seam: the data real BullMQ keeps in Redis, by scripts of our own.
+"""How an outcome is asked of the store, and what its answer means.
 
-A job is a hash, its turn an id in `wait`, `prioritized` or `delayed`, its lease the key
-`<id>:lock`. Node workers and producers may share the queue at any time: everything they read is
-written as they write it. What they do not know (the journal, one field of the job) stands beside
-it. What the scripts do and which clause each serves stands at the head of every file in `lua/`.
+BullMQ lets the worker decide whether a failed job runs again, by the job's own options; that
+decision is made here, where the options are, and the script carries it out.
 """
 
 from __future__ import annotations
@@ -15,24 +13,226 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.bullmq import reporting, submission
-from tenure.contracts.bullmq.claimed import token_h_of
-from tenure.contracts.bullmq.claiming import Claims
-from tenure.contracts.bullmq.family import Children, read_children
-from tenure.contracts.bullmq.options import Options
-from tenure.contracts.bullmq.outcomes import custom_backoff
-from tenure.contracts.bullmq.restoring import restore
-from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from tenure.contracts.bullmq.settling import settle
+from tenure.contracts.bullmq import producer
+from tenure.contracts.bullmq.claim import Claimed, Claims, token_h_of
+from tenure.contracts.bullmq.options import (
+    CONTRACT,
+    JobOptions,
+    Keep,
+    Options,
+    backoff_ms,
+    stack_of,
+)
+from tenure.contracts.bullmq.records import Children, read_children
+from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts, restore
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.idempotency import short_hash
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import Outcome, Verdict
+from tenure.core.outcome import (
+    BURIED,
+    CANCELLED,
+    COMPLETED,
+    RELEASED,
+    Failure,
+    Outcome,
+    Retried,
+    Verdict,
+)
 from tenure.core.quarantine import Quarantined
 from tenure.core.seam import Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
+
+_VERDICTS: dict[bytes, Verdict] = {
+    b"complete": COMPLETED,
+    b"bury": BURIED,
+    b"release": RELEASED,
+    b"cancel": CANCELLED,
+}
+_NO_OPTIONS = JobOptions()
+_KEEP_ALL = Keep()
+
+
+def _settle_args(outcome: Outcome, options: Options) -> tuple[Arg, ...]:
+    """The eight arguments of one outcome, in the order of settle-16.lua."""
+    lease = outcome.lease
+    claimed = lease.extra if isinstance(lease.extra, Claimed) else None
+    read = claimed.options if claimed else _NO_OPTIONS
+    token_h = claimed.token_h if claimed else short_hash(lease.token.encode())
+    attempts = read.attempts or options.max_attempts
+    last = lease.attempt >= (lease.max_attempts or 1)
+    start = f"{lease.token}\t{token_h}\t"
+    end = f"\t{attempts}\t{lease.max_attempts}\t{'bury' if last else 'retry'}\t"
+    if outcome.kind == "complete":
+        keep = read.keep_completed or _kept_by(options.keep_completed, options.keep_completed_s)
+        wait_ms = backoff_ms(read.backoff, _made(lease)) if read.backoff else 0
+        result = outcome.result
+        return (
+            lease.job_id, lease.fence, "complete", result, short_hash(result), "", _packed(keep),
+            f"{start}{wait_ms}{end}\t",
+        )  # fmt: skip
+    failure = outcome.failure
+    kind, wait_ms = _decide(outcome, read, last)
+    keep = read.keep_failed or _kept_by(options.keep_failed, options.keep_failed_s)
+    reason = failure.message or failure.code if failure else ""
+    unknown = _custom_backoff(lease) if outcome.kind == "fail" and not last else None
+    if unknown:
+        reason = (
+            f"Unknown backoff strategy {unknown[0]}: a task of the worker says how long to wait, "
+            f"by @task(..., backoff=function). The attempt failed with: {reason}"
+        )
+    stack = b""
+    if failure and kind in ("retry", "bury"):
+        earlier = claimed.stacktrace if claimed else b""
+        stack = stack_of(earlier, _stack(failure, reason), read.stack_trace_limit)
+    return (
+        lease.job_id, lease.fence, kind, reason, "", stack, _packed(keep),
+        f"{start}{wait_ms}{end}{'1' if read.lifo else ''}\t{_error_code(failure)}",
+    )  # fmt: skip
+
+
+def _custom_backoff(lease: Lease) -> tuple[str, int] | None:
+    """The type of a backoff that BullMQ leaves to the worker, and the attempts made by now."""
+    told = lease.extra.options.backoff if isinstance(lease.extra, Claimed) else None
+    kind = told.get("type") if isinstance(told, dict) else None
+    return None if kind in (None, "fixed", "exponential") else (str(kind), _made(lease))
+
+
+def _decide(outcome: Outcome, told: JobOptions, last: bool) -> tuple[str, int]:
+    lease, kind = outcome.lease, outcome.kind
+    if kind == "fail":
+        if last or _custom_backoff(lease):
+            return "bury", 0
+        wait_ms = outcome.delay_ms or backoff_ms(told.backoff, _made(lease))
+        return "retry", wait_ms
+    if kind == "retry" and lease.max_attempts and last:
+        return "bury", 0
+    if outcome.until == "children":
+        return "park", backoff_ms(told.backoff, _made(lease))
+    return "limit" if outcome.until == "rest" else kind, outcome.delay_ms
+
+
+def _stack(failure: Failure, reason: str) -> str:
+    """An entry as Node's readers show it: it names the error, wherever the stack came from."""
+    if failure.code in failure.stack:
+        return failure.stack
+    return f"{failure.code}: {reason}" + (f"\n{failure.stack}" if failure.stack else "")
+
+
+def _made(lease: Lease) -> int:
+    """Attempts made when this one has failed; starts that stalled are none."""
+    stalled = lease.extra.stalled if isinstance(lease.extra, Claimed) else 0
+    return lease.attempt - stalled
+
+
+def _verdict(lease: Lease, reply: Any) -> Verdict:
+    """What the store decided."""
+    if reply == 1:
+        return COMPLETED
+    code = reply[0]
+    if code == b"lost":
+        return LeaseLost(lease.job_id, reply[1].decode())
+    if code == b"retry":
+        return Retried(reply[1])
+    return _VERDICTS[code]
+
+
+def _kept_by(count: int, age_s: int) -> Keep:
+    """What a worker keeps of jobs that say nothing themselves."""
+    return Keep(count if count >= 0 else None, age_s or None) if count >= 0 or age_s else _KEEP_ALL
+
+
+def _packed(keep: Keep) -> str:
+    """Count, age and limit as the settle script takes them."""
+    if keep == _KEEP_ALL:
+        return "\t\t"
+    return "\t".join("" if n is None else str(n) for n in (keep.count, keep.age_s, keep.limit))
+
+
+def _error_code(failure: Failure | None) -> str:
+    """The error code as the journal takes it: one short word without separators."""
+    return "" if failure is None else "".join(failure.code.split())[:80]
+
+
+async def _settle(
+    scripts: Scripts,
+    options: Options,
+    outcomes: Sequence[Outcome],
+    *,
+    worker_id: str,
+    token: tuple[str, str],
+) -> list[Verdict]:
+    """A verdict for each outcome, in their order; `token` is the worker's own, and its hash."""
+    # The last is for jobs that were to complete and fail, because their children forbid it.
+    kept_failed = _packed(_kept_by(options.keep_failed, options.keep_failed_s))
+    head = (worker_id, *token, options.metrics_minutes, options.limit_max or "", kept_failed)
+    verdicts: list[Verdict] = []
+    for start in range(0, len(outcomes), BATCH_MAX):
+        chunk = outcomes[start : start + BATCH_MAX]
+        args: list[Arg] = []
+        for outcome in chunk:
+            args += _settle_args(outcome, options)
+        replies = await part(start, scripts.run("settle", *head, *args))
+        verdicts += [
+            _verdict(outcome.lease, reply) for outcome, reply in zip(chunk, replies, strict=True)
+        ]
+    return verdicts
+
+
+# Events of BullMQ's own that say where a job stands: a handler's news must not look like them.
+_RESERVED_EVENTS = frozenset(
+    (
+        *("added", "waiting", "active", "completed", "failed", "delayed", "drained", "paused"),
+        *("resumed", "removed", "stalled", "retries-exhausted", "waiting-children", "duplicated"),
+        *("deduplicated", "cleaned", "debounced", "retry"),
+    )
+)
+
+
+def _check_report(report: Report) -> None:
+    """Refuse news that BullMQ's readers would take for something else (B-30)."""
+    if report.type in _RESERVED_EVENTS:
+        raise UsageError(
+            f"a handler cannot report {report.type!r}: that is an event of BullMQ's own; "
+            "return, raise, or use another name",
+            contract=CONTRACT,
+        )
+    if report.progress and report.progress.lstrip(b"-").isdigit():
+        percent = int(report.progress)
+        if not 0 <= percent <= 100:
+            raise UsageError(
+                f"progress {percent}: a whole number is a percentage, 0 to 100; "
+                "anything else goes as an object",
+                contract=CONTRACT,
+            )
+
+
+def _report_args(report: Report) -> tuple[Arg, ...]:
+    """The nine arguments of one report, in the order of report-16.lua."""
+    lease = report.lease
+    if report.payload:
+        kind, data = "", report.payload
+        return lease.job_id, lease.fence, lease.token, kind, "", "", data, token_h_of(lease), ""
+    data = _log_line(report.data) if report.type == "log" else report.data
+    return (
+        lease.job_id, lease.fence, lease.token, report.type, report.progress, report.step, data,
+        token_h_of(lease), _log_lines_kept(lease),
+    )  # fmt: skip
+
+
+def _log_line(data: bytes) -> bytes:
+    """What a report of the type "log" says: its `text`, or all of it where it has none."""
+    told = msgspec.json.decode(data)
+    text = told.get("text") if isinstance(told, dict) else told
+    return text.encode(errors="replace") if isinstance(text, str) else data
+
+
+def _log_lines_kept(lease: Lease) -> Arg:
+    """How many lines of its log the job keeps; "" for all."""
+    keep = lease.extra.options.keep_logs if isinstance(lease.extra, Claimed) else None
+    return keep if keep and keep > 0 else ""
+
 
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
@@ -67,7 +267,7 @@ class BullmqQueue:
         rows: list[tuple[Arg, ...]] = []
         for position, job in enumerate(jobs):
             try:
-                rows.append(submission.row(job, self._options))
+                rows.append(producer.submit_args(job, self._options))
                 accepted.append(position)
             except UsageError as error:
                 answers[position] = Submitted("", "invalid", str(error))
@@ -78,7 +278,7 @@ class BullmqQueue:
             for position, (status, job_id) in zip(
                 accepted[start : start + BATCH_MAX], replies, strict=True
             ):
-                answers[position] = submission.answer(
+                answers[position] = producer.submit_answer(
                     status.decode(), job_id.decode(), self._options
                 )
         return [answer for answer in answers if answer is not None]
@@ -103,11 +303,11 @@ class BullmqQueue:
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Write progress and lines of the log, and publish events to the queue's followers."""
         for report in reports:
-            reporting.check(report)
+            _check_report(report)
         answers: list[LeaseLost | None] = []
         for start in range(0, len(reports), BATCH_MAX):
             chunk = reports[start : start + BATCH_MAX]
-            args = [arg for each in chunk for arg in reporting.row(each)]
+            args = [arg for each in chunk for arg in _report_args(each)]
             replies = await part(start, self._scripts.run("report", self.worker_id, *args))
             answers += [
                 None if reply[0] == b"ok" else LeaseLost(each.lease.job_id, reply[1].decode())
@@ -117,7 +317,7 @@ class BullmqQueue:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases: one step for the whole batch, a verdict for each."""
-        verdicts = await settle(
+        verdicts = await _settle(
             self._scripts, self._options, outcomes, worker_id=self.worker_id, token=self._token
         )
         for outcome in outcomes:
@@ -130,7 +330,7 @@ class BullmqQueue:
 
     def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
         """A backoff that only a function of the task can know, and how many attempts were made."""
-        return custom_backoff(lease)
+        return _custom_backoff(lease)
 
     async def upkeep(self) -> Upkeep:
         """Promote, take back, trim; every worker may do it as often as it likes."""

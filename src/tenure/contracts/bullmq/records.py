@@ -1,14 +1,18 @@
-"""A job's hash as the ledger shows it."""
+"""Reading a queue: job records, a job's children, jobs by state, the event stream."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from tenure.contracts.bullmq import job_options
-from tenure.contracts.bullmq.options import CONTRACT
-from tenure.core.job import JobRecord
+from tenure.contracts.bullmq.options import CONTRACT, Options, keys, read_options
+from tenure.core.errors import ServerError, TenureError
+from tenure.core.job import JobEvent, JobRecord
+from tenure.core.values import from_json
+from tenure.store.redis import Arg, Redis
 
 _EXACT_MAX = 2**53
 
@@ -24,7 +28,7 @@ def record_of(
     def count(name: bytes) -> int:
         return number(raw.get(name, b""))
 
-    options = job_options.read(raw.get(b"opts", b"{}"))
+    options = read_options(raw.get(b"opts", b"{}"))
     made, stalled = count(b"atm"), count(b"stc")
     created = count(b"timestamp")
     words = text(b"tn").split(" ")
@@ -72,11 +76,15 @@ def _error(raw: dict[bytes, bytes]) -> bytes:
     except (msgspec.DecodeError, RecursionError):
         stacks = []
     stack = stacks[-1] if isinstance(stacks, list) and stacks else ""
-    shown = {"message": reason.decode(errors="replace"), "stack": stack, "code": _code(str(stack))}
+    shown = {
+        "message": reason.decode(errors="replace"),
+        "stack": stack,
+        "code": _error_name(str(stack)),
+    }
     return msgspec.json.encode(shown)
 
 
-def _code(stack: str) -> str:
+def _error_name(stack: str) -> str:
     """The error's name: the first word of a Node stack, the last line's of a Python one."""
     lines = [line for line in stack.strip().splitlines() if line]
     if not lines:
@@ -95,3 +103,350 @@ def _extra(raw: dict[bytes, bytes], made: int, stalled: int) -> dict[str, Any]:
         if field in raw:
             extra[field.decode()] = raw[field].decode(errors="replace")
     return extra
+
+
+class Children(msgspec.Struct, frozen=True, kw_only=True):
+    """The children of a job by their keys, such as `bull:scenes:17`.
+
+    `results` of those that completed, `failures` (the reasons) of those that failed and were to be
+    ignored, `fatal` those whose failure fails the parent, `pending` those that have not ended.
+    """
+
+    results: dict[str, Any]
+    failures: dict[str, str]
+    fatal: list[str]
+    pending: list[str]
+
+    def __bool__(self) -> bool:
+        """Whether there are any, in whatever state."""
+        return bool(self.results or self.failures or self.fatal or self.pending)
+
+
+async def read_children(redis: Redis, key: str) -> Children:
+    """What the four keys beside a parent's hash say."""
+    processed, failed, unsuccessful, pending = await redis.pipeline(
+        [
+            ("HGETALL", f"{key}:processed"),
+            ("HGETALL", f"{key}:failed"),
+            ("ZRANGE", f"{key}:unsuccessful", 0, -1),
+            ("SMEMBERS", f"{key}:dependencies"),
+        ]
+    )
+    return Children(
+        results={key: _json_or_text(raw) for key, raw in _pairs(processed)},
+        failures={key: raw.decode(errors="replace") for key, raw in _pairs(failed)},
+        fatal=[key.decode() for key in unsuccessful],
+        pending=sorted(key.decode() for key in pending),
+    )
+
+
+def _pairs(flat: Any) -> list[tuple[str, bytes]]:
+    return [(key.decode(), raw) for key, raw in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _json_or_text(raw: bytes) -> Any:
+    try:
+        return from_json(raw)
+    except msgspec.DecodeError:
+        return raw.decode(errors="replace")
+
+
+STATES = (
+    *("waiting", "prioritized", "delayed", "active", "waiting-children", "completed", "failed"),
+    "paused",
+)
+_SCAN_MAX = 20_000
+_CHUNK = 500
+_SLOTS = 4096  # a due time's score is ms * 4096 + its place within the millisecond
+
+
+class Finder:
+    """Reads the jobs of one queue."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        self._redis = redis
+        self._prefix = options.key_prefix
+        self._queue = options.queue
+        self._keys = keys(options.key_prefix)
+
+    async def newest(self, states: Sequence[str], after: str) -> dict[str, str]:
+        """The jobs in these states that come after a cursor, newest first, each with its state.
+
+        BullMQ has no index by time: the ids of the states are read up to a bound, and of each the
+        time alone. Whole records, and their places, are for the few that are shown.
+        """
+        listed = await self._ids(states)
+        ids = list(listed)
+        times: list[tuple[tuple[int, tuple[int, str]], str]] = []
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            commands: list[tuple[Arg, ...]] = [
+                ("HGET", self._prefix + job_id, "timestamp") for job_id in chunk
+            ]
+            stamps = await self._redis.pipeline(commands)
+            times += [
+                ((number(stamp), natural(job_id)), job_id)
+                for job_id, stamp in zip(chunk, stamps, strict=True)
+                if isinstance(stamp, bytes)
+            ]
+        if after:
+            created, _, last_id = after.partition(":")
+            last = (int(created), natural(last_id))
+            times = [each for each in times if each[0] < last]
+        times.sort(reverse=True)
+        return {job_id: listed[job_id] for _, job_id in times}
+
+    async def _ids(self, states: Sequence[str]) -> dict[str, str]:
+        """The jobs in these states, newest of each first, up to a bound, each with its state."""
+        wait, active, prioritized, delayed, paused = self._keys[:5]
+        last = _SCAN_MAX - 1
+        reads: dict[str, tuple[Arg, ...]] = {
+            "waiting": ("LRANGE", wait, 0, last),
+            "paused": ("LRANGE", paused, 0, last),
+            "active": ("LRANGE", active, 0, last),
+            "prioritized": ("ZRANGE", prioritized, 0, last),
+            "delayed": ("ZRANGE", delayed, 0, last),
+            "waiting-children": ("ZREVRANGE", self._keys[13], 0, last),
+            "completed": ("ZREVRANGE", self._keys[11], 0, last),
+            "failed": ("ZREVRANGE", self._keys[12], 0, last),
+        }
+        replies = await self._redis.pipeline([reads[state] for state in states])
+        return {
+            job_id: state
+            for state, reply in zip(states, replies, strict=True)
+            if isinstance(reply, list)
+            for each in reply
+            if (job_id := text_of(each))
+        }
+
+    async def between(
+        self, states: Sequence[str], start: int, end: int, *, ascending: bool
+    ) -> dict[str, str]:
+        """The jobs of each state between two places, each with its state.
+
+        A list begins with its newest job, a set with the one that is due, or ended, first.
+        """
+        wait, active, prioritized, delayed, paused = self._keys[:5]
+        lists = {"waiting": wait, "active": active, "paused": paused}
+        sets = {"prioritized": prioritized, "delayed": delayed, "waiting-children": self._keys[13]}
+        sets |= {"completed": self._keys[11], "failed": self._keys[12]}
+        commands: list[tuple[Arg, ...]] = []
+        for state in states:
+            if state in sets:
+                command = "ZRANGE" if ascending else "ZREVRANGE"
+                commands.append((command, sets[state], start, end))
+            elif ascending:
+                commands.append(("LRANGE", lists[state], -(end + 1) if end >= 0 else 0, -start - 1))
+            else:
+                commands.append(("LRANGE", lists[state], start, end))
+        listed: dict[str, str] = {}
+        for state, reply in zip(states, await self._redis.pipeline(commands), strict=True):
+            if isinstance(reply, ServerError):  # of another type: upkeep puts it aside
+                continue
+            ids = reversed(reply) if ascending and state in lists else reply
+            listed |= {job_id: state for each in ids if (job_id := text_of(each))}
+        return listed
+
+    async def records(
+        self, ids: Sequence[str], listed: Mapping[str, str] | None = None
+    ) -> list[JobRecord | None]:
+        """Hash and place of each job; the places are asked for in the same go.
+
+        `listed` says where jobs were a moment ago: then no list is searched for them, which takes
+        as long as the list is.
+        """
+        places = self._places(searches_lists=listed is None)
+        found: list[JobRecord | None] = []
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            commands: list[tuple[Arg, ...]] = []
+            for job_id in chunk:
+                commands.append(("HGETALL", self._prefix + job_id))
+                commands += [(command, key, job_id) for command, key, _ in places]
+            replies = iter(await self._redis.pipeline(commands))
+            for job_id in chunk:
+                flat = next(replies)
+                stands = [(state, next(replies)) for _, _, state in places]
+                otherwise = "unknown" if listed is None else listed[job_id]
+                found.append(self._record(job_id, flat, stands, otherwise))
+        return found
+
+    def _places(self, *, searches_lists: bool) -> list[tuple[str, str, str]]:
+        """Where a job may stand: the command that says so, the key, and the state it means."""
+        wait, active, prioritized, delayed, paused = self._keys[:5]
+        sets = [
+            ("ZSCORE", self._keys[11], "completed"),
+            ("ZSCORE", self._keys[12], "failed"),
+            ("ZSCORE", delayed, "delayed"),
+            ("ZSCORE", prioritized, "prioritized"),
+            ("ZSCORE", self._keys[13], "waiting-children"),
+        ]
+        lists = [("LPOS", active, "active"), ("LPOS", wait, "waiting"), ("LPOS", paused, "paused")]
+        return sets + lists if searches_lists else sets
+
+    def _record(
+        self, job_id: str, flat: Any, stands: list[tuple[str, Any]], otherwise: str
+    ) -> JobRecord | None:
+        if not isinstance(flat, list):
+            return None  # the key is no hash
+        raw: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
+        if not raw.get(b"name"):
+            return None
+        if otherwise == "unknown" and raw.get(b"finishedOn"):
+            otherwise = "failed" if b"failedReason" in raw else "completed"
+        there = ((state, place) for state, place in stands if isinstance(place, bytes | int))
+        state, place = next(there, (otherwise, b"0"))
+        due_ms = number(place) // _SLOTS if state == "delayed" else 0
+        return record_of(job_id, self._queue, state, raw, due_ms=due_ms)
+
+
+def natural(job_id: str) -> tuple[int, str]:
+    """Ids that BullMQ counts are ordered as numbers."""
+    return (int(job_id), "") if job_id.isdecimal() and len(job_id) < 20 else (-1, job_id)
+
+
+def text_of(job_id: bytes) -> str:
+    """An id as text; "" for one that is no text, which no client of BullMQ makes."""
+    try:
+        return job_id.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+_JSON_FIELDS = ("returnvalue", "data")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event: its `name` ("completed"), the job if it is about one, and its other fields.
+
+    Fields that hold JSON by BullMQ's rules (`returnvalue`, `data`) are decoded.
+    """
+
+    id: str
+    name: str
+    job_id: str
+    fields: dict[str, Any]
+
+
+class JobFailed(TenureError):
+    """A job that somebody waited for has failed; the message is its reason."""
+
+    code = "job_failed"
+
+
+class QueueEvents:
+    """Follows the events of one queue, for one event loop."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        self._redis = redis
+        self._key = keys(options.key_prefix)[6]
+        self._prefix = options.key_prefix
+
+    async def read(self, *, after: str = "", wait_ms: int = 0, limit: int = 1_000) -> list[Event]:
+        """Events after a position ("" for the oldest kept); waits for the first if asked to."""
+        if wait_ms <= 0:
+            start = f"({after}" if after else "-"
+            entries = await self._redis.call("XRANGE", self._key, start, "+", "COUNT", limit)
+            return [_event(entry) for entry in entries]
+        reply = await self._redis.block(
+            "XREAD", "COUNT", limit, "BLOCK", wait_ms, "STREAMS", self._key, after or "0-0",
+            wait_ms=wait_ms,
+        )  # fmt: skip
+        return [_event(entry) for entry in reply[0][1]] if reply else []
+
+    async def follow(self, *, after: str = "$", wait_ms: int = 10_000) -> AsyncIterator[Event]:
+        """Every event from now on, or after a position, for ever."""
+        if after == "$":
+            after = await self.last()
+        while True:
+            for event in await self.read(after=after, wait_ms=wait_ms):
+                after = event.id
+                yield event
+
+    async def last(self) -> str:
+        """The position of the newest event."""
+        entries = await self._redis.call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        return entries[0][0].decode() if entries else "0-0"
+
+    async def finished(self, job_id: str, *, timeout_ms: int = 30_000) -> Any:
+        """The result of a job when it has one; raises `JobFailed`, or `TimeoutError`."""
+        async with asyncio.timeout(timeout_ms / 1000):
+            after = await self.last()
+            found, ended = await self._end_of(job_id)
+            if found:
+                return ended
+            async for event in self.follow(after=after):
+                if event.job_id != job_id:
+                    continue
+                if event.name == "completed":
+                    return event.fields.get("returnvalue")
+                if event.name == "failed":
+                    raise JobFailed(str(event.fields.get("failedReason", "")), contract="bullmq")
+        raise AssertionError("a followed stream does not end")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+    async def _end_of(self, job_id: str) -> tuple[bool, Any]:
+        fields = ("finishedOn", "failedReason", "returnvalue")
+        ended, reason, result = await self._redis.call("HMGET", self._prefix + job_id, *fields)
+        if ended is None:
+            return False, None
+        if result is None and reason is not None:
+            raise JobFailed(reason.decode(errors="replace"), contract="bullmq")
+        return True, _json(result)
+
+
+def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
+    """The entries about one job, in the seam's words."""
+    events = []
+    wanted = job_id.encode()
+    for seq, flat in entries:
+        if wanted not in flat:  # most are about others, and taking one apart costs more than a look
+            continue
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        if raw.get(b"jobId") != wanted:
+            continue
+        stamp = raw.get(b"timestamp") or seq.split(b"-")[0]
+        events.append(
+            JobEvent(
+                event_id=seq.decode(),
+                type=raw.get(b"event", b"").decode(errors="replace"),
+                ts_ms=number(stamp),
+                step=raw.get(b"step", b"").decode(errors="replace"),
+                data=_data(raw),
+            )
+        )
+    return events
+
+
+def _data(raw: dict[bytes, bytes]) -> bytes:
+    """What an event says besides its job: the handler's own JSON, or the fields as an object."""
+    for field in (b"info", b"data"):
+        if field in raw:
+            return raw[field]
+    if b"returnvalue" in raw:
+        return b'{"result":' + raw[b"returnvalue"] + b"}"
+    rest = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in raw.items()
+        if name not in (b"event", b"jobId", b"timestamp", b"step")
+    }
+    return msgspec.json.encode(rest)
+
+
+def _event(entry: list[Any]) -> Event:
+    seq, flat = entry
+    fields: dict[str, Any] = {}
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        key = name.decode(errors="replace")
+        fields[key] = _json(value) if key in _JSON_FIELDS else value.decode(errors="replace")
+    return Event(seq.decode(), fields.pop("event", ""), fields.pop("jobId", ""), fields)
+
+
+def _json(raw: bytes | None) -> Any:
+    try:
+        return from_json(raw) if raw is not None else None
+    except msgspec.DecodeError:
+        return raw.decode(errors="replace") if raw is not None else None

@@ -1,24 +1,119 @@
-"""Taking leases: asking the store, and waiting where BullMQ's workers wait while it has nothing.
-"""
+"""Claims leases, and waits where BullMQ's workers wait while the queue has nothing to do."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
-from tenure.contracts.bullmq import job_options
-from tenure.contracts.bullmq.bell import Bell
-from tenure.contracts.bullmq.claimed import Claimed
-from tenure.contracts.bullmq.options import Options, client_name
+import msgspec
+
+from tenure.contracts.bullmq.options import (
+    JobOptions,
+    Options,
+    client_name,
+    read_options,
+    unpack_options,
+)
 from tenure.contracts.bullmq.records import number
-from tenure.contracts.bullmq.scheduling import Picked, Scheduler
+from tenure.contracts.bullmq.schedulers import Picked, Scheduler
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, TenureError
+from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, TenureError
+from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
 from tenure.core.quarantine import Quarantined
 from tenure.store.redis import Arg, Redis
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """Counts, options as read and as stored, earlier stacks, and the token's hash."""
+
+    attempts_made: int
+    stalled: int
+    options: JobOptions
+    stacktrace: bytes
+    token_h: str
+    raw_options: bytes = b"{}"
+
+    @property
+    def opts(self) -> dict[str, Any]:
+        """The job's options under BullMQ's names, which its handler sees as `job.opts`."""
+        return unpack_options(self.raw_options)
+
+
+def token_h_of(lease: Lease) -> str:
+    """The hash of the lease's token, made once a claim."""
+    extra = lease.extra
+    if isinstance(extra, Claimed) and extra.token_h:
+        return extra.token_h
+    return short_hash(lease.token.encode())
+
+
+_BLOCK_S = 5.0
+
+
+class MarkerListener:
+    """Waits for the marker of one queue. `redis` lends the connection that blocks."""
+
+    def __init__(self, redis: Redis, marker: str) -> None:
+        self._redis = redis
+        self._marker = marker
+        self._pending: asyncio.Task[Any] | None = None
+        self._given_back: asyncio.Task[None] | None = None
+        self._listeners = 0
+
+    async def wait(self, wait_s: float, *, until_ms: float) -> None:
+        """Return when there may be work, or when the time is up, which is `until_ms` there."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        self._listeners += 1
+        try:
+            while (left_s := deadline - loop.time()) > 0:
+                popped = await self._rung(left_s)
+                if popped is None or popped[1] == b"0":
+                    return
+                # A due time: the wait ends then at the latest.
+                sooner_s = (until_ms - float(popped[2])) / 1000
+                if sooner_s > 0:
+                    until_ms = float(popped[2])
+                    deadline -= sooner_s
+        finally:
+            self._listeners -= 1
+
+    async def close(self) -> None:
+        """Stop waiting."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
+        if self._given_back is not None:
+            await asyncio.gather(self._given_back, return_exceptions=True)
+
+    async def _rung(self, wait_s: float) -> Any:
+        """What the marker said, or None when nothing was heard in time."""
+        task = self._pending
+        if task is None or task.done():
+            task = self._pending = asyncio.create_task(self._block())
+            task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait({task}, timeout=wait_s)
+        return task.result() if done else None
+
+    async def _block(self) -> Any:
+        return await self._redis.block(
+            "BZPOPMIN", self._marker, f"{_BLOCK_S:.0f}", wait_ms=round(_BLOCK_S * 1000)
+        )
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or task.exception() is not None or task.result() is None:
+            return
+        if self._listeners == 0:
+            self._given_back = asyncio.create_task(self._give_back(task.result()))
+
+    async def _give_back(self, popped: Any) -> None:
+        with contextlib.suppress(StoreError):
+            await self._redis.call("ZADD", self._marker, popped[2], popped[1])
+
 
 _HELD_MAX = 100_000
 # Where a job with a history, a scheduler or a decided failure has more to say (see claim-16.lua).
@@ -60,7 +155,7 @@ class Claims:
         self._redis = redis
         self._waiting = Redis(url, name=named) if url else redis
         self._announced = not url
-        self._bell = Bell(self._waiting, scripts.keys[7])
+        self._bell = MarkerListener(self._waiting, scripts.keys[7])
         self._scheduler = Scheduler(redis, scripts)
         self._unfollowed: list[tuple[str, Picked]] = []
 
@@ -246,7 +341,7 @@ class Claims:
         self._held[job_id] = None
         if len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
             del self._held[next(iter(self._held))]
-        options = job_options.read(row[3])
+        options = read_options(row[3])
         made, stalled, stack = _history(row)
         attempts = options.attempts or self._options.max_attempts
         return Lease(
