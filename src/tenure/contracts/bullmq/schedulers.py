@@ -1,7 +1,10 @@
-"""A local clock that is moved forward as cron-parser moves it, through changes of the clock too.
+"""Job schedulers: a template that makes one job after the other, by an interval or a cron pattern.
 
-A local time that does not exist is read with the offset before the change; one that exists twice
-keeps the offset of the moment it is reached from.
+There is no clock process. The job that a scheduler made leads to the next one when a worker picks
+it up, whichever worker that is; so a Python worker must do as a Node worker would. The libraries
+cronsim and croniter do not: of 444 random patterns that Node's cron-parser takes they refuse or
+misread nine in ten (`H`, one to four fields, `*#2`), and they move a time that a clock change skips
+to the end of the gap.
 """
 
 from __future__ import annotations
@@ -12,433 +15,15 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from tenure.contracts.bullmq.scripts import Scripts
 from tenure.core.errors import UsageError
 from tenure.store.redis import Arg, Redis
-
-_FIXED = re.compile(r"(?:utc)?([+-]\d{1,2})(?::(\d{2}))?", re.IGNORECASE)
-_EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
-
-Offset = Callable[[int], int]
-"""The distance from UTC at a moment; both in milliseconds."""
-
-
-class Clock:
-    """A moment and its local time.
-
-    `skipped` holds the first hour that a clock change left out and the hour it led to, `repeated`
-    an hour that begins for the second time.
-    """
-
-    def __init__(self, at_ms: int, offset: Offset) -> None:
-        self._offset = offset
-        self.skipped: tuple[int, int] | None = None
-        self.repeated: int | None = None
-        self._changes: tuple[object, bool] = (None, False)
-        self._go(at_ms)
-
-    @property
-    def days_in_month(self) -> int:
-        """How many days this month has."""
-        return calendar.monthrange(self._local.year, self.month)[1]
-
-    def set(
-        self,
-        *,
-        hour: int | None = None,
-        minute: int | None = None,
-        second: int | None = None,
-        ms: int | None = None,
-    ) -> None:
-        """Change parts of the local time."""
-        local = self._local
-        self._go_local(
-            local.replace(
-                hour=local.hour if hour is None else hour,
-                minute=local.minute if minute is None else minute,
-                second=local.second if second is None else second,
-                microsecond=local.microsecond if ms is None else ms * 1000,
-            )
-        )
-
-    def add_month(self) -> None:
-        """The start of the next month."""
-        first = self._local.replace(day=1) + timedelta(days=self.days_in_month)
-        day = min(self.day, calendar.monthrange(first.year, first.month)[1])
-        self._go_local(first.replace(day=day))
-        self._start_of_day(self._local.replace(day=1))
-
-    def add_day(self) -> None:
-        """The start of the next day."""
-        self._start_of_day(self._local + timedelta(days=1))
-
-    def add_hour(self, every_hour: bool) -> None:
-        """The start of the next hour."""
-        self._step(3_600_000, {"minute": 0, "second": 0, "ms": 0}, every_hour)
-
-    def add_minute(self, every_hour: bool) -> None:
-        """The start of the next minute."""
-        self._step(60_000, {"second": 0, "ms": 0}, every_hour)
-
-    def add_second(self, every_hour: bool) -> None:
-        """One second later."""
-        self._step(1_000, {}, every_hour)
-
-    def changes_today(self) -> bool:
-        """Whether the distance from UTC at the start of this day is another than at its end."""
-        day = self._local.date()
-        if self._changes[0] != day:
-            start = self._moment(self._local.replace(hour=0, minute=0, second=0, microsecond=0))
-            following = Clock(start, self._offset)
-            following.add_day()
-            end = following.at_ms - 1
-            self._changes = (day, self._offset(start) != self._offset(end))
-        return self._changes[1]
-
-    def _step(self, by_ms: int, start: dict[str, int], every_hour: bool) -> None:
-        hour, offset = self.hour, self._distance
-        self._go(self.at_ms + by_ms)
-        if start:
-            self.set(**start)
-        advance = (self.hour - hour) % 24
-        if every_hour:
-            return
-        if self._distance > offset and advance >= 2:
-            self.skipped = ((hour + 1) % 24, self.hour)
-        elif advance == 0 and self.minute == 0 and self.second == 0:
-            self.repeated = self.hour
-
-    def _start_of_day(self, local: datetime) -> None:
-        self._go_local(local)
-        self.set(hour=0, minute=0, second=0, ms=0)
-
-    def _go(self, at_ms: int) -> None:
-        self.at_ms = at_ms
-        self._distance = self._offset(at_ms)
-        local = self._local = _EPOCH + timedelta(milliseconds=at_ms + self._distance)
-        self.month, self.day, self.weekday = local.month, local.day, local.isoweekday() % 7
-        self.hour, self.minute, self.second = local.hour, local.minute, local.second
-
-    def _go_local(self, local: datetime) -> None:
-        self._go(self._moment(local))
-
-    def _moment(self, local: datetime) -> int:
-        """The moment of a local time, with the offset of this clock where that is possible."""
-        wall = (local - _EPOCH) // timedelta(milliseconds=1)
-        guess = wall - self._distance
-        first = self._offset(guess)
-        if first == self._distance:
-            return guess
-        second = self._offset(wall - first)
-        return wall - (first if first == second else min(first, second))
-
-
-@functools.lru_cache(maxsize=64)
-def zone_offset(tz: str) -> Offset:
-    """The offsets of a time zone: an IANA name, `utc+2`, `+05:30`, or "" for this process's own."""
-    if tz.lower() in ("", "local", "system", "default"):
-        return lambda at_ms: (time.localtime(at_ms // 1000).tm_gmtoff or 0) * 1000
-    if tz.lower() in ("utc", "gmt"):
-        return lambda at_ms: 0
-    fixed = _FIXED.fullmatch(tz)
-    if fixed:
-        minutes = int(fixed[1]) * 60 + int(f"{fixed[1][0]}{fixed[2] or 0}")
-        return lambda at_ms: minutes * 60_000
-    zone = _zone(tz)
-
-    def offset(at_ms: int) -> int:
-        moment = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
-        away = moment.utcoffset()
-        return away // timedelta(milliseconds=1) if away else 0
-
-    return offset
-
-
-def _zone(tz: str) -> Any:
-    # Needed for schedules alone.
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
-
-    try:
-        return ZoneInfo(tz)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        named = {name.lower(): name for name in available_timezones()}.get(tz.lower())
-    if named is None:
-        raise UsageError(f"time zone {tz!r} is not known; write it as Europe/Berlin")
-    return ZoneInfo(named)
-
-
-_STEPS_MAX = 10_000  # where cron-parser gives up as well
-_LENGTH_MAX = 1_024
-_DEFAULTS = ("0", "*", "*", "*", "*", "*")
-_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-_DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
-_NAMES = {name: n for n, name in enumerate(_DAYS)} | {
-    name: n for n, name in enumerate(_MONTHS, start=1)
-}
-_NICKNAMES = {
-    "@yearly": "0 0 0 1 1 *",
-    "@annually": "0 0 0 1 1 *",
-    "@monthly": "0 0 0 1 * *",
-    "@weekly": "0 0 0 * * 0",
-    "@daily": "0 0 0 * * *",
-    "@midnight": "0 0 0 * * *",
-    "@hourly": "0 0 * * * *",
-    "@minutely": "0 * * * * *",
-    "@secondly": "* * * * * *",
-    "@weekdays": "0 0 0 * * 1-5",
-    "@weekends": "0 0 0 * * 0,6",
-}
-_HASHED = re.compile(r"H(?:\((\d+)-(\d+)\))?(?:/(\d+))?")
-_LAST = re.compile(r"\d{0,2}L")
-
-
-class Pattern(msgspec.Struct, frozen=True):
-    """A pattern, read: the values each field allows, and the special days.
-
-    `nth` counts the weekday within its month; 0 takes all.
-    """
-
-    seconds: tuple[int, ...]
-    minutes: tuple[int, ...]
-    hours: tuple[int, ...]
-    days: frozenset[int]
-    months: frozenset[int]
-    weekdays: frozenset[int]
-    any_day: bool
-    any_weekday: bool
-    last_day: bool = False
-    last_weekdays: frozenset[int] = frozenset()
-    nth: int = 0
-
-    def fits(self, now: Clock) -> bool:
-        """Whether this date is one of the pattern's days; the month is looked at elsewhere."""
-        last = now.days_in_month
-        by_month = now.day in self.days or (self.last_day and now.day == last)
-        by_week = (
-            now.weekday in self.weekdays and (not self.nth or math.ceil(now.day / 7) == self.nth)
-        ) or (now.weekday in self.last_weekdays and now.day > last - 7)
-        if self.any_weekday:
-            return by_month
-        return by_week or (by_month and not self.any_day)
-
-
-def parse(text: str, *, seed: str = "") -> Pattern:
-    """Read a pattern; raises `UsageError` that names the field. `seed` decides what `H` means."""
-    if len(text) > _LENGTH_MAX:
-        raise UsageError(f"a cron pattern has at most {_LENGTH_MAX} characters, not {len(text)}")
-    fields = _NICKNAMES.get(text, text).split()
-    if not 1 <= len(fields) <= 6:
-        raise UsageError(f"cron pattern {text!r} has {len(fields)} fields; it takes 1 to 6")
-    fields = [*_DEFAULTS[: 6 - len(fields)], *fields]
-    chances = _chances(seed)
-    read = _Reader(text, chances)
-    second, minute, hour, day, month, weekday = fields
-    # In the order in which cron-parser draws its chances.
-    seconds, minutes, hours = (read(field, 0, most) for field, most in zip(
-        (second, minute, hour), (59, 59, 23), strict=True
-    ))  # fmt: skip
-    months = read(month, 1, 12, names=True)
-    days = read(day, 1, 31, last=True)
-    plain, _, nth = weekday.partition("#")
-    if nth and (not nth.isdecimal() or not 1 <= int(nth) <= 5 or re.search("[,/-]", weekday)):
-        raise _wrong(weekday, text)
-    weekdays = read(plain, 0, 7, names=True, last=True)
-    if "L" in weekdays:
-        raise _wrong(weekday, text)
-    return Pattern(
-        seconds=tuple(sorted(_numbers(seconds))),
-        minutes=tuple(sorted(_numbers(minutes))),
-        hours=tuple(sorted(_numbers(hours))),
-        days=frozenset(_numbers(days)),
-        months=frozenset(_numbers(months)),
-        weekdays=frozenset(value % 7 for value in _numbers(weekdays)),
-        any_day=day in ("*", "?"),
-        any_weekday=weekday in ("*", "?"),
-        last_day=any(isinstance(value, str) for value in days),
-        last_weekdays=frozenset(int(v[0]) % 7 for v in weekdays if isinstance(v, str)),
-        nth=int(nth or 0),
-    )
-
-
-def next_after(text: str, after_ms: int, tz: str = "", *, seed: str = "") -> int:
-    """The first moment of the pattern after `after_ms`, in ms. Without `tz` the local time of this
-    process counts, as in Node.
-
-    A time that a clock change skips happens in the hour that follows; one that is repeated happens
-    once.
-
-    >>> next_after("0 0 3 * * *", 1794790393461, "Europe/Berlin")
-    1794794400000
-    """
-    pattern = parse(text, seed=seed)
-    now = Clock(after_ms, zone_offset(tz))
-    every_hour = len(pattern.hours) == 24
-    if after_ms % 1000:
-        now.set(ms=0)
-        now.add_second(every_hour)
-    for _ in range(_STEPS_MAX):
-        if now.month not in pattern.months:
-            now.add_month()
-        elif not pattern.fits(now):
-            now.add_day()
-        elif not _at_hour(pattern, now):
-            pass
-        elif now.minute not in pattern.minutes:
-            _to_minute(pattern, now)
-        elif now.second not in pattern.seconds:
-            _to_second(pattern, now)
-        elif now.at_ms == after_ms:
-            now.add_second(every_hour)
-        else:
-            return now.at_ms
-    raise UsageError(f"cron pattern {text!r} has no moment after {after_ms} that could be found")
-
-
-def _at_hour(pattern: Pattern, now: Clock) -> bool:
-    """Whether this hour is one of the pattern's; moves on if it is not."""
-    hours, every_hour = pattern.hours, len(pattern.hours) == 24
-    if now.skipped and now.skipped[1] == now.hour:
-        # A clock change left hours out: one that was wanted happens in the hour after them.
-        hour = now.skipped[0]
-        while hour != now.hour:
-            if hour in hours:
-                return True
-            hour = (hour + 1) % 24
-    if now.repeated == now.hour:
-        now.repeated = None
-        now.add_hour(every_hour)
-        return False
-    if now.hour in hours:
-        return True
-    now.skipped = None
-    later = _greater(hours, now.hour)
-    if later is None:
-        now.add_day()
-        return False
-    if now.changes_today():
-        for _ in range(later - now.hour):
-            now.add_hour(every_hour)
-            if now.hour >= later:
-                break
-    else:
-        now.set(hour=later)
-    now.set(minute=pattern.minutes[0])
-    now.set(second=pattern.seconds[0])
-    return False
-
-
-def _to_minute(pattern: Pattern, now: Clock) -> None:
-    later = _greater(pattern.minutes, now.minute)
-    if later is None:
-        now.add_hour(len(pattern.hours) == 24)
-    now.set(minute=pattern.minutes[0] if later is None else later)
-    now.set(second=pattern.seconds[0])
-
-
-def _to_second(pattern: Pattern, now: Clock) -> None:
-    later = _greater(pattern.seconds, now.second)
-    if later is None:
-        now.add_minute(len(pattern.hours) == 24)
-    now.set(second=pattern.seconds[0] if later is None else later)
-
-
-def _greater(values: tuple[int, ...], than: int) -> int | None:
-    return next((value for value in values if value > than), None)
-
-
-def _numbers(values: list[int | str]) -> list[int]:
-    return [value for value in values if isinstance(value, int)]
-
-
-class _Reader:
-    """Reads the fields of one pattern; each takes one chance, whether it has an `H` or not."""
-
-    def __init__(self, text: str, chances: random.Random | _Seeded) -> None:
-        self._text = text
-        self._chances = chances
-
-    def __call__(
-        self, field: str, least: int, most: int, *, names: bool = False, last: bool = False
-    ) -> list[int | str]:
-        if names:
-            field = re.sub("[A-Za-z]{3}", self._named, field)
-        chance = self._chances.random()
-        field = re.sub(r"[*?]", f"{least}-{most}", field)
-        field = _HASHED.sub(lambda found: self._hashed(found, least, most, chance), field)
-        values: list[int | str] = []
-        for part in field.split(","):
-            if last and _LAST.fullmatch(part):
-                values.append(part)
-            else:
-                values += self._span(part, least, most)
-        return values
-
-    def _named(self, found: re.Match[str]) -> str:
-        name = found[0].lower()
-        if name not in _NAMES:
-            raise _wrong(found[0], self._text)
-        return str(_NAMES[name])
-
-    def _span(self, part: str, least: int, most: int) -> list[int | str]:
-        span, slash, step = part.partition("/")
-        low, dash, high = span.partition("-")
-        words = [low, *([high] if dash else []), *([step] if slash else [])]
-        if not all(word.isascii() and word.isdecimal() for word in words):
-            raise _wrong(part, self._text)
-        first = int(low)
-        end = int(high) if dash else most if slash else first
-        stride = int(step) if slash else 1
-        if not least <= first <= end <= most or stride < 1:
-            raise _wrong(part, self._text)
-        return list(range(first, end + 1, stride))
-
-    def _hashed(self, found: re.Match[str], least: int, most: int, chance: float) -> str:
-        low, high, step = found[1], found[2], found[3]
-        if low and int(low) > int(high):
-            raise _wrong(found[0], self._text)
-        first, end = (max(int(low), least), min(int(high), most)) if low else (least, most)
-        if first > end or (step and int(step) < 1):
-            raise _wrong(found[0], self._text)
-        values: list[int] = []
-        if step:
-            stride = int(step)
-            start = first // stride * stride + math.floor(chance * stride)
-            values = [value for value in range(start, end + 1, stride) if value >= first]
-        values = values or [math.floor(chance * (end - first + 1)) + first]
-        return ",".join(str(value) for value in values)
-
-
-class _Seeded:
-    """cron-parser's chances: mulberry32 over an FNV-1a hash of the seed's UTF-16 units."""
-
-    def __init__(self, seed: str) -> None:
-        state = 2_166_136_261
-        units = seed.encode("utf-16-le", "surrogatepass")
-        for low, high in zip(units[::2], units[1::2], strict=True):
-            state = (state ^ (low | high << 8)) * 16_777_619 & 0xFFFFFFFF
-        self._state = state
-
-    def random(self) -> float:
-        self._state += 0x6D2B79F5
-        word = self._state & 0xFFFFFFFF
-        mixed = (word ^ word >> 15) * (word | 1) & 0xFFFFFFFF
-        mixed ^= mixed + ((mixed ^ mixed >> 7) * (mixed | 61) & 0xFFFFFFFF) & 0xFFFFFFFF
-        return (mixed ^ mixed >> 14) / 4_294_967_296
-
-
-def _chances(seed: str) -> random.Random | _Seeded:
-    return _Seeded(seed) if seed else random.Random()
-
-
-def _wrong(part: str, text: str) -> UsageError:
-    return UsageError(f"cron pattern {text!r}: {part!r} cannot be read")
-
 
 _FIELDS = ("tz", "limit", "pattern", "endDate", "every", "startDate", "offset")
 
@@ -564,3 +149,302 @@ def _ms(moment: Any) -> int:
         return int(datetime.fromisoformat(str(moment)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise UsageError(f"{moment!r} is no date; write milliseconds or an ISO text") from None
+
+
+# Cron patterns, as cron-parser reads them.
+
+_STEPS_MAX = 10_000  # where cron-parser gives up as well
+_LENGTH_MAX = 1_024
+_HOUR_MS = 3_600_000
+_EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
+_DEFAULTS = ("0", "*", "*", "*", "*", "*")
+_DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_NAMES = {
+    **{name: n for n, name in enumerate(_DAYS)},
+    **{name: n for n, name in enumerate(_MONTHS, start=1)},
+}
+_NICKNAMES = {
+    "@yearly": "0 0 0 1 1 *",
+    "@annually": "0 0 0 1 1 *",
+    "@monthly": "0 0 0 1 * *",
+    "@weekly": "0 0 0 * * 0",
+    "@daily": "0 0 0 * * *",
+    "@midnight": "0 0 0 * * *",
+    "@hourly": "0 0 * * * *",
+    "@minutely": "0 * * * * *",
+    "@secondly": "* * * * * *",
+    "@weekdays": "0 0 0 * * 1-5",
+    "@weekends": "0 0 0 * * 0,6",
+}
+_HASHED = re.compile(r"H(?:\((\d+)-(\d+)\))?(?:/(\d+))?")
+_LAST = re.compile(r"\d{0,2}L")
+_FIXED = re.compile(r"(?:utc)?([+-]\d{1,2})(?::(\d{2}))?", re.IGNORECASE)
+
+Offset = Callable[[int], int]
+"""The distance from UTC at a moment; both in milliseconds."""
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """The values that each field of a pattern allows. `nth` counts a weekday within its month."""
+
+    seconds: list[int]
+    minutes: list[int]
+    hours: list[int]
+    days: set[int]
+    months: set[int]
+    weekdays: set[int]
+    any_day: bool
+    any_weekday: bool
+    last_day: bool
+    last_weekdays: set[int]
+    nth: int
+
+    def fits(self, date: datetime) -> bool:
+        """Whether a date of a month that fits is one of the pattern's days."""
+        day, last = date.day, calendar.monthrange(date.year, date.month)[1]
+        weekday = date.isoweekday() % 7
+        by_month = day in self.days or (self.last_day and day == last)
+        by_week = (
+            weekday in self.weekdays and (not self.nth or math.ceil(day / 7) == self.nth)
+        ) or (weekday in self.last_weekdays and day > last - 7)
+        if self.any_weekday:
+            return by_month
+        return by_week or (by_month and not self.any_day)
+
+
+def parse(text: str, *, seed: str = "") -> Pattern:
+    """Read a pattern of one to six fields; raises `UsageError` that names what is wrong.
+
+    Five fields begin with the minute, six with the second; missing ones are `0` for the second and
+    `*` for the rest. Fields take `*`, `?`, lists, ranges, steps, names and `H` (a value by chance,
+    or by `seed`); the day of the month takes `L` (the last one), the day of the week `5L` (the last
+    Friday) and `2#1` (the first Tuesday). When both day fields are restricted, a day that fits
+    either counts. Where cron-parser 4 (BullMQ 5) and 5 (BullMQ 6) differ, 5 rules; what only 4
+    accepts, such as a value that is listed twice, is read as well.
+    """
+    if len(text) > _LENGTH_MAX:
+        raise UsageError(f"a cron pattern has at most {_LENGTH_MAX} characters, not {len(text)}")
+    fields = _NICKNAMES.get(text, text).split()
+    if not 1 <= len(fields) <= 6:
+        raise UsageError(f"cron pattern {text!r} has {len(fields)} fields; it takes 1 to 6")
+    second, minute, hour, day, month, weekday = [*_DEFAULTS[: 6 - len(fields)], *fields]
+    chance = _seeded(seed) if seed else random.random
+    plain, _, nth = weekday.partition("#")
+    try:
+        if nth and (not nth.isdecimal() or not 1 <= int(nth) <= 5 or re.search("[,/-]", weekday)):
+            raise ValueError(weekday)
+        # Each field takes one chance, in the order in which cron-parser draws them.
+        seconds, minutes, hours = (
+            sorted(_numbers(_values(field, 0, most, chance())))
+            for field, most in ((second, 59), (minute, 59), (hour, 23))
+        )
+        months = _numbers(_values(_numbered(month), 1, 12, chance()))
+        days = _values(day, 1, 31, chance(), last=True)
+        weekdays = _values(_numbered(plain), 0, 7, chance(), last=True)
+        if "L" in weekdays:
+            raise ValueError(weekday)
+    except ValueError as error:
+        raise UsageError(f"cron pattern {text!r}: {str(error)!r} cannot be read") from None
+    return Pattern(
+        seconds=seconds,
+        minutes=minutes,
+        hours=hours,
+        days=_numbers(days),
+        months=months,
+        weekdays={value % 7 for value in _numbers(weekdays)},
+        any_day=day in ("*", "?"),
+        any_weekday=weekday in ("*", "?"),
+        last_day=any(isinstance(value, str) for value in days),
+        last_weekdays={int(value[0]) % 7 for value in weekdays if isinstance(value, str)},
+        nth=int(nth or 0),
+    )
+
+
+def _numbers(values: list[int | str]) -> set[int]:
+    return {value for value in values if isinstance(value, int)}
+
+
+def _numbered(field: str) -> str:
+    """The field with the names of days and months as numbers."""
+
+    def number(found: re.Match[str]) -> str:
+        name = found[0].lower()
+        if name not in _NAMES:
+            raise ValueError(found[0])
+        return str(_NAMES[name])
+
+    return re.sub("[A-Za-z]{3}", number, field)
+
+
+def _values(
+    field: str, least: int, most: int, chance: float, *, last: bool = False
+) -> list[int | str]:
+    """The values of one field; with `last` also texts such as `L` and `5L`."""
+    field = re.sub(r"[*?]", f"{least}-{most}", field)
+    field = _HASHED.sub(lambda found: _hashed(found, least, most, chance), field)
+    values: list[int | str] = []
+    for part in field.split(","):
+        if last and _LAST.fullmatch(part):
+            values.append(part)
+            continue
+        span, slash, step = part.partition("/")
+        low, dash, high = span.partition("-")
+        words = [low, *([high] if dash else []), *([step] if slash else [])]
+        if not all(word.isascii() and word.isdecimal() for word in words):
+            raise ValueError(part)
+        first = int(low)
+        end = int(high) if dash else most if slash else first
+        stride = int(step) if slash else 1
+        if not least <= first <= end <= most or stride < 1:
+            raise ValueError(part)
+        values += range(first, end + 1, stride)
+    return values
+
+
+def _hashed(found: re.Match[str], least: int, most: int, chance: float) -> str:
+    """What `H`, `H(low-high)` or either with a step stands for."""
+    low, high, step = found[1], found[2], found[3]
+    if low and int(low) > int(high):
+        raise ValueError(found[0])
+    first, end = (max(int(low), least), min(int(high), most)) if low else (least, most)
+    if first > end or (step and int(step) < 1):
+        raise ValueError(found[0])
+    values: list[int] = []
+    if step:
+        stride = int(step)
+        start = first // stride * stride + math.floor(chance * stride)
+        values = [value for value in range(start, end + 1, stride) if value >= first]
+    values = values or [math.floor(chance * (end - first + 1)) + first]
+    return ",".join(str(value) for value in values)
+
+
+def _seeded(seed: str) -> Callable[[], float]:
+    """cron-parser's chances: mulberry32 over an FNV-1a hash of the seed's UTF-16 units."""
+    state = 2_166_136_261
+    units = seed.encode("utf-16-le", "surrogatepass")
+    for low, high in zip(units[::2], units[1::2], strict=True):
+        state = (state ^ (low | high << 8)) * 16_777_619 & 0xFFFFFFFF
+
+    def chance() -> float:
+        nonlocal state
+        state = state + 0x6D2B79F5 & 0xFFFFFFFF
+        mixed = (state ^ state >> 15) * (state | 1) & 0xFFFFFFFF
+        mixed ^= mixed + ((mixed ^ mixed >> 7) * (mixed | 61) & 0xFFFFFFFF) & 0xFFFFFFFF
+        return (mixed ^ mixed >> 14) / 4_294_967_296
+
+    return chance
+
+
+def next_after(text: str, after_ms: int, tz: str = "", *, seed: str = "") -> int:
+    """The first moment of the pattern after `after_ms`, in ms. Without `tz` the local time of this
+    process counts, as in Node.
+
+    A time that a clock change skips happens in the hour that follows; one that is repeated happens
+    once, unless the pattern has every hour.
+
+    >>> next_after("0 0 3 * * *", 1794790393461, "Europe/Berlin")
+    1794794400000
+    """
+    pattern, offset = parse(text, seed=seed), zone_offset(tz)
+    local = _EPOCH + timedelta(milliseconds=after_ms + offset(after_ms))
+    day = local.replace(hour=0, minute=0, second=0, microsecond=0)
+    entry: _Entry = "inside"
+    for _ in range(_STEPS_MAX):
+        if day.month not in pattern.months:
+            day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+            entry = "jump" if entry == "inside" else "midnight"
+            continue
+        fits = pattern.fits(day)
+        if fits and (found := _first_in(pattern, day, offset, after_ms, entry)):
+            return found
+        if entry != "inside":
+            entry = "midnight"
+        else:
+            entry = "hour" if fits and 23 in pattern.hours else "jump"
+        day += timedelta(days=1)
+    raise UsageError(f"cron pattern {text!r} has no moment after {after_ms} that could be found")
+
+
+_Entry = Literal["inside", "hour", "jump", "midnight"]
+"""How cron-parser comes to a day, which matters where the clock changes at midnight: it starts
+inside it, steps into it by the hour, jumps to it from another time of the day, or goes from
+midnight to midnight."""
+
+
+def _first_in(
+    pattern: Pattern, day: datetime, offset: Offset, after_ms: int, entry: _Entry
+) -> int | None:
+    """The pattern's first moment of a day after `after_ms`."""
+    wall = (day - _EPOCH) // timedelta(milliseconds=1)
+    # No place is further from UTC than 14 hours.
+    before, later = offset(wall - 14 * _HOUR_MS - 1), offset(wall + 36 * _HOUR_MS)
+    if before == later:
+        starts = (wall + hour * _HOUR_MS - before for hour in pattern.hours)
+        times = (at for start in starts for at in _in_hour(pattern, start, after_ms))
+        return next(times, None)
+    if entry == "jump" and offset(wall - later) == later:
+        after_ms = max(after_ms, wall - later - 1)  # of two midnights the second is taken
+    every_hour = len(pattern.hours) == 24
+    skipped, begun = False, False
+    for hour in range(24):
+        starts_by = {each: wall + hour * _HOUR_MS - each for each in (before, later)}
+        ends = [(start + edge, each) for each, start in starts_by.items() for edge in _EDGES]
+        if not any(offset(at) == each for at, each in ends):  # the clock leaves this hour out
+            skipped = skipped or (hour in pattern.hours and (begun or entry == "hour"))
+            continue
+        begun = True
+        for each, start in starts_by.items():
+            if hour not in pattern.hours and not (skipped and after_ms < start):
+                continue
+            for at in _in_hour(pattern, start, after_ms):
+                first_pass = at - start + starts_by[before]
+                repeats = each == later and offset(first_pass) == before
+                if offset(at) == each and (every_hour or after_ms >= start - 1 or not repeats):
+                    return at
+        skipped = False
+    return None
+
+
+_EDGES = (0, _HOUR_MS - 1)
+
+
+def _in_hour(pattern: Pattern, start: int, after_ms: int) -> Iterator[int]:
+    """The pattern's moments after `after_ms` within the hour that begins at `start`."""
+    if start + _HOUR_MS > after_ms:
+        for minute in pattern.minutes:
+            at = start + minute * 60_000
+            if at + 60_000 > after_ms:
+                yield from (
+                    at + second * 1_000
+                    for second in pattern.seconds
+                    if at + second * 1_000 > after_ms
+                )
+
+
+@functools.lru_cache(maxsize=64)
+def zone_offset(tz: str) -> Offset:
+    """The offsets of a time zone: an IANA name, `utc+2`, `+05:30`, or "" for this process's own."""
+    if tz.lower() in ("", "local", "system", "default"):
+        return lambda at_ms: (time.localtime(at_ms // 1000).tm_gmtoff or 0) * 1000
+    if tz.lower() in ("utc", "gmt"):
+        return lambda at_ms: 0
+    if fixed := _FIXED.fullmatch(tz):
+        minutes = int(fixed[1]) * 60 + int(f"{fixed[1][0]}{fixed[2] or 0}")
+        return lambda at_ms: minutes * 60_000
+    # Needed for schedules alone.
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+    try:
+        zone = ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        named = {name.lower(): name for name in available_timezones()}.get(tz.lower())
+        if named is None:
+            raise UsageError(f"time zone {tz!r} is not known; write it as Europe/Berlin") from None
+        zone = ZoneInfo(named)
+
+    def offset(at_ms: int) -> int:
+        away = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone).utcoffset()
+        return away // timedelta(milliseconds=1) if away else 0
+
+    return offset
