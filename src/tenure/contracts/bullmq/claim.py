@@ -28,9 +28,9 @@ from tenure.store.redis import Arg, Redis
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Counts, options as read and as stored, earlier stacks, and the token's hash."""
+    """What settling a lease needs and the claim brought: starts that stalled, the job's options as
+    read and as stored, the stacks of earlier attempts, the hash of the token."""
 
-    attempts_made: int
     stalled: int
     options: JobOptions
     stacktrace: bytes
@@ -43,12 +43,11 @@ class Claimed(msgspec.Struct, frozen=True):
         return unpack_options(self.raw_options)
 
 
-def token_h_of(lease: Lease) -> str:
-    """The hash of the lease's token, made once a claim."""
-    extra = lease.extra
-    if isinstance(extra, Claimed) and extra.token_h:
-        return extra.token_h
-    return short_hash(lease.token.encode())
+def claimed_of(lease: Lease) -> Claimed:
+    """What travels in `Lease.extra`; of a lease that was made otherwise nothing is known."""
+    if isinstance(lease.extra, Claimed):
+        return lease.extra
+    return Claimed(0, JobOptions(), b"", short_hash(lease.token.encode()))
 
 
 _BLOCK_S = 5.0
@@ -218,7 +217,7 @@ class Claims:
     def _note_suspect(self, leases: Sequence[Lease]) -> None:
         """Remember the one lease whose job lost its worker so often that it may kill it (B-54)."""
         for lease in leases:
-            if isinstance(lease.extra, Claimed) and lease.extra.stalled >= _SUSPECT_FROM:
+            if claimed_of(lease).stalled >= _SUSPECT_FROM:
                 self._suspect = lease
                 self._suspect_over.clear()
 
@@ -359,7 +358,7 @@ class Claims:
             created_ms=number(row[5]),
             priority=number(row[6]),
             trace=options.trace,
-            extra=Claimed(made, stalled, options, stack, self._token_h, row[3]),
+            extra=Claimed(stalled, options, stack, self._token_h, row[3]),
         )
 
 

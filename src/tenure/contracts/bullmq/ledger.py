@@ -24,7 +24,7 @@ from tenure.contracts.bullmq.records import (
     read_events,
     text_of,
 )
-from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts, literal
+from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.errors import Conflict, NotFound, ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
@@ -143,19 +143,10 @@ class Managing:
         if more < 0:
             what = "it was resumed meanwhile" if more == -1 else "jobs run in it; force ends them"
             raise Conflict(f"the queue cannot be obliterated: {what}", contract=CONTRACT)
-        await self._forget("tenure:add:*", "tenure:idem:*", "tenure:quarantine*")
-
-    async def _forget(self, *patterns: str) -> None:
-        for pattern in patterns:
-            cursor: Arg = 0
-            while True:
-                match = literal(self._prefix) + pattern
-                scan = self._redis.call("SCAN", cursor, "MATCH", match, "COUNT", 1_000)
-                cursor, found = await part(1, scan)
+        for pattern in ("tenure:add:*", "tenure:idem:*", "tenure:quarantine*"):
+            async for found in self._scripts.scan(pattern):
                 if found:
                     await part(1, self._redis.call("UNLINK", *found))
-                if cursor == b"0":
-                    break
 
     @property
     def _prefix(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import random
 from collections.abc import Mapping
@@ -100,7 +101,6 @@ def client_name(options: Options, worker_id: str = "") -> str:
 
 
 PRIORITY_MAX = 2_097_151
-_CACHE_MAX = 1_000
 
 # Long names users write, short names Redis holds.
 SHORT = {
@@ -167,11 +167,6 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_logs: int | None = None
     trace: str = ""
 
-    @property
-    def keeps(self) -> bool:
-        """Whether the job's own options bound what is kept of completed jobs."""
-        return self.keep_completed is not None and self.keep_completed != Keep()
-
 
 def long_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options under BullMQ's long names, whichever way they were written; unknown ones raise."""
@@ -220,49 +215,40 @@ def unpack_options(raw: bytes) -> dict[str, Any]:
     return options
 
 
+@functools.lru_cache(maxsize=1_000)
 def read_options(raw: bytes) -> JobOptions:
-    """What a worker needs of `opts`. JSON that no client would have written reads as none."""
-    found = _seen.get(raw)
-    if found is None:
-        found = _decoded_options(raw)
-        if len(_seen) >= _CACHE_MAX:
-            _seen.clear()
-        _seen[raw] = found
-    return found
+    """What a worker needs of `opts`. JSON that no client would have written reads as none.
 
-
-_seen: dict[bytes, JobOptions] = {}
-
-
-def _decoded_options(raw: bytes) -> JobOptions:
+    Options repeat from job to job, so what was read is cached.
+    """
     try:
-        told = msgspec.json.decode(raw)
+        given = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        given = None
+    if not isinstance(given, dict):
         return JobOptions()
     return JobOptions(
-        attempts=_whole(told.get("attempts")) or 0,
-        backoff=told.get("backoff"),
-        lifo=told.get("lifo") is True,
-        keep_completed=keep_of(told.get("removeOnComplete")),
-        keep_failed=keep_of(told.get("removeOnFail")),
-        stack_trace_limit=_whole(told.get("stackTraceLimit")),
-        keep_logs=_whole(told.get("kl")),
-        trace=_trace(told.get("tm")),
+        attempts=_whole(given.get("attempts")) or 0,
+        backoff=given.get("backoff"),
+        lifo=given.get("lifo") is True,
+        keep_completed=_keep(given.get("removeOnComplete")),
+        keep_failed=_keep(given.get("removeOnFail")),
+        stack_trace_limit=_whole(given.get("stackTraceLimit")),
+        keep_logs=_whole(given.get("kl")),
+        trace=_trace(given.get("tm")),
     )
 
 
-def keep_of(told: Any) -> Keep | None:
+def _keep(given: Any) -> Keep | None:
     """`removeOnComplete` and `removeOnFail` in their four forms; None where nothing is said."""
-    if told is True:
+    if given is True:
         return Keep(count=0)
-    if isinstance(told, bool) or told is None:
-        return None if told is None else Keep()
-    if isinstance(told, int | float):
-        return Keep(count=_whole(told)) if told >= 0 else Keep()
-    if isinstance(told, dict):
-        count, age, limit = (_whole(told.get(word)) for word in ("count", "age", "limit"))
+    if isinstance(given, bool) or given is None:
+        return None if given is None else Keep()
+    if isinstance(given, int | float):
+        return Keep(count=_whole(given)) if given >= 0 else Keep()
+    if isinstance(given, dict):
+        count, age, limit = (_whole(given.get(word)) for word in ("count", "age", "limit"))
         return Keep(count, age, limit)
     return None
 

@@ -1,7 +1,15 @@
-"""A new job as the add script takes it, and its answer."""
+"""The producing side, as a BullMQ user knows it: add, add_bulk, flows, schedulers, rate limit.
+
+    producer = open_producer("bullmq+redis://localhost:6379/0?queue=mail")
+    job_id = await producer.add("welcome", {"to": "ada"}, attempts=3, backoff=1000)
+
+Options are BullMQ's, by their own names or in Python's spelling. An add whose answer is lost is
+sent again under the same request id, so that it is stored once.
+"""
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +30,7 @@ from tenure.contracts.bullmq.options import (
 from tenure.contracts.bullmq.records import QueueEvents
 from tenure.contracts.bullmq.schedulers import Scheduler
 from tenure.contracts.bullmq.schema import check as check_schema
-from tenure.contracts.bullmq.scripts import SCRIPTS, Scripts
+from tenure.contracts.bullmq.scripts import BATCH_MAX, SCRIPTS, Scripts
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, ServerError
 from tenure.core.idempotency import request_hash, scoped_key, short_hash
 from tenure.core.job import NewJob, Submitted
@@ -33,10 +41,201 @@ from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part, resend
 
 _EXACT_MAX = 2**53
-_plain_opts: dict[tuple[int, int, int], bytes] = {}
+_TRIES_MAX = 5
+_PATIENCE_S = 10.0
+_FOREVER = 9_007_199_254_740_991
+_DEDUP_MODES = (
+    *(("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive"), ("s", "reschedule")),
+)
 
 
-def submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and the children it waits for; each may be in another queue of the same server."""
+
+    name: str
+    data: Any = None
+    queue: str = ""
+    options: Mapping[str, Any] = {}
+    children: Sequence[Flow] = ()
+
+
+class Producer:
+    """Adds jobs to one queue, for one event loop. `schema` checks payloads before they are sent."""
+
+    def __init__(
+        self, redis: Redis, options: Options, *, schema: Mapping[str, Any] | None = None
+    ) -> None:
+        self._redis = redis
+        self._options = options
+        self._schema = schema
+        self._scripts = Scripts(redis, options)
+        self._scheduler = Scheduler(redis, self._scripts)
+
+    async def add(self, name: str, data: Any = None, **options: Any) -> str:
+        """Store one job; returns its id, or the id of the job it duplicates."""
+        (job_id,) = await self.add_bulk([(name, data, options)])
+        return job_id
+
+    async def add_bulk(self, jobs: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[str]:
+        """Store many jobs; each batch of five hundred is stored whole or not at all."""
+        rows = [self._row(name, data, options) for name, data, options in jobs]
+        ids: list[str] = []
+        for start in range(0, len(rows), BATCH_MAX):
+            ids += await part(start, self._send(rows[start : start + BATCH_MAX]))
+        return ids
+
+    async def add_flow(self, flow: Flow) -> str:
+        """Store a tree of jobs in one transaction; the root runs when its children are done."""
+        (root,) = await self._add_flows([flow], None)
+        return root
+
+    async def add_children(self, job_id: str, flows: Sequence[Flow]) -> list[str]:
+        """Give a job of this queue children, each with its own if it has any, in one transaction.
+
+        Its handler calls this while it runs, and raises `Park` to wait for them.
+        """
+        parent = {"id": job_id, "queue": self._options.key_prefix[:-1]}
+        return await self._add_flows(flows, parent)
+
+    async def upsert_scheduler(
+        self,
+        scheduler_id: str,
+        *,
+        every: int | None = None,
+        pattern: str | None = None,
+        name: str = "",
+        data: Any = None,
+        options: Mapping[str, Any] | None = None,
+        **repeat: Any,
+    ) -> str:
+        """Make jobs `every` so many ms or by a cron `pattern`; further words: tz, limit, offset,
+        startDate, endDate. Returns the id of the next job."""
+        given = long_names(options or {})
+        packed = {SHORT.get(word, word): value for word, value in given.items()}
+        return await self._scheduler.upsert(
+            scheduler_id,
+            {"every": every, "pattern": pattern, **repeat},
+            name=name or scheduler_id,
+            data=to_json(data) if data is not None else b"",
+            opts=to_json(packed),
+        )
+
+    async def remove_scheduler(self, scheduler_id: str) -> bool:
+        """Stop a scheduler; False when there is none."""
+        return await self._scheduler.remove(scheduler_id)
+
+    async def rate_limit(self, for_ms: int) -> None:
+        """Hand out no job of a rate limited queue for so long; a handler that was told to slow down
+        calls this and raises `Snooze(0)`."""
+        await self._redis.call("SET", self._scripts.keys[9], _FOREVER, "PX", for_ms)
+
+    async def limit(
+        self, *, concurrency: int | None = None, rate: tuple[int, int] | None = None
+    ) -> None:
+        """Bound all workers of the queue together; None takes a bound away. `rate`: (jobs, ms)."""
+        meta = self._scripts.keys[5]
+        commands: list[tuple[Arg, ...]] = [("HDEL", meta, "concurrency", "max", "duration")]
+        if concurrency is not None:
+            commands.append(("HSET", meta, "concurrency", concurrency))
+        if rate is not None:
+            commands.append(("HSET", meta, "max", rate[0], "duration", rate[1]))
+        await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+    def _row(self, name: str, data: Any, options: Mapping[str, Any]) -> tuple[Arg, ...]:
+        if not name:
+            raise InvalidJob("a job needs a name")
+        given = long_names(options)
+        if "jobId" in given:
+            _check_id(str(given["jobId"]))
+        if self._schema is not None:
+            check_schema(data, self._schema)
+        return _full_args(name, to_json({} if data is None else data), given)
+
+    async def _send(self, rows: Sequence[tuple[Arg, ...]]) -> list[str]:
+        head = (secrets.token_hex(12), self._options.max_depth, 0)
+        replies = await resend(
+            lambda: self._scripts.run_rows("add", head, rows),
+            tries=_TRIES_MAX,
+            patience_s=_PATIENCE_S,
+            ends=ServerError,
+        )
+        return [_accepted(*reply) for reply in replies]
+
+    async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:
+        commands: list[tuple[Arg, ...]] = []
+        # Level by level, as Node's flow producer adds them.
+        level = [(flow, parent) for flow in flows]
+        roots: list[str] = []
+        while level:
+            ids = [self._flow(flow, above, commands) for flow, above in level]
+            roots = roots or ids
+            level = [
+                (child, {"id": job_id, "queue": self._queue_key(flow)})
+                for (flow, _), job_id in zip(level, ids, strict=True)
+                for child in flow.children
+            ]
+        script = SCRIPTS["add"]
+        await self._redis.call("SCRIPT", "LOAD", script.source)
+        replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
+        answers = replies[-1] or ()
+        for reply in (*replies, *answers):
+            if isinstance(reply, ServerError):
+                raise reply
+        for (reply,) in answers:
+            _accepted(*reply)
+        return roots
+
+    def _flow(
+        self, flow: Flow, parent: dict[str, str] | None, commands: list[tuple[Arg, ...]]
+    ) -> str:
+        given = long_names(flow.options)
+        job_id = str(given.setdefault("jobId", new_job_id()))
+        _check_id(job_id)
+        if parent:
+            given["parent"] = parent
+        row = _full_args(
+            flow.name,
+            to_json({} if flow.data is None else flow.data),
+            given,
+            waits_children=bool(flow.children),
+        )
+        script = SCRIPTS["add"]
+        prefix = f"{self._queue_key(flow)}:"
+        commands.append(("EVALSHA", script.sha, script.keys, *keys(prefix), prefix, "", 0, 0, *row))
+        return job_id
+
+    def _queue_key(self, flow: Flow) -> str:
+        return f"{self._options.prefix}:{flow.queue or self._options.queue}"
+
+
+def open_producer(url: str, *, schema: Mapping[str, Any] | None = None) -> Producer:
+    """A producer for the queue behind a URL; connects on first use."""
+    options, store = parse_url(url).read(Options)
+    return Producer(Redis(store, name="tenure"), options, schema=schema)
+
+
+def open_events(url: str) -> QueueEvents:
+    """The events of the queue behind a URL; connects on first use."""
+    options, store = parse_url(url).read(Options)
+    return QueueEvents(Redis(store, name="tenure"), options)
+
+
+def _accepted(status: bytes, job_id: bytes) -> str:
+    """BullMQ answers a duplicate with the job that is there, whatever it holds."""
+    if status == b"full":
+        raise QueueFull("the queue is at its limit", contract=CONTRACT)
+    if status == b"orphan":
+        raise Conflict(
+            f"job {job_id.decode()}: the parent it names does not exist", contract=CONTRACT
+        )
+    return job_id.decode()
+
+
+def submit_args(job: NewJob) -> tuple[Arg, ...]:
     """The eighteen arguments of one job, in the order of add-16.lua; raises `InvalidJob`."""
     _check_job(job)
     payload_h = short_hash(job.payload)
@@ -46,28 +245,18 @@ def submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:
     if job.options or job.trace:
         given = long_names(job.options)
         return _args_with_options(job, given, attempts, key, same, payload_h)
-    packed = _packed_plain(attempts, job.delay_ms, job.priority)
+    packed = _plain_options(attempts, job.delay_ms, job.priority)
     return (
         job.job_id, job.task, job.payload, packed, "", job.delay_ms, job.priority, "", "", "", "",
         "", "", "", key, same, attempts, payload_h,
     )  # fmt: skip
 
 
-def _packed_plain(attempts: int, delay_ms: int, priority: int) -> bytes:
-    """The options of most jobs, kept because they repeat."""
-    key = (attempts, delay_ms, priority)
-    packed = _plain_opts.get(key)
-    if packed is None:
-        given: dict[str, Any] = {"attempts": attempts}
-        if delay_ms:
-            given["delay"] = delay_ms
-        if priority:
-            given["priority"] = priority
-        packed = pack_options(given)
-        if len(_plain_opts) > 1_000:
-            _plain_opts.clear()
-        _plain_opts[key] = packed
-    return packed
+@functools.lru_cache(maxsize=1_000)
+def _plain_options(attempts: int, delay_ms: int, priority: int) -> bytes:
+    """The options of most jobs, which repeat."""
+    given = {"attempts": attempts, "delay": delay_ms, "priority": priority}
+    return pack_options({k: v for k, v in given.items() if v or k == "attempts"})
 
 
 def _args_with_options(
@@ -130,15 +319,13 @@ def _full_args(
     )
 
 
-def submit_answer(status: str, job_id: str, options: Options) -> Submitted:
-    """What the script's word for one job means on the seam."""
-    match status:
-        case "deduplicated":
-            return Submitted(job_id, "replayed")
-        case "orphan":
-            return Submitted("", "invalid", "the parent it names does not exist")
-        case _:
-            return submitted(status, job_id, depth_max=options.max_depth)
+def submit_answer(reply: Sequence[bytes], options: Options) -> Submitted:
+    """What the script's reply for one job means on the seam."""
+    status, job_id = reply
+    if status == b"orphan":
+        return Submitted("", "invalid", "the parent it names does not exist")
+    word = "replayed" if status == b"deduplicated" else status.decode()
+    return submitted(word, job_id.decode(), depth_max=options.max_depth)
 
 
 def _check_id(job_id: str) -> None:
@@ -163,10 +350,11 @@ def _check_options(given: Mapping[str, Any]) -> None:
     stamp = given.get("timestamp") or 0
     if not _is_number(stamp) or not 0 <= stamp < _EXACT_MAX:
         raise InvalidJob(f"timestamp {stamp!r}: milliseconds since 1970")
-    ttl = told.get("ttl") if isinstance(told := given.get("deduplication"), Mapping) else None
+    dedup = given.get("deduplication")
+    ttl = dedup.get("ttl") if isinstance(dedup, Mapping) else None
     if ttl is not None and not (_is_number(ttl) and 0 <= ttl < _EXACT_MAX):
         raise InvalidJob(f"deduplication ttl {ttl!r}: milliseconds, not negative")
-    if given.get("deduplication") is not None and not _dedup(given)[0]:
+    if dedup is not None and not _dedup(given)[0]:
         raise InvalidJob("deduplication needs an id, as in {'id': 'order-17', 'ttl': 5000}")
     given_of = (word for word in EXCLUSIVE if given.get(word))
     exclusive = [*given_of, *(s for s in PARENT_OPTIONS if given.get(s))]
@@ -196,213 +384,16 @@ def _parent(given: Mapping[str, Any]) -> tuple[str, bytes | str]:
     parent = given.get("parent")
     if not parent:
         return "", ""
-    told: dict[str, Any] = {"id": parent["id"], "queueKey": parent["queue"]}
+    stored: dict[str, Any] = {"id": parent["id"], "queueKey": parent["queue"]}
     for long, short in SHORT.items():
         if short in PARENT_OPTIONS and (given.get(long) or given.get(short)):
-            told[short] = True
-    return f"{parent['queue']}:{parent['id']}", msgspec.json.encode(told)
+            stored[short] = True
+    return f"{parent['queue']}:{parent['id']}", msgspec.json.encode(stored)
 
 
 def _dedup(given: Mapping[str, Any]) -> tuple[str, int, str]:
-    told = given.get("deduplication") or given.get("de")
-    if not isinstance(told, Mapping):
+    given_dedup = given.get("deduplication") or given.get("de")
+    if not isinstance(given_dedup, Mapping):
         return "", 0, ""
-    words = (
-        *(("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive")),
-        ("s", "reschedule"),
-    )
-    mode = "".join(letter for letter, word in words if told.get(word))
-    return str(told.get("id") or ""), int(told.get("ttl") or 0), mode
-
-
-_BATCH_MAX = 500
-_TRIES_MAX = 5
-_PATIENCE_S = 10.0
-_FOREVER = 9_007_199_254_740_991
-
-
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and the children it waits for; each may be in another queue of the same server."""
-
-    name: str
-    data: Any = None
-    queue: str = ""
-    options: Mapping[str, Any] = {}
-    children: Sequence[Flow] = ()
-
-
-class Producer:
-    """Adds jobs to one queue, for one event loop. `schema` checks payloads before they are sent."""
-
-    def __init__(
-        self, redis: Redis, options: Options, *, schema: Mapping[str, Any] | None = None
-    ) -> None:
-        self._redis = redis
-        self._options = options
-        self._keys = keys(options.key_prefix)
-        self._schema = schema
-        self._scheduler = Scheduler(redis, Scripts(redis, options))
-
-    async def add(self, name: str, data: Any = None, **options: Any) -> str:
-        """Store one job; returns its id, or the id of the job it duplicates."""
-        (job_id,) = await self.add_bulk([(name, data, options)])
-        return job_id
-
-    async def add_bulk(self, jobs: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[str]:
-        """Store many jobs; each batch of five hundred is stored whole or not at all."""
-        rows = [self._row(name, data, options) for name, data, options in jobs]
-        ids: list[str] = []
-        for start in range(0, len(rows), _BATCH_MAX):
-            args = [arg for row in rows[start : start + _BATCH_MAX] for arg in row]
-            ids += await part(start, self._send(args))
-        return ids
-
-    async def add_flow(self, flow: Flow) -> str:
-        """Store a tree of jobs in one transaction; the root runs when its children are done."""
-        (root,) = await self._add_flows([flow], None)
-        return root
-
-    async def add_children(self, job_id: str, flows: Sequence[Flow]) -> list[str]:
-        """Give a job of this queue children, each with its own if it has any, in one transaction.
-
-        Its handler calls this while it runs, and raises `Park` to wait for them.
-        """
-        parent = {"id": job_id, "queue": self._options.key_prefix[:-1]}
-        return await self._add_flows(flows, parent)
-
-    async def upsert_scheduler(
-        self,
-        scheduler_id: str,
-        *,
-        every: int | None = None,
-        pattern: str | None = None,
-        name: str = "",
-        data: Any = None,
-        options: Mapping[str, Any] | None = None,
-        **repeat: Any,
-    ) -> str:
-        """Make jobs `every` so many ms or by a cron `pattern`; further words: tz, limit, offset,
-        startDate, endDate. Returns the id of the next job."""
-        given = long_names(options or {})
-        packed = {SHORT.get(word, word): value for word, value in given.items()}
-        return await self._scheduler.upsert(
-            scheduler_id,
-            {"every": every, "pattern": pattern, **repeat},
-            name=name or scheduler_id,
-            data=to_json(data) if data is not None else b"",
-            opts=to_json(packed),
-        )
-
-    async def remove_scheduler(self, scheduler_id: str) -> bool:
-        """Stop a scheduler; False when there is none."""
-        return await self._scheduler.remove(scheduler_id)
-
-    async def rate_limit(self, for_ms: int) -> None:
-        """Hand out no job of a rate limited queue for so long; a handler that was told to slow down
-        calls this and raises `Snooze(0)`."""
-        await self._redis.call("SET", self._keys[9], _FOREVER, "PX", for_ms)
-
-    async def limit(
-        self, *, concurrency: int | None = None, rate: tuple[int, int] | None = None
-    ) -> None:
-        """Bound all workers of the queue together; None takes a bound away. `rate`: (jobs, ms)."""
-        meta = self._keys[5]
-        commands: list[tuple[Arg, ...]] = [("HDEL", meta, "concurrency", "max", "duration")]
-        if concurrency is not None:
-            commands.append(("HSET", meta, "concurrency", concurrency))
-        if rate is not None:
-            commands.append(("HSET", meta, "max", rate[0], "duration", rate[1]))
-        await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._redis.close()
-
-    def _row(self, name: str, data: Any, options: Mapping[str, Any]) -> tuple[Arg, ...]:
-        if not name:
-            raise InvalidJob("a job needs a name")
-        given = long_names(options)
-        if "jobId" in given:
-            _check_id(str(given["jobId"]))
-        if self._schema is not None:
-            check_schema(data, self._schema)
-        return _full_args(name, to_json({} if data is None else data), given)
-
-    async def _send(self, args: Sequence[Arg]) -> list[str]:
-        request = secrets.token_hex(12)
-        head = (request, self._options.max_depth, 0)
-        scripts = Scripts(self._redis, self._options)
-        replies = await resend(
-            lambda: scripts.run("add", *head, *args),
-            tries=_TRIES_MAX,
-            patience_s=_PATIENCE_S,
-            ends=ServerError,
-        )
-        return [_accepted(status.decode(), job_id.decode()) for status, job_id in replies]
-
-    async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:
-        commands: list[tuple[Arg, ...]] = []
-        # Level by level, as Node's flow producer adds them.
-        level = [(flow, parent) for flow in flows]
-        roots: list[str] = []
-        while level:
-            ids = [self._flow(flow, above, commands) for flow, above in level]
-            roots = roots or ids
-            level = [
-                (child, {"id": job_id, "queue": self._queue_key(flow)})
-                for (flow, _), job_id in zip(level, ids, strict=True)
-                for child in flow.children
-            ]
-        script = SCRIPTS["add"]
-        await self._redis.call("SCRIPT", "LOAD", script.source)
-        replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
-        answers = replies[-1] or ()
-        for reply in (*replies, *answers):
-            if isinstance(reply, ServerError):
-                raise reply
-        for ((status, job_id),) in answers:
-            _accepted(status.decode(), job_id.decode())
-        return roots
-
-    def _flow(
-        self, flow: Flow, parent: dict[str, str] | None, commands: list[tuple[Arg, ...]]
-    ) -> str:
-        given = long_names(flow.options)
-        job_id = str(given.setdefault("jobId", new_job_id()))
-        _check_id(job_id)
-        if parent:
-            given["parent"] = parent
-        row = _full_args(
-            flow.name,
-            to_json({} if flow.data is None else flow.data),
-            given,
-            waits_children=bool(flow.children),
-        )
-        script = SCRIPTS["add"]
-        prefix = f"{self._queue_key(flow)}:"
-        commands.append(("EVALSHA", script.sha, script.keys, *keys(prefix), prefix, "", 0, 0, *row))
-        return job_id
-
-    def _queue_key(self, flow: Flow) -> str:
-        return f"{self._options.prefix}:{flow.queue or self._options.queue}"
-
-
-def open_producer(url: str, *, schema: Mapping[str, Any] | None = None) -> Producer:
-    """A producer for the queue behind a URL; connects on first use."""
-    options, store = parse_url(url).read(Options)
-    return Producer(Redis(store, name="tenure"), options, schema=schema)
-
-
-def open_events(url: str) -> QueueEvents:
-    """The events of the queue behind a URL; connects on first use."""
-    options, store = parse_url(url).read(Options)
-    return QueueEvents(Redis(store, name="tenure"), options)
-
-
-def _accepted(status: str, job_id: str) -> str:
-    """BullMQ answers a duplicate with the job that is there, whatever it holds."""
-    if status == "full":
-        raise QueueFull("the queue is at its limit", contract=CONTRACT)
-    if status == "orphan":
-        raise Conflict(f"job {job_id}: the parent it names does not exist", contract=CONTRACT)
-    return job_id
+    mode = "".join(letter for letter, option in _DEDUP_MODES if given_dedup.get(option))
+    return str(given_dedup.get("id") or ""), int(given_dedup.get("ttl") or 0), mode

@@ -72,33 +72,45 @@ def _problems(value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str
     if "enum" in schema and value not in schema["enum"]:
         yield f"{place} must be one of {schema['enum']}, not {_shown(value)}"
     if _is(value, "number"):
-        if value < schema.get("minimum", value):
-            yield f"{place} must be at least {schema['minimum']}, not {value}"
-        if value > schema.get("maximum", value):
-            yield f"{place} must be at most {schema['maximum']}, not {value}"
-        if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-            yield f"{place} must be more than {schema['exclusiveMinimum']}, not {value}"
+        yield from _of_number(value, schema, place)
     elif isinstance(value, str):
-        if len(value) < schema.get("minLength", 0):
-            yield f"{place} must have at least {schema['minLength']} characters"
-        pattern = _FORMATS.get(schema.get("format", ""))
-        if pattern is not None and not pattern.fullmatch(value):
-            yield f"{place} must be a {schema['format']}, not {_shown(value)}"
+        yield from _of_text(value, schema, place)
     elif isinstance(value, list | tuple):
         if len(value) < schema.get("minItems", 0):
             yield f"{place} must have at least {schema['minItems']} items"
         for at, item in enumerate(value):
             yield from _problems(item, schema.get("items", {}), f"{place}[{at}]")
     elif isinstance(value, dict):
-        known = schema.get("properties", {})
-        for name in schema.get("required", ()):
-            if name not in value:
-                yield f"{place}.{name} is missing"
-        for name, member in value.items():
-            if name in known:
-                yield from _problems(member, known[name], f"{place}.{name}")
-            elif schema.get("additionalProperties") is False:
-                yield f"{place}.{name} is not known; there are {', '.join(known)}"
+        yield from _of_object(value, schema, place)
+
+
+def _of_number(value: float, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    if value < schema.get("minimum", value):
+        yield f"{place} must be at least {schema['minimum']}, not {value}"
+    if value > schema.get("maximum", value):
+        yield f"{place} must be at most {schema['maximum']}, not {value}"
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+        yield f"{place} must be more than {schema['exclusiveMinimum']}, not {value}"
+
+
+def _of_text(value: str, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    if len(value) < schema.get("minLength", 0):
+        yield f"{place} must have at least {schema['minLength']} characters"
+    pattern = _FORMATS.get(schema.get("format", ""))
+    if pattern is not None and not pattern.fullmatch(value):
+        yield f"{place} must be a {schema['format']}, not {_shown(value)}"
+
+
+def _of_object(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    known = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{place}.{name} is missing"
+    for name, member in value.items():
+        if name in known:
+            yield from _problems(member, known[name], f"{place}.{name}")
+        elif schema.get("additionalProperties") is False:
+            yield f"{place}.{name} is not known; there are {', '.join(known)}"
 
 
 def _is(value: Any, name: str) -> bool:
