@@ -7,7 +7,7 @@ import functools
 import json
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,22 +16,31 @@ from tenure.core.opening import check_least
 
 CONTRACT = "bullmq"
 
-_KEYS = (
-    "wait",
-    "active",
-    "prioritized",
-    "delayed",
-    "paused",
-    "meta",
-    "events",
-    "marker",
-    "stalled",
-    "limiter",
-    "pc",
-    "completed",
-    "failed",
-    "waiting-children",
-    "id",
+
+class Keys(NamedTuple):
+    """The sixteen keys of every script, in the order in which the scripts name them."""
+
+    wait: str
+    active: str
+    prioritized: str
+    delayed: str
+    paused: str
+    meta: str
+    events: str
+    marker: str
+    stalled: str
+    limiter: str
+    priority_counter: str
+    completed: str
+    failed: str
+    waiting_children: str
+    id: str
+    journal: str
+
+
+_KEY_NAMES = Keys(
+    *("wait", "active", "prioritized", "delayed", "paused", "meta", "events", "marker"),
+    *("stalled", "limiter", "pc", "completed", "failed", "waiting-children", "id"),
     "tenure:journal",
 )
 
@@ -85,9 +94,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{self.prefix}:{self.queue}:"
 
 
-def keys(key_prefix: str) -> list[str]:
-    """The sixteen keys of every script, in the order in which the scripts name them."""
-    return [key_prefix + name for name in _KEYS]
+def keys(key_prefix: str) -> Keys:
+    """The keys of a queue."""
+    return Keys(*(key_prefix + name for name in _KEY_NAMES))
 
 
 def client_name(options: Options, worker_id: str = "") -> str:

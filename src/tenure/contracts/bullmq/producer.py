@@ -127,13 +127,13 @@ class Producer:
     async def rate_limit(self, for_ms: int) -> None:
         """Hand out no job of a rate limited queue for so long; a handler that was told to slow down
         calls this and raises `Snooze(0)`."""
-        await self._redis.call("SET", self._scripts.keys[9], _FOREVER, "PX", for_ms)
+        await self._redis.call("SET", self._scripts.keys.limiter, _FOREVER, "PX", for_ms)
 
     async def limit(
         self, *, concurrency: int | None = None, rate: tuple[int, int] | None = None
     ) -> None:
         """Bound all workers of the queue together; None takes a bound away. `rate`: (jobs, ms)."""
-        meta = self._scripts.keys[5]
+        meta = self._scripts.keys.meta
         commands: list[tuple[Arg, ...]] = [("HDEL", meta, "concurrency", "max", "duration")]
         if concurrency is not None:
             commands.append(("HSET", meta, "concurrency", concurrency))

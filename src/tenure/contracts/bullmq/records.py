@@ -17,7 +17,7 @@ from tenure.store.redis import Arg, Redis
 _EXACT_MAX = 2**53
 
 
-def record_of(
+def _record_of(
     job_id: str, queue: str, state: str, raw: dict[bytes, bytes], *, due_ms: int = 0
 ) -> JobRecord:
     """The record of a job whose place in the queue is known."""
@@ -133,7 +133,7 @@ async def read_children(redis: Redis, key: str) -> Children:
         ]
     )
     return Children(
-        results={key: _json_or_text(raw) for key, raw in _pairs(processed)},
+        results={key: json_or_text(raw) for key, raw in _pairs(processed)},
         failures={key: raw.decode(errors="replace") for key, raw in _pairs(failed)},
         fatal=[key.decode() for key in unsuccessful],
         pending=sorted(key.decode() for key in pending),
@@ -144,20 +144,33 @@ def _pairs(flat: Any) -> list[tuple[str, bytes]]:
     return [(key.decode(), raw) for key, raw in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _json_or_text(raw: bytes) -> Any:
+def json_or_text(raw: bytes | None) -> Any:
+    """A JSON value, or the text of what is none; None where there is nothing."""
     try:
-        return from_json(raw)
+        return from_json(raw) if raw is not None else None
     except msgspec.DecodeError:
-        return raw.decode(errors="replace")
+        return raw.decode(errors="replace") if raw is not None else None
 
 
 STATES = (
     *("waiting", "prioritized", "delayed", "active", "waiting-children", "completed", "failed"),
     "paused",
 )
+LISTS = ("active", "waiting", "paused")
+"""The states whose key is a list; those of the others are sorted sets."""
+_SETS = ("completed", "failed", "delayed", "prioritized", "waiting-children")
 _SCAN_MAX = 20_000
 _CHUNK = 500
 _SLOTS = 4096  # a due time's score is ms * 4096 + its place within the millisecond
+
+
+def state_keys(key_prefix: str) -> dict[str, str]:
+    """The key of each state."""
+    named = keys(key_prefix)._asdict()
+    return {state: named[_KEY_OF.get(state, state)] for state in STATES}
+
+
+_KEY_OF = {"waiting": "wait", "waiting-children": "waiting_children"}
 
 
 class Finder:
@@ -167,7 +180,7 @@ class Finder:
         self._redis = redis
         self._prefix = options.key_prefix
         self._queue = options.queue
-        self._keys = keys(options.key_prefix)
+        self._keys = state_keys(options.key_prefix)
 
     async def newest(self, states: Sequence[str], after: str) -> dict[str, str]:
         """The jobs in these states that come after a cursor, newest first, each with its state.
@@ -175,75 +188,46 @@ class Finder:
         BullMQ has no index by time: the ids of the states are read up to a bound, and of each the
         time alone. Whole records, and their places, are for the few that are shown.
         """
-        listed = await self._ids(states)
+        listed = await self.between(states, 0, _SCAN_MAX - 1)
         ids = list(listed)
         times: list[tuple[tuple[int, tuple[int, str]], str]] = []
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            commands: list[tuple[Arg, ...]] = [
-                ("HGET", self._prefix + job_id, "timestamp") for job_id in chunk
-            ]
+            commands = [("HGET", self._prefix + job_id, "timestamp") for job_id in chunk]
             stamps = await self._redis.pipeline(commands)
             times += [
-                ((number(stamp), natural(job_id)), job_id)
+                ((number(stamp), _natural(job_id)), job_id)
                 for job_id, stamp in zip(chunk, stamps, strict=True)
                 if isinstance(stamp, bytes)
             ]
         if after:
             created, _, last_id = after.partition(":")
-            last = (int(created), natural(last_id))
+            last = (int(created), _natural(last_id))
             times = [each for each in times if each[0] < last]
         times.sort(reverse=True)
         return {job_id: listed[job_id] for _, job_id in times}
 
-    async def _ids(self, states: Sequence[str]) -> dict[str, str]:
-        """The jobs in these states, newest of each first, up to a bound, each with its state."""
-        wait, active, prioritized, delayed, paused = self._keys[:5]
-        last = _SCAN_MAX - 1
-        reads: dict[str, tuple[Arg, ...]] = {
-            "waiting": ("LRANGE", wait, 0, last),
-            "paused": ("LRANGE", paused, 0, last),
-            "active": ("LRANGE", active, 0, last),
-            "prioritized": ("ZRANGE", prioritized, 0, last),
-            "delayed": ("ZRANGE", delayed, 0, last),
-            "waiting-children": ("ZREVRANGE", self._keys[13], 0, last),
-            "completed": ("ZREVRANGE", self._keys[11], 0, last),
-            "failed": ("ZREVRANGE", self._keys[12], 0, last),
-        }
-        replies = await self._redis.pipeline([reads[state] for state in states])
-        return {
-            job_id: state
-            for state, reply in zip(states, replies, strict=True)
-            if isinstance(reply, list)
-            for each in reply
-            if (job_id := text_of(each))
-        }
-
     async def between(
-        self, states: Sequence[str], start: int, end: int, *, ascending: bool
+        self, states: Sequence[str], start: int, end: int, *, ascending: bool = False
     ) -> dict[str, str]:
         """The jobs of each state between two places, each with its state.
 
         A list begins with its newest job, a set with the one that is due, or ended, first.
         """
-        wait, active, prioritized, delayed, paused = self._keys[:5]
-        lists = {"waiting": wait, "active": active, "paused": paused}
-        sets = {"prioritized": prioritized, "delayed": delayed, "waiting-children": self._keys[13]}
-        sets |= {"completed": self._keys[11], "failed": self._keys[12]}
         commands: list[tuple[Arg, ...]] = []
         for state in states:
-            if state in sets:
-                command = "ZRANGE" if ascending else "ZREVRANGE"
-                commands.append((command, sets[state], start, end))
+            key = self._keys[state]
+            if state not in LISTS:
+                commands.append(("ZRANGE" if ascending else "ZREVRANGE", key, start, end))
             elif ascending:
-                commands.append(("LRANGE", lists[state], -(end + 1) if end >= 0 else 0, -start - 1))
+                commands.append(("LRANGE", key, -(end + 1) if end >= 0 else 0, -start - 1))
             else:
-                commands.append(("LRANGE", lists[state], start, end))
+                commands.append(("LRANGE", key, start, end))
         listed: dict[str, str] = {}
         for state, reply in zip(states, await self._redis.pipeline(commands), strict=True):
             if isinstance(reply, ServerError):  # of another type: upkeep puts it aside
                 continue
-            ids = reversed(reply) if ascending and state in lists else reply
+            ids = reversed(reply) if ascending and state in LISTS else reply
             listed |= {job_id: state for each in ids if (job_id := text_of(each))}
         return listed
 
@@ -255,7 +239,8 @@ class Finder:
         `listed` says where jobs were a moment ago: then no list is searched for them, which takes
         as long as the list is.
         """
-        places = self._places(searches_lists=listed is None)
+        searched = _SETS if listed is not None else (*_SETS, *LISTS)
+        places = [("LPOS" if s in LISTS else "ZSCORE", self._keys[s], s) for s in searched]
         found: list[JobRecord | None] = []
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
@@ -271,19 +256,6 @@ class Finder:
                 found.append(self._record(job_id, flat, stands, otherwise))
         return found
 
-    def _places(self, *, searches_lists: bool) -> list[tuple[str, str, str]]:
-        """Where a job may stand: the command that says so, the key, and the state it means."""
-        wait, active, prioritized, delayed, paused = self._keys[:5]
-        sets = [
-            ("ZSCORE", self._keys[11], "completed"),
-            ("ZSCORE", self._keys[12], "failed"),
-            ("ZSCORE", delayed, "delayed"),
-            ("ZSCORE", prioritized, "prioritized"),
-            ("ZSCORE", self._keys[13], "waiting-children"),
-        ]
-        lists = [("LPOS", active, "active"), ("LPOS", wait, "waiting"), ("LPOS", paused, "paused")]
-        return sets + lists if searches_lists else sets
-
     def _record(
         self, job_id: str, flat: Any, stands: list[tuple[str, Any]], otherwise: str
     ) -> JobRecord | None:
@@ -297,10 +269,10 @@ class Finder:
         there = ((state, place) for state, place in stands if isinstance(place, bytes | int))
         state, place = next(there, (otherwise, b"0"))
         due_ms = number(place) // _SLOTS if state == "delayed" else 0
-        return record_of(job_id, self._queue, state, raw, due_ms=due_ms)
+        return _record_of(job_id, self._queue, state, raw, due_ms=due_ms)
 
 
-def natural(job_id: str) -> tuple[int, str]:
+def _natural(job_id: str) -> tuple[int, str]:
     """Ids that BullMQ counts are ordered as numbers."""
     return (int(job_id), "") if job_id.isdecimal() and len(job_id) < 20 else (-1, job_id)
 
@@ -339,7 +311,7 @@ class QueueEvents:
 
     def __init__(self, redis: Redis, options: Options) -> None:
         self._redis = redis
-        self._key = keys(options.key_prefix)[6]
+        self._key = keys(options.key_prefix).events
         self._prefix = options.key_prefix
 
     async def read(self, *, after: str = "", wait_ms: int = 0, limit: int = 1_000) -> list[Event]:
@@ -395,7 +367,7 @@ class QueueEvents:
             return False, None
         if result is None and reason is not None:
             raise JobFailed(reason.decode(errors="replace"), contract="bullmq")
-        return True, _json(result)
+        return True, json_or_text(result)
 
 
 def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
@@ -441,12 +413,5 @@ def _event(entry: list[Any]) -> Event:
     fields: dict[str, Any] = {}
     for name, value in zip(flat[::2], flat[1::2], strict=True):
         key = name.decode(errors="replace")
-        fields[key] = _json(value) if key in _JSON_FIELDS else value.decode(errors="replace")
+        fields[key] = json_or_text(value) if key in _JSON_FIELDS else value.decode(errors="replace")
     return Event(seq.decode(), fields.pop("event", ""), fields.pop("jobId", ""), fields)
-
-
-def _json(raw: bytes | None) -> Any:
-    try:
-        return from_json(raw) if raw is not None else None
-    except msgspec.DecodeError:
-        return raw.decode(errors="replace") if raw is not None else None
