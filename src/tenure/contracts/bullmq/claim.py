@@ -136,7 +136,7 @@ class Claims:
                 self._suspect_over.clear()
 
     async def _wait_held(self, listening: Coroutine[Any, Any, None]) -> None:
-        """Only suspects wait, and this worker runs one: until it has ended, or the marker rings."""
+        """Only suspects wait, and this worker runs one: wait for its end, or for the marker."""
         waits = {
             asyncio.ensure_future(listening),
             asyncio.ensure_future(self._suspect_over.wait()),
@@ -210,10 +210,10 @@ class Claims:
         return True
 
     async def _follow_schedules(self, rows: Sequence[Any]) -> None:
-        """A job that a scheduler made leads to the next one, whoever picks it up (B-39).
+        """A job that a scheduler made leads to the next one when it is picked up (B-39).
 
-        The claim stands whatever comes of it: a step that the store did not answer is repeated by
-        the next claim, and a next run that cannot be computed here is left to Node.
+        The claim succeeds in any case: a step that the store did not answer is repeated by the next
+        claim, and a next run that cannot be computed here is left to Node.
         """
         for row in rows:
             if len(row) > _PLAIN_LENGTH and row[_SCHEDULER]:
@@ -303,7 +303,7 @@ class MarkerListener:
     """Waits for BullMQ's `marker`, a sorted set to which producers add when there is work.
 
     The member "0" says that there is work, "1" when the next delayed job is due. Popping takes it
-    away from every other worker, so one that nobody here waits for any more is given back. The
+    away from every other worker, so a member that arrives when no claim waits is given back. The
     server ends a blocking call up to a tenth of a second late; a timer of our own is exact, and
     leaves the call pending for the next wait.
     """

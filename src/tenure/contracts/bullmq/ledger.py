@@ -205,11 +205,11 @@ class BullmqLedger:
         return await self._steer("steer", job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
+        """Per id "ok" (was waiting), "requested" (its worker learns of it), "missing", or its end."""
         return await self._steer("steer", job_ids, "cancel")
 
     async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
-        """Remove jobs, and their children unless told otherwise; per id "ok", "missing", or
+        """Remove jobs, and by default their children; per id "ok", "missing", or
         "active" when it or one of those children runs."""
         return await self._steer("remove", job_ids, int(children))
 
@@ -348,7 +348,7 @@ class BullmqLedger:
         )
 
     async def remove_deduplication_key(self, deduplication_id: str) -> bool:
-        """Let the next job with this id in, whoever holds it; False when nobody does."""
+        """Free a deduplication id, so that the next job with it is stored; False when it was free."""
         return bool(await self._redis.call("DEL", f"{self._prefix}de:{deduplication_id}"))
 
     async def obliterate(self, *, force: bool = False) -> None:

@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 import random
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def key_prefix(self) -> str:
-        """What stands before every key of the queue."""
+        """The prefix of every key of the queue."""
         return f"{self.prefix}:{self.queue}:"
 
 
@@ -111,36 +112,23 @@ def client_name(options: Options, worker_id: str = "") -> str:
 
 PRIORITY_MAX = 2_097_151
 
-# Long names users write, short names Redis holds.
-SHORT = {
+# What a failed child does to its parent; a job has one of these at most.
+PARENT_OPTIONS = {
+    "removeDependencyOnFailure": "rdof",
     "failParentOnFailure": "fpof",
     "continueParentOnFailure": "cpof",
     "ignoreDependencyOnFailure": "idof",
-    "removeDependencyOnFailure": "rdof",
+}
+# Long names users write, short names Redis holds.
+SHORT = {
+    **PARENT_OPTIONS,
     "keepLogs": "kl",
     "deduplication": "de",
     "telemetryMetadata": "tm",
     "omitContext": "omc",
 }
+_UNDERSCORE = re.compile("_([a-z])")
 _LONG = {short: long for long, short in SHORT.items()}
-# Of these a job has one at most.
-EXCLUSIVE = (
-    *("removeDependencyOnFailure", "failParentOnFailure"),
-    *("continueParentOnFailure", "ignoreDependencyOnFailure"),
-)
-# As Python users write them.
-_PYTHON_NAMES = {
-    "job_id": "jobId",
-    "remove_on_complete": "removeOnComplete",
-    "remove_on_fail": "removeOnFail",
-    "stack_trace_limit": "stackTraceLimit",
-    "size_limit": "sizeLimit",
-    "keep_logs": "keepLogs",
-    "fail_parent_on_failure": "failParentOnFailure",
-    "continue_parent_on_failure": "continueParentOnFailure",
-    "ignore_dependency_on_failure": "ignoreDependencyOnFailure",
-    "remove_dependency_on_failure": "removeDependencyOnFailure",
-}
 _KNOWN = frozenset(
     {
         *SHORT,
@@ -150,7 +138,6 @@ _KNOWN = frozenset(
         *("repeatJobKey", "prevMillis", "count", "telemetry"),
     }
 )
-PARENT_OPTIONS = ("fpof", "cpof", "idof", "rdof")
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -178,10 +165,10 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def long_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options under BullMQ's long names, whichever way they were written; unknown ones raise."""
+    """Options under BullMQ's long names, from those or Python's spelling; unknown ones raise."""
     out: dict[str, Any] = {}
     for name, value in options.items():
-        long = _PYTHON_NAMES.get(name, name)
+        long = _UNDERSCORE.sub(lambda found: found[1].upper(), name) if "_" in name else name
         if long not in _KNOWN:
             raise InvalidJob(
                 f"{name!r} is no BullMQ job option; there are: {', '.join(sorted(_KNOWN))}"
@@ -213,10 +200,10 @@ def unpack_options(raw: bytes) -> dict[str, Any]:
     {'attempts': 3, 'failParentOnFailure': True}
     """
     try:
-        told = msgspec.json.decode(raw, type=dict[str, Any])
+        stored = msgspec.json.decode(raw, type=dict[str, Any])
     except msgspec.DecodeError:
         return {}
-    options = {_LONG.get(name, name): value for name, value in told.items()}
+    options = {_LONG.get(name, name): value for name, value in stored.items()}
     telemetry = {"metadata": options.pop("telemetryMetadata", None)}
     telemetry["omitContext"] = options.pop("omitContext", None)
     if any(value is not None for value in telemetry.values()):
@@ -307,15 +294,15 @@ def _whole(value: Any) -> int | None:
     return int(value) if abs(value) < 2**53 else None
 
 
-def _trace(told: Any) -> str:
+def _trace(given: Any) -> str:
     """The W3C traceparent in `tm`, which is a JSON object of headers or the header itself."""
-    if not isinstance(told, str):
+    if not isinstance(given, str):
         return ""
-    if told.startswith("{"):
+    if given.startswith("{"):
         try:
-            carrier = msgspec.json.decode(told)
+            carrier = msgspec.json.decode(given)
         except (msgspec.DecodeError, RecursionError):
             return ""
         value = carrier.get("traceparent") if isinstance(carrier, dict) else None
         return value if isinstance(value, str) else ""
-    return told
+    return given

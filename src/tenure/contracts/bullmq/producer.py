@@ -18,7 +18,6 @@ import msgspec
 
 from tenure.contracts.bullmq.options import (
     CONTRACT,
-    EXCLUSIVE,
     PARENT_OPTIONS,
     PRIORITY_MAX,
     SHORT,
@@ -108,7 +107,7 @@ class Producer:
         options: Mapping[str, Any] | None = None,
         **repeat: Any,
     ) -> str:
-        """Make jobs `every` so many ms or by a cron `pattern`; further words: tz, limit, offset,
+        """Make jobs `every` so many ms or by a cron `pattern`; further options: tz, limit, offset,
         startDate, endDate. Returns the id of the next job."""
         given = long_names(options or {})
         packed = {SHORT.get(word, word): value for word, value in given.items()}
@@ -356,8 +355,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
         raise InvalidJob(f"deduplication ttl {ttl!r}: milliseconds, not negative")
     if dedup is not None and not _dedup(given)[0]:
         raise InvalidJob("deduplication needs an id, as in {'id': 'order-17', 'ttl': 5000}")
-    given_of = (word for word in EXCLUSIVE if given.get(word))
-    exclusive = [*given_of, *(s for s in PARENT_OPTIONS if given.get(s))]
+    exclusive = [n for n in (*PARENT_OPTIONS, *PARENT_OPTIONS.values()) if given.get(n)]
     if len(exclusive) > 1:
         together = ", ".join(exclusive)
         raise InvalidJob(f"The following options cannot be used together: {together}")
@@ -385,8 +383,8 @@ def _parent(given: Mapping[str, Any]) -> tuple[str, bytes | str]:
     if not parent:
         return "", ""
     stored: dict[str, Any] = {"id": parent["id"], "queueKey": parent["queue"]}
-    for long, short in SHORT.items():
-        if short in PARENT_OPTIONS and (given.get(long) or given.get(short)):
+    for long, short in PARENT_OPTIONS.items():
+        if given.get(long) or given.get(short):
             stored[short] = True
     return f"{parent['queue']}:{parent['id']}", msgspec.json.encode(stored)
 

@@ -53,7 +53,7 @@ _VERDICTS: dict[bytes, Verdict] = {
 }
 _KEEP_ALL = Keep()
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
-# Events of BullMQ's own that say where a job stands: a handler's news must not look like them.
+# BullMQ's own events, which tell a job's state: a handler cannot report one of these.
 _RESERVED_EVENTS = frozenset(
     (
         *("added", "waiting", "active", "completed", "failed", "delayed", "drained", "paused"),
@@ -87,7 +87,7 @@ class BullmqQueue:
         )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
+        """Store jobs; an id or idempotency key seen before answers with the job there is."""
         options = self._options
         rows: list[tuple[Arg, ...]] = []
         invalid: dict[int, Submitted] = {}
@@ -287,7 +287,7 @@ def _verdict(lease: Lease, reply: Any) -> Verdict:
 
 
 def _check_report(report: Report) -> None:
-    """Refuse news that BullMQ's readers would take for something else (B-30)."""
+    """Refuse reports that BullMQ's readers would take for something else (B-30)."""
     if report.type in _RESERVED_EVENTS:
         raise UsageError(
             f"a handler cannot report {report.type!r}: that is an event of BullMQ's own; "

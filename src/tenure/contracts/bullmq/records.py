@@ -31,8 +31,8 @@ def _record_of(
     options = read_options(raw.get(b"opts", b"{}"))
     made, stalled = count(b"atm"), count(b"stc")
     created = count(b"timestamp")
-    words = text(b"tn").split(" ")
-    lease_until = number(words[2].encode()) if len(words) == 6 else 0
+    own = raw.get(b"tn", b"").split(b" ")  # see head.lua
+    lease_until = number(own[2]) if len(own) == 6 else 0
     return JobRecord(
         job_id=job_id,
         contract=CONTRACT,
@@ -251,13 +251,13 @@ class Finder:
             replies = iter(await self._redis.pipeline(commands))
             for job_id in chunk:
                 flat = next(replies)
-                stands = [(state, next(replies)) for _, _, state in places]
+                places_found = [(state, next(replies)) for _, _, state in places]
                 otherwise = "unknown" if listed is None else listed[job_id]
-                found.append(self._record(job_id, flat, stands, otherwise))
+                found.append(self._record(job_id, flat, places_found, otherwise))
         return found
 
     def _record(
-        self, job_id: str, flat: Any, stands: list[tuple[str, Any]], otherwise: str
+        self, job_id: str, flat: Any, places_found: list[tuple[str, Any]], otherwise: str
     ) -> JobRecord | None:
         if not isinstance(flat, list):
             return None  # the key is no hash
@@ -266,7 +266,7 @@ class Finder:
             return None
         if otherwise == "unknown" and raw.get(b"finishedOn"):
             otherwise = "failed" if b"failedReason" in raw else "completed"
-        there = ((state, place) for state, place in stands if isinstance(place, bytes | int))
+        there = ((state, place) for state, place in places_found if isinstance(place, bytes | int))
         state, place = next(there, (otherwise, b"0"))
         due_ms = number(place) // _SLOTS if state == "delayed" else 0
         return _record_of(job_id, self._queue, state, raw, due_ms=due_ms)
@@ -301,7 +301,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class JobFailed(TenureError):
-    """A job that somebody waited for has failed; the message is its reason."""
+    """A job whose end was awaited has failed; the message is its reason."""
 
     code = "job_failed"
 
@@ -371,7 +371,7 @@ class QueueEvents:
 
 
 def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
-    """The entries about one job, in the seam's words."""
+    """The stream entries about one job, as events of the seam."""
     events = []
     wanted = job_id.encode()
     for seq, flat in entries:

@@ -49,8 +49,8 @@ class Scheduler:
 
         Raises `UsageError` when the next run cannot be computed here.
         """
-        told = msgspec.json.decode(job.opts)
-        repeat = told.get("repeat") if isinstance(told, dict) else None
+        options = msgspec.json.decode(job.opts)
+        repeat = options.get("repeat") if isinstance(options, dict) else None
         if not isinstance(repeat, dict):
             return ""
         now = await self._redis.server_time_ms()
@@ -62,7 +62,7 @@ class Scheduler:
         following = {name: value for name, value in repeat.items() if name != "immediately"}
         following["count"] = count
         stem, next_ms = f"repeat:{scheduler_id}:", ""
-        after = max(now, _int(told.get("prevMillis")))
+        after = max(now, _int(options.get("prevMillis")))
         if pattern := repeat.get("pattern") or repeat.get("cron"):
             at_ms = _next_run(str(pattern), repeat, after)
             if repeat.get("endDate") and at_ms > _ms(repeat["endDate"]):
