@@ -202,27 +202,27 @@ class BullmqLedger:
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send finished jobs back, attempts counted anew; per id "ok" or what forbids it."""
-        return await self._steer("steer", job_ids, "retry")
+        return await self._steer(job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok" (was waiting), "requested" (its worker learns of it), "missing", or its end."""
-        return await self._steer("steer", job_ids, "cancel")
+        """Per id "ok" (it waited), "requested" (its worker learns of it), "missing", or its end."""
+        return await self._steer(job_ids, "cancel")
 
     async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
         """Remove jobs, and by default their children; per id "ok", "missing", or
         "active" when it or one of those children runs."""
-        return await self._steer("remove", job_ids, int(children))
+        return await self._run_ids("remove", (int(children),), job_ids)
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
         """Let delayed jobs run now; per id "ok", "missing", or the state it is in instead."""
-        return await self._steer("steer", job_ids, "promote")
+        return await self._steer(job_ids, "promote")
 
     async def change_delay(self, job_ids: Sequence[str], delay_ms: int) -> list[str]:
         """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or the state it is in
         instead."""
         if delay_ms < 0:
             raise UsageError(f"a delay cannot be negative: {delay_ms} ms", contract=CONTRACT)
-        return await self._steer("change", job_ids, "delay", delay_ms, 0)
+        return await self._steer(job_ids, "delay", delay_ms)
 
     async def change_priority(
         self, job_ids: Sequence[str], priority: int, *, first: bool = False
@@ -233,11 +233,11 @@ class BullmqLedger:
             raise UsageError(
                 f"priority {priority}: a whole number from 0 to {PRIORITY_MAX}", contract=CONTRACT
             )
-        return await self._steer("change", job_ids, "priority", priority, int(first))
+        return await self._steer(job_ids, "priority", priority, int(first))
 
     async def update_data(self, job_id: str, data: Any) -> None:
         """Replace the data of a job, as BullMQ's `updateData`; a running handler keeps its own."""
-        (answer,) = await self._steer("change", [job_id], "data", to_json(data), 0)
+        (answer,) = await self._steer([job_id], "data", to_json(data))
         if answer == "missing":
             raise NotFound(f"there is no job {job_id}", contract=CONTRACT)
 
@@ -348,7 +348,7 @@ class BullmqLedger:
         )
 
     async def remove_deduplication_key(self, deduplication_id: str) -> bool:
-        """Free a deduplication id, so that the next job with it is stored; False when it was free."""
+        """Free a deduplication id for the next job that has it; False when it was free."""
         return bool(await self._redis.call("DEL", f"{self._prefix}de:{deduplication_id}"))
 
     async def obliterate(self, *, force: bool = False) -> None:
@@ -373,8 +373,13 @@ class BullmqLedger:
         """Close the connections."""
         await self._redis.close()
 
-    async def _steer(self, script: str, job_ids: Sequence[str], *how: Arg) -> list[str]:
-        replies = await self._scripts.run_rows(script, how, [(job_id,) for job_id in job_ids])
+    async def _steer(
+        self, job_ids: Sequence[str], step: str, value: Arg = "", first: int = 0
+    ) -> list[str]:
+        return await self._run_ids("steer", (step, value, first), job_ids)
+
+    async def _run_ids(self, script: str, head: Sequence[Arg], ids: Sequence[str]) -> list[str]:
+        replies = await self._scripts.run_rows(script, head, [(job_id,) for job_id in ids])
         return [reply.decode() for reply in replies]
 
     async def _bulk(self, state: str, last_ms: int) -> int:

@@ -122,7 +122,7 @@ local function dedup(at, id)
   if find(mode, 'k') and type(redis.pcall('LPOS', ACTIVE, existing)) == 'number' then
     keep_last(at, id, deid, de)
   elseif find(mode, 'r') then
-    return { 'deduplicated', existing } -- BullMQ tells nobody of a job that came too late to replace
+    return { 'deduplicated', existing } -- BullMQ emits no event for a job that came too late to replace
   elseif find(mode, 'e') and ttl > 0 then
     call('SET', de, existing, 'PX', text[ttl])
   end
@@ -135,7 +135,7 @@ end
 
 local function known(id, at)
   local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'data')
-  if v.err then -- a key of another type stands where the job belongs
+  if v.err then -- the job's key is of another type
     return { 'conflict', id }
   elseif not v[1] then
     return nil

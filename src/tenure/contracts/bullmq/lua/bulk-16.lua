@@ -1,4 +1,4 @@
--- Sends many jobs to the line at once: finished ones back, delayed ones forward. As in BullMQ they all
+-- Makes many jobs claimable at once: finished ones again, delayed ones early. As in BullMQ they all
 -- enter `wait`, whatever their priority, and attempts go on counting.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed

@@ -103,7 +103,7 @@ local function rarely()
   return unreadable, is_text, condemn
 end
 
--- Starts a job that was just taken: its lock, its event, its hash, its line of the journal, its lease.
+-- Starts a job that was just taken: its lock, its event, its hash, its journal event, its lease.
 -- False, and nothing done, for a suspect that has to wait because this worker runs one already.
 local function start(id, from_list)
   local key = PREFIX .. id
@@ -173,7 +173,7 @@ local function start(id, from_list)
   return true
 end
 
--- Takes jobs off `wait`; suspects that have to wait keep their places. Many of them go to the end of the line
+-- Takes jobs off `wait`; suspects that have to wait keep their places. Many of them go to the end of the list
 -- instead, so that looking past them stays cheap.
 local function take_from_wait(wanted)
   local passed, empty = {}, false
@@ -220,8 +220,8 @@ local function take_from_prioritized(wanted)
   passed_n = passed_n + #passed / 2
 end
 
--- Takes up to `wanted` jobs off the lines.
-local function take_from_lines(wanted)
+-- Takes up to `wanted` jobs that are claimable.
+local function take_jobs(wanted)
   if leases_n < wanted and take_from_wait(wanted) then
     take_from_prioritized(wanted)
   end
@@ -245,7 +245,7 @@ local is_due = is_delayed and due <= NOW
 if is_due or ARGV[11] == '1' or ARGV[12] == '1' then
   prove()
 end
--- B-12: what is due stands in line before anything is taken.
+-- B-12: what is due becomes claimable before anything is taken.
 if is_due then
   rare().promote()
 end
@@ -307,7 +307,7 @@ if limit_max and allowed > 0 then
 end
 
 local wanted = leases_n + allowed
-take_from_lines(wanted)
+take_jobs(wanted)
 if #started > 0 then
   each_many('LPUSH', ACTIVE, started)
   if leases_n >= wanted or passed_n > 0 then

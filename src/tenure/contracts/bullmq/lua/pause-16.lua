@@ -9,12 +9,12 @@
 -- @include queue
 if ARGV[2] == 'pause' then
   call('HSET', META, 'paused', '1')
-  one_line()
+  merge_paused()
   call('DEL', MARKER)
   emit('paused')
 else
   call('HDEL', META, 'paused')
-  one_line()
+  merge_paused()
   if call('LLEN', WAIT) > 0 or call('ZCARD', PRIORITIZED) > 0 then
     IS_PAUSED = false
     wake()

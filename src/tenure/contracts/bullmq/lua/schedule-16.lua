@@ -78,14 +78,14 @@ local function follow()
   end
   local next_ms = whole(ARGV[4])
   if not next_ms then
-    local told = cjson.decode(ARGV[5])
-    local every = whole(v[3]) or tonumber(told.every)
+    local options = cjson.decode(ARGV[5])
+    local every = whole(v[3]) or tonumber(options.every)
     if not every or every < 1 then
       return ''
     end
     next_ms = tonumber(before) + every
     if next_ms < NOW then
-      next_ms = on_grid(every, whole(v[4]) or tonumber(told.offset) or 0)
+      next_ms = on_grid(every, whole(v[4]) or tonumber(options.offset) or 0)
     end
   end
   local data = v[2] or ARGV[7]

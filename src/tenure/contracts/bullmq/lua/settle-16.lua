@@ -80,9 +80,10 @@ for at = FIRST, #ARGV, WIDTH do
         priority = '0'
       end
       done = done + 1
-      lines[2 * done - 1], lines[2 * done] = 'e', (find(id, '%c') and string.gsub(id, '%c', ' ') or id) .. '\tcomplete\t'
-        .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\tactive\tcompleted\t1\t' .. fence .. '\t' .. fence .. '\t0\t' .. lease
-        .. TAIL .. ARGV[at + 4] .. TOKEN_H .. priority .. '\t'
+      local shown = find(id, '%c') and string.gsub(id, '%c', ' ') or id
+      lines[2 * done - 1], lines[2 * done] = 'e', shown .. '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. task
+        .. '\tactive\tcompleted\t1\t' .. fence .. '\t' .. fence .. '\t0\t' .. lease .. TAIL .. ARGV[at + 4]
+        .. TOKEN_H .. priority .. '\t'
       scored[2 * done - 1], scored[2 * done] = NOW_S, id
       ids[done], freed[done] = id, locks[n]
       answers[n] = 1

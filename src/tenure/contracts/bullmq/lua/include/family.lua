@@ -6,10 +6,10 @@
 -- "bull:mail:17" is job 17 of the queue "bull:mail:"; ids may hold colons, so the parent's own words
 -- say where its queue ends.
 local function parent_of(parent_key, parent_json)
-  local ok, told = pcall(cjson.decode, parent_json or '')
-  if ok and type(told) == 'table' and type(told.queueKey) == 'string'
-    and (type(told.id) == 'string' or type(told.id) == 'number') then
-    return told.queueKey .. ':', tostring(told.id), told
+  local ok, link = pcall(cjson.decode, parent_json or '')
+  if ok and type(link) == 'table' and type(link.queueKey) == 'string'
+    and (type(link.id) == 'string' or type(link.id) == 'number') then
+    return link.queueKey .. ':', tostring(link.id), link
   end
   local prefix, id = match(parent_key, '^(.*:)([^:]+)$')
   return prefix or '', id or parent_key, {}
@@ -138,21 +138,21 @@ end
 -- What a failed child does is its own choice: fpof fails the parent, cpof lets it go on at once, idof
 -- and rdof only stop waiting for this child; by default the parent goes on waiting.
 local function child_failed(child_key, parent_key, parent_json, reason)
-  local prefix, id, told = parent_of(parent_key, parent_json)
-  if not (told.fpof or told.cpof or told.idof or told.rdof) or not is_sound_parent(parent_key, prefix) then
+  local prefix, id, link = parent_of(parent_key, parent_json)
+  if not (link.fpof or link.cpof or link.idof or link.rdof) or not is_sound_parent(parent_key, prefix) then
     return
   end
   if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
     return
   end
-  if told.fpof then
+  if link.fpof then
     call('ZADD', parent_key .. ':unsuccessful', NOW_S, child_key)
     return fail_parent(prefix, id, 'child ' .. child_key .. ' failed')
   end
-  if told.cpof or told.idof then
+  if link.cpof or link.idof then
     call('HSET', parent_key .. ':failed', child_key, reason)
   end
-  if told.cpof or call('SCARD', parent_key .. ':dependencies') == 0 then
+  if link.cpof or call('SCARD', parent_key .. ':dependencies') == 0 then
     release_parent(prefix, id)
   end
 end
@@ -180,14 +180,14 @@ local function child_removed(child_key, parent_key, parent_json, sweeping)
   end
   call('RPUSH', prefix .. 'wait', id)
   wake_queue(prefix)
-  if not sweeping then -- a sweep tells nobody in other queues
+  if not sweeping then -- a sweep emits nothing in other queues
     redis.pcall('XADD', prefix .. 'events', '*', 'event', 'waiting', 'jobId', id, 'prev', 'waiting-children')
   end
   note_parent(parent_key, prefix, id, 'promote', 'waiting', '0')
 end
 
--- Storing. A new job: its hash, its events, its place in the line, its first line of the journal. Jobs for
--- the end of `wait` gather in `line`, and leave by one push.
+-- Storing a new job: its hash, its events, its list or set, its first journal event. Jobs for the end of `wait`
+-- gather in `to_wait`, and are pushed together.
 
 -- `job` has id, name, data, opts (JSON), timestamp, delay (ms), priority, lifo, and where they apply
 -- parent_key, parent (JSON), rjk (its scheduler), deid (its deduplication), waits_children; for the
@@ -214,7 +214,7 @@ local function store_job(job)
   if job.deid then
     fields[n + 1], fields[n + 2] = 'deid', job.deid
   end
-  if type(redis.pcall('HSET', key, unpack(fields))) == 'table' then -- another type stands where the job belongs
+  if type(redis.pcall('HSET', key, unpack(fields))) == 'table' then -- the key is of another type
     quarantine(id, 'its key is a ' .. call('TYPE', key).ok .. ', not a hash')
     call('DEL', key)
     call('HSET', key, unpack(fields))
@@ -232,7 +232,7 @@ local function store_job(job)
       put('RPUSH', WAIT, id)
       wake()
     else
-      line[#line + 1] = id
+      to_wait[#to_wait + 1] = id
     end
     emit('waiting', 'jobId', id, 'timestamp', NOW_S)
   end
@@ -290,7 +290,7 @@ local function end_dedup(id, deid)
   call('DEL', dn)
 end
 
--- `sweeping` says that the whole line is swept: a parent that waits for nothing else goes with its child.
+-- `sweeping` says that the whole queue is swept: a parent that waits for nothing else goes with its child.
 local function drop_finished(ids, sweeping)
   for _, id in ipairs(ids) do
     local key = PREFIX .. id

@@ -8,7 +8,7 @@ local ran = false -- a job that ran has ended
 -- Settles that removed their job are remembered for a while, so that one sent again is recognised.
 local ENDED = PREFIX .. 'tenure:ended'
 local ended = {}
-local line = {}
+local to_wait = {} -- ids of new jobs for the end of `wait`
 
 -- Finished jobs of a batch enter their set together.
 local function flush_kept()
@@ -67,9 +67,9 @@ end
 
 -- What leaves once at the end of a script that ended jobs, or stored some.
 local function finish_up()
-  if #line > 0 then
-    each_many('LPUSH', WAIT, line)
-    line = {}
+  if #to_wait > 0 then
+    each_many('LPUSH', WAIT, to_wait)
+    to_wait = {}
     wake()
   end
   flush_kept()

@@ -1,6 +1,6 @@
 -- What every script of this contract shares: the queue's keys in their fixed order, the store's clock, and how
 -- records are set aside that cannot be read.
--- ARGV[1] is what stands before every key of the queue, such as "bull:video-generation:".
+-- ARGV[1] is the prefix of every key of the queue, such as "bull:video-generation:".
 --
 -- The data is BullMQ's. Our own state of a job is one more field of its hash, `tn`:
 --   ver state lease_until settled_fence settled_kind settled_due
@@ -76,7 +76,7 @@ local function put(command, key, ...)
     local aside = PREFIX .. 'tenure:quarantine:' .. name
     call('RENAME', key, aside)
     call('PEXPIRE', aside, '604800000') -- a week
-    call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for jobs that stood there
+    call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for the jobs that were in it
     reply = call(command, key, ...)
   end
   return reply

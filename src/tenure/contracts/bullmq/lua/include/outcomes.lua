@@ -61,7 +61,7 @@ local function ends(job, o, to)
   return { o.kind, 0 }
 end
 
--- The outcomes that go back to the line, made when the first one comes.
+-- The outcomes after which a job waits again, made when the first one comes.
 local function outcomes()
   -- The job goes back: the hash remembers how the lease ended for an outcome that is sent again.
   local function back(job, o, kind, to, due, counts, event)

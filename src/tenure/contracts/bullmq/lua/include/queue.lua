@@ -50,7 +50,7 @@ end
 
 -- A 5.x client pauses by renaming `wait` to `paused` and resumes by renaming it back, over whatever is
 -- in `wait`; a 6.x client leaves everything in `wait`. One list is safe with both: `wait`. (B-34)
-local function one_line()
+local function merge_paused()
   if call('EXISTS', PAUSED) == 0 then
     return
   end
@@ -60,7 +60,7 @@ local function one_line()
   call('DEL', PAUSED)
 end
 if IS_PAUSED then
-  one_line()
+  merge_paused()
 end
 
 -- What happens at the end: each of these is written at most once, however many jobs a script touches.

@@ -1,7 +1,7 @@
 -- Takes back what ran out: a job in `active` whose lock is gone. BullMQ's workers can neither extend nor
 -- settle without the lock, so nobody is robbed. The check and the step are one.
 
--- The job goes to the front of the line; one that was lost too often, or that somebody wanted cancelled,
+-- The job goes to the front of `wait`; one that was lost too often, or that is to be cancelled,
 -- carries its failure with it, and the next pickup fails it at once. Returns whether there was a job.
 local function reap(id, stalled_max)
   local key = PREFIX .. id
@@ -36,7 +36,7 @@ local function reap(id, stalled_max)
   return true
 end
 
--- Looks through `active` from the newest to the oldest, so that the oldest stands first in line again.
+-- Looks through `active` from the newest to the oldest, so that the oldest is first in `wait` again.
 local function reap_lockless(stalled_max)
   local ids = call('LRANGE', ACTIVE, '0', '-1')
   local reaped = 0
