@@ -2,7 +2,7 @@
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] retry, cancel, promote, delay, priority or data
+-- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept: Node's), cancel, promote, delay, priority or data
 -- ARGV[3] the delay from now in ms, the priority, or the data JSON  ARGV[4] 1 to go before its equals  ARGV[5..] ids
 -- Returns per id 'ok', 'requested' (its worker learns of it), 'missing', or the state that forbids it
 -- Clauses B-35 B-36 B-38 B-49 B-50 B-56
@@ -23,7 +23,12 @@ local function retry(job)
     return job.state
   end
   OUT[job.state](job.id)
-  call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel', 'atm', 'stc')
+  call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel')
+  local attempt = text[job.atm + job.stc]
+  if ARGV[2] == 'retry' then
+    call('HDEL', job.key, 'atm', 'stc')
+    attempt = '0'
+  end
   local to = wait_at_end(job.id, tonumber(job.priority) or 0)
   if job.parent_key and call('EXISTS', job.parent_key) == 1 then
     -- A key of another type names no child.
@@ -35,7 +40,7 @@ local function retry(job)
   end
   emit('waiting', 'jobId', job.id, 'prev', job.state)
   write_tn(job, to)
-  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, '0', job.fence,
+  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, attempt, job.fence,
     job.fence, '0', '0', '', '0', '0', '', '', '', '', job.priority)
   return 'ok'
 end
@@ -101,8 +106,8 @@ local function change_data(job)
   return 'ok'
 end
 
-local STEPS = { retry = retry, cancel = cancel, promote = promote_one, delay = change_delay, priority = change_priority,
-  data = change_data }
+local STEPS = { retry = retry, again = retry, cancel = cancel, promote = promote_one, delay = change_delay,
+  priority = change_priority, data = change_data }
 local step = STEPS[ARGV[2]]
 local answers = {}
 for i = 5, #ARGV do
