@@ -269,9 +269,9 @@ if ARGV[12] == '1' then
         ver = text[ver + 1]
         call('SET', key .. ':lock', lock, 'PX', LEASE_S)
         call('HSET', key, 'tn', ver .. OTHER .. old_fence .. ' ' .. old_kind .. ' ' .. old_due)
-        note(plain(id), 'extend', ver, NOW_S, plain(f.name), 'active', 'active',
-          text[(whole(f.atm) or 0) + (whole(f.stc) or 0) + 1], f.ats, f.ats, LEASE_UNTIL, was_lease, WORKER, '0', '0',
-          '', '', '', TOKEN_H, f.priority)
+        note({ id = id, kind = 'extend', ver = ver, task = f.name, from = 'active', to = 'active',
+          attempt = text[(whole(f.atm) or 0) + (whole(f.stc) or 0) + 1], fence = f.ats, lease = LEASE_UNTIL,
+          prev_lease = was_lease, worker = WORKER, token_h = TOKEN_H, priority = f.priority })
         lend(id, f, f.ats)
       end
     end

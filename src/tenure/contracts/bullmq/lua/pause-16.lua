@@ -24,7 +24,7 @@ else
 end
 local changed = (ARGV[2] == 'pause') ~= (settings[1] and true or false)
 if changed then
-  note('', ARGV[2], '0', NOW_S, '', '', '', '0', '0', '0', '0', '0', '')
+  note({ kind = ARGV[2] })
 end
 flush()
 return changed and 1 or 0

@@ -20,8 +20,8 @@ local function report(at)
   if lock ~= token .. ':' .. fence or call('TYPE', key).ok ~= 'hash' then
     local v = redis.pcall('HMGET', key, 'name', 'tn')
     local _, state = read_tn(v[2])
-    note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, '0', '0', '0', WORKER,
-      '0', '0', 'lease_lost', '', '', ARGV[at + 7], '0', 'report')
+    note({ id = id, kind = 'reject', task = v[1], from = state, to = state, fence = fence, prev_fence = '0',
+      worker = WORKER, error = 'lease_lost', token_h = ARGV[at + 7], data = 'report' })
     return { 'lost', lock and 'another worker holds the job' or 'the lock has run out' }
   end
   if progress ~= '' then

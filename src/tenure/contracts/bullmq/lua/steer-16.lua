@@ -40,8 +40,8 @@ local function retry(job)
   end
   emit('waiting', 'jobId', job.id, 'prev', job.state)
   write_tn(job, to)
-  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, attempt, job.fence,
-    job.fence, '0', '0', '', '0', '0', '', '', '', '', job.priority)
+  note({ id = job.id, kind = 'reopen', ver = text[job.ver + 1], task = job.name, from = job.state, to = to,
+    attempt = attempt, fence = job.fence, priority = job.priority })
   return 'ok'
 end
 

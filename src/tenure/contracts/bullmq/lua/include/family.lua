@@ -64,12 +64,10 @@ local function note_parent(key, prefix, id, kind, to, due)
     return
   end
   local attempt = text[(whole(v[3]) or 0) + (whole(v[4]) or 0)]
-  local fence = whole(v[5]) and v[5] or '0'
   ver = text[ver + 1]
   call('HSET', key, 'tn', ver .. ' ' .. to .. ' 0 0 - 0')
-  redis.pcall('XADD', prefix .. 'tenure:journal', '*', 'e', id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S
-    .. '\t' .. plain(v[2]) .. '\t' .. state .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t'
-    .. fence .. '\t0\t0\t\t0\t' .. due .. '\t\t\t\t\t' .. (v[6] or '0') .. '\t')
+  redis.pcall('XADD', prefix .. 'tenure:journal', '*', 'e', journal_line({ id = id, kind = kind, ver = ver, task = v[2],
+    from = state, to = to, attempt = attempt, fence = whole(v[5]) and v[5], due = due, priority = v[6] }))
 end
 
 -- A parent that waits becomes claimable: at once, or after its own delay. BullMQ's event names the same
@@ -239,8 +237,8 @@ local function store_job(job)
   if job.parent_key then
     redis.pcall('SADD', job.parent_key .. ':dependencies', key)
   end
-  note(id, 'submit', '1', NOW_S, plain(job.name), '', state, '0', '0', '0', '0', '0', '',
-    job.max_attempts or '0', text[due], '', job.payload_h or '', '', '', text[job.priority])
+  note({ id = id, kind = 'submit', ver = '1', task = job.name, to = state, max_attempts = job.max_attempts,
+    due = text[due], payload_h = job.payload_h, priority = text[job.priority] })
   return state
 end
 
@@ -303,8 +301,7 @@ local function drop_finished(ids, sweeping)
     end
     local ver, state = read_tn(v[4])
     if ver > 0 then
-      local fence = whole(v[6]) and v[6] or '0'
-      note(id, 'remove', text[ver + 1], NOW_S, plain(v[5]), state, '', '0', fence, fence, '0', '0', '')
+      note({ id = id, kind = 'remove', ver = text[ver + 1], task = v[5], from = state, fence = whole(v[6]) and v[6] })
     end
     delete_job(key)
   end

@@ -138,8 +138,9 @@ local function finish(job, o)
     end
   end
   local attempt = text[job.atm + job.stc + counts]
-  note(job.id, o.kind, ver, NOW_S, job.name, job.state, o.to, attempt, fence, fence, '0', job.lease,
-    o.worker, o.max_attempts, '0', o.code, '', o.result_h, o.token_h, job.priority)
+  note({ id = job.id, kind = o.kind, ver = ver, task = job.name, from = job.state, to = o.to, attempt = attempt,
+    fence = fence, prev_lease = job.lease, worker = o.worker, max_attempts = o.max_attempts, error = o.code,
+    result_h = o.result_h, token_h = o.token_h, priority = job.priority })
   if completed then
     emit('completed', 'jobId', job.id, 'returnvalue', o.value, 'prev', o.prev, 'timestamp', NOW_S)
   else
@@ -149,7 +150,8 @@ local function finish(job, o)
     end
   end
   if keep_count == 0 then
-    note(job.id, 'remove', text[job.ver + 2], NOW_S, job.name, o.to, '', attempt, fence, fence, '0', '0', '')
+    note({ id = job.id, kind = 'remove', ver = text[job.ver + 2], task = job.name, from = o.to, attempt = attempt,
+      fence = fence })
   end
   counted[o.to] = counted[o.to] + 1
   ran = ran or counts == 1

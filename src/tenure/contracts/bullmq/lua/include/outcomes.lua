@@ -50,8 +50,9 @@ end
 local function reject(id, fence, why, token_h)
   local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'ats', 'tn')
   local _, state = read_tn(v[3])
-  note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, whole(v[2]) and v[2] or '0', '0', '0',
-    WORKER, '0', '0', 'lease_lost', '', '', token_h, '0', 'settle')
+  note({ id = id, kind = 'reject', task = v[1], from = state, to = state, fence = fence,
+    prev_fence = whole(v[2]) and v[2] or '0', worker = WORKER, error = 'lease_lost', token_h = token_h,
+    data = 'settle' })
   return { 'lost', why }
 end
 
@@ -82,9 +83,9 @@ local function outcomes()
     if event then
       emit('waiting', 'jobId', job.id, 'prev', 'active')
     end
-    note(job.id, kind == 'park' and 'snooze' or kind, ver, NOW_S, job.name, 'active', to,
-      text[atm + job.stc], fence, fence, '0',
-      job.lease, WORKER, o.max_attempts, due, o.code, '', '', o.token_h, job.priority)
+    note({ id = job.id, kind = kind == 'park' and 'snooze' or kind, ver = ver, task = job.name, from = 'active',
+      to = to, attempt = text[atm + job.stc], fence = fence, prev_lease = job.lease, worker = WORKER,
+      max_attempts = o.max_attempts, due = due, error = o.code, token_h = o.token_h, priority = job.priority })
   end
 
   local function cancelled(job, o)

@@ -46,6 +46,6 @@ local function note_move(job, kind, to, due)
   local ver = text[job.ver + 1]
   call('HSET', job.key, 'tn', ver .. ' ' .. to .. ' 0 ' .. job.settled)
   local from = job.journalled == 'delayed' and 'delayed' or job.state
-  note(job.id, kind, ver, NOW_S, job.name, from, to, text[job.atm + job.stc], job.fence, job.fence, '0',
-    '0', '', '0', due or '0', '', '', '', '', job.priority)
+  note({ id = job.id, kind = kind, ver = ver, task = job.name, from = from, to = to,
+    attempt = text[job.atm + job.stc], fence = job.fence, due = due, priority = job.priority })
 end

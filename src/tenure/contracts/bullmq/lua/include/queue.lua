@@ -76,26 +76,33 @@ local function emit(...)
   return redis.pcall('XADD', EVENTS, '*', 'event', ...)
 end
 
--- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
--- a command. `lines` alternates field name and event; journal.py reads it.
-local lines, lines_n = {}, 0
-local function note(id, kind, ver, at, task, from, to, attempt, fence, prev_fence, lease, prev_lease,
-    worker, max_attempts, due, error_code, payload_h, result_h, token_h, priority, data)
-  lines[lines_n + 1] = 'e'
-  lines_n = lines_n + 2
-  lines[lines_n] = id .. '\t' .. kind .. '\t' .. ver .. '\t' .. at .. '\t' .. task .. '\t' .. from
-    .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease .. '\t'
-    .. prev_lease .. '\t' .. worker .. '\t' .. (max_attempts or '0') .. '\t' .. (due or '0') .. '\t'
-    .. (error_code or '') .. '\t' .. (payload_h or '') .. '\t' .. (result_h or '') .. '\t'
-    .. (token_h or '') .. '\t' .. (priority or '0') .. '\t' .. (data or '')
-end
-
 -- Names and ids come from other programs: nothing in them may break the journal's lines.
 local function plain(words)
   if words and find(words, '%c') then
     return (string.gsub(words, '%c', ' '))
   end
   return words or ''
+end
+
+-- An event of the journal as one line; journal.py names its fields. `e` has id, kind, ver, task, from, to, and what
+-- else applies.
+local function journal_line(e)
+  local fence = e.fence or '0'
+  return plain(e.id) .. '\t' .. e.kind .. '\t' .. (e.ver or '0') .. '\t' .. NOW_S .. '\t' .. plain(e.task) .. '\t'
+    .. (e.from or '') .. '\t' .. (e.to or '') .. '\t' .. (e.attempt or '0') .. '\t' .. fence .. '\t'
+    .. (e.prev_fence or fence) .. '\t' .. (e.lease or '0') .. '\t' .. (e.prev_lease or '0') .. '\t' .. (e.worker or '')
+    .. '\t' .. (e.max_attempts or '0') .. '\t' .. (e.due or '0') .. '\t' .. (e.error or '') .. '\t'
+    .. (e.payload_h or '') .. '\t' .. (e.result_h or '') .. '\t' .. (e.token_h or '') .. '\t' .. (e.priority or '0')
+    .. '\t' .. (e.data or '')
+end
+
+-- Events gather while a script runs and leave in few entries: history costs a text and not a command. `lines`
+-- alternates field name and event.
+local lines, lines_n = {}, 0
+local function note(e)
+  lines[lines_n + 1] = 'e'
+  lines_n = lines_n + 2
+  lines[lines_n] = journal_line(e)
 end
 
 -- Every script ends here.

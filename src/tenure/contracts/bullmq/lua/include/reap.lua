@@ -15,10 +15,8 @@ local function reap(id, stalled_max)
     return false -- B-27: an id without a job does not stay in `active`
   end
   local ver, _, lease = read_tn(v[5])
-  local fence, worker, name = whole(v[4]) and v[4] or '0', plain(v[6]), plain(v[1])
   local atm, stc = whole(v[2]) or 0, whole(v[3]) or 0
   stc = stc + 1
-  local attempt = text[atm + stc]
   local tn = text[ver + 1] .. ' waiting 0 0 - 0'
   local cancelled = v[8] == '1'
   if cancelled or stc > stalled_max then
@@ -31,8 +29,9 @@ local function reap(id, stalled_max)
   wake()
   emit('waiting', 'jobId', id, 'prev', 'active')
   emit('stalled', 'jobId', id, 'timestamp', NOW_S)
-  note(plain(id), 'reap', text[ver + 1], NOW_S, name, 'active', 'waiting', attempt, fence, fence, '0', lease,
-    worker, '0', '0', '', '', '', '', whole(v[7]) and v[7] or '0')
+  note({ id = id, kind = 'reap', ver = text[ver + 1], task = v[1], from = 'active', to = 'waiting',
+    attempt = text[atm + stc], fence = whole(v[4]) and v[4], prev_lease = lease, worker = plain(v[6]),
+    priority = whole(v[7]) and v[7] })
   return true
 end
 
