@@ -196,7 +196,7 @@ def pack_options(options: Mapping[str, Any]) -> bytes:
 def unpack_options(raw: bytes) -> dict[str, Any]:
     """All options under their long names, from the JSON of `opts`.
 
-    >>> unpack(b'{"attempts":3,"fpof":true}')
+    >>> unpack_options(b'{"attempts":3,"fpof":true}')
     {'attempts': 3, 'failParentOnFailure': True}
     """
     try:
