@@ -14,7 +14,7 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
+local M = family()
 local REQUEST = ARGV[2] ~= '' and PREFIX .. 'tenure:add:' .. ARGV[2] or nil
 local DEPTH_MAX, IDEM_MS = tonumber(ARGV[3]), ARGV[4]
 local WIDTH, FIRST = 18, 5

@@ -9,7 +9,7 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
+local M = family()
 prove()
 local WITH_CHILDREN = ARGV[2] == '1'
 

@@ -13,7 +13,7 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
+local M = family()
 prove()
 local VERB, NAME = ARGV[2], ARGV[3]
 local REPEAT, SCHEDULER = PREFIX .. 'repeat', PREFIX .. 'repeat:' .. ARGV[3]

@@ -11,7 +11,7 @@
 -- @include finish
 -- @include place
 prove()
-local M = more()
+local M = family()
 local VALUE, TO_FRONT = tonumber(ARGV[3]), ARGV[4] == '1'
 
 local function write_tn(job, to)

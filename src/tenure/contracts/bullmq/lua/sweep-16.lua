@@ -9,7 +9,7 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
+local M = family()
 prove()
 
 -- The waiting job of a scheduler stays: it is what keeps the schedule alive.

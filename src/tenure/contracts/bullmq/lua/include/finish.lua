@@ -20,7 +20,7 @@ local function flush_kept()
   end
 end
 
-local function family()
+local function make_family()
   -- @include family
   return {
     child_completed = child_completed, child_failed = child_failed, child_removed = child_removed,
@@ -28,16 +28,16 @@ local function family()
     drop_finished = drop_finished, delete_job = delete_job, keep_of = keep_of, release_parent = release_parent,
   }
 end
-local known
-local function more()
-  known = known or family()
-  return known
+local made
+local function family()
+  made = made or make_family()
+  return made
 end
 
 -- What the end of a job does to others, by the functions of `family`: where it fails, the record it failed on is
 -- noted and the job ends all the same.
 local function affect(name, record, ...)
-  local ok, why = pcall(more()[name], ...)
+  local ok, why = pcall(family()[name], ...)
   if not ok then
     quarantine(record, type(why) == 'table' and why.err or tostring(why))
   end
@@ -117,7 +117,7 @@ local function finish(job, o)
     if job.parent_key then -- a failure that its parent was to wait on for: nothing is left to wait for
       affect('child_removed', job.parent_key, job.key, job.parent_key, job.parent)
     end
-    more().delete_job(job.key)
+    family().delete_job(job.key)
     ended[#ended + 1], ended[#ended + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
   else
     local field = completed and 'returnvalue' or 'failedReason'

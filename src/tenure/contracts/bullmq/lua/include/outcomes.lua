@@ -204,7 +204,7 @@ local function refuse_children(key, o)
   if opts.removeOnFail == nil then
     o.keep_count, o.keep_age, o.keep_limit = match(ARGV[7], THREE)
   else
-    o.keep_count, o.keep_age, o.keep_limit = more().keep_of(v[1], 'removeOnFail')
+    o.keep_count, o.keep_age, o.keep_limit = family().keep_of(v[1], 'removeOnFail')
   end
   o.code, o.result_h = 'children', ''
 end
