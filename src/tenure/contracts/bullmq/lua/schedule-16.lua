@@ -42,8 +42,7 @@ local function make(next_ms, name, data, opts_json, repeat_json, stem)
   if call('EXISTS', PREFIX .. id) == 1 then
     return ''
   end
-  local ok, opts = pcall(cjson.decode, opts_json or '')
-  opts = ok and type(opts) == 'table' and opts or {}
+  local opts = decoded(opts_json)
   local wait_ms = math.max(0, next_ms - NOW)
   opts['repeat'], opts.jobId, opts.repeatJobKey = cjson.decode(repeat_json), id, NAME
   opts.timestamp, opts.delay = NOW, wait_ms

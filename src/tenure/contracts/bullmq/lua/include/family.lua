@@ -6,9 +6,8 @@
 -- "bull:mail:17" is job 17 of the queue "bull:mail:"; ids may hold colons, so the parent's own words
 -- say where its queue ends.
 local function parent_of(parent_key, parent_json)
-  local ok, link = pcall(cjson.decode, parent_json or '')
-  if ok and type(link) == 'table' and type(link.queueKey) == 'string'
-    and (type(link.id) == 'string' or type(link.id) == 'number') then
+  local link = decoded(parent_json)
+  if type(link.queueKey) == 'string' and (type(link.id) == 'string' or type(link.id) == 'number') then
     return link.queueKey .. ':', tostring(link.id), link
   end
   local prefix, id = match(parent_key, '^(.*:)([^:]+)$')
@@ -244,8 +243,7 @@ end
 
 -- A job from options that only the JSON tells: the follower of a deduplicated job, or of a scheduler.
 local function store_from_opts(id, name, data, opts_json, extra)
-  local ok, opts = pcall(cjson.decode, opts_json)
-  opts = ok and type(opts) == 'table' and opts or {}
+  local opts = decoded(opts_json)
   local job = {
     id = id, name = name, data = data, opts = opts_json, delay = tonumber(opts.delay) or 0,
     priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
@@ -333,8 +331,7 @@ local function keep_of(opts_json, name)
     value = tonumber(value)
     return value and value >= 0 and value < NEVER and value or nil -- not NaN either
   end
-  local ok, opts = pcall(cjson.decode, opts_json or '')
-  local keep = ok and type(opts) == 'table' and opts[name]
+  local keep = decoded(opts_json)[name]
   if keep == true then
     return 0, nil
   elseif type(keep) == 'number' then

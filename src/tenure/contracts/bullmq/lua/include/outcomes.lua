@@ -166,11 +166,6 @@ local function decide(job, o)
   return rarer[o.kind](job, o)
 end
 
-local function decoded(json)
-  local ok, told = pcall(cjson.decode, json or '')
-  return ok and type(told) == 'table' and told or {}
-end
-
 -- The stacks of earlier attempts and one more entry, as JSON, cut to the job's limit.
 local function with_stack(earlier, entry, limit)
   local stack = decoded(earlier)

@@ -35,6 +35,12 @@ local function prove()
   call('ZCARD', CHILDREN)
 end
 
+-- The table that a JSON text holds; an empty one where it holds none.
+local function decoded(json)
+  local ok, value = pcall(cjson.decode, json or '')
+  return ok and type(value) == 'table' and value or {}
+end
+
 -- How many members a key has; none when it is of another type.
 local function size(command, key)
   local members = redis.pcall(command, key)
