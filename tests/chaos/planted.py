@@ -50,7 +50,7 @@ _STREAMS: dict[str, Edits] = {
 _BULLMQ: dict[str, Edits] = {
     "no-fence": (
         ("settle", "if done[id] or lock ~= token .. ':' .. fence then", "if done[id] then"),
-        ("complete", "if holders[n] == TOKEN .. fence and", "if"),
+        ("settle", "if holders[n] == TOKEN .. fence and", "if"),
     ),
     "no-reclaim": (
         ("claim", "  rare().reap_lockless(tonumber(ARGV[6]))\n", ""),

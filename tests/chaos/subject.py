@@ -258,7 +258,7 @@ BULLMQ = Profile(
     scripts=BULLMQ_SCRIPTS,
     residue=_bullmq_residue,
     query=_bullmq_query,
-    verbs={"add": "submit", "take": "claim", "complete": "settle"},
+    verbs={"add": "submit"},
     more_claims=1,  # the pickup that fails a job which was lost too often is a start as well
 )
 OMNIQ = Profile(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenure.contracts.bullmq import cron
+from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import TenureError
 from tenure.core.opening import parse_url
 from tenure.core.outcome import Fatal
@@ -60,7 +60,7 @@ PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exce
     ),
     "cursor": (finding._places, ["eyJhIjp7fX0", "e30"], (TenureError,)),
     "cron": (
-        lambda text: cron.next_after(text, 1, "UTC"),
+        lambda text: schedulers.next_after(text, 1, "UTC"),
         ["*/5 0 1,15 * 1-5", "0 0 29 2 *", "@weekly", "H H(0-7) * * L"],
         (TenureError,),
     ),

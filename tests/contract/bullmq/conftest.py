@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from tenure.contracts.bullmq import Producer, open_events, open_producer
-from tenure.contracts.bullmq.events import QueueEvents
 from tenure.contracts.bullmq.ledger import BullmqLedger
 from tenure.contracts.bullmq.queue import BullmqQueue
+from tenure.contracts.bullmq.records import QueueEvents
 from tenure.core.opening import open_journal, open_ledger, open_queue
 from tests.contract.adapters import Servers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.bullmq.claiming import Claims
+from tenure.contracts.bullmq.claim import Claims
 from tenure.core.errors import InvalidJob
 from tenure.core.job import NewJob
 from tenure.core.outcome import COMPLETED, Failure, Outcome

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tenure.contracts.bullmq import cron
+from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import UsageError
 from tenure.core.outcome import COMPLETED, Outcome
 from tests.contract.bullmq.conftest import Bench
@@ -126,11 +126,13 @@ BERLIN = "Europe/Berlin"
 def test_changes_of_the_clock_are_taken_as_node_takes_them(
     pattern: str, after: str, due: str
 ) -> None:
-    assert cron.next_after(pattern, _ms(after), BERLIN) == _ms(due)
+    assert schedulers.next_after(pattern, _ms(after), BERLIN) == _ms(due)
 
 
 def test_without_a_time_zone_the_local_time_of_the_process_counts() -> None:
-    program = "from tenure.contracts.bullmq.cron import next_after as n;print(n('0 3 * * *', 0))"
+    program = (
+        "from tenure.contracts.bullmq.schedulers import next_after as n;print(n('0 3 * * *', 0))"
+    )
     told = [
         subprocess.run(
             [sys.executable, "-c", program],
@@ -163,7 +165,7 @@ def test_without_a_time_zone_the_local_time_of_the_process_counts() -> None:
 )
 def test_a_pattern_that_is_none_says_so(pattern: str) -> None:
     with pytest.raises(UsageError, match="cron pattern"):
-        cron.parse(pattern)
+        schedulers.parse(pattern)
 
 
 def _ms(text: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from tenure.contracts.bullmq import cron
+from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import UsageError
 from tenure.core.opening import open_queue
 from tenure.store.embedded import locate_node
@@ -51,7 +51,9 @@ async def test_the_next_job_is_the_one_node_would_have_made(
     assert lease.job_id == first["id"]
     (after,) = [each.decode() for each in raw.zrange(f"bull:{name}:delayed", 0, -1)]
     begun = int(first["id"].rsplit(":", 1)[1])
-    assert int(after.rsplit(":", 1)[1]) == cron.next_after(repeat["pattern"], begun, repeat["tz"])
+    assert int(after.rsplit(":", 1)[1]) == schedulers.next_after(
+        repeat["pattern"], begun, repeat["tz"]
+    )
     made = await node.acall(f"job:{name}:{after}", "asJSON")
     assert made["opts"]["attempts"] == 3
     assert made["opts"]["repeat"]["count"] == 2
@@ -148,7 +150,7 @@ def test_without_a_time_zone_both_take_the_local_time_of_their_process() -> None
     rng = random.Random(13)
     questions = [("30 2 * * *", asked(rng)[1], {}) for _ in range(40)]
     program = (
-        "import json,sys;from tenure.contracts.bullmq.cron import next_after;"
+        "import json,sys;from tenure.contracts.bullmq.schedulers import next_after;"
         "print(json.dumps([next_after(t, m) for t, m, _ in json.load(sys.stdin)]))"
     )
     ours = subprocess.run(
@@ -165,6 +167,8 @@ def test_without_a_time_zone_both_take_the_local_time_of_their_process() -> None
 def next_after(pattern: str, at_ms: int, options: dict[str, str]) -> int | None:
     """Ours, or None where it finds nothing."""
     try:
-        return cron.next_after(pattern, at_ms, options["tz"], seed=options.get("hashSeed", ""))
+        return schedulers.next_after(
+            pattern, at_ms, options["tz"], seed=options.get("hashSeed", "")
+        )
     except UsageError:
         return None

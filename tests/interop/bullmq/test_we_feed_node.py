@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tenure.contracts.bullmq import Flow, open_events, open_producer
-from tenure.contracts.bullmq.events import JobFailed
+from tenure.contracts.bullmq.records import JobFailed
 from tests.interop.bullmq.peer import Node
 
 pytestmark = pytest.mark.clause("B-1", "B-3", "B-4", "B-5", "B-6")

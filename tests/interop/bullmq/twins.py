@@ -153,7 +153,7 @@ class OurSide:
             case "remove" | "promote":
                 await getattr(self._ledger, verb)([arg])
             case "again":
-                await self._ledger._steer("steer", [arg], "again")
+                await self._ledger._steer([arg], "again")
             case "drain":
                 await self._ledger.drain(delayed=arg != "waiting")
             case "clean":

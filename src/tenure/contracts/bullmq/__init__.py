@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tenure.contracts.bullmq.events import Event, QueueEvents
-from tenure.contracts.bullmq.family import Children, Flow
 from tenure.contracts.bullmq.journal import BullmqJournal, tape
-from tenure.contracts.bullmq.ledger import BullmqLedger
-from tenure.contracts.bullmq.managing import Metrics, SchedulerRecord
+from tenure.contracts.bullmq.ledger import BullmqLedger, Metrics, SchedulerRecord
 from tenure.contracts.bullmq.options import Options
-from tenure.contracts.bullmq.producer import Producer, open_events, open_producer
+from tenure.contracts.bullmq.producer import Flow, Producer, open_events, open_producer
 from tenure.contracts.bullmq.queue import BullmqQueue
+from tenure.contracts.bullmq.records import Children, Event, QueueEvents
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
 from tenure.core.tape import StreamTape

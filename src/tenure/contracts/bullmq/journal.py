@@ -28,17 +28,17 @@ class BullmqJournal(StreamJournal):
 
     def __init__(self, redis: Redis, options: Options) -> None:
         lines = Lines(_FIELDS, contract=CONTRACT, queue=options.queue)
-        super().__init__(redis, keys(options.key_prefix)[15], lines)
+        super().__init__(redis, keys(options.key_prefix).journal, lines)
 
 
 def tape(store: str, options: Options) -> StreamTape:
     """The same stream for readers in bulk; it is trimmed only behind what they captured."""
-    key = keys(options.key_prefix)[15]
+    key = keys(options.key_prefix).journal
     return StreamTape(
         store=store,
         key=key,
         contract=CONTRACT,
         queue=options.queue,
         fields=_FIELDS,
-        captured=(keys(options.key_prefix)[5], "tenure.captured"),
+        captured=(keys(options.key_prefix).meta, "tenure.captured"),
     )

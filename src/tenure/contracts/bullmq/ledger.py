@@ -1,20 +1,34 @@
-"""Reading and steering the jobs of this contract, for gateway, dashboard and command line."""
+"""Reading and steering a queue, for gateway, dashboard and command line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tenure.contracts.bullmq.events import read_events
-from tenure.contracts.bullmq.family import Children, read_children
-from tenure.contracts.bullmq.finding import STATES, Finder
-from tenure.contracts.bullmq.job_options import PRIORITY_MAX
-from tenure.contracts.bullmq.managing import Managing
-from tenure.contracts.bullmq.options import CONTRACT, Options, client_name
-from tenure.contracts.bullmq.records import number
+import msgspec
+
+from tenure.contracts.bullmq.options import (
+    CONTRACT,
+    PRIORITY_MAX,
+    Options,
+    client_name,
+    unpack_options,
+)
+from tenure.contracts.bullmq.records import (
+    LISTS,
+    STATES,
+    Children,
+    Finder,
+    json_or_text,
+    number,
+    read_children,
+    read_events,
+    state_keys,
+    text_of,
+)
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from tenure.core.errors import NotFound, ServerError, UsageError
+from tenure.core.errors import Conflict, NotFound, ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
 from tenure.core.values import to_json
@@ -22,12 +36,46 @@ from tenure.store.redis import Arg, Redis
 from tenure.store.resend import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
-# What repeats another event or tells of another request: a job's own story ends with its end.
 _EVENT_PAGES_MAX = 50
-_UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
+# Events that repeat another one or belong to another request.
+_NOT_SHOWN = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
 
-class BullmqLedger(Managing):
+class SchedulerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler: the template of its jobs, when the next one is due, and how many it made.
+
+    Of `every` (ms) and `pattern` it has one; times are ms, and 0 or "" means that it has none.
+    """
+
+    scheduler_id: str
+    name: str
+    next_ms: int
+    iterations: int = 0
+    every: int = 0
+    offset: int = 0
+    pattern: str = ""
+    tz: str = ""
+    limit: int = 0
+    start_ms: int = 0
+    end_ms: int = 0
+    data: Any = None
+    options: dict[str, Any] = {}
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Finished jobs of one kind: `points` counts them by the minute, the newest first.
+
+    `count` is how many there were in all, `length` how many minutes are kept.
+    """
+
+    count: int
+    points: list[int]
+    length: int
+    previous_ms: int = 0
+    previous_count: int = 0
+
+
+class BullmqLedger:
     """The ledger of one queue, for one event loop."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
@@ -35,7 +83,7 @@ class BullmqLedger(Managing):
         self._options = options
         self._scripts = Scripts(redis, options)
         self._finder = Finder(redis, options)
-        self._keys = self._scripts.keys
+        self._prefix = options.key_prefix
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
@@ -72,19 +120,16 @@ class BullmqLedger(Managing):
 
     async def counts(self) -> Counts:
         """Depth by state now."""
-        wait, active, prioritized, delayed, paused, meta = self._keys[:6]
+        keys = self._scripts.keys
+        sizes = [
+            ("LLEN" if state in LISTS else "ZCARD", key)
+            for state, key in state_keys(self._prefix).items()
+        ]
         replies = await self._redis.pipeline(
             [
-                ("LLEN", wait),
-                ("ZCARD", prioritized),
-                ("ZCARD", delayed),
-                ("LLEN", active),
-                ("ZCARD", self._keys[13]),
-                ("ZCARD", self._keys[11]),
-                ("ZCARD", self._keys[12]),
-                ("LLEN", paused),
-                ("HGET", meta, "paused"),
-                ("LINDEX", wait, -1),
+                *sizes,
+                ("HGET", keys.meta, "paused"),
+                ("LINDEX", keys.wait, -1),
                 ("CLIENT", "LIST"),
                 ("TIME",),
             ]
@@ -94,11 +139,15 @@ class BullmqLedger(Managing):
         numbers, (is_paused, oldest, clients, clock) = replies[:8], replies[8:]
         states = dict(zip(STATES, (count or 0 for count in numbers), strict=True))
         now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        # Node's getWorkers() counts connections that carry a worker's name the same way.
+        names = [fields.get("name", "") for fields in _connections(clients)]
+        plain = client_name(self._options)
+        named = {name for name in names if name.startswith(f"{plain}:w:")}
         return Counts(
             states=states,
             totals={"completed": states["completed"], "failed": states["failed"]},
             paused=bool(is_paused),
-            workers=self._workers(clients),
+            workers=len(named) + names.count(plain),
             oldest_waiting_ms=await self._waited(oldest, now),
         )
 
@@ -107,28 +156,23 @@ class BullmqLedger(Managing):
 
         How many jobs each runs at once only ours say, in a key that no client of BullMQ reads.
         """
-        ours = f"{self._options.key_prefix}tenure:workers"
+        ours = f"{self._prefix}tenure:workers"
         clients, clock, flat = await self._redis.pipeline(
             [("CLIENT", "LIST"), ("TIME",), ("HGETALL", ours)]
         )
         now = int(clock[0]) * 1000
         start = f"{client_name(self._options)}:w:"
         found: dict[str, int] = {}
-        for line in clients.decode(errors="replace").splitlines():
-            fields = dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
+        for fields in _connections(clients):
             if fields.get("name", "").startswith(start):
                 name = fields["name"][len(start) :]
                 heard = now - 1000 * int(fields.get("idle", "0"))
                 found[name] = max(heard, found.get(name, 0))
-        told: dict[str, tuple[int, int]] = {}
-        pairs = [] if isinstance(flat, ServerError) else zip(flat[::2], flat[1::2], strict=True)
-        for name, words in pairs:
-            at, _, slots = words.partition(b" ")
-            told[name.decode(errors="replace")] = (number(at), number(slots))
+        own = {} if isinstance(flat, ServerError) else dict(zip(flat[::2], flat[1::2], strict=True))
         beats = []
         for name, heard_ms in found.items():
-            at_ms, slots = told.get(name, (0, 0))
-            beats.append(WorkerBeat(name, max(heard_ms, at_ms), slots))
+            at, _, slots = own.get(name.encode(), b"").partition(b" ")
+            beats.append(WorkerBeat(name, max(heard_ms, number(at)), number(slots)))
         return beats
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
@@ -136,15 +180,17 @@ class BullmqLedger(Managing):
 
         The stream is the whole queue's and is trimmed; of a job of long ago nothing may be left.
         """
-        told: list[JobEvent] = []
+        events: list[JobEvent] = []
         start = f"({after}" if after else "-"
         for _ in range(_EVENT_PAGES_MAX):
-            entries = await self._redis.call("XRANGE", self._keys[6], start, "+", "COUNT", 2_000)
-            told += [event for event in read_events(entries, job_id) if event.type not in _UNTOLD]
-            if len(entries) < 2_000 or len(told) >= limit:
+            entries = await self._redis.call(
+                "XRANGE", self._scripts.keys.events, start, "+", "COUNT", 2_000
+            )
+            events += [e for e in read_events(entries, job_id) if e.type not in _NOT_SHOWN]
+            if len(entries) < 2_000 or len(events) >= limit:
                 break
             start = f"({entries[-1][0].decode()}"
-        return told[:limit]
+        return events[:limit]
 
     async def pause(self) -> None:
         """Hand out no more leases."""
@@ -156,27 +202,27 @@ class BullmqLedger(Managing):
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send finished jobs back, attempts counted anew; per id "ok" or what forbids it."""
-        return await self._steer("steer", job_ids, "retry")
+        return await self._steer(job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok" (was waiting), "requested" (its worker is told), "missing", or its end."""
-        return await self._steer("steer", job_ids, "cancel")
+        """Per id "ok" (it waited), "requested" (its worker learns of it), "missing", or its end."""
+        return await self._steer(job_ids, "cancel")
 
     async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
-        """Remove jobs, and their children unless told otherwise; per id "ok", "missing", or
+        """Remove jobs, and by default their children; per id "ok", "missing", or
         "active" when it or one of those children runs."""
-        return await self._steer("remove", job_ids, int(children))
+        return await self._run_ids("remove", (int(children),), job_ids)
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
         """Let delayed jobs run now; per id "ok", "missing", or the state it is in instead."""
-        return await self._steer("steer", job_ids, "promote")
+        return await self._steer(job_ids, "promote")
 
     async def change_delay(self, job_ids: Sequence[str], delay_ms: int) -> list[str]:
         """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or the state it is in
         instead."""
         if delay_ms < 0:
             raise UsageError(f"a delay cannot be negative: {delay_ms} ms", contract=CONTRACT)
-        return await self._steer("change", job_ids, "delay", delay_ms, 0)
+        return await self._steer(job_ids, "delay", delay_ms)
 
     async def change_priority(
         self, job_ids: Sequence[str], priority: int, *, first: bool = False
@@ -187,11 +233,11 @@ class BullmqLedger(Managing):
             raise UsageError(
                 f"priority {priority}: a whole number from 0 to {PRIORITY_MAX}", contract=CONTRACT
             )
-        return await self._steer("change", job_ids, "priority", priority, int(first))
+        return await self._steer(job_ids, "priority", priority, int(first))
 
     async def update_data(self, job_id: str, data: Any) -> None:
         """Replace the data of a job, as BullMQ's `updateData`; a running handler keeps its own."""
-        (answer,) = await self._steer("change", [job_id], "data", to_json(data), 0)
+        (answer,) = await self._steer([job_id], "data", to_json(data))
         if answer == "missing":
             raise NotFound(f"there is no job {job_id}", contract=CONTRACT)
 
@@ -226,16 +272,16 @@ class BullmqLedger(Managing):
 
     async def children(self, job_id: str) -> Children:
         """The children of a job: what each of them left, and which are still to come."""
-        return await read_children(self._redis, self._job_key(job_id))
+        return await read_children(self._redis, self._prefix + job_id)
 
     async def logs(self, job_id: str) -> list[str]:
         """The lines that handlers logged to the job."""
-        lines = await self._redis.call("LRANGE", self._job_key(job_id) + ":logs", 0, -1)
+        lines = await self._redis.call("LRANGE", f"{self._prefix}{job_id}:logs", 0, -1)
         return [line.decode(errors="replace") for line in lines]
 
     async def log(self, job_id: str, line: str, *, keep: int = 0) -> int:
         """Add a line to the job's log, keeping at most `keep` (0: all); how many there are then."""
-        key = self._job_key(job_id)
+        key = self._prefix + job_id
         if not await self._redis.call("EXISTS", key):
             raise NotFound(f"there is no job {job_id} to log to", contract=CONTRACT)
         commands: list[tuple[Arg, ...]] = [("RPUSH", f"{key}:logs", line)]
@@ -244,24 +290,97 @@ class BullmqLedger(Managing):
         replies = await self._redis.pipeline(commands)
         return min(replies[0], keep) if keep else int(replies[0])
 
+    async def jobs(
+        self, *states: str, start: int = 0, end: int = -1, ascending: bool = False
+    ) -> list[JobRecord]:
+        """The jobs of each state from place `start` to `end` (-1: the last), the newest first or
+        the next to run first; as BullMQ's `getJobs`."""
+        unknown = set(states) - set(STATES)
+        if unknown or not states:
+            raise UsageError(f"name states: {', '.join(STATES)}", contract=CONTRACT)
+        listed = await self._finder.between(states, start, end, ascending=ascending)
+        found = await self._finder.records(list(listed), listed)
+        return [record for record in found if record is not None]
+
+    async def schedulers(self, *, start: int = 0, end: int = -1) -> list[SchedulerRecord]:
+        """The schedulers, the next one due first."""
+        repeat = self._prefix + "repeat"
+        (flat,) = await self._redis.pipeline([("ZRANGE", repeat, start, end, "WITHSCORES")])
+        if isinstance(flat, ServerError):  # of another type: upkeep puts it aside
+            return []
+        named = {text_of(each): due for each, due in zip(flat[::2], flat[1::2], strict=True)}
+        named.pop("", None)
+        hashes = await self._redis.pipeline([("HGETALL", f"{repeat}:{each}") for each in named])
+        return [
+            _scheduler(each, number(due), fields)
+            for (each, due), fields in zip(named.items(), hashes, strict=True)
+            if not isinstance(fields, ServerError)
+        ]
+
+    async def metrics(self, kind: str = "completed", *, start: int = 0, end: int = -1) -> Metrics:
+        """Finished jobs by the minute, where workers keep them (`metrics_minutes`)."""
+        if kind not in ("completed", "failed"):
+            raise UsageError(f"metrics are kept of completed and failed jobs, not of {kind!r}")
+        key = f"{self._prefix}metrics:{kind}"
+        fields, points, length = await self._redis.pipeline(
+            [
+                ("HMGET", key, "count", "prevTS", "prevCount"),
+                ("LRANGE", f"{key}:data", start, end),
+                ("LLEN", f"{key}:data"),
+            ]
+        )
+        # A key of another type, which upkeep puts aside, counts as none.
+        fields = (b"", b"", b"") if isinstance(fields, ServerError) else fields
+        count, previous_ms, previous_count = (number(each or b"") for each in fields)
+        has_points = not isinstance(points, ServerError)
+        return Metrics(
+            count=count,
+            points=[number(each) for each in points] if has_points else [],
+            length=length if has_points else 0,
+            previous_ms=previous_ms,
+            previous_count=previous_count,
+        )
+
+    async def trim_events(self, length: int) -> int:
+        """Keep about so many of the newest events; how many went."""
+        return int(
+            await self._redis.call("XTRIM", self._scripts.keys.events, "MAXLEN", "~", length)
+        )
+
+    async def remove_deduplication_key(self, deduplication_id: str) -> bool:
+        """Free a deduplication id for the next job that has it; False when it was free."""
+        return bool(await self._redis.call("DEL", f"{self._prefix}de:{deduplication_id}"))
+
+    async def obliterate(self, *, force: bool = False) -> None:
+        """Pause the queue and take it away with all its jobs; running ones only by `force`."""
+        await self._scripts.run("pause", "pause")
+        more = 1
+        while more == 1:
+            more = await self._scripts.run("obliterate", BATCH_MAX, int(force))
+        if more < 0:
+            what = "it was resumed meanwhile" if more == -1 else "jobs run in it; force ends them"
+            raise Conflict(f"the queue cannot be obliterated: {what}", contract=CONTRACT)
+        for pattern in ("tenure:add:*", "tenure:idem:*", "tenure:quarantine*"):
+            async for found in self._scripts.scan(pattern):
+                if found:
+                    await part(1, self._redis.call("UNLINK", *found))
+
     async def probe(self) -> None:
         """Raise `StoreError` where the server takes no writes."""
-        await self._redis.call("SET", f"{self._options.key_prefix}tenure:probe", "", "PX", 1)
+        await self._redis.call("SET", f"{self._prefix}tenure:probe", "", "PX", 1)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.close()
 
-    def _job_key(self, job_id: str) -> str:
-        return self._options.key_prefix + job_id
+    async def _steer(
+        self, job_ids: Sequence[str], step: str, value: Arg = "", first: int = 0
+    ) -> list[str]:
+        return await self._run_ids("steer", (step, value, first), job_ids)
 
-    async def _steer(self, script: str, job_ids: Sequence[str], *how: Arg) -> list[str]:
-        answers: list[str] = []
-        for start in range(0, len(job_ids), BATCH_MAX):  # one script stays short for the others
-            chunk = job_ids[start : start + BATCH_MAX]
-            replies = await part(start, self._scripts.run(script, *how, *chunk))
-            answers += [reply.decode() for reply in replies]
-        return answers
+    async def _run_ids(self, script: str, head: Sequence[Arg], ids: Sequence[str]) -> list[str]:
+        replies = await self._scripts.run_rows(script, head, [(job_id,) for job_id in ids])
+        return [reply.decode() for reply in replies]
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
@@ -271,20 +390,41 @@ class BullmqLedger(Managing):
                 break
         return sent
 
-    def _workers(self, clients: bytes) -> int:
-        """Connections that carry a worker's name; Node's getWorkers() counts the same way."""
-        plain = client_name(self._options)
-        names = [
-            field[5:]
-            for line in clients.decode(errors="replace").splitlines()
-            for field in line.split(" ")
-            if field.startswith("name=")
-        ]
-        return len({n for n in names if n.startswith(f"{plain}:w:")}) + names.count(plain)
-
     async def _waited(self, job_id: bytes | None, now: int) -> int:
         if not job_id:
             return 0
-        key = self._options.key_prefix.encode() + job_id
+        key = self._prefix.encode() + job_id
         (created,) = await self._redis.pipeline([("HGET", key, "timestamp")])
         return max(0, now - number(created)) if isinstance(created, bytes) else 0
+
+
+def _connections(clients: bytes) -> Iterator[dict[str, str]]:
+    """The fields of each connection in the answer to CLIENT LIST."""
+    for line in clients.decode(errors="replace").splitlines():
+        yield dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
+
+
+def _scheduler(scheduler_id: str, next_ms: int, flat: Sequence[bytes]) -> SchedulerRecord:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    def count(name: bytes) -> int:
+        return number(fields.get(name, b""))
+
+    return SchedulerRecord(
+        scheduler_id=scheduler_id,
+        name=text(b"name"),
+        next_ms=next_ms,
+        iterations=count(b"ic"),
+        every=count(b"every"),
+        offset=count(b"offset"),
+        pattern=text(b"pattern"),
+        tz=text(b"tz"),
+        limit=count(b"limit"),
+        start_ms=count(b"startDate"),
+        end_ms=count(b"endDate"),
+        data=json_or_text(fields.get(b"data")),
+        options=unpack_options(fields.get(b"opts", b"{}")),
+    )

@@ -9,28 +9,53 @@ sent again under the same request id, so that it is stored once.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tenure.contracts.bullmq import job_options, submission
-from tenure.contracts.bullmq.events import QueueEvents
-from tenure.contracts.bullmq.family import Flow
-from tenure.contracts.bullmq.options import CONTRACT, Options, keys
-from tenure.contracts.bullmq.scheduling import Scheduler
+import msgspec
+
+from tenure.contracts.bullmq.options import (
+    CONTRACT,
+    PARENT_OPTIONS,
+    PRIORITY_MAX,
+    SHORT,
+    Options,
+    keys,
+    long_names,
+    pack_options,
+)
+from tenure.contracts.bullmq.records import QueueEvents
+from tenure.contracts.bullmq.schedulers import Scheduler
 from tenure.contracts.bullmq.schema import check as check_schema
-from tenure.contracts.bullmq.scripts import SCRIPTS, Scripts
+from tenure.contracts.bullmq.scripts import BATCH_MAX, SCRIPTS, Scripts
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, ServerError
+from tenure.core.idempotency import request_hash, scoped_key, short_hash
+from tenure.core.job import NewJob, Submitted
 from tenure.core.opening import parse_url
-from tenure.core.submission import new_job_id
+from tenure.core.submission import check_job, new_job_id, submitted
 from tenure.core.values import to_json
 from tenure.store.redis import Arg, Redis
 from tenure.store.resend import part, resend
 
-_BATCH_MAX = 500
+_EXACT_MAX = 2**53
 _TRIES_MAX = 5
 _PATIENCE_S = 10.0
 _FOREVER = 9_007_199_254_740_991
+_DEDUP_MODES = (
+    *(("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive"), ("s", "reschedule")),
+)
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and the children it waits for; each may be in another queue of the same server."""
+
+    name: str
+    data: Any = None
+    queue: str = ""
+    options: Mapping[str, Any] = {}
+    children: Sequence[Flow] = ()
 
 
 class Producer:
@@ -41,9 +66,9 @@ class Producer:
     ) -> None:
         self._redis = redis
         self._options = options
-        self._keys = keys(options.key_prefix)
         self._schema = schema
-        self._scheduler = Scheduler(redis, Scripts(redis, options))
+        self._scripts = Scripts(redis, options)
+        self._scheduler = Scheduler(redis, self._scripts)
 
     async def add(self, name: str, data: Any = None, **options: Any) -> str:
         """Store one job; returns its id, or the id of the job it duplicates."""
@@ -54,9 +79,8 @@ class Producer:
         """Store many jobs; each batch of five hundred is stored whole or not at all."""
         rows = [self._row(name, data, options) for name, data, options in jobs]
         ids: list[str] = []
-        for start in range(0, len(rows), _BATCH_MAX):
-            args = [arg for row in rows[start : start + _BATCH_MAX] for arg in row]
-            ids += await part(start, self._send(args))
+        for start in range(0, len(rows), BATCH_MAX):
+            ids += await part(start, self._send(rows[start : start + BATCH_MAX]))
         return ids
 
     async def add_flow(self, flow: Flow) -> str:
@@ -83,10 +107,10 @@ class Producer:
         options: Mapping[str, Any] | None = None,
         **repeat: Any,
     ) -> str:
-        """Make jobs `every` so many ms or by a cron `pattern`; further words: tz, limit, offset,
+        """Make jobs `every` so many ms or by a cron `pattern`; further options: tz, limit, offset,
         startDate, endDate. Returns the id of the next job."""
-        given = job_options.spelled(options or {})
-        packed = {job_options.SHORT.get(word, word): value for word, value in given.items()}
+        given = long_names(options or {})
+        packed = {SHORT.get(word, word): value for word, value in given.items()}
         return await self._scheduler.upsert(
             scheduler_id,
             {"every": every, "pattern": pattern, **repeat},
@@ -102,13 +126,13 @@ class Producer:
     async def rate_limit(self, for_ms: int) -> None:
         """Hand out no job of a rate limited queue for so long; a handler that was told to slow down
         calls this and raises `Snooze(0)`."""
-        await self._redis.call("SET", self._keys[9], _FOREVER, "PX", for_ms)
+        await self._redis.call("SET", self._scripts.keys.limiter, _FOREVER, "PX", for_ms)
 
     async def limit(
         self, *, concurrency: int | None = None, rate: tuple[int, int] | None = None
     ) -> None:
         """Bound all workers of the queue together; None takes a bound away. `rate`: (jobs, ms)."""
-        meta = self._keys[5]
+        meta = self._scripts.keys.meta
         commands: list[tuple[Arg, ...]] = [("HDEL", meta, "concurrency", "max", "duration")]
         if concurrency is not None:
             commands.append(("HSET", meta, "concurrency", concurrency))
@@ -123,24 +147,22 @@ class Producer:
     def _row(self, name: str, data: Any, options: Mapping[str, Any]) -> tuple[Arg, ...]:
         if not name:
             raise InvalidJob("a job needs a name")
-        given = job_options.spelled(options)
+        given = long_names(options)
         if "jobId" in given:
-            submission.check_id(str(given["jobId"]))
+            _check_id(str(given["jobId"]))
         if self._schema is not None:
             check_schema(data, self._schema)
-        return submission.full_row(name, to_json({} if data is None else data), given)
+        return _full_args(name, to_json({} if data is None else data), given)
 
-    async def _send(self, args: Sequence[Arg]) -> list[str]:
-        request = secrets.token_hex(12)
-        head = (request, self._options.max_depth, 0)
-        scripts = Scripts(self._redis, self._options)
+    async def _send(self, rows: Sequence[tuple[Arg, ...]]) -> list[str]:
+        head = (secrets.token_hex(12), self._options.max_depth, 0)
         replies = await resend(
-            lambda: scripts.run("add", *head, *args),
+            lambda: self._scripts.run_rows("add", head, rows),
             tries=_TRIES_MAX,
             patience_s=_PATIENCE_S,
             ends=ServerError,
         )
-        return [_accepted(status.decode(), job_id.decode()) for status, job_id in replies]
+        return [_accepted(*reply) for reply in replies]
 
     async def _add_flows(self, flows: Sequence[Flow], parent: dict[str, str] | None) -> list[str]:
         commands: list[tuple[Arg, ...]] = []
@@ -162,19 +184,19 @@ class Producer:
         for reply in (*replies, *answers):
             if isinstance(reply, ServerError):
                 raise reply
-        for ((status, job_id),) in answers:
-            _accepted(status.decode(), job_id.decode())
+        for (reply,) in answers:
+            _accepted(*reply)
         return roots
 
     def _flow(
         self, flow: Flow, parent: dict[str, str] | None, commands: list[tuple[Arg, ...]]
     ) -> str:
-        given = job_options.spelled(flow.options)
+        given = long_names(flow.options)
         job_id = str(given.setdefault("jobId", new_job_id()))
-        submission.check_id(job_id)
+        _check_id(job_id)
         if parent:
             given["parent"] = parent
-        row = submission.full_row(
+        row = _full_args(
             flow.name,
             to_json({} if flow.data is None else flow.data),
             given,
@@ -201,10 +223,175 @@ def open_events(url: str) -> QueueEvents:
     return QueueEvents(Redis(store, name="tenure"), options)
 
 
-def _accepted(status: str, job_id: str) -> str:
+def _accepted(status: bytes, job_id: bytes) -> str:
     """BullMQ answers a duplicate with the job that is there, whatever it holds."""
-    if status == "full":
+    if status == b"full":
         raise QueueFull("the queue is at its limit", contract=CONTRACT)
-    if status == "orphan":
-        raise Conflict(f"job {job_id}: the parent it names does not exist", contract=CONTRACT)
-    return job_id
+    if status == b"orphan":
+        raise Conflict(
+            f"job {job_id.decode()}: the parent it names does not exist", contract=CONTRACT
+        )
+    return job_id.decode()
+
+
+def submit_args(job: NewJob) -> tuple[Arg, ...]:
+    """The eighteen arguments of one job, in the order of add-16.lua; raises `InvalidJob`."""
+    _check_job(job)
+    payload_h = short_hash(job.payload)
+    key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
+    same = request_hash(job.task, payload_h, job.requester, job.max_attempts) if key else ""
+    attempts = job.max_attempts or 0
+    if job.options or job.trace:
+        given = long_names(job.options)
+        return _args_with_options(job, given, attempts, key, same, payload_h)
+    packed = _plain_options(attempts, job.delay_ms, job.priority)
+    return (
+        job.job_id, job.task, job.payload, packed, "", job.delay_ms, job.priority, "", "", "", "",
+        "", "", "", key, same, attempts, payload_h,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1_000)
+def _plain_options(attempts: int, delay_ms: int, priority: int) -> bytes:
+    """The options of most jobs, which repeat."""
+    given = {"attempts": attempts, "delay": delay_ms, "priority": priority}
+    return pack_options({k: v for k, v in given.items() if v or k == "attempts"})
+
+
+def _args_with_options(
+    job: NewJob, given: dict[str, Any], attempts: int, key: str, same: str, payload_h: str
+) -> tuple[Arg, ...]:
+    if attempts:
+        given["attempts"] = attempts
+    if job.priority:
+        given["priority"] = job.priority
+    if job.delay_ms:
+        given["delay"] = job.delay_ms
+    if job.trace and not {"telemetryMetadata", "tm", "omitContext", "omc"} & given.keys():
+        carrier = msgspec.json.encode({"traceparent": job.trace}).decode()
+        given["telemetryMetadata"] = carrier
+    job_id = str(given.get("jobId") or job.job_id)
+    if job_id:
+        given["jobId"] = job_id
+        _check_id(job_id)
+    return _full_args(job.task, job.payload, given, key=key, same=same, payload_h=payload_h)
+
+
+def _full_args(
+    name: str,
+    data: bytes,
+    given: Mapping[str, Any],
+    *,
+    key: str = "",
+    same: str = "",
+    payload_h: str = "",
+    waits_children: bool = False,
+) -> tuple[Arg, ...]:
+    """The arguments of a job with any options, under their long names."""
+    _check_options(given)
+    size_limit = given.get("sizeLimit")
+    if size_limit is not None and not _is_number(size_limit):
+        raise InvalidJob(f"sizeLimit {size_limit!r}: a number of bytes")
+    if size_limit and len(data) > size_limit:
+        raise InvalidJob(f"The size of job {name} exceeds the limit {size_limit} bytes")
+    parent_key, parent = _parent(given)
+    dedup_id, dedup_ttl, dedup_mode = _dedup(given)
+    return (
+        str(given.get("jobId") or ""),
+        name,
+        data,
+        pack_options(given),
+        given.get("timestamp") or "",
+        int(given.get("delay") or 0),
+        int(given.get("priority") or 0),
+        "1" if given.get("lifo") is True else "",
+        parent_key,
+        parent,
+        dedup_id,
+        dedup_ttl,
+        dedup_mode,
+        "1" if waits_children else "",
+        key,
+        same,
+        int(given.get("attempts") or 0),
+        payload_h or short_hash(data),
+    )
+
+
+def submit_answer(reply: Sequence[bytes], options: Options) -> Submitted:
+    """What the script's reply for one job means on the seam."""
+    status, job_id = reply
+    if status == b"orphan":
+        return Submitted("", "invalid", "the parent it names does not exist")
+    word = "replayed" if status == b"deduplicated" else status.decode()
+    return submitted(word, job_id.decode(), depth_max=options.max_depth)
+
+
+def _check_id(job_id: str) -> None:
+    """Refuse ids that BullMQ's clients refuse, or take for something else."""
+    if job_id.isdecimal():
+        raise InvalidJob(f"job id {job_id!r}: an id of one's own is not a whole number in BullMQ")
+    if ":" in job_id and len(job_id.split(":")) != 3:
+        raise InvalidJob(f"job id {job_id!r}: an id of one's own has no colon in BullMQ")
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Refuse option values that no BullMQ client would accept."""
+    priority = given.get("priority") or 0
+    if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
+        raise InvalidJob(f"priority {priority!r}: a whole number from 0 to {PRIORITY_MAX}")
+    delay = given.get("delay") or 0
+    if not _is_number(delay) or not 0 <= delay < _EXACT_MAX:
+        raise InvalidJob(f"delay {delay!r}: milliseconds, not negative")
+    attempts = given.get("attempts") or 0
+    if not _is_number(attempts) or not abs(attempts) < _EXACT_MAX:
+        raise InvalidJob(f"attempts {attempts!r}: a whole number")
+    stamp = given.get("timestamp") or 0
+    if not _is_number(stamp) or not 0 <= stamp < _EXACT_MAX:
+        raise InvalidJob(f"timestamp {stamp!r}: milliseconds since 1970")
+    dedup = given.get("deduplication")
+    ttl = dedup.get("ttl") if isinstance(dedup, Mapping) else None
+    if ttl is not None and not (_is_number(ttl) and 0 <= ttl < _EXACT_MAX):
+        raise InvalidJob(f"deduplication ttl {ttl!r}: milliseconds, not negative")
+    if dedup is not None and not _dedup(given)[0]:
+        raise InvalidJob("deduplication needs an id, as in {'id': 'order-17', 'ttl': 5000}")
+    exclusive = [n for n in (*PARENT_OPTIONS, *PARENT_OPTIONS.values()) if given.get(n)]
+    if len(exclusive) > 1:
+        together = ", ".join(exclusive)
+        raise InvalidJob(f"The following options cannot be used together: {together}")
+    jitter = given["backoff"].get("jitter") if isinstance(given.get("backoff"), Mapping) else None
+    if jitter is not None and not (_is_number(jitter) and 0 <= jitter <= 1):
+        raise InvalidJob(f"backoff jitter {jitter!r}: a number from 0 to 1")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_job(job: NewJob) -> None:
+    check_job(job)
+    if job.ttl_ms is not None:
+        raise InvalidJob("BullMQ jobs have no time to live; removeOnComplete bounds finished ones")
+    if not 0 <= job.priority <= PRIORITY_MAX:
+        raise InvalidJob(f"priority {job.priority}: 0 to {PRIORITY_MAX}, 0 comes first")
+    if job.job_id:
+        _check_id(job.job_id)
+
+
+def _parent(given: Mapping[str, Any]) -> tuple[str, bytes | str]:
+    parent = given.get("parent")
+    if not parent:
+        return "", ""
+    stored: dict[str, Any] = {"id": parent["id"], "queueKey": parent["queue"]}
+    for long, short in PARENT_OPTIONS.items():
+        if given.get(long) or given.get(short):
+            stored[short] = True
+    return f"{parent['queue']}:{parent['id']}", msgspec.json.encode(stored)
+
+
+def _dedup(given: Mapping[str, Any]) -> tuple[str, int, str]:
+    given_dedup = given.get("deduplication") or given.get("de")
+    if not isinstance(given_dedup, Mapping):
+        return "", 0, ""
+    mode = "".join(letter for letter, option in _DEDUP_MODES if given_dedup.get(option))
+    return str(given_dedup.get("id") or ""), int(given_dedup.get("ttl") or 0), mode

@@ -1,12 +1,9 @@
-"""Checks a payload against a JSON schema before it is sent: the part of it that payloads use.
-
-`VIDEO_GENERATION` is the contract's own example. Errors name the place and what would be right.
-"""
+"""Checks a payload against a JSON schema before it is sent: the part of it that payloads use."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tenure.core.errors import InvalidJob
@@ -25,6 +22,7 @@ _FORMATS = {
     "uri": re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://\S+"),
 }
 
+# The contract's own example.
 VIDEO_GENERATION: Mapping[str, Any] = {
     "type": "object",
     "required": ["videoId", "userId", "script"],
@@ -58,71 +56,65 @@ VIDEO_GENERATION: Mapping[str, Any] = {
 
 
 def check(value: Any, schema: Mapping[str, Any]) -> None:
-    """Raise `InvalidJob` that lists everything wrong with the payload."""
+    """Raise `InvalidJob` that lists everything wrong with the payload, each with its place."""
     problems = list(_problems(value, schema, "payload"))
     if problems:
         raise InvalidJob("; ".join(problems))
 
 
-def _problems(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    wanted = schema.get("type")
-    if wanted is not None and not _is(value, wanted):
-        return [f"{place} must be {_article(wanted)}, not {_shown(value)}"]
-    found = _bounds(value, schema, place)
-    if isinstance(value, dict):
-        found += _members(value, schema, place)
-    elif isinstance(value, list | tuple) and "items" in schema:
+def _problems(value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    wanted = schema.get("type", [])
+    names: list[str] = [wanted] if isinstance(wanted, str) else wanted
+    if names and not any(_is(value, name) for name in names):
+        types = " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
+        yield f"{place} must be {types}, not {_shown(value)}"
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{place} must be one of {schema['enum']}, not {_shown(value)}"
+    if _is(value, "number"):
+        yield from _of_number(value, schema, place)
+    elif isinstance(value, str):
+        yield from _of_text(value, schema, place)
+    elif isinstance(value, list | tuple):
+        if len(value) < schema.get("minItems", 0):
+            yield f"{place} must have at least {schema['minItems']} items"
         for at, item in enumerate(value):
-            found += _problems(item, schema["items"], f"{place}[{at}]")
-    return found
+            yield from _problems(item, schema.get("items", {}), f"{place}[{at}]")
+    elif isinstance(value, dict):
+        yield from _of_object(value, schema, place)
 
 
-def _members(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
+def _of_number(value: float, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    if value < schema.get("minimum", value):
+        yield f"{place} must be at least {schema['minimum']}, not {value}"
+    if value > schema.get("maximum", value):
+        yield f"{place} must be at most {schema['maximum']}, not {value}"
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+        yield f"{place} must be more than {schema['exclusiveMinimum']}, not {value}"
+
+
+def _of_text(value: str, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    if len(value) < schema.get("minLength", 0):
+        yield f"{place} must have at least {schema['minLength']} characters"
+    pattern = _FORMATS.get(schema.get("format", ""))
+    if pattern is not None and not pattern.fullmatch(value):
+        yield f"{place} must be a {schema['format']}, not {_shown(value)}"
+
+
+def _of_object(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
     known = schema.get("properties", {})
-    found = [
-        f"{place}.{name} is missing" for name in schema.get("required", ()) if name not in value
-    ]
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{place}.{name} is missing"
     for name, member in value.items():
         if name in known:
-            found += _problems(member, known[name], f"{place}.{name}")
+            yield from _problems(member, known[name], f"{place}.{name}")
         elif schema.get("additionalProperties") is False:
-            found.append(f"{place}.{name} is not known; there are {', '.join(known)}")
-    return found
+            yield f"{place}.{name} is not known; there are {', '.join(known)}"
 
 
-def _bounds(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    found = []
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if "minimum" in schema and value < schema["minimum"]:
-            found.append(f"{place} must be at least {schema['minimum']}, not {value}")
-        if "maximum" in schema and value > schema["maximum"]:
-            found.append(f"{place} must be at most {schema['maximum']}, not {value}")
-        if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-            found.append(f"{place} must be more than {schema['exclusiveMinimum']}, not {value}")
-    if isinstance(value, str):
-        if len(value) < schema.get("minLength", 0):
-            found.append(f"{place} must have at least {schema['minLength']} characters")
-        pattern = _FORMATS.get(schema.get("format", ""))
-        if pattern is not None and not pattern.fullmatch(value):
-            found.append(f"{place} must be a {schema['format']}, not {_shown(value)}")
-    if isinstance(value, list | tuple) and len(value) < schema.get("minItems", 0):
-        found.append(f"{place} must have at least {schema['minItems']} items")
-    if "enum" in schema and value not in schema["enum"]:
-        found.append(f"{place} must be one of {schema['enum']}, not {_shown(value)}")
-    return found
-
-
-def _is(value: Any, wanted: str | list[str]) -> bool:
-    names = [wanted] if isinstance(wanted, str) else wanted
-    is_bool = isinstance(value, bool)
-    return any(
-        isinstance(value, _TYPES[name]) and (not is_bool or name == "boolean") for name in names
-    )
-
-
-def _article(wanted: str | list[str]) -> str:
-    names = [wanted] if isinstance(wanted, str) else wanted
-    return " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
+def _is(value: Any, name: str) -> bool:
+    return isinstance(value, _TYPES[name]) and (name == "boolean") == isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,7 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
+local M = family()
 local REQUEST = ARGV[2] ~= '' and PREFIX .. 'tenure:add:' .. ARGV[2] or nil
 local DEPTH_MAX, IDEM_MS = tonumber(ARGV[3]), ARGV[4]
 local WIDTH, FIRST = 18, 5
@@ -73,10 +73,9 @@ local function reschedule(existing, from_ms, wait_ms)
   local v = call('HMGET', key, 'tn', 'name', 'ats', 'priority')
   local ver, state, _, old_fence, kind, old_due = read_tn(v[1])
   if ver > 0 then
-    local fence = v[3] or '0'
     call('HSET', key, 'tn', text[ver + 1] .. ' delayed 0 ' .. old_fence .. ' ' .. kind .. ' ' .. old_due)
-    note(existing, 'promote', text[ver + 1], NOW_S, plain(v[2]), state, 'delayed', '0', fence, fence, '0',
-      '0', '', '0', text[due], '', '', '', '', v[4])
+    note({ id = existing, kind = 'promote', ver = text[ver + 1], task = v[2], from = state, to = 'delayed',
+      fence = v[3], due = text[due], priority = v[4] })
   end
 end
 
@@ -105,8 +104,7 @@ local function dedup(at, id)
     end
     local ver, state = read_tn(v[3])
     if ver > 0 then
-      local fence = v[5] or '0'
-      note(existing, 'remove', text[ver + 1], NOW_S, plain(v[4]), state, '', '0', fence, fence, '0', '0', '')
+      note({ id = existing, kind = 'remove', ver = text[ver + 1], task = v[4], from = state, fence = v[5] })
     end
     M.delete_job(PREFIX .. existing)
     emit('removed', 'jobId', existing, 'prev', 'delayed')
@@ -122,7 +120,7 @@ local function dedup(at, id)
   if find(mode, 'k') and type(redis.pcall('LPOS', ACTIVE, existing)) == 'number' then
     keep_last(at, id, deid, de)
   elseif find(mode, 'r') then
-    return { 'deduplicated', existing } -- BullMQ tells nobody of a job that came too late to replace
+    return { 'deduplicated', existing } -- BullMQ emits no event for a job that came too late to replace
   elseif find(mode, 'e') and ttl > 0 then
     call('SET', de, existing, 'PX', text[ttl])
   end
@@ -135,7 +133,7 @@ end
 
 local function known(id, at)
   local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'data')
-  if v.err then -- a key of another type stands where the job belongs
+  if v.err then -- the job's key is of another type
     return { 'conflict', id }
   elseif not v[1] then
     return nil

@@ -1,4 +1,4 @@
--- Sends many jobs to the line at once: finished ones back, delayed ones forward. As in BullMQ they all
+-- Makes many jobs claimable at once: finished ones again, delayed ones early. As in BullMQ they all
 -- enter `wait`, whatever their priority, and attempts go on counting.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
@@ -9,7 +9,7 @@
 -- @include queue
 -- @include waiting
 -- @include place
--- @include prove
+prove()
 local STATE = ARGV[2]
 local SET = STATE == 'failed' and FAILED or STATE == 'completed' and COMPLETED or DELAYED
 local LAST = STATE == 'delayed' and '+inf' or ARGV[4] ~= '' and ARGV[4] or NOW_S

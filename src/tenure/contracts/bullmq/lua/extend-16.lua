@@ -17,8 +17,8 @@ local function extend(at)
   local v = redis.pcall('HMGET', key, 'tn', 'cancel', 'name', 'priority')
   if lock ~= token .. ':' .. fence or not v[3] then
     local _, state = read_tn(v[1])
-    note(plain(id), 'reject', '0', NOW_S, plain(v[3]), state, state, '0', fence, '0', '0', '0', WORKER,
-      '0', '0', 'lease_lost', '', '', ARGV[at + 4], '0', 'extend')
+    note({ id = id, kind = 'reject', task = v[3], from = state, to = state, fence = fence, prev_fence = '0',
+      worker = WORKER, error = 'lease_lost', token_h = ARGV[at + 4], data = 'extend' })
     return { 'lost', lock and 'another worker holds the job' or 'the lock has run out' }
   end
   local ver, _, lease, old_fence, old_kind, old_due = read_tn(v[1])
@@ -33,8 +33,9 @@ local function extend(at)
   call('HSET', key, 'tn', text[ver + 1] .. ' ' .. state .. ' ' .. lease_until .. ' ' .. old_fence .. ' '
     .. old_kind .. ' ' .. old_due)
   kept[#kept + 1] = id
-  note(plain(id), 'extend', text[ver + 1], NOW_S, plain(v[3]), 'active', 'active', ARGV[at + 3], fence, fence,
-    lease_until, lease, WORKER, '0', '0', '', '', '', ARGV[at + 4], whole(v[4]) and v[4] or '0')
+  note({ id = id, kind = 'extend', ver = text[ver + 1], task = v[3], from = 'active', to = 'active',
+    attempt = ARGV[at + 3], fence = fence, lease = lease_until, prev_lease = lease, worker = WORKER,
+    token_h = ARGV[at + 4], priority = whole(v[4]) and v[4] })
   return { 'ok', NOW + LEASE_MS, cancel, LEASE_MS }
 end
 

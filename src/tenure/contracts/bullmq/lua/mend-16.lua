@@ -8,7 +8,6 @@
 -- Returns { name, reason } of each key that was put aside
 -- Clauses B-55
 -- @include head
--- @include quarantine
 local KEPT_MS = '604800000' -- a week
 local NAMES = { list = { WAIT, ACTIVE, PAUSED }, hash = { META, PREFIX .. 'tenure:workers',
   PREFIX .. 'metrics:completed', PREFIX .. 'metrics:failed' },
@@ -16,7 +15,7 @@ local NAMES = { list = { WAIT, ACTIVE, PAUSED }, hash = { META, PREFIX .. 'tenur
   set = { STALLED }, stream = { EVENTS, JOURNAL, PREFIX .. 'tenure:quarantine' },
   string = { LIMITER, PC, ID, PREFIX .. 'stalled-check' } }
 
-local IS_LINE = { [WAIT] = true, [ACTIVE] = true, [PAUSED] = true, [PRIORITIZED] = true, [DELAYED] = true,
+local HOLDS_JOBS = { [WAIT] = true, [ACTIVE] = true, [PAUSED] = true, [PRIORITIZED] = true, [DELAYED] = true,
   [CHILDREN] = true }
 
 local id_lost = false
@@ -30,8 +29,8 @@ for wanted, keys in pairs(NAMES) do
       call('RENAME', key, aside)
       id_lost = id_lost or key == ID
       call('PEXPIRE', aside, KEPT_MS)
-      if IS_LINE[key] then
-        call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for jobs that stood there
+      if HOLDS_JOBS[key] then
+        call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for the jobs that were in it
       end
     end
   end

@@ -10,7 +10,7 @@
 -- @include waiting
 -- @include finish
 -- @include place
-local M = more()
+local M = family()
 local left = tonumber(ARGV[2])
 if not IS_PAUSED then
   return -1

@@ -9,12 +9,12 @@
 -- @include queue
 if ARGV[2] == 'pause' then
   call('HSET', META, 'paused', '1')
-  one_line()
+  merge_paused()
   call('DEL', MARKER)
   emit('paused')
 else
   call('HDEL', META, 'paused')
-  one_line()
+  merge_paused()
   if call('LLEN', WAIT) > 0 or call('ZCARD', PRIORITIZED) > 0 then
     IS_PAUSED = false
     wake()
@@ -24,7 +24,7 @@ else
 end
 local changed = (ARGV[2] == 'pause') ~= (settings[1] and true or false)
 if changed then
-  note('', ARGV[2], '0', NOW_S, '', '', '', '0', '0', '0', '0', '0', '')
+  note({ kind = ARGV[2] })
 end
 flush()
 return changed and 1 or 0

@@ -9,8 +9,8 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
--- @include prove
+local M = family()
+prove()
 local WITH_CHILDREN = ARGV[2] == '1'
 
 -- "bull:mail:17" is job 17 of the queue "bull:mail:".
@@ -74,9 +74,8 @@ local function forget(prefix, id, key)
   redis.pcall('XADD', prefix .. 'events', '*', 'event', 'removed', 'jobId', id, 'prev', prev)
   local ver, state = read_tn(v[2])
   if ver > 0 then
-    local fence = whole(v[4]) and v[4] or '0'
-    redis.pcall('XADD', prefix .. 'tenure:journal', '*', 'e', id .. '\tremove\t' .. text[ver + 1] .. '\t' .. NOW_S
-      .. '\t' .. plain(v[3]) .. '\t' .. state .. '\t\t0\t' .. fence .. '\t' .. fence .. '\t0\t0\t\t0\t0\t\t\t\t\t0\t')
+    redis.pcall('XADD', prefix .. 'tenure:journal', '*', 'e', journal_line({ id = id, kind = 'remove',
+      ver = text[ver + 1], task = v[3], from = state, fence = whole(v[4]) and v[4] }))
   end
 end
 

@@ -1,11 +1,11 @@
--- Publishes news of running jobs: progress goes into the hash and the queue's events, a line of the log
--- into the job's log, other news into the events only. Only the holder of the lock is heard.
+-- Reports of running jobs: progress goes into the hash and the queue's events, a log line into the job's log,
+-- everything else into the events only. Only the holder of the lock may report.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
 -- ARGV[1] prefix  ARGV[2] worker id
--- ARGV[3..] per report: id, fence, token, event ('' for new data of the job), progress JSON ('' for none), step, data JSON (of
---   the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
+-- ARGV[3..] per report: id, fence, token, event ('' for new data of the job), progress JSON ('' for none), step, data
+--   JSON (of the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
 -- Returns per report { 'ok' } or { 'lost', reason }
 -- Clauses B-18 B-30 B-46 B-56
 -- @include queue
@@ -20,8 +20,8 @@ local function report(at)
   if lock ~= token .. ':' .. fence or call('TYPE', key).ok ~= 'hash' then
     local v = redis.pcall('HMGET', key, 'name', 'tn')
     local _, state = read_tn(v[2])
-    note(plain(id), 'reject', '0', NOW_S, plain(v[1]), state, state, '0', fence, '0', '0', '0', WORKER,
-      '0', '0', 'lease_lost', '', '', ARGV[at + 7], '0', 'report')
+    note({ id = id, kind = 'reject', task = v[1], from = state, to = state, fence = fence, prev_fence = '0',
+      worker = WORKER, error = 'lease_lost', token_h = ARGV[at + 7], data = 'report' })
     return { 'lost', lock and 'another worker holds the job' or 'the lock has run out' }
   end
   if progress ~= '' then

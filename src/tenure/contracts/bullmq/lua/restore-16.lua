@@ -1,5 +1,5 @@
--- Puts jobs back that stand nowhere because a line was overwritten: by their own fields they run, wait for children
--- or for their time, or wait. One that has ended, or that stands somewhere, is left as it is.
+-- Puts jobs back that are in no list or set because one was overwritten: by their own fields they run, wait for
+-- children or for their time, or wait. One that has ended, or that is in a list or set, is left as it is.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
@@ -8,7 +8,7 @@
 -- Clauses B-55
 -- @include queue
 -- @include waiting
--- @include prove
+prove()
 
 -- The lists are read once: a search for each id would take as long as the list is, every time.
 local listed = {}
@@ -18,7 +18,7 @@ for _, key in ipairs({ WAIT, ACTIVE, PAUSED }) do
   end
 end
 
-local function stands(id)
+local function is_placed(id)
   return listed[id] or call('ZSCORE', COMPLETED, id) or call('ZSCORE', FAILED, id) or call('ZSCORE', DELAYED, id)
     or call('ZSCORE', PRIORITIZED, id) or call('ZSCORE', CHILDREN, id)
 end
@@ -26,7 +26,7 @@ end
 local function restore(id)
   local key = PREFIX .. id
   local v = redis.pcall('HMGET', key, 'name', 'timestamp', 'finishedOn', 'tn', 'priority', 'delay')
-  if not v[1] or not v[2] or v[3] or stands(id) then
+  if not v[1] or not v[2] or v[3] or is_placed(id) then
     return 0
   end
   local ver, state, _, _, _, settled_due = read_tn(v[4])

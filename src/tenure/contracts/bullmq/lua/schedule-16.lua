@@ -13,8 +13,8 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
--- @include prove
+local M = family()
+prove()
 local VERB, NAME = ARGV[2], ARGV[3]
 local REPEAT, SCHEDULER = PREFIX .. 'repeat', PREFIX .. 'repeat:' .. ARGV[3]
 
@@ -42,8 +42,7 @@ local function make(next_ms, name, data, opts_json, repeat_json, stem)
   if call('EXISTS', PREFIX .. id) == 1 then
     return ''
   end
-  local ok, opts = pcall(cjson.decode, opts_json or '')
-  opts = ok and type(opts) == 'table' and opts or {}
+  local opts = decoded(opts_json)
   local wait_ms = math.max(0, next_ms - NOW)
   opts['repeat'], opts.jobId, opts.repeatJobKey = cjson.decode(repeat_json), id, NAME
   opts.timestamp, opts.delay = NOW, wait_ms
@@ -78,14 +77,14 @@ local function follow()
   end
   local next_ms = whole(ARGV[4])
   if not next_ms then
-    local told = cjson.decode(ARGV[5])
-    local every = whole(v[3]) or tonumber(told.every)
+    local options = cjson.decode(ARGV[5])
+    local every = whole(v[3]) or tonumber(options.every)
     if not every or every < 1 then
       return ''
     end
     next_ms = tonumber(before) + every
     if next_ms < NOW then
-      next_ms = on_grid(every, whole(v[4]) or tonumber(told.offset) or 0)
+      next_ms = on_grid(every, whole(v[4]) or tonumber(options.offset) or 0)
     end
   end
   local data = v[2] or ARGV[7]

@@ -1,17 +1,18 @@
--- What an operator does to single jobs: send back, cancel, promote.
+-- What an operator does to single jobs: send back, cancel, promote, change the due time, the priority or the data.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept), cancel or promote  ARGV[3..] ids
--- Returns per id 'ok', 'requested' (its worker is told), 'missing', or the state that forbids it
--- Clauses B-35 B-36 B-38
+-- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept: Node's), cancel, promote, delay, priority or data
+-- ARGV[3] the delay from now in ms, the priority, or the data JSON  ARGV[4] 1 to go before its equals  ARGV[5..] ids
+-- Returns per id 'ok', 'requested' (its worker learns of it), 'missing', or the state that forbids it
+-- Clauses B-35 B-36 B-38 B-49 B-50 B-56
 -- @include queue
 -- @include waiting
 -- @include finish
 -- @include place
--- @include prove
-local M = more()
-local VERB = ARGV[2]
+prove()
+local M = family()
+local VALUE, TO_FRONT = tonumber(ARGV[3]), ARGV[4] == '1'
 
 local function write_tn(job, to)
   call('HSET', job.key, 'tn', text[job.ver + 1] .. ' ' .. to .. ' 0 0 - 0')
@@ -24,7 +25,7 @@ local function retry(job)
   OUT[job.state](job.id)
   call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel')
   local attempt = text[job.atm + job.stc]
-  if VERB == 'retry' then
+  if ARGV[2] == 'retry' then
     call('HDEL', job.key, 'atm', 'stc')
     attempt = '0'
   end
@@ -32,8 +33,8 @@ local function retry(job)
   rejoin_parent(job)
   emit('waiting', 'jobId', job.id, 'prev', job.state)
   write_tn(job, to)
-  note(job.id, 'reopen', text[job.ver + 1], NOW_S, job.name, job.state, to, attempt, job.fence,
-    job.fence, '0', '0', '', '0', '0', '', '', '', '', job.priority)
+  note({ id = job.id, kind = 'reopen', ver = text[job.ver + 1], task = job.name, from = job.state, to = to,
+    attempt = attempt, fence = job.fence, priority = job.priority })
   return 'ok'
 end
 
@@ -67,11 +68,44 @@ local function promote_one(job)
   return 'ok'
 end
 
-local DO = { retry = retry, again = retry, cancel = cancel, promote = promote_one }
+local function change_delay(job)
+  if job.state ~= 'delayed' then
+    return job.state
+  end
+  local due = NOW + VALUE
+  call('HSET', job.key, 'delay', ARGV[3])
+  delay(job.id, due)
+  note_move(job, 'promote', 'delayed', text[due])
+  return 'ok'
+end
+
+-- The options stay as they were given; the field is what is read. A job that waits moves at once, every
+-- other one when it next waits.
+local function change_priority(job)
+  if job.state == 'completed' or job.state == 'failed' then
+    return job.state
+  end
+  call('HSET', job.key, 'priority', ARGV[3])
+  if job.state == 'waiting' or job.state == 'prioritized' then
+    OUT[job.state](job.id)
+    job.priority = ARGV[3]
+    note_move(job, 'promote', (TO_FRONT and wait_at_front or wait_at_end)(job.id, VALUE))
+  end
+  return 'ok'
+end
+
+local function change_data(job)
+  call('HSET', job.key, 'data', ARGV[3])
+  return 'ok'
+end
+
+local STEPS = { retry = retry, again = retry, cancel = cancel, promote = promote_one, delay = change_delay,
+  priority = change_priority, data = change_data }
+local step = STEPS[ARGV[2]]
 local answers = {}
-for i = 3, #ARGV do
+for i = 5, #ARGV do
   local job = read_job(ARGV[i])
-  answers[#answers + 1] = job and DO[VERB](job) or 'missing'
+  answers[#answers + 1] = job and step(job) or 'missing'
 end
 flush()
 return answers

@@ -1,4 +1,4 @@
--- Removes many jobs at once: drain empties the line, clean takes old finished (or waiting) jobs.
+-- Removes many jobs at once: drain removes what waits, clean takes old finished (or waiting) jobs.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
@@ -9,8 +9,8 @@
 -- @include queue
 -- @include waiting
 -- @include finish
-local M = more()
--- @include prove
+local M = family()
+prove()
 
 -- The waiting job of a scheduler stays: it is what keeps the schedule alive.
 local function is_scheduled(id)

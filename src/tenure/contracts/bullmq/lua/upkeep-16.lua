@@ -5,9 +5,9 @@
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
 -- ARGV[1] prefix  ARGV[2] how often a lease may run out  ARGV[3] ms between two checks
 -- ARGV[4] journal size in bytes  ARGV[5] journal age_ms
--- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not told)
+-- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not known)
 -- ARGV[8] age_ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined, 1 when jobs may stand nowhere }
+-- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined, 1 when jobs may be in no list }
 -- Clauses B-12 B-27 B-28
 -- @include queue
 -- @include waiting
@@ -27,7 +27,7 @@ local function forget_workers()
 end
 
 -- The keys whose writes may fail elsewhere are proved here, so that they are mended soon.
--- @include prove
+prove()
 call('XLEN', EVENTS)
 call('XLEN', JOURNAL)
 call('ZCARD', MARKER)

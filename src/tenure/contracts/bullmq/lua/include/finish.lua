@@ -8,7 +8,7 @@ local ran = false -- a job that ran has ended
 -- Settles that removed their job are remembered for a while, so that one sent again is recognised.
 local ENDED = PREFIX .. 'tenure:ended'
 local ended = {}
-local line = {}
+local to_wait = {} -- ids of new jobs for the end of `wait`
 
 -- Finished jobs of a batch enter their set together.
 local function flush_kept()
@@ -20,26 +20,24 @@ local function flush_kept()
   end
 end
 
-local function family()
-  -- @include parent
-  -- @include store
-  -- @include removal
+local function make_family()
+  -- @include family
   return {
     child_completed = child_completed, child_failed = child_failed, child_removed = child_removed,
     store_job = store_job, end_dedup = end_dedup, forget_dedup = forget_dedup, retain = retain,
     drop_finished = drop_finished, delete_job = delete_job, keep_of = keep_of, release_parent = release_parent,
   }
 end
-local known
-local function more()
-  known = known or family()
-  return known
+local made
+local function family()
+  made = made or make_family()
+  return made
 end
 
 -- What the end of a job does to others, by the functions of `family`: where it fails, the record it failed on is
 -- noted and the job ends all the same.
 local function affect(name, record, ...)
-  local ok, why = pcall(more()[name], ...)
+  local ok, why = pcall(family()[name], ...)
   if not ok then
     quarantine(record, type(why) == 'table' and why.err or tostring(why))
   end
@@ -69,9 +67,9 @@ end
 
 -- What leaves once at the end of a script that ended jobs, or stored some.
 local function finish_up()
-  if #line > 0 then
-    each_many('LPUSH', WAIT, line)
-    line = {}
+  if #to_wait > 0 then
+    each_many('LPUSH', WAIT, to_wait)
+    to_wait = {}
     wake()
   end
   flush_kept()
@@ -119,7 +117,7 @@ local function finish(job, o)
     if job.parent_key then -- a failure that its parent was to wait on for: nothing is left to wait for
       affect('child_removed', job.parent_key, job.key, job.parent_key, job.parent)
     end
-    more().delete_job(job.key)
+    family().delete_job(job.key)
     ended[#ended + 1], ended[#ended + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
   else
     local field = completed and 'returnvalue' or 'failedReason'
@@ -140,8 +138,9 @@ local function finish(job, o)
     end
   end
   local attempt = text[job.atm + job.stc + counts]
-  note(job.id, o.kind, ver, NOW_S, job.name, job.state, o.to, attempt, fence, fence, '0', job.lease,
-    o.worker, o.max_attempts, '0', o.code, '', o.result_h, o.token_h, job.priority)
+  note({ id = job.id, kind = o.kind, ver = ver, task = job.name, from = job.state, to = o.to, attempt = attempt,
+    fence = fence, prev_lease = job.lease, worker = o.worker, max_attempts = o.max_attempts, error = o.code,
+    result_h = o.result_h, token_h = o.token_h, priority = job.priority })
   if completed then
     emit('completed', 'jobId', job.id, 'returnvalue', o.value, 'prev', o.prev, 'timestamp', NOW_S)
   else
@@ -151,7 +150,8 @@ local function finish(job, o)
     end
   end
   if keep_count == 0 then
-    note(job.id, 'remove', text[job.ver + 2], NOW_S, job.name, o.to, '', attempt, fence, fence, '0', '0', '')
+    note({ id = job.id, kind = 'remove', ver = text[job.ver + 2], task = job.name, from = o.to, attempt = attempt,
+      fence = fence })
   end
   counted[o.to] = counted[o.to] + 1
   ran = ran or counts == 1

@@ -1,11 +1,11 @@
--- What every script of this contract shares: the queue's keys in their fixed order, the store's clock, and
--- the journal's lines.
--- ARGV[1] is what stands before every key of the queue, such as "bull:video-generation:".
+-- What every script of this contract shares: the queue's keys in their fixed order, the store's clock, and how
+-- records are set aside that cannot be read.
+-- ARGV[1] is the prefix of every key of the queue, such as "bull:video-generation:".
 --
 -- The data is BullMQ's. Our own state of a job is one more field of its hash, `tn`:
 --   ver state lease_until settled_fence settled_kind settled_due
 -- the version and state that our journal left, the end of the lease, and how the last lease ended. An
--- active job that is not plain (see start.lua) has `running` there. The fence is BullMQ's own `ats`,
+-- active job that is not plain (see claim-16.lua) has `running` there. The fence is BullMQ's own `ats`,
 -- which rises with every start, whoever starts the job.
 -- Numbers become text once: Redis formats a Lua number at ten times the cost of a text.
 local WAIT, ACTIVE, PRIORITIZED, DELAYED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -33,4 +33,56 @@ local text = setmetatable({}, {
     return made
   end,
 })
-local lines, lines_n = {}, 0
+
+-- Records that cannot be read. Such an id leaves its list, so no claim meets it again; its key stays as it is,
+-- and the stream `tenure:quarantine` keeps the id, the reason, the type and the first bytes of the content.
+local quarantined = {}
+
+local function quarantine(id, reason)
+  local QUARANTINE, KEPT, SAMPLE_MAX = PREFIX .. 'tenure:quarantine', '10000', 1024
+  local key = PREFIX .. id
+  local kind = call('TYPE', key).ok
+  local read = { string = { 'GETRANGE', key, '0', SAMPLE_MAX - 1 }, list = { 'LRANGE', key, '0', '9' },
+    set = { 'SRANDMEMBER', key, '10' }, zset = { 'ZRANGE', key, '0', '9', 'WITHSCORES' },
+    stream = { 'XRANGE', key, '-', '+', 'COUNT', '3' }, hash = { 'HGETALL', key } }
+  local parts = {}
+  local function gather(value)
+    if type(value) == 'table' then
+      for _, each in ipairs(value) do
+        gather(each)
+      end
+    else
+      parts[#parts + 1] = tostring(value):sub(1, SAMPLE_MAX)
+    end
+  end
+  if read[kind] and not (kind == 'hash' and call('HLEN', key) > 100) then
+    gather(redis.pcall(unpack(read[kind])))
+  end
+  redis.pcall('XADD', QUARANTINE, 'MAXLEN', '~', KEPT, '*', 'id', id, 'reason', reason, 'type', kind, 'at', NOW_S,
+    'raw', table.concat(parts, ' '):sub(1, SAMPLE_MAX))
+  call('DEL', key .. ':lock') -- no worker holds it
+  quarantined[#quarantined + 1] = { id, reason }
+end
+
+-- Writes to a key that every job passes through; one of another type is put aside first, as mend-16.lua does it.
+local function put(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) == 'table' then
+    if not find(reply.err, 'WRONGTYPE', 1, true) then
+      error(reply.err)
+    end
+    local name = key:sub(#PREFIX + 1)
+    quarantine(name, 'the key is a ' .. call('TYPE', key).ok)
+    local aside = PREFIX .. 'tenure:quarantine:' .. name
+    call('RENAME', key, aside)
+    call('PEXPIRE', aside, '604800000') -- a week
+    call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for the jobs that were in it
+    reply = call(command, key, ...)
+  end
+  return reply
+end
+
+-- A count that another program may have written; nil unless it is a whole number of at most 16 digits.
+local function whole(words)
+  return words and #words < 17 and find(words, '^%d+$') and tonumber(words) or nil
+end

@@ -21,7 +21,8 @@ local function read_job(id)
   end
   local ver, journalled, lease, fence, kind, due = read_tn(v[5])
   return { id = id, key = key, name = plain(v[1]), atm = whole(v[2]) or 0, stc = whole(v[3]) or 0,
-    fence = whole(v[4]) and v[4] or '0', ver = ver, journalled = journalled, lease = lease, priority = whole(v[6]) and v[6] or '0',
+    fence = whole(v[4]) and v[4] or '0', ver = ver, journalled = journalled, lease = lease,
+    priority = whole(v[6]) and v[6] or '0',
     parent_key = v[7], parent = v[8], deid = v[9], opts = v[10], rjk = v[11], state = state_of(id),
     settled = fence .. ' ' .. kind .. ' ' .. due }
 end
@@ -57,6 +58,6 @@ local function note_move(job, kind, to, due)
   local ver = text[job.ver + 1]
   call('HSET', job.key, 'tn', ver .. ' ' .. to .. ' 0 ' .. job.settled)
   local from = job.journalled == 'delayed' and 'delayed' or job.state
-  note(job.id, kind, ver, NOW_S, job.name, from, to, text[job.atm + job.stc], job.fence, job.fence, '0',
-    '0', '', '0', due or '0', '', '', '', '', job.priority)
+  note({ id = job.id, kind = kind, ver = ver, task = job.name, from = from, to = to,
+    attempt = text[job.atm + job.stc], fence = job.fence, due = due, priority = job.priority })
 end

@@ -1,12 +1,45 @@
 -- What every full script of this contract shares: the queue's settings, and the writes that leave once at
 -- the end of a script (journal, wake-ups, trim).
 -- @include head
--- @include tn
--- @include quarantine
+-- Our state of a job, as it stands in the field `tn` (see head.lua).
+local LH = '^(%d+) (%S+) (%d+) (%d+) (%S+) (%d+)$'
+local NEW_LH = '1 waiting 0 0 - 0'
+
+-- Our state of a job: ver, state and lease end as our journal left them; zeros for a job not seen yet.
+local function read_tn(words)
+  if words == NEW_LH then
+    return 1, 'waiting', '0', '0', '-', '0'
+  elseif words then
+    local ver, state, lease, fence, kind, due = match(words, LH)
+    if ver and #ver < 16 and #lease < 16 then
+      return tonumber(ver), state == 'running' and 'active' or state, lease, fence, kind, due
+    end
+  end
+  return 0, '', '0', '0', '-', '0'
+end
+
 local settings = call('HMGET', META, 'paused', 'concurrency', 'max', 'duration', 'opts.maxLenEvents')
 local IS_PAUSED = settings[1] and settings[1] ~= '' and true or false
 local CONCURRENCY = whole(settings[2])
 local EVENTS_MAX = whole(settings[5]) and settings[5] or '10000'
+
+-- Raises, before a script writes anything, when a key that every job passes through has another type; the caller
+-- then runs mend-16.lua and repeats the script. What is written to the other keys may fail: no job depends on it.
+local function prove()
+  call('LLEN', WAIT)
+  call('LLEN', ACTIVE)
+  call('ZCARD', PRIORITIZED)
+  call('ZCARD', DELAYED)
+  call('ZCARD', COMPLETED)
+  call('ZCARD', FAILED)
+  call('ZCARD', CHILDREN)
+end
+
+-- The table that a JSON text holds; an empty one where it holds none.
+local function decoded(json)
+  local ok, value = pcall(cjson.decode, json or '')
+  return ok and type(value) == 'table' and value or {}
+end
 
 -- How many members a key has; none when it is of another type.
 local function size(command, key)
@@ -23,7 +56,7 @@ end
 
 -- A 5.x client pauses by renaming `wait` to `paused` and resumes by renaming it back, over whatever is
 -- in `wait`; a 6.x client leaves everything in `wait`. One list is safe with both: `wait`. (B-34)
-local function one_line()
+local function merge_paused()
   if call('EXISTS', PAUSED) == 0 then
     return
   end
@@ -33,7 +66,7 @@ local function one_line()
   call('DEL', PAUSED)
 end
 if IS_PAUSED then
-  one_line()
+  merge_paused()
 end
 
 -- What happens at the end: each of these is written at most once, however many jobs a script touches.
@@ -49,25 +82,33 @@ local function emit(...)
   return redis.pcall('XADD', EVENTS, '*', 'event', ...)
 end
 
--- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
--- a command. `lines` alternates field name and event; journal.py reads it.
-local function note(id, kind, ver, at, task, from, to, attempt, fence, prev_fence, lease, prev_lease,
-    worker, max_attempts, due, error_code, payload_h, result_h, token_h, priority, data)
-  lines[lines_n + 1] = 'e'
-  lines_n = lines_n + 2
-  lines[lines_n] = id .. '\t' .. kind .. '\t' .. ver .. '\t' .. at .. '\t' .. task .. '\t' .. from
-    .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease .. '\t'
-    .. prev_lease .. '\t' .. worker .. '\t' .. (max_attempts or '0') .. '\t' .. (due or '0') .. '\t'
-    .. (error_code or '') .. '\t' .. (payload_h or '') .. '\t' .. (result_h or '') .. '\t'
-    .. (token_h or '') .. '\t' .. (priority or '0') .. '\t' .. (data or '')
-end
-
 -- Names and ids come from other programs: nothing in them may break the journal's lines.
 local function plain(words)
   if words and find(words, '%c') then
     return (string.gsub(words, '%c', ' '))
   end
   return words or ''
+end
+
+-- An event of the journal as one line; journal.py names its fields. `e` has id, kind, ver, task, from, to, and what
+-- else applies.
+local function journal_line(e)
+  local fence = e.fence or '0'
+  return plain(e.id) .. '\t' .. e.kind .. '\t' .. (e.ver or '0') .. '\t' .. NOW_S .. '\t' .. plain(e.task) .. '\t'
+    .. (e.from or '') .. '\t' .. (e.to or '') .. '\t' .. (e.attempt or '0') .. '\t' .. fence .. '\t'
+    .. (e.prev_fence or fence) .. '\t' .. (e.lease or '0') .. '\t' .. (e.prev_lease or '0') .. '\t' .. (e.worker or '')
+    .. '\t' .. (e.max_attempts or '0') .. '\t' .. (e.due or '0') .. '\t' .. (e.error or '') .. '\t'
+    .. (e.payload_h or '') .. '\t' .. (e.result_h or '') .. '\t' .. (e.token_h or '') .. '\t' .. (e.priority or '0')
+    .. '\t' .. (e.data or '')
+end
+
+-- Events gather while a script runs and leave in few entries: history costs a text and not a command. `lines`
+-- alternates field name and event.
+local lines, lines_n = {}, 0
+local function note(e)
+  lines[lines_n + 1] = 'e'
+  lines_n = lines_n + 2
+  lines[lines_n] = journal_line(e)
 end
 
 -- Every script ends here.

@@ -1,7 +1,7 @@
 -- Takes back what ran out: a job in `active` whose lock is gone. BullMQ's workers can neither extend nor
 -- settle without the lock, so nobody is robbed. The check and the step are one.
 
--- The job goes to the front of the line; one that was lost too often, or that somebody wanted cancelled,
+-- The job goes to the front of `wait`; one that was lost too often, or that is to be cancelled,
 -- carries its failure with it, and the next pickup fails it at once. Returns whether there was a job.
 local function reap(id, stalled_max)
   local key = PREFIX .. id
@@ -15,10 +15,8 @@ local function reap(id, stalled_max)
     return false -- B-27: an id without a job does not stay in `active`
   end
   local ver, _, lease = read_tn(v[5])
-  local fence, worker, name = whole(v[4]) and v[4] or '0', plain(v[6]), plain(v[1])
   local atm, stc = whole(v[2]) or 0, whole(v[3]) or 0
   stc = stc + 1
-  local attempt = text[atm + stc]
   local tn = text[ver + 1] .. ' waiting 0 0 - 0'
   local cancelled = v[8] == '1'
   if cancelled or stc > stalled_max then
@@ -31,12 +29,13 @@ local function reap(id, stalled_max)
   wake()
   emit('waiting', 'jobId', id, 'prev', 'active')
   emit('stalled', 'jobId', id, 'timestamp', NOW_S)
-  note(plain(id), 'reap', text[ver + 1], NOW_S, name, 'active', 'waiting', attempt, fence, fence, '0', lease,
-    worker, '0', '0', '', '', '', '', whole(v[7]) and v[7] or '0')
+  note({ id = id, kind = 'reap', ver = text[ver + 1], task = v[1], from = 'active', to = 'waiting',
+    attempt = text[atm + stc], fence = whole(v[4]) and v[4], prev_lease = lease, worker = plain(v[6]),
+    priority = whole(v[7]) and v[7] })
   return true
 end
 
--- Looks through `active` from the newest to the oldest, so that the oldest stands first in line again.
+-- Looks through `active` from the newest to the oldest, so that the oldest is first in `wait` again.
 local function reap_lockless(stalled_max)
   local ids = call('LRANGE', ACTIVE, '0', '-1')
   local reaped = 0

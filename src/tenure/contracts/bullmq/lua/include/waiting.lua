@@ -56,7 +56,7 @@ local function delay(id, due)
   return 'delayed'
 end
 
--- Moves what has become due into the line, in the order of its due times.
+-- Makes claimable what has become due, in the order of its due times.
 local function promote()
   local due = call('ZRANGEBYSCORE', DELAYED, '-inf', text[(NOW + 1) * SLOTS - 1], 'LIMIT', '0', '1000')
   if #due == 0 then

@@ -1,33 +1,36 @@
-"""Taking leases: asking the store, and waiting where BullMQ's workers wait while it has nothing.
-
-An ordinary claim is `take`, a short script; whatever is not ordinary (a lost answer to recover, a
-limit, a pause, jobs that are due, locks to look for) goes through `claim`, which does everything.
-"""
+"""Claims leases, and waits where BullMQ's workers wait while the queue has nothing to do."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
-from tenure.contracts.bullmq import job_options
-from tenure.contracts.bullmq.bell import Bell
-from tenure.contracts.bullmq.claimed import Claimed
-from tenure.contracts.bullmq.options import Options, client_name
+import msgspec
+
+from tenure.contracts.bullmq.options import (
+    JobOptions,
+    Options,
+    client_name,
+    read_options,
+    unpack_options,
+)
 from tenure.contracts.bullmq.records import number
-from tenure.contracts.bullmq.scheduling import Picked, Scheduler
+from tenure.contracts.bullmq.schedulers import Picked, Scheduler
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, TenureError
+from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, TenureError
+from tenure.core.idempotency import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
 from tenure.core.quarantine import Quarantined
 from tenure.store.redis import Arg, Redis
 
+_BLOCK_S = 5.0
 _HELD_MAX = 100_000
-# Where a job with a history, a scheduler or a decided failure has more to say (see claim-16.lua).
+# The row of a job with a history, a scheduler or a decided failure is longer (see claim-16.lua).
 _PLAIN_LENGTH, _SCHEDULER, _DECIDED = 7, 10, 11
-
-_SUSPECT_FROM = 2  # as start.lua counts
+_SUSPECT_FROM = 2  # as claim-16.lua counts
 _UNREADABLE = "The record cannot be read: "
 
 Settle = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
@@ -63,7 +66,7 @@ class Claims:
         self._redis = redis
         self._waiting = Redis(url, name=named) if url else redis
         self._announced = not url
-        self._bell = Bell(self._waiting, scripts.keys[7])
+        self._marker = MarkerListener(self._waiting, scripts.keys.marker)
         self._scheduler = Scheduler(redis, scripts)
         self._unfollowed: list[tuple[str, Picked]] = []
 
@@ -95,8 +98,10 @@ class Claims:
                 await self._until_mended(self._listen_paused(last, remaining_ms))
             else:
                 wait = min(remaining_ms, due - now) if due else remaining_ms
-                rung = self._bell.wait(wait / 1000, until_ms=now + wait)
-                await self._until_mended(self._wait_held(rung) if state == b"held" else rung)
+                listening = self._marker.wait(wait / 1000, until_ms=now + wait)
+                if state == b"held":
+                    listening = self._wait_held(listening)
+                await self._until_mended(listening)
 
     def forget(self, job_id: str) -> None:
         """The lease has ended: a claim that looks for lost answers need not pass over it."""
@@ -107,7 +112,7 @@ class Claims:
 
     async def close(self) -> None:
         """Stop waiting, and close the connection that waits if it is its own."""
-        await self._bell.close()
+        await self._marker.close()
         if self._waiting is not self._redis:
             await self._waiting.close()
 
@@ -126,14 +131,14 @@ class Claims:
     def _note_suspect(self, leases: Sequence[Lease]) -> None:
         """Remember the one lease whose job lost its worker so often that it may kill it (B-54)."""
         for lease in leases:
-            if isinstance(lease.extra, Claimed) and lease.extra.stalled >= _SUSPECT_FROM:
+            if claimed_of(lease).stalled >= _SUSPECT_FROM:
                 self._suspect = lease
                 self._suspect_over.clear()
 
-    async def _wait_held(self, rung: Coroutine[Any, Any, None]) -> None:
-        """Only suspects wait, and this worker runs one: until it has ended, or the marker rings."""
+    async def _wait_held(self, listening: Coroutine[Any, Any, None]) -> None:
+        """Only suspects wait, and this worker runs one: wait for its end, or for the marker."""
         waits = {
-            asyncio.ensure_future(rung),
+            asyncio.ensure_future(listening),
             asyncio.ensure_future(self._suspect_over.wait()),
         }
         try:
@@ -156,7 +161,6 @@ class Claims:
         # Set before asking: whatever ends this call early, the next one looks for what it took.
         self._answer_lost = True
         options = self._options
-        search = self._time_to_search()
         args: tuple[Arg, ...] = (
             self._token,
             self._worker,
@@ -167,13 +171,10 @@ class Claims:
             options.limit_ms or "",
             self._token_h,
             int(self._suspect is None),
+            int(self._time_to_search()),
+            int(recover),
         )
-        reply = 0
-        if not (recover or search or options.limit_max):
-            reply = await self._scripts.run("take", *args)
-        if not reply:
-            held = self._held if recover else ()
-            reply = await self._scripts.run("claim", *args, int(search), int(recover), *held)
+        reply = await self._scripts.run("claim", *args, *(self._held if recover else ()))
         self._answer_lost = False
         return reply
 
@@ -209,10 +210,10 @@ class Claims:
         return True
 
     async def _follow_schedules(self, rows: Sequence[Any]) -> None:
-        """A job that a scheduler made leads to the next one, whoever picks it up (B-39).
+        """A job that a scheduler made leads to the next one when it is picked up (B-39).
 
-        The claim stands whatever comes of it: a step that the store did not answer is repeated by
-        the next claim, and a next run that cannot be computed here is left to Node.
+        The claim succeeds in any case: a step that the store did not answer is repeated by the next
+        claim, and a next run that cannot be computed here is left to Node.
         """
         for row in rows:
             if len(row) > _PLAIN_LENGTH and row[_SCHEDULER]:
@@ -241,9 +242,9 @@ class Claims:
             del self._unfollowed[0]
 
     async def _listen_paused(self, last: bytes, wait_ms: float) -> None:
-        """While paused, the events are heard: a resume, and a 5.x client that adds a job (B-34)."""
+        """While paused, wait for an event: a resume, or a 5.x client that adds a job (B-34)."""
         wait = max(1, int(wait_ms))
-        events = self._scripts.keys[6]
+        events = self._scripts.keys.events
         await self._waiting.block(
             "XREAD", "COUNT", 1, "BLOCK", wait, "STREAMS", events, last, wait_ms=wait
         )
@@ -253,7 +254,7 @@ class Claims:
         self._held[job_id] = None
         if len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
             del self._held[next(iter(self._held))]
-        options = job_options.read(row[3])
+        options = read_options(row[3])
         made, stalled, stack = _history(row)
         attempts = options.attempts or self._options.max_attempts
         return Lease(
@@ -271,8 +272,98 @@ class Claims:
             created_ms=number(row[5]),
             priority=number(row[6]),
             trace=options.trace,
-            extra=Claimed(made, stalled, options, stack, self._token_h, row[3]),
+            extra=Claimed(stalled, options, stack, self._token_h, row[3]),
         )
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What settling a lease needs and the claim brought: starts that stalled, the job's options as
+    read and as stored, the stacks of earlier attempts, the hash of the token."""
+
+    stalled: int
+    options: JobOptions
+    stacktrace: bytes
+    token_h: str
+    raw_options: bytes = b"{}"
+
+    @property
+    def opts(self) -> dict[str, Any]:
+        """The job's options under BullMQ's names, which its handler sees as `job.opts`."""
+        return unpack_options(self.raw_options)
+
+
+def claimed_of(lease: Lease) -> Claimed:
+    """What travels in `Lease.extra`; of a lease that was made otherwise nothing is known."""
+    if isinstance(lease.extra, Claimed):
+        return lease.extra
+    return Claimed(0, JobOptions(), b"", short_hash(lease.token.encode()))
+
+
+class MarkerListener:
+    """Waits for BullMQ's `marker`, a sorted set to which producers add when there is work.
+
+    The member "0" says that there is work, "1" when the next delayed job is due. Popping takes it
+    away from every other worker, so a member that arrives when no claim waits is given back. The
+    server ends a blocking call up to a tenth of a second late; a timer of our own is exact, and
+    leaves the call pending for the next wait.
+    """
+
+    def __init__(self, redis: Redis, marker: str) -> None:
+        self._redis = redis
+        self._marker = marker
+        self._pending: asyncio.Task[Any] | None = None
+        self._given_back: asyncio.Task[None] | None = None
+        self._listeners = 0
+
+    async def wait(self, wait_s: float, *, until_ms: float) -> None:
+        """Return when there may be work, or when the time is up, which is `until_ms` there."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        self._listeners += 1
+        try:
+            while (left_s := deadline - loop.time()) > 0:
+                popped = await self._popped(left_s)
+                if popped is None or popped[1] == b"0":
+                    return
+                # A due time: the wait ends then at the latest.
+                sooner_s = (until_ms - float(popped[2])) / 1000
+                if sooner_s > 0:
+                    until_ms = float(popped[2])
+                    deadline -= sooner_s
+        finally:
+            self._listeners -= 1
+
+    async def close(self) -> None:
+        """Stop waiting."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
+        if self._given_back is not None:
+            await asyncio.gather(self._given_back, return_exceptions=True)
+
+    async def _popped(self, wait_s: float) -> Any:
+        """What was popped from the marker, or None when nothing was in time."""
+        task = self._pending
+        if task is None or task.done():
+            task = self._pending = asyncio.create_task(self._block())
+            task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait({task}, timeout=wait_s)
+        return task.result() if done else None
+
+    async def _block(self) -> Any:
+        return await self._redis.block(
+            "BZPOPMIN", self._marker, f"{_BLOCK_S:.0f}", wait_ms=round(_BLOCK_S * 1000)
+        )
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or task.exception() is not None or task.result() is None:
+            return
+        if self._listeners == 0:
+            self._given_back = asyncio.create_task(self._give_back(task.result()))
+
+    async def _give_back(self, popped: Any) -> None:
+        with contextlib.suppress(StoreError):
+            await self._redis.call("ZADD", self._marker, popped[2], popped[1])
 
 
 def _warn(event: str, **facts: Any) -> None:
