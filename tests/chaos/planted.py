@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
-from tenure.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from tenure.contracts.omniq.calls import SCRIPTS as OMNIQ_SCRIPTS
 from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from tenure.store.scripts import ScriptFolder
 

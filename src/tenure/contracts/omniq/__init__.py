@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from tenure.contracts.omniq.blocking import SyncClient
-from tenure.contracts.omniq.client import Client
-from tenure.contracts.omniq.context import JobContext
-from tenure.contracts.omniq.errors import NotActive, Refused, TokenMismatch
-from tenure.contracts.omniq.journal import OmniqJournal, tape
-from tenure.contracts.omniq.ledger import OmniqLedger
-from tenure.contracts.omniq.options import Options
+from tenure.contracts.omniq.client import Client, Paused, Reserved, SyncClient
+from tenure.contracts.omniq.consume import JobContext
+from tenure.contracts.omniq.ledger import OmniqJournal, OmniqLedger, tape
+from tenure.contracts.omniq.options import NotActive, Options, Refused, TokenMismatch
 from tenure.contracts.omniq.queue import OmniqQueue
-from tenure.contracts.omniq.replies import Paused, Reserved
 from tenure.core.errors import UsageError
 from tenure.core.opening import QueueUrl
 from tenure.core.tape import StreamTape

@@ -1,64 +1,145 @@
-"""OmniQ's own client, by the names of its contract; every call is asynchronous.
-
-    async with Client("redis://localhost:6379/0") as client:
-        job_id = await client.publish("emails", {"to": "ada"}, gid="tenant-7", group_limit=2)
-        job = await client.reserve("emails")
-        if job is not None and job.status == "JOB":
-            await client.ack_success("emails", job.job_id, job.lease_token)
-
-Time is the server's unless `now_ms_override` is given. A call whose answer was lost is sent again
-by the client: each is recognised by the store, and done once.
-"""
+"""What the calls of OmniQ's own client answer."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import inspect
 import secrets
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
 from tenure.contracts.omniq import options as names
-from tenure.contracts.omniq.calls import Calls, insist
-from tenure.contracts.omniq.children import Children
-from tenure.contracts.omniq.claiming import BATCH_MAX, Claimer, chance
-from tenure.contracts.omniq.consuming import consume
-from tenure.contracts.omniq.context import Handler
-from tenure.contracts.omniq.errors import Refused, refusal
+from tenure.contracts.omniq.calls import SCRIPTS, Calls, insist
+from tenure.contracts.omniq.consume import Handler, consume, warn_quarantined
 from tenure.contracts.omniq.ledger import steer
-from tenure.contracts.omniq.logs import warn_quarantined
 from tenure.contracts.omniq.monitor import Monitor
-from tenure.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
-from tenure.contracts.omniq.queue import OmniqQueue
-from tenure.contracts.omniq.repairing import repair
-from tenure.contracts.omniq.replies import (
-    LANES,
-    AckFailResult,
-    BatchItem,
-    Lane,
-    Paused,
-    Reserved,
-    ReserveResult,
-    batch_item,
-    check_accepted,
-    reserved,
+from tenure.contracts.omniq.options import (
+    BACKOFF_MS,
+    MAX_ATTEMPTS,
+    TIMEOUT_MS,
+    Options,
+    OptionValue,
+    Refused,
+    refusal,
 )
+from tenure.contracts.omniq.queue import BATCH_MAX, Claimer, OmniqQueue, chance
+from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
     BACKOFF_MS_MAX,
     Backoff,
     Publication,
     check_number,
+    new_ulid,
     publication,
     script_args,
     structured,
 )
-from tenure.contracts.omniq.ulid import new_ulid
-from tenure.core.errors import Conflict
+from tenure.core.errors import Conflict, StoreError
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
+
+Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
+LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """`reserve` of a paused queue."""
+
+    status: Literal["PAUSED"] = "PAUSED"
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease: `payload` is the JSON text, `lease_token` gates heartbeat and acks."""
+
+    status: Literal["JOB"] = "JOB"
+    job_id: str
+    payload: str
+    lock_until_ms: int
+    attempt: int
+    max_attempts: int
+    gid: str
+    lease_token: str
+
+
+class BatchItem(msgspec.Struct, frozen=True):
+    """What became of one job of a batch: `status` is OK or ERR, and then `reason` says why."""
+
+    job_id: str
+    status: Literal["OK", "ERR"]
+    reason: str | None = None
+
+
+ReserveResult: TypeAlias = Paused | Reserved | None
+AckFailResult: TypeAlias = tuple[Literal["RETRY"], int] | tuple[Literal["FAILED"], None]
+
+
+def reserved(row: list[Any]) -> Reserved:
+    """A row of the claim script."""
+    return Reserved(
+        job_id=row[0].decode(),
+        payload=row[1].decode(errors="replace"),
+        lock_until_ms=row[2],
+        attempt=row[3],
+        max_attempts=row[4],
+        gid=row[5].decode(errors="replace"),
+        lease_token=row[6].decode(),
+    )
+
+
+def batch_item(job_id: str, word: str) -> BatchItem:
+    """The steering script's word for one job."""
+    return BatchItem(job_id, "OK") if word == "OK" else BatchItem(job_id, "ERR", word)
+
+
+def check_accepted(operation: str, item: BatchItem) -> None:
+    """Raise `Refused` for a job that was not accepted."""
+    if item.reason is not None:
+        raise Refused(operation, f"job {item.job_id}", item.reason)
+
+
+_KEY_CHARS_MAX = 128
+
+
+class Children:
+    """The counters of one server; a counter belongs to no queue."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def begin(self, key: str, expected: int) -> None:
+        """Expect so many children; raises `Refused` when a count is under way."""
+        word = await self._run("childs_init", key, expected)
+        if word[0] != b"OK":
+            raise Refused("CHILDS_INIT", f"counter {key!r}", word[1].decode())
+
+    async def ack(self, key: str, child_id: str) -> int:
+        """How many are left; -1 when there is no counter."""
+        word = await self._run("child_ack", key, child_id, secrets.token_hex(8))
+        if word[0] != b"OK":
+            return -1
+        if word[1] == 0:  # heard, so nothing needs to be remembered for a resend
+            with contextlib.suppress(StoreError):
+                await self._redis.call("DEL", f"{{cc:{_checked(key)}}}:last")
+        return int(word[1])
+
+    async def _run(self, name: str, key: str, *args: Arg) -> Any:
+        anchor = f"{{cc:{_checked(key)}}}:meta"
+        return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], args))
+
+
+def _checked(key: str) -> str:
+    name = key.strip()
+    if not name or len(name) > _KEY_CHARS_MAX or "{" in name or "}" in name:
+        raise OptionValue(f"counter {key!r:.60}: 1 to {_KEY_CHARS_MAX} characters, no braces")
+    return name
+
 
 _TEND_STEP = 200
 _ERROR_BYTES_MAX = 4096
@@ -386,3 +467,68 @@ _PUBLISHED: dict[str, Any] = {
     if parameter.default is not parameter.empty and name != "now_ms_override"
 }
 """The options of `publish`, which `publish_many` takes for each job, and their defaults."""
+
+
+class _Blocking:
+    """An object whose coroutine functions are called and answer."""
+
+    def __init__(self, target: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._target = target
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        @functools.wraps(found)
+        def call(*args: Any, **options: Any) -> Any:
+            return self._run(found(*args, **options))
+
+        return call
+
+
+class SyncClient(_Blocking):
+    """`Client` without `await`; arguments and answers are the same."""
+
+    def __init__(self, redis_url: str = "redis://localhost:6379/0", *, worker_id: str = "") -> None:
+        self._open = functools.partial(Client, redis_url, worker_id=worker_id)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="omniq", daemon=True)
+        self._thread.start()
+        super().__init__(self._open(), self._in_loop)
+        self.monitor = _Blocking(self._target.monitor, self._in_loop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def consume(self, queue: str, handler: Handler, **settings: Any) -> None:
+        """Run `handler(ctx)` for every job in this thread until a signal ends it."""
+
+        async def serve() -> None:
+            async with self._open() as client:
+                await client.consume(queue, handler, **settings)
+
+        asyncio.run(serve())
+
+    def close(self) -> None:
+        """Let go of the connections, and end the thread."""
+        if self._thread.is_alive():
+            self._in_loop(self._target.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _in_loop(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()

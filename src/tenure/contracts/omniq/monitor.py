@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenure.contracts.omniq.ledger import fields_of, number, readable
 from tenure.contracts.omniq.options import QUEUE_NAME, queue_base
-from tenure.contracts.omniq.records import fields_of, number, readable
 from tenure.store.redis import Arg, Redis
 
 MonitorLane = Literal["wait", "active", "delayed", "failed", "completed"]

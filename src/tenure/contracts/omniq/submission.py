@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import secrets
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
@@ -12,14 +15,42 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenure.contracts.omniq.errors import OptionValue, PayloadType, PayloadValue
-from tenure.contracts.omniq.options import Options
-from tenure.contracts.omniq.ulid import new_ulid
+from tenure.contracts.omniq.options import Options, OptionValue, PayloadType, PayloadValue
 from tenure.core.errors import InvalidJob
 from tenure.core.idempotency import request_hash, scoped_key, short_hash
 from tenure.core.job import NewJob, Submitted
 from tenure.core.submission import check_job, check_trace, submitted
 from tenure.store.redis import Arg
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_RANDOM_BITS = 80
+_lock = threading.Lock()
+_last = 0
+
+
+def new_ulid() -> str:
+    """The next id.
+
+    >>> first, second = new_ulid(), new_ulid()
+    >>> len(first), first < second
+    (26, True)
+    """
+    global _last  # noqa: PLW0603  # one clock for the process
+    with _lock:
+        value = (time.time_ns() // 1_000_000) << _RANDOM_BITS
+        if value >> _RANDOM_BITS > _last >> _RANDOM_BITS:
+            value |= secrets.randbits(_RANDOM_BITS - 1)  # the top bit is room to count up
+        else:
+            value = _last + 1 + secrets.randbits(32)
+        _last = value
+    return _text(value)
+
+
+def _text(value: int) -> str:
+    # Thirteen pairs of five bits each: 130 bits, of which the top two are always zero.
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+
 
 Backoff = Literal["fixed", "exponential"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.contracts.streams.journal import StreamsJournal, tape
-from tenure.contracts.streams.ledger import StreamsLedger
+from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger, tape
 from tenure.contracts.streams.options import Options
 from tenure.contracts.streams.queue import StreamsQueue
 from tenure.core.errors import UsageError

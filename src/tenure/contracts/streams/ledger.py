@@ -1,4 +1,8 @@
-"""Reading and steering the jobs of this contract, for gateway, dashboard and command line."""
+"""The history of the queue: the stream `jobs:journal`, written by the scripts.
+
+Lines as `store.journal` reads them: parts in the order of `_FIELDS`, cut off after the last that
+applies.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,42 @@ from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.tape import StreamTape
+from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 from tenure.store.wire import is_wrong_type
+
+_FIELDS = (
+    *HEAD,
+    "result_h",
+    "payload_h",
+    "error_code",
+    "due_ms",
+    "data",
+)
+_LINES = Lines(_FIELDS, contract=CONTRACT, queue=QUEUE)
+
+
+class StreamsJournal(StreamJournal):
+    """The journal of this contract."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        super().__init__(redis, keys(options.namespace)[1], _LINES)
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for readers in bulk; it is trimmed only behind what they captured."""
+    all_keys = keys(options.namespace)
+    return StreamTape(
+        store=store,
+        key=all_keys[1],
+        contract=CONTRACT,
+        queue=QUEUE,
+        fields=_FIELDS,
+        captured=(all_keys[4], "captured"),
+    )
+
 
 _STATES = ("queued", "running", "done", "error", "canceled")
 _CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)

@@ -1,25 +1,20 @@
-"""The `streams` contract on the seam: Redis Streams as the queue, one script for every step.
-
-A job is a hash, its news a stream of its own, and its turn an entry of `jobs:stream`, which a
-worker reads through the group `workers`. The pending entry is the lease; the hash holds the fence.
-What the scripts do and which clause each serves stands at the head of every file in `lua/`.
-"""
+"""A new job as the submit script takes it, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from math import ceil
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tenure.contracts.streams.given import leases_of, settle_rows
-from tenure.contracts.streams.options import CONTRACT, GROUP, Options, keys
-from tenure.contracts.streams.submission import ARGS, answer, submit_args
-from tenure.core.errors import LeaseLost, ServerError, UsageError
+from tenure.contracts.streams.options import CONTRACT, QUEUE, Options, keys
+from tenure.core.errors import InvalidJob, LeaseLost, ServerError, UsageError
+from tenure.core.idempotency import request_hash, scoped_key, short_hash
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import (
@@ -27,17 +22,191 @@ from tenure.core.outcome import (
     CANCELLED,
     COMPLETED,
     RELEASED,
+    Failure,
     Outcome,
     Retried,
     Verdict,
 )
 from tenure.core.quarantine import Quarantined
-from tenure.core.retry import exponential
+from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Upkeep
+from tenure.core.submission import check_job, check_trace, new_job_id, submitted
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 from tenure.store.scripts import ScriptFolder
 from tenure.store.wire import is_wrong_type
+
+ARGS = 11
+"""How many arguments of the script are one job's."""
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
+
+
+def submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:
+    """The arguments of one job, in the order of submit-9.lua; raises `InvalidJob`."""
+    _check(job)
+    job_id = job.job_id or new_job_id()
+    ttl_s = max(1, -(-job.ttl_ms // 1000)) if job.ttl_ms else options.ttl_s
+    key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
+    payload_h = short_hash(job.payload)
+    same = request_hash(job.task, payload_h, job.requester, job.ttl_ms, job.max_attempts)
+    return (
+        job_id,
+        job.task,
+        job.payload,
+        ttl_s,
+        job.max_attempts or 0,
+        key,
+        same,
+        job.requester,
+        job.delay_ms,
+        job.trace or "-",
+        payload_h,
+    )
+
+
+def answer(reply: list[Any], options: Options) -> Submitted:
+    """The seam's answer for the script's: status, id and, for a job just created, its time."""
+    status, job_id, *created_ms = reply
+    return submitted(status.decode(), job_id.decode(), *created_ms, depth_max=options.max_depth)
+
+
+def _check(job: NewJob) -> None:
+    if job.job_id and not _JOB_ID.fullmatch(job.job_id):
+        raise InvalidJob(f"job id {job.job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ -")
+    check_job(job)
+    check_trace(job.trace)
+    if job.ttl_ms is not None and job.ttl_ms < 1:
+        raise InvalidJob(f"ttl_ms is at least 1, not {job.ttl_ms}")
+    if job.priority or job.gid:
+        raise InvalidJob("this contract has neither priorities nor groups; leave them out")
+    if job.options:
+        names = ", ".join(sorted(job.options))
+        raise InvalidJob(f"this contract has no job options; these were given: {names}")
+
+
+class Alike(NamedTuple):
+    """What leases of one claim have in common; `words`: those of the lease."""
+
+    words: bytes
+    task: bytes
+    ttl_s: bytes
+    claimed_ms: int
+    task_name: str
+    fence: int
+    token: str
+    attempt: int
+    max_attempts: int
+
+
+class Given(NamedTuple):
+    """What a lease was given out with."""
+
+    alike: Alike
+    handle: str
+
+
+def leases_of(groups: list[Any], *, token: str, now: int, lease_ms: int) -> list[Lease]:
+    """The leases in the answer of a claim."""
+    leases = []
+    for task, words, ttl_s, rows in groups:
+        alike = _alike(words, task, ttl_s, now)
+        parts = iter(rows)
+        for job_id, payload, entry in zip(parts, parts, parts, strict=True):
+            handle, created_ms, trace = _entry(entry.decode(), now)
+            leases.append(
+                Lease(
+                    job_id=job_id.decode(errors="replace"),
+                    queue=QUEUE,
+                    task=alike.task_name,
+                    payload=payload,
+                    attempt=alike.attempt,
+                    max_attempts=alike.max_attempts,
+                    fence=alike.fence,
+                    token=token,
+                    lease_until_ms=now + lease_ms,
+                    lease_ms=lease_ms,
+                    created_ms=created_ms,
+                    handle=handle,
+                    trace=trace,
+                    extra=Given(alike, handle),
+                )
+            )
+    return leases
+
+
+def settle_rows(outcomes: Iterable[Outcome], backoff: RetryPolicy) -> list[Arg]:
+    """The rows of the settle script: the common completion in few parts, all others in full.
+
+    What completions one after the other have in common, mostly also the result, is sent once.
+    """
+    rows: list[Arg] = []
+    shared: Alike | None = None
+    for (alike, result), run in groupby(outcomes, _in_common):
+        if alike is None:
+            for outcome in run:
+                rows += _in_full(outcome, backoff)
+            continue
+        if alike is not shared:
+            shared = alike
+            rows += ("like", alike.words, alike.task, alike.ttl_s, alike.claimed_ms)
+        jobs = [part for each in run for part in (each.lease.job_id, each.lease.handle)]
+        rows += ("done", result, short_hash(result), len(jobs) // 2, *jobs)
+    return rows
+
+
+def _in_common(outcome: Outcome) -> tuple[Alike | None, bytes]:
+    """What a completion may share with the one before it; no `Alike` for what is sent in full."""
+    lease = outcome.lease
+    given = lease.extra
+    if (
+        outcome.kind != "complete"
+        or not isinstance(given, Given)
+        or not _is_of(given, lease)
+        or "\t" in lease.job_id  # another program's; the journal joins ids by tabs
+    ):
+        return None, b""
+    return given.alike, outcome.result
+
+
+def _alike(words: bytes, task: bytes, ttl_s: bytes, now: int) -> Alike:
+    fence, _, attempt, max_attempts, _, _, token = words.decode().split()
+    name = task.decode(errors="replace")  # a foreign gateway's may be anything
+    return Alike(words, task, ttl_s, now, name, int(fence), token, int(attempt), int(max_attempts))
+
+
+def _entry(words: str, now: int) -> tuple[str, int, str]:
+    """The id of the entry, when its job was created, and its trace; an id alone tells when."""
+    if " " not in words:
+        return words, min(now, int(words.partition("-")[0])), ""
+    handle, created_ms, trace = words.split()
+    return handle, min(now, int(created_ms)), "" if trace == "-" else trace
+
+
+def _is_of(given: Given, lease: Lease) -> bool:
+    """A lease that contradicts what it was given with shall be looked at closely."""
+    alike = given.alike
+    return (alike.fence, alike.token, given.handle) == (lease.fence, lease.token, lease.handle)
+
+
+def _in_full(outcome: Outcome, backoff: RetryPolicy) -> tuple[Arg, ...]:
+    lease, kind, wait_ms = outcome.lease, outcome.kind, outcome.delay_ms
+    failure = outcome.failure
+    body, result_h = outcome.result, ""
+    if kind == "fail":  # the job's own attempts decide; the delay is the contract's default
+        wait_ms = delay_ms(backoff, lease.attempt, secrets.randbelow(1000) / 1000)
+    if kind == "complete":
+        wait_ms, result_h = 0, short_hash(body)
+    else:
+        body = msgspec.json.encode(failure) if failure else b""
+    proof = (lease.job_id, lease.handle, lease.fence, lease.token)
+    return ("end", *proof, kind, lease.task, body, result_h, _code(failure), wait_ms)
+
+
+def _code(failure: Failure | None) -> str:
+    """The error code as the journal takes it: one short word without separators."""
+    return "" if failure is None else "".join(failure.code.split())[:80]
+
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
 TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
@@ -342,6 +511,3 @@ def _verdict(lease: Lease, reply: Any) -> Verdict:
     if code == b"retry":
         return Retried(reply[1])
     return _VERDICTS[code]
-
-
-__all__ = ["GROUP", "SCRIPTS", "TERMINAL_EVENTS", "StreamsQueue"]

@@ -1,36 +1,196 @@
-"""`consume`: run a handler for every job of a queue, in this event loop.
-
-One claim takes as many jobs as there are free slots, one call keeps all leases, one call ends all
-that finished since the last one. Promoting and taking back goes on while handlers run. A handler
-whose lease is lost is cancelled (`ctx.lost` is set for one that runs in a thread), and nothing is
-written for it any more.
-
-It is the contract's helper for a program of its own. `tenure.Worker` serves the same queue with
-more around it: processes, a keeper that a blocked event loop cannot starve, metrics, many queues.
-"""
+"""Lines of the log, for the parts of this contract that run without `tenure.Worker`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
+import queue
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
-from tenure.contracts.omniq.context import Handler, JobContext, context_of
-from tenure.contracts.omniq.executing import Exec
-from tenure.contracts.omniq.logs import warn, warn_quarantined
 from tenure.contracts.omniq.queue import OmniqQueue
-from tenure.contracts.omniq.threads import Threads, raised_by
 from tenure.core.errors import LeaseLost, StoreError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
+from tenure.core.quarantine import Quarantined
 from tenure.core.retry import judge
+from tenure.core.values import from_json
+
+
+def warn(text: str, **facts: object) -> None:
+    """A warning. Programs that only look at a queue do not load what writes it."""
+    import structlog
+
+    structlog.get_logger("tenure.omniq").warning(text, **facts)
+
+
+def warn_quarantined(queue: str, records: Iterable[Quarantined]) -> None:
+    """One line for each record that was set aside."""
+    for record in records:
+        warn("record_quarantined", queue=queue, job_id=record.job_id, reason=record.reason)
+
+
+class Exec:
+    """The calls of one attempt, made by the contract's `client`.
+
+    `loop` is the client's, for handlers that run outside of it.
+    """
+
+    def __init__(
+        self, client: Any, job_id: str, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._loop = loop
+
+    def publish(self, queue: str, payload: dict[str, Any] | list[Any], **options: Any) -> Any:
+        """Store a job, with the options of `Client.publish`; its id."""
+        return self._do(self._client.publish(queue, payload, **options))
+
+    def pause(self, queue: str) -> Any:
+        """Hand out no more leases of a queue."""
+        return self._do(self._client.pause(queue))
+
+    def resume(self, queue: str) -> Any:
+        """Hand out leases again."""
+        return self._do(self._client.resume(queue))
+
+    def is_paused(self, queue: str) -> Any:
+        """Whether a queue is paused."""
+        return self._do(self._client.is_paused(queue))
+
+    def childs_init(self, key: str, expected: int) -> Any:
+        """Begin to count children of a parent."""
+        return self._do(self._client.childs_init(key, expected))
+
+    def child_ack(self, key: str, child_id: str | None = None) -> Any:
+        """This job, or the child named, is done; how many are left."""
+        return self._do(self._client.child_ack(key, child_id or self._job_id))
+
+    def _do(self, call: Coroutine[Any, Any, Any]) -> Any:
+        if self._loop is None:
+            return call
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+class JobContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler is given. `lost` is set when the lease is gone: stop, nothing counts.
+
+    `exec` publishes, pauses and counts children on the same server.
+    """
+
+    queue: str
+    job_id: str
+    payload_raw: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    lock_until_ms: int
+    lease_token: str
+    gid: str
+    lost: threading.Event
+    exec: Exec
+
+
+Handler: TypeAlias = Callable[[JobContext], Awaitable[Any] | Any]
+
+
+def context_of(lease: Lease, tools: Exec) -> JobContext:
+    """The context of one attempt."""
+    raw = lease.payload.decode(errors="replace")
+    try:
+        payload = from_json(lease.payload)
+    except msgspec.DecodeError:
+        payload = raw  # another client stored it so; the handler shall see what is there
+    return JobContext(
+        queue=lease.queue,
+        job_id=lease.job_id,
+        payload_raw=raw,
+        payload=payload,
+        attempt=lease.attempt,
+        max_attempts=lease.max_attempts,
+        lock_until_ms=lease.lease_until_ms,
+        lease_token=lease.token,
+        gid=lease.gid,
+        lost=threading.Event(),
+        exec=tools,
+    )
+
+
+_Call: TypeAlias = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class Threads:
+    """At most `most` daemon threads, started when first needed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._started = 0
+        self._busy = 0
+
+    async def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """The function's value; its exception is raised here."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+        self._busy += 1
+        if self._busy > self._started and self._started < self._most:
+            self._started += 1
+            threading.Thread(target=self._work, args=(loop,), daemon=True).start()
+        self._calls.put((lambda: context.run(function, argument), future))
+        try:
+            return await future
+        finally:
+            self._busy -= 1
+
+    def close(self) -> None:
+        """Let the threads end when they are free."""
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            value, error = None, None
+            try:
+                value = call()
+            except BaseException as raised:  # told to the waiter, whatever it is
+                error = raised
+            try:
+                loop.call_soon_threadsafe(_tell, future, value, error)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+
+
+def _tell(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(_Raised(error))
+
+
+class _Raised(Exception):
+    """Carries what a handler raised: a future takes no StopIteration, and an exit would end us."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def raised_by(error: BaseException) -> BaseException:
+    """What the handler itself raised."""
+    return error.error if isinstance(error, _Raised) else error
+
 
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0

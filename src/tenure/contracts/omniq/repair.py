@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 from tenure.contracts.omniq.calls import Calls
+from tenure.contracts.omniq.ledger import readable
 from tenure.contracts.omniq.options import queue_base
-from tenure.contracts.omniq.records import readable
 from tenure.store.redis import Arg
 
 _STEP = 500
