@@ -39,7 +39,7 @@ _STREAMS: dict[str, Edits] = {
     ),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n    uncommon().take_back()\n", "\n"),
+        ("claim", "\n    take_back()\n", "\n"),
         ("upkeep", "\neach_idle('upkeep_from', ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.

@@ -8,7 +8,6 @@
 --   { job_id, reason, ... }
 -- Clauses S-5 S-7 S-22
 -- @include job
--- @include guard
 local answers = {}
 
 local function publish(job, task, kind, step, data, progress)

@@ -7,7 +7,6 @@
 -- Clauses S-31 S-32 S-33
 -- @include job
 -- @include end
--- @include enqueue
 local answers = {}
 local steps = {}
 

@@ -12,8 +12,6 @@
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
 -- @include end
--- @include enqueue
--- @include promote
 -- @include reap
 -- @include trim
 local LOST_MAX = tonumber(ARGV[3])

@@ -3,8 +3,6 @@
 -- Our own state of a job is two hash fields beside the contract's, words with "-" for none:
 --   lease: fence ver attempt max_attempts lost lease_until worker_id    changes with every step
 --   entry: msg_id created_ts trace                                      changes when it is queued again
--- The worker of a job that nobody has claimed yet is "+" if a claim must read `entry`: when it is not as
--- old as its job, or names a trace.
 -- Two and not ten because a script pays for every field it reads, and these change together. Not one,
 -- because Redis keeps a small hash in one piece only while no value is longer than 64 bytes. Numbers
 -- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
@@ -91,7 +89,7 @@ local function job_of(id, key, v)
     id = id, key = key, status = v[1], ttl_s = v[4], fence = tonumber(fence), ver = tonumber(ver),
     attempt = tonumber(attempt), max_attempts = max_attempts, lost = lost,
     lease_until = lease_until, worker = worker, msg_id = msg_id, created_ts = created_ts,
-    trace = trace, task = '',
+    trace = trace, entry = v[3], task = '',
   }
 end
 
@@ -130,7 +128,7 @@ end
 -- `more` is the end of the line, from max_attempts on; what is not applicable is left off.
 local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
     prev_lease, worker, more)
-  add_line(job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
+  add_line(job_id, '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
     .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
     .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more)
 end
@@ -143,4 +141,35 @@ end
 
 local function count(name)
   counted[name] = (counted[name] or 0) + 1
+end
+
+-- The fence. A holder is the current owner when the job runs under its fence and token. Once its
+-- lease is over, the group's pending list must not name somebody else for the entry either: a foreign
+-- worker that took it over writes no fence, but it cannot hide there. Returns nil, or why it is lost.
+local function why_lost(job, unreadable, msg_id, fence, token)
+  if not job then
+    return unreadable or 'the job has expired or was removed'
+  end
+  if job.fence ~= fence or job.worker ~= token then
+    return 'another worker holds the job (fence ' .. job.fence .. ', yours is ' .. fence .. ')'
+  end
+  if job.status ~= 'running' then
+    return 'the job is ' .. job.status
+  end
+  if tonumber(job.lease_until) > NOW then
+    return nil
+  end
+  local pending = pcall('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
+  if pending[1] and pending[1][2] ~= token then
+    return 'the stream entry was taken over by ' .. quarantine().printable(pending[1][2], 128)
+  end
+  return nil
+end
+
+-- A stale holder is told so, and the history shows that nothing was changed.
+local function reject(id, task, job, fence, token, why)
+  local status = job and job.status or ''
+  note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',
+    '0', '0', token, more('0', '', '', 'lease_lost', '0', why))
+  count('rejected')
 end

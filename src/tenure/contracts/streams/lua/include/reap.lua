@@ -1,5 +1,7 @@
--- Takes back what ran out. The predicate is read and acted on in the same step, so a lease that was
--- extended a moment ago is never taken away.
+-- Promotes due jobs and takes back leases that ran out. The condition is read and acted on in the same step, so a
+-- lease that was extended a moment ago is never taken away.
+-- @include job
+-- @include end
 local LOST_CODE = 'lease_lost'
 
 local function bury_lost(job, task)
@@ -134,4 +136,21 @@ local function expire(id, task, msg_id)
   drop_entry(msg_id)
   note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
   count('expired')
+end
+
+-- Moves due jobs into the stream; `limit` bounds one script's time.
+local function promote(limit)
+  local due = own('ZRANGEBYSCORE', DELAYED, '-inf', NOW_S, 'LIMIT', '0', limit)
+  for _, id in ipairs(due) do
+    local job, unreadable = read_job(id)
+    if unreadable then
+      set_aside(id, '-', unreadable)
+    elseif job and job.status == 'queued' and job.msg_id == '-' then
+      local v = call('HMGET', job.key, 'task', 'payload')
+      job.msg_id = enqueue(id, v[1] or '', v[2] or '', 0)
+      call('HSET', job.key, 'entry', entry_words(job), 'due_ms', '0')
+    end
+    call('ZREM', DELAYED, id)
+  end
+  return #due
 end
