@@ -18,7 +18,6 @@ import msgspec
 from tenure.contracts.omniq import options as names
 from tenure.contracts.omniq.calls import SCRIPTS, Calls, insist
 from tenure.contracts.omniq.consume import Handler, consume, warn_quarantined
-from tenure.contracts.omniq.ledger import steer
 from tenure.contracts.omniq.monitor import Monitor
 from tenure.contracts.omniq.options import (
     BACKOFF_MS,
@@ -29,7 +28,7 @@ from tenure.contracts.omniq.options import (
     Refused,
     refusal,
 )
-from tenure.contracts.omniq.queue import BATCH_MAX, Claimer, OmniqQueue, chance
+from tenure.contracts.omniq.queue import Claimer, OmniqQueue, jitter
 from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
     BACKOFF_MS_MAX,
@@ -43,6 +42,7 @@ from tenure.contracts.omniq.submission import (
 )
 from tenure.core.errors import Conflict, StoreError
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import BATCH_MAX
 from tenure.store.resending import part
 
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
@@ -284,7 +284,7 @@ class Client:
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
         claimer = self._line(queue).claimer
         reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
-        warn_quarantined(queue, claimer.take_quarantined())
+        warn_quarantined(queue, claimer.quarantine.take())
         return reply[0], [reserved(row) for row in reply[4]]
 
     async def heartbeat(
@@ -328,7 +328,7 @@ class Client:
         # The same for every resend by `insist`, so that only those are answered alike.
         request = secrets.token_hex(8)
         args: tuple[Arg, ...] = (
-            line.options.keep_completed, line.options.keep_failed, chance(), request,
+            line.options.keep_completed, line.options.keep_failed, jitter(), request,
             job_id, token, "", kind, 0, "", "", said, "", "error" if said else "",
         )  # fmt: skip
         (reply,) = await insist(
@@ -392,7 +392,7 @@ class Client:
     ) -> list[BatchItem]:
         """Send failed jobs back; one answer per id."""
         calls = self._line(queue).calls
-        words = await steer(calls, "retry", job_ids, now_ms=now_ms_override)
+        words = await calls.steer("retry", job_ids, now_ms=now_ms_override)
         return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
@@ -406,7 +406,7 @@ class Client:
         """Remove jobs that nobody runs from a lane; one answer per id."""
         if lane not in LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
-        words = await steer(self._line(queue).calls, "remove", job_ids, lane=lane)
+        words = await self._line(queue).calls.steer("remove", job_ids, lane=lane)
         return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
 
     async def repair(self, queue: str) -> int:

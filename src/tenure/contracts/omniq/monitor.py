@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenure.contracts.omniq.ledger import fields_of, number, readable
 from tenure.contracts.omniq.options import QUEUE_NAME, queue_base
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import fields_of, number, read_all
 
 MonitorLane = Literal["wait", "active", "delayed", "failed", "completed"]
 
@@ -227,7 +227,7 @@ class Monitor:
         ]
 
     async def _ask(self, *commands: Sequence[Arg]) -> list[Any]:
-        return readable(await self._redis.pipeline(commands))
+        return await read_all(self._redis, commands)
 
     scan_queues = queues
     get_job = job

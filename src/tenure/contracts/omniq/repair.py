@@ -11,9 +11,9 @@ from itertools import chain
 from typing import Any
 
 from tenure.contracts.omniq.calls import Calls
-from tenure.contracts.omniq.ledger import readable
 from tenure.contracts.omniq.options import queue_base
 from tenure.store.redis import Arg
+from tenure.store.redis_queue import read_all
 
 _STEP = 500
 _OVERLAP = 100
@@ -59,7 +59,7 @@ async def _put_back(calls: Calls, base: bytes, gids: list[bytes], jobs: set[byte
     for start in range(0, len(found), _STEP):
         ids = found[start : start + _STEP]
         reads = [("HMGET", base + b":job:" + job_id, *_CHANGED) for job_id in ids]
-        for job_id, values in zip(ids, readable(await calls.redis.pipeline(reads)), strict=True):
+        for job_id, values in zip(ids, await read_all(calls.redis, reads), strict=True):
             seen[job_id] = [value or b"" for value in values or [b""] * len(_CHANGED)]
     if seen:
         await _strike_out(calls, base, gids, jobs)
@@ -110,7 +110,7 @@ async def _drop_left_over(calls: Calls, base: bytes, state: str) -> int:
 
 
 async def _read(calls: Calls, *command: Arg) -> Any:
-    return readable(await calls.redis.pipeline([command]))[0]
+    return (await read_all(calls.redis, [command]))[0]
 
 
 async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[bytes]]:
