@@ -14,33 +14,19 @@ from pathlib import Path
 from tenure.contracts.omniq.calls import SCRIPTS
 
 SDK_SCRIPTS = (
-    "enqueue",
-    "reserve",
-    "heartbeat",
-    "ack_success",
-    "ack_fail",
-    "promote_delayed",
-    "reap_expired",
-    "pause",
-    "resume",
-    "retry_failed",
-    "retry_failed_batch",
-    "remove_job",
-    "remove_jobs_batch",
-    "childs_init",
-    "child_ack",
-)
+    "enqueue", "reserve", "heartbeat", "ack_success", "ack_fail", "promote_delayed", "reap_expired",
+    "pause", "resume", "retry_failed", "retry_failed_batch", "remove_job", "remove_jobs_batch",
+    "childs_init", "child_ack",
+)  # fmt: skip
 
 
 def write_scripts(folder: Path) -> list[Path]:
     """Write the fifteen files, includes expanded, into a folder that is made if needed."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in SDK_SCRIPTS:
-        path = folder / f"{name}.lua"
-        path.write_text(SCRIPTS[name].source, encoding="utf-8")
-        written.append(path)
-    return written
+    paths = [folder / f"{name}.lua" for name in SDK_SCRIPTS]
+    for path in paths:
+        path.write_text(SCRIPTS[path.stem].source, encoding="utf-8")
+    return paths
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.contracts.omniq.options import anchor
+from tenure.contracts.omniq.options import queue_base
 from tenure.core.errors import ServerError, StoreUnreachable, TenureError
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import resend
@@ -36,7 +36,8 @@ class Calls:
     def __init__(self, redis: Redis, queue: str) -> None:
         self.redis = redis
         self.instance = secrets.token_hex(6)
-        self._keys = [anchor(queue)]
+        # The one key that every script is given; it names the queue and is never written.
+        self._keys = [f"{queue_base(queue)}:meta"]
         self._under_way = 0
         self._doubt_until = 0.0
 

@@ -1,4 +1,12 @@
-"""Lines of the log, for the parts of this contract that run without `tenure.Worker`."""
+"""`consume`: run a handler for every job of a queue, in this event loop.
+
+One claim takes as many jobs as there are free slots, one call keeps all leases, one call ends all
+that finished since the last one. Upkeep goes on while handlers run. A handler that loses its lease
+is cancelled (`ctx.lost` is set for one that runs in a thread), and nothing more is written for it.
+
+It is the contract's helper for a program of its own. `tenure.Worker` serves the same queue with
+more around it: processes, a keeper that a blocked event loop cannot starve, metrics, many queues.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,6 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import queue
 import random
 import signal
 import threading
@@ -23,9 +30,17 @@ from tenure.core.quarantine import Quarantined
 from tenure.core.retry import judge
 from tenure.core.values import from_json
 
+_CLAIM_WAIT_MS = 200
+_UPKEEP_S = 1.0
+_BEAT_S_MIN = 0.05
+# How long leases are taken to be while there is none; also bounds how late a cancel is heard.
+_LEASE_MS_IDLE = 3_000
+_BACKLOG_FACTOR = 8
+_LEAVE_S = 1.0
+
 
 def warn(text: str, **facts: object) -> None:
-    """A warning. Programs that only look at a queue do not load what writes it."""
+    """Log a warning; structlog is loaded only when there is one."""
     import structlog
 
     structlog.get_logger("tenure.omniq").warning(text, **facts)
@@ -38,9 +53,10 @@ def warn_quarantined(queue: str, records: Iterable[Quarantined]) -> None:
 
 
 class Exec:
-    """The calls of one attempt, made by the contract's `client`.
+    """`ctx.exec`: what a handler may do with the queues of its server, by OmniQ's names.
 
-    `loop` is the client's, for handlers that run outside of it.
+    A coroutine awaits each call. A plain handler, which runs in a thread, just calls it; `loop` is
+    then the client's.
     """
 
     def __init__(
@@ -124,83 +140,6 @@ def context_of(lease: Lease, tools: Exec) -> JobContext:
     )
 
 
-_Call: TypeAlias = tuple[Callable[[], Any], "asyncio.Future[Any]"]
-
-
-class Threads:
-    """At most `most` daemon threads, started when first needed."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._started = 0
-        self._busy = 0
-
-    async def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
-        """The function's value; its exception is raised here."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-        self._busy += 1
-        if self._busy > self._started and self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._work, args=(loop,), daemon=True).start()
-        self._calls.put((lambda: context.run(function, argument), future))
-        try:
-            return await future
-        finally:
-            self._busy -= 1
-
-    def close(self) -> None:
-        """Let the threads end when they are free."""
-        for _ in range(self._started):
-            self._calls.put(None)
-
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (item := self._calls.get()) is not None:
-            call, future = item
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as raised:  # told to the waiter, whatever it is
-                error = raised
-            try:
-                loop.call_soon_threadsafe(_tell, future, value, error)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
-
-
-def _tell(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(_Raised(error))
-
-
-class _Raised(Exception):
-    """Carries what a handler raised: a future takes no StopIteration, and an exit would end us."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def raised_by(error: BaseException) -> BaseException:
-    """What the handler itself raised."""
-    return error.error if isinstance(error, _Raised) else error
-
-
-_CLAIM_WAIT_MS = 200
-_UPKEEP_S = 1.0
-_BEAT_S_MIN = 0.05
-# How long leases are taken to be while there is none; also bounds how late a cancel is heard.
-_LEASE_MS_IDLE = 3_000
-_BACKLOG_FACTOR = 8
-_LEAVE_S = 1.0
-
-
 async def consume(
     queue: OmniqQueue,
     handler: Handler,
@@ -214,12 +153,11 @@ async def consume(
 ) -> None:
     """Until SIGINT, SIGTERM or `stop`: `drain` finishes what runs, else it is handed back at once.
 
-    An `async def` handler runs in the loop, a plain one in a thread; `client` serves its
-    `ctx.exec`. `beat_s` is how often leases
-    are kept, by default three times within the shortest.
+    An `async def` handler runs in the loop, a plain one in a thread. `client` serves `ctx.exec`.
+    `beat_s` is how often leases are kept, by default three times within the shortest.
     """
     ending = stop or asyncio.Event()
-    consumer = Consumer(queue, handler, client, concurrency=concurrency, beat_s=beat_s)
+    consumer = _Consumer(queue, handler, client, concurrency=concurrency, beat_s=beat_s)
     with _on_signals(ending) if signals else contextlib.nullcontext():
         await consumer.run(ending, drain=drain)
 
@@ -233,7 +171,7 @@ class _Running(msgspec.Struct):
     task: asyncio.Task[None] | None = None
 
 
-class Consumer:
+class _Consumer:
     """Runs one handler over one queue."""
 
     def __init__(
@@ -254,7 +192,6 @@ class Consumer:
             getattr(handler, "__call__", None)  # noqa: B004  # an object with an async call
         )
         self._slots = queue.slots = concurrency
-        self._threads = Threads(concurrency)
         self._beat_s = beat_s
         self._running: dict[str, _Running] = {}
         self._outbox: list[Outcome] = []
@@ -278,7 +215,6 @@ class Consumer:
                 task.cancel()
             await self._flushed()
             settling.cancel()
-            self._threads.close()
             await asyncio.gather(settling, *tending, return_exceptions=True)
 
     async def _all_ended(self, wait_s: float | None) -> None:
@@ -330,24 +266,24 @@ class Consumer:
 
     async def _attempt(self, running: _Running) -> None:
         lease = running.lease
+        error: BaseException | None = None
         try:
             if self._is_async:
                 await self._handler(running.context)
             else:
-                await self._threads.run(self._handler, running.context)
-            outcome = Outcome(lease, "complete")
+                error = await _run_in_thread(self._handler, running.context)
         except asyncio.CancelledError:
             self._over(lease)
             return
-        except (Exception, SystemExit) as error:  # a handler's exit ends its attempt, not us
-            reason = raised_by(error)
-            if isinstance(reason, LeaseLost):
-                self._over(lease)
-                return
-            outcome = judge(lease, reason, None, random.random())
+        except (Exception, SystemExit) as raised:  # a handler's exit ends its attempt, not us
+            error = raised
         self._over(lease)
-        if not running.context.lost.is_set():
-            self._end(outcome)
+        if isinstance(error, LeaseLost) or running.context.lost.is_set():
+            return
+        if error is None:
+            self._end(Outcome(lease, "complete"))
+        else:
+            self._end(judge(lease, error, None, random.random()))
 
     def _over(self, lease: Lease) -> None:
         self._running.pop(lease.token, None)
@@ -459,6 +395,33 @@ class Consumer:
             except StoreError as error:
                 warn("upkeep failed; trying again", error=str(error))
             await asyncio.sleep(_UPKEEP_S)
+
+
+async def _run_in_thread(handler: Handler, context: JobContext) -> BaseException | None:
+    """Run a plain handler in a daemon thread; what it raised, if anything.
+
+    The interpreter waits at exit for the threads of a pool of the standard library. A consumer that
+    has handed its jobs back must not wait for their handlers.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
+    variables = contextvars.copy_context()
+
+    def end(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            variables.run(handler, context)
+        except BaseException as raised:  # whatever it is, it ends this attempt only
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            loop.call_soon_threadsafe(end, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await ended
 
 
 @contextlib.contextmanager

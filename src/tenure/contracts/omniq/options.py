@@ -66,11 +66,6 @@ def queue_base(queue: str) -> str:
     return f"{{{name}}}"
 
 
-def anchor(queue: str) -> str:
-    """The one key that every script is given; it names the queue and is never written."""
-    return f"{queue_base(queue)}:meta"
-
-
 class NotActive(LeaseLost):
     """The job is leased to nobody: its lease ran out and was taken back."""
 

@@ -20,7 +20,7 @@ from tenure.contracts.omniq.options import CONTRACT, Options, lost, queue_base
 from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
     Publication,
-    Shapes,
+    Shape,
     answers,
     from_new_job,
     script_args,
@@ -172,14 +172,15 @@ class OmniqQueue:
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
-        options, shapes = self._options, Shapes(self._options)
+        options = self._options
+        shapes: dict[Any, Shape] = {}
 
         async def send(batch: Sequence[Publication]) -> list[Submitted]:
             limits = (options.max_depth, options.idempotency_ttl_s * 1000)
             reply = await self._calls.remembered("publish", (0,), *limits, *script_args(batch))
             return answers(reply, batch, options)
 
-        return await submit_valid(jobs, lambda job: from_new_job(job, shapes), send)
+        return await submit_valid(jobs, lambda job: from_new_job(job, options, shapes), send)
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases; woken by our publishers, and looking often for others'."""
