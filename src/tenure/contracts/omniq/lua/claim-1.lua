@@ -12,14 +12,12 @@
 -- Clauses O-3 O-6 O-8 O-9 O-10 O-11 O-30 O-31 O-33 O-37
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
 local WORKER, LIMIT, SEED = ARGV[2], tonumber(ARGV[3]), ARGV[6]
 local TEND, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == '1'
--- @include ending
--- @include tending
+-- @include outcome
+-- @include due
 -- @include lease
--- @include claims
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[9]), tonumber(ARGV[10])
 
 -- What the instance's last claim took and never heard of goes back, in front and with no attempt spent.

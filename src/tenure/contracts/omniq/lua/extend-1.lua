@@ -8,8 +8,6 @@
 local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include job
--- @include guard
--- @include keeping
 local answers = {}
 for at = 4, #ARGV, 3 do
   local lock, why, job, lease_ms = keep(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[2], ARGV[3] == '1')

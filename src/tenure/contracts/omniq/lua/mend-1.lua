@@ -11,7 +11,6 @@
 -- Clauses O-34 O-38 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
 local STATE = ARGV[3]
 local wrong = 0

@@ -13,9 +13,9 @@
 -- Clauses O-5 O-7 O-12 O-13 O-28 O-29 O-38
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
+-- @include job
 -- @include recent
--- @include storing
+-- @include store
 local INSTANCE, UNANSWERED, DEPTH_MAX, IDEM_MS = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local HEAD, FIRST = 12, 6
 local told = UNANSWERED == 2 and published_by(INSTANCE) or nil

@@ -6,10 +6,9 @@
 -- Clauses O-22 O-43
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
--- @include ending
--- @include tending
+-- @include outcome
+-- @include due
 local reaped = reap(tonumber(ARGV[2]) or 1000, 0.5, false)
 flush()
 return { 'OK', reaped, ARGV[3] and orphans }

@@ -5,7 +5,7 @@
 -- Returns { 'OK' } or { 'ERR', NO_JOB | ACTIVE | LANE_MISMATCH | NOT_IN_LANE | BAD_LANE }
 -- Clauses O-26 O-43
 local GIVEN_NOW = '0'
--- @include steering
+-- @include steer
 local word = LANES[ARGV[2]] and steer('remove', ARGV[1], ARGV[2]) or 'BAD_LANE'
 flush_steering()
 if word == 'OK' then

@@ -5,7 +5,7 @@
 -- Returns per id, flat: id, 'OK' or id, 'ERR', why; or { 'ERR', 'BATCH_TOO_LARGE', '100' } or { 'ERR', 'BAD_LANE' }
 -- Clauses O-26 O-43
 local GIVEN_NOW = ARGV[3 + (tonumber(ARGV[2]) or 0)] or '0'
--- @include batch
+-- @include steer
 if not LANES[ARGV[1]] then
   return { 'ERR', 'BAD_LANE' }
 end

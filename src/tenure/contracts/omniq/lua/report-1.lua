@@ -7,7 +7,6 @@
 local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include job
--- @include guard
 local answers = {}
 for at = 3, #ARGV, 7 do
   local id, token, fence, progress = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 6]

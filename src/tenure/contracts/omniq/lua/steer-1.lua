@@ -8,7 +8,7 @@
 --   LANE_MISMATCH, NOT_IN_LANE, FINISHED
 -- Clauses O-25 O-26 O-34 O-36
 local GIVEN_NOW = ARGV[1]
--- @include steering
+-- @include steer
 KEEP_FAILED = tonumber(ARGV[4])
 local answers = {}
 for at = 5, #ARGV do

@@ -10,13 +10,11 @@
 -- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
--- @include ending
--- @include tending
+-- @include outcome
+-- @include due
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[7]), tonumber(ARGV[8])
 local UPKEEP, WORKERS = BASE .. ':upkeep', BASE .. ':workers'
--- @include claims
 -- @include trim
 local BATCH, TIDY_MS, RECOUNT_MS = 200, 10000, 2000
 

@@ -132,3 +132,72 @@ local function flush_finished()
   trim('completed', COMPLETED, KEEP_COMPLETED)
   trim('failed', FAILED, KEEP_FAILED)
 end
+
+-- What each outcome makes of a job whose lease is the caller's to end; `o.chance` is for jitter.
+local decide = {}
+local CANCELLED = { error = 'cancelled', error_json = '{"code":"cancelled","message":"cancelled"}',
+  error_code = 'cancelled' }
+
+local function again(job, o, kind, attempt, due, in_front)
+  if job.cancel then -- it would only start again to be stopped
+    fail(job, CANCELLED, 'cancel')
+    return { 'cancel', 0 }
+  end
+  back(job, o, kind, attempt, due, in_front)
+  return { kind == 'snooze' and 'retry' or kind, due }
+end
+
+function decide.complete(job, o)
+  complete(job, o)
+  return 1
+end
+
+function decide.bury(job, o)
+  fail(job, o, 'bury')
+  return { 'bury', 0 }
+end
+
+function decide.cancel(job, o)
+  fail(job, o.error ~= '' and o or CANCELLED, 'cancel')
+  return { 'cancel', 0 }
+end
+
+function decide.fail(job, o)
+  if job.attempt >= job.max_attempts then
+    return decide.bury(job, o)
+  end
+  return again(job, o, 'retry', job.attempt, backoff_due(job, o.chance), false)
+end
+
+function decide.retry(job, o)
+  if job.attempt >= job.max_attempts then
+    return decide.bury(job, o)
+  end
+  return again(job, o, 'retry', job.attempt, o.delay_ms > 0 and NOW + o.delay_ms or 0, false)
+end
+
+function decide.snooze(job, o)
+  return again(job, o, 'snooze', job.attempt - 1, o.delay_ms > 0 and NOW + o.delay_ms or 0, true)
+end
+
+function decide.release(job, o)
+  return again(job, o, 'release', job.attempt - 1, 0, true)
+end
+
+-- Ends one lease for an SDK's script. Returns the verdict, and nil; or nil and why not.
+local function ack(id, token, kind, said)
+  local job = read_job(id)
+  local why = refusal(job, token, '', call('ZSCORE', ACTIVE, id))
+  if why then
+    reject(id, job, '', 'sdk', 'settle')
+    flush()
+    return nil, why
+  end
+  first_sight(job)
+  local verdict = decide[kind](job, { chance = 0, delay_ms = 0, result = '', result_h = '', error = said,
+    error_json = '', error_code = said ~= '' and 'error' or '' })
+  flush_groups()
+  flush_finished()
+  flush()
+  return verdict
+end
