@@ -49,12 +49,14 @@ local function start(job, msg_id, task, payload)
     own('ZADD', INDEX, 'NX', job.created_ts, job.id)
   end
   job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
-  job.lease_until, job.worker, job.msg_id = text[LEASE_UNTIL], WORKER, msg_id
+  job.lease_until, job.worker = text[LEASE_UNTIL], WORKER
   local attempt = text[job.attempt]
-  local lease, entry = lease_words(job), entry_words(job)
-  if entry == job.entry then
+  local lease, entry = lease_words(job), job.entry
+  if job.msg_id == msg_id then
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
   else
+    job.msg_id = msg_id
+    entry = entry_words(job)
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease, 'entry', entry)
   end
   local data = '{"attempt":' .. attempt .. ',"worker":"' .. WORKER .. '"}'

@@ -29,27 +29,24 @@ local UTF8 = {
   '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
 }
 
--- The contract's ids are UUIDs. Others are taken while they are a text that a line of the journal can hold.
+-- The contract's ids are UUIDs. Others are taken if they are a text that a line of the journal can hold.
 local function is_id(id)
-  if id == '' or #id > ID_MOST or string.find(id, '%c') then
+  if id == '' or #id > ID_MOST then
+    return false
+  elseif not string.find(id, '[%c\128-\255]') then
+    return true
+  elseif string.find(id, '%c') then
     return false
   end
-  for i = 1, string.find(id, '[\128-\255]') and #UTF8 or 0 do
+  for i = 1, #UTF8 do
     id = string.gsub(id, UTF8[i], '.')
   end
   return not string.find(id, '[\128-\255]')
 end
 
-local function refresh(key, ttl_s, lease_until)
-  local at = ttl_s and end_of(ttl_s, lease_until)
-  if at then
-    call('PEXPIREAT', key, at)
-    call('PEXPIREAT', key .. ':events', at)
-  end
-end
-
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([!-~]+)$'
-local ENTRY = '^([%d%-]+) (%d+) ([!-~]+)$'
+local ENTRY = '^(%d+%-%d+) (%d+) ([!-~]+)$'
+local NO_ENTRY = '^(%-) (%d+) ([!-~]+)$'
 local MSG_ID = '^%d+%-%d+$'
 local NUMBER_MOST = 1e15 -- a Lua number holds integers up to here, and Redis takes them as scores
 
@@ -59,37 +56,49 @@ local function whole(value)
   return number and number < NUMBER_MOST and number or nil
 end
 
--- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. Numbers that
+-- Lease words as a table; false for a text that is none. Many jobs of a call have the same words. Numbers that
 -- only travel on stay texts.
+local parsed_leases = {
+  [false] = { fence = 0, ver = 0, attempt = 0, max_attempts = '0', lost = '0', lease_until = '0', worker = '-' },
+}
+
+local function parse_lease(words)
+  local lease = parsed_leases[words]
+  if lease == nil then
+    local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(words, LEASE)
+    lease = fence and fence + ver + attempt + max_attempts + lost + lease_until < NUMBER_MOST and {
+      fence = tonumber(fence), ver = tonumber(ver), attempt = tonumber(attempt), max_attempts = max_attempts,
+      lost = lost, lease_until = lease_until, worker = worker,
+    } or false
+    parsed_leases[words] = lease
+  end
+  return lease
+end
+
+-- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. A gateway that knows
+-- only the contract's fields stores no lease and no entry.
 local function job_of(id, key, v)
   if not FINAL[v[1]] and not WAITS_OR_RUNS[v[1]] then
     return nil, 'job:' .. id .. ': status is ' .. string.sub(v[1], 1, 40)
   end
-  local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(v[2] or '', LEASE)
-  local msg_id, created_ts, trace = match(v[3] or '', ENTRY)
-  if fence and fence + ver + attempt + max_attempts + lost + lease_until >= NUMBER_MOST then
-    fence = nil
-  end
-  if msg_id and not (whole(created_ts) and (msg_id == '-' or match(msg_id, MSG_ID))) then
-    msg_id = nil
-  end
-  if (v[2] and not fence) or (v[3] and not msg_id) then
-    return nil, 'job:' .. id .. ': ' .. (fence and 'entry' or 'lease') .. ' is not as it was written'
-  end
-  if not fence then -- stored by a gateway that knows only the contract's fields
-    fence, ver, attempt, max_attempts, lost, lease_until = '0', '0', '0', '0', '0', '0'
-    worker = '-'
-  end
-  if not msg_id then
-    msg_id, trace = '-', '-'
+  local lease = parse_lease(v[2])
+  local msg_id, created_ts, trace = '-', nil, '-'
+  if v[3] then
+    msg_id, created_ts, trace = match(v[3], ENTRY)
+    if not msg_id then
+      msg_id, created_ts, trace = match(v[3], NO_ENTRY)
+    end
+  else
     local created = call('HGET', key, 'created_ts')
     created_ts = whole(created) and created or NOW_S
   end
+  if not lease or not msg_id or tonumber(created_ts) >= NUMBER_MOST then
+    return nil, 'job:' .. id .. ': ' .. (lease and 'entry' or 'lease') .. ' is not as it was written'
+  end
   return {
-    id = id, key = key, status = v[1], ttl_s = v[4], fence = tonumber(fence), ver = tonumber(ver),
-    attempt = tonumber(attempt), max_attempts = max_attempts, lost = lost,
-    lease_until = lease_until, worker = worker, msg_id = msg_id, created_ts = created_ts,
-    trace = trace, entry = v[3], task = '',
+    id = id, key = key, status = v[1], ttl_s = v[4], fence = lease.fence, ver = lease.ver, attempt = lease.attempt,
+    max_attempts = lease.max_attempts, lost = lease.lost, lease_until = lease.lease_until, worker = lease.worker,
+    msg_id = msg_id, created_ts = created_ts, trace = trace, entry = v[3], task = '',
   }
 end
 

@@ -105,10 +105,9 @@ local function own(command, key, ...)
   return reply
 end
 
--- When keys with this time to live go if nothing more happens. The moment and not the time to live is
--- told: Redis would write the command anew for its followers, once a key and step.
--- False for what is no time: another program may have written the field, and its job must not stop the
--- script for all others.
+-- When keys with this time to live expire. PEXPIREAT is sent and not EXPIRE, which Redis would rewrite for its
+-- replicas at every call. False for a text that is no time: another program may have written the field, and its job
+-- must not stop the script for all others.
 local ends = {}
 local TTL_S_MAX = 1e10
 -- A running job outlives its lease by this, whatever its time to live: another worker must find it.
@@ -128,18 +127,23 @@ local function end_of(ttl_s, lease_until)
   return at
 end
 
--- S-7: every event gives the job and its stream their whole time to live again.
+-- Gives the job and its event stream their whole time to live again.
+local function refresh(key, ttl_s, lease_until)
+  local at = ttl_s and end_of(ttl_s, lease_until)
+  if at then
+    call('PEXPIREAT', key, at)
+    call('PEXPIREAT', key .. ':events', at)
+  end
+end
+
+-- Appends an event (S-5); it refreshes the time to live (S-7).
 local function emit(key, kind, step, data, ttl_s, lease_until)
   local events = key .. ':events'
   local added = pcall('XADD', events, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
   if added.err then
     quarantine().emit_anew(key, added.err, '*', 'type', kind, 'ts', NOW_S, 'step', step, 'data', data)
   end
-  local at = ttl_s and end_of(ttl_s, lease_until)
-  if at then
-    call('PEXPIREAT', key, at)
-    call('PEXPIREAT', events, at)
-  end
+  refresh(key, ttl_s, lease_until)
 end
 
 -- The journal. Events gather while a script runs and are appended at its end, in their order: an XADD for each
