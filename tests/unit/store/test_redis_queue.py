@@ -1,4 +1,4 @@
-"""What the Redis contracts share: batches keep order, refusals keep their place, input is bounded."""
+"""What the Redis contracts share: order of answers, place of refusals, bounded input."""
 
 import re
 

@@ -6,9 +6,9 @@
 -- ARGV[7] how many due jobs and lost leases to tend to first (0: none)  ARGV[8] chance for jitter
 -- ARGV[9] completed jobs to keep  ARGV[10] failed jobs to keep
 -- ARGV[11] 1 after a lost answer  ARGV[12..] then: ids this instance knows it holds
--- Returns { state, now_ms, last wake id, next due_ms, leases, news }; state is 'ok', 'paused' or 'late' (a later
+-- Returns { state, now_ms, last wake id, next due_ms, leases, set aside }; state is 'ok', 'paused' or 'late' (a later
 --   claim came first); a lease is { id, payload, lock_until_ms, attempt, max_attempts, gid, token, fence,
---   task, created_ms, trace, timeout_ms }; news: 'id\nreason' of what was set aside
+--   task, created_ms, trace, timeout_ms }; set aside: 'id\nreason' of each record
 -- Clauses O-3 O-6 O-8 O-9 O-10 O-11 O-30 O-31 O-33 O-37
 local GIVEN_NOW = ARGV[1]
 -- @include head
@@ -73,7 +73,7 @@ if #leases > 0 or RECOVER then
   end
 end
 flush()
--- What was set aside is told to one worker.
+-- Records that were set aside are reported to one worker.
 local told = set_aside_n > 0 and call('LPOP', BASE .. ':quarantine:new', '100') or {}
 if #leases > 0 then
   return { 'ok', NOW, '', 0, leases, told }

@@ -3,7 +3,7 @@
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] 1 to write only when it is time
 -- ARGV[4..] per lease: id, token, fence ('' for any)
--- Returns per lease { lock_until_ms, 1 if somebody asked to cancel it, timeout_ms } or { 'lost', OmniQ's word }
+-- Returns per lease { lock_until_ms, 1 if its cancellation was requested, timeout_ms } or { 'lost', OmniQ's word }
 -- Clauses O-14 O-18 O-32 O-41
 local GIVEN_NOW = ARGV[1]
 -- @include head

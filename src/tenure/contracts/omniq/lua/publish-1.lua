@@ -34,7 +34,7 @@ local function refused(s, id, payload, payload_h, gid, idem, request_h)
   if answer then
     return answer
   end
-  -- It may have run and gone in the meantime: the answer that said so was lost.
+  -- It may have been stored by a call whose answer was lost, and have run and been trimmed since.
   if told and told(id, payload_h) then
     return { 'replayed', id, 0 }
   end

@@ -1,4 +1,4 @@
--- Removes one job that nobody runs from the lane where it must stand.
+-- Removes one job that is not running; it must be in the lane named.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] id  ARGV[2] lane

@@ -1,4 +1,4 @@
--- Removes jobs that nobody runs from the lane where they must stand.
+-- Removes jobs that are not running; they must be in the lane named.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] lane  ARGV[2] how many ids, at most 100  ARGV[3..] the ids, and after them now_ms if given

@@ -7,7 +7,7 @@
 -- ARGV[8] '' for a worker, whose outcome sent again is recognised by its token; else the number of the caller's
 --   request: only the same request sent again is answered alike
 -- ARGV[9..] per outcome: id, token, fence ('' for any), kind (complete, fail, retry, bury, snooze, release,
---   cancel), delay_ms, result, hash of the result, error for people, error as JSON, error code
+--   cancel), delay_ms, result, hash of the result, error as text, error as JSON, error code
 -- Returns per outcome 1 (completed), { kind, due_ms } or { 'lost', OmniQ's word }
 -- Clauses O-15 O-16 O-17 O-18 O-19 O-20 O-32 O-34 O-35 O-36
 local GIVEN_NOW = ARGV[1]

@@ -5,7 +5,7 @@
 -- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] worker id (the consumer)  ARGV[3] limit  ARGV[4] lease_ms
 -- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
--- ARGV[7] for how long a worker of another make may be silent, in ms
+-- ARGV[7] for how long a foreign worker may be silent, in ms
 -- ARGV[8] which instance of the worker asks  ARGV[9] the number of this claim, rising within the instance
 -- ARGV[10..] after a lost answer: the entries this worker knows it holds
 -- Returns { state, now_ms, stream position to listen from ('': claim again at once), wake position to listen from
@@ -93,11 +93,11 @@ local function take(msg_id, flat, ours_unknown)
       if job.msg_id ~= msg_id then -- the same job enqueued twice
         return drop_entry(msg_id)
       end
-      -- The group was lost and made again: the entry is its holder's, and is looked at when it is idle.
+      -- The group was lost and made again: the entry is its holder's, and is checked again when it is idle.
       return pcall('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
     end
     if job.lease_until == '0' and silent_ms(job, NOW) < FOREIGN_MS then
-      return -- a worker of another make runs it: looked at again when this entry is idle
+      return -- a foreign worker runs it: checked again when this entry is idle
     end
     if not reap(job, task, LOST_MAX) then
       return drop_entry(msg_id)

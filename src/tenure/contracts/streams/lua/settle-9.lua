@@ -45,7 +45,7 @@ local settle_one
 local given, left, ttl_s, task, until_ms, fence, token, line
 
 -- The time to live to set again, or false. The claim set the whole of it. Within half a second a second time would
--- change nothing that can be seen in seconds, the unit in which it is told; and would be two of five commands.
+-- change nothing that can be seen in seconds, the unit of the contract, and it would be two of five commands.
 local function ttl_to_refresh(words, claimed_ms, lease_until)
   local life_s = tonumber(words)
   if not life_s or (life_s >= 500 and NOW - tonumber(claimed_ms) < 500

@@ -17,7 +17,7 @@ local WIDTH = 11
 -- submits need no closer look; a foreign worker that acknowledges without deleting makes one needed.
 local used = own('XLEN', STREAM) + own('ZCARD', DELAYED)
 if DEPTH_MAX > 0 and used >= DEPTH_MAX then
-  -- Entries that nobody has been given yet. Redis 7 counts them unless deletions made the count
+  -- Entries that no worker was given yet. Redis 7 counts them unless deletions made the count
   -- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
   local function undelivered(at_most)
     local groups = pcall('XINFO', 'GROUPS', STREAM)
@@ -78,7 +78,7 @@ local function store(at)
   local due = delay_ms > 0 and NOW + delay_ms or 0
   local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)
-  -- What the scripts read and write most stands first: small hashes are searched from the front.
+  -- The fields that scripts use most come first: small hashes are searched from the front.
   call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 -', 'ttl_s', ttl_s,
     'updated_ts', NOW_S, 'result', '', 'entry', msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'job_id', id,
     'created_ts', NOW_S, 'task', task, 'payload', payload, 'error', '', 'request_h', request_h,

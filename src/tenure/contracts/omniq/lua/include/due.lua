@@ -17,7 +17,7 @@ local function promote(most)
       call('HSET', key, 'state', 'wait', 'updated_ms', NOW_S)
       join_lane(id, v[2], false)
       move(id, 'delayed', 'wait')
-    else -- the job is gone, or stands elsewhere: the entry was left over
+    else -- the job is gone or in another lane: the entry was left over
       move(id, 'delayed', nil)
     end
   end
@@ -66,7 +66,7 @@ local function reap(most, chance, in_front)
     local job = read_job(id)
     if job and job.state == 'active' then
       jobs[#jobs + 1] = job
-    else -- no hash: nobody can say which group's slot it held, so the group's count is taken anew
+    else -- no hash: which group's slot it held is unknown, so the groups are counted anew
       active_off[#active_off + 1] = id
       move(id, 'active', nil)
       call('HINCRBY', BASE .. ':upkeep', 'recount', '1')

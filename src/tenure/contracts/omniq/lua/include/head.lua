@@ -14,7 +14,7 @@ local match, find, format = string.match, string.find, string.format
 -- Commands that do not raise for what another program wrote. A value that the command for its key cannot read
 -- is set aside, and the command runs again as on a missing key: so no script stops after its first write, and
 -- no bad record is met twice. Any other error, such as a server that refuses writes, is raised as it is.
--- Of what is set aside the stream `quarantine` tells id, reason and a part of the content, for the last thousand;
+-- The stream `quarantine` has id, reason and a part of the content of the records that were set aside;
 -- the value itself is kept for a week under `quarantine:<name>.<type>`. The list `quarantine:new` holds what no
 -- worker has logged yet.
 local set_aside_n = 0
@@ -45,7 +45,7 @@ end
 function set_aside(key, reason, ...)
   local command = { ... }
 
-  -- A part of a value, for people: its first elements, each and all of them cut.
+  -- The first elements of a value, shortened, to be read by people.
   local function part_of(kind)
     local reads = { string = { 'GETRANGE', '0', '1023' }, list = { 'LRANGE', '0', '9' }, zset = { 'ZRANGE', '0', '9' },
       set = { 'SRANDMEMBER', '10' }, hash = { 'HRANDFIELD', '20', 'WITHVALUES' } }
@@ -171,7 +171,7 @@ local function note(id, kind, ver, task, from, to, attempt, fence, prev_fence, l
     .. (rest and '\t' .. rest or ''))
 end
 
--- Where jobs stand changes in several tables at once; each is written once, by flush_moves.
+-- A step moves jobs in several tables at once; each table is written once, by flush_moves.
 local moved = {
   off = { wait = {}, active = {}, delayed = {}, failed = {}, completed = {} },
   on = { wait = {}, active = {}, delayed = {}, failed = {}, completed = {} },

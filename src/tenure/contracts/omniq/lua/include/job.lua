@@ -1,7 +1,7 @@
 -- Jobs, their lanes and groups, and the check that every holder of a lease has to pass.
 
 -- Lanes. An ungrouped job waits in one list; a group has a list, a count of leased jobs and a limit of
--- its own, and stands in the zset of ready groups while it has work and a free slot.
+-- its own, and is in the zset of ready groups while it has work and a free slot.
 local freed, looked_at = {}, {}
 local GROUP_IDLE_MS = '604800000' -- how long an idle group's limit is remembered
 
@@ -38,7 +38,7 @@ local function make_ready(gid)
   ready_n = ready_n + 2
 end
 
--- A group that nobody waits for and nobody runs leaves nothing behind but its limit, and that not for ever.
+-- A group without waiting and running jobs keeps only its limit, and that for a week.
 local function forget_group(gid)
   call('DEL', GROUP .. gid .. ':inflight')
   call('PEXPIRE', GROUP .. gid .. ':limit', GROUP_IDLE_MS)
@@ -65,7 +65,7 @@ local function flush_freed()
       looked_at[gid] = nil
     else
       set[n + 1], set[n + 2], n = keys[i], '0', n + 2
-      make_ready(gid) -- nobody runs it, and no limit is below one
+      make_ready(gid) -- none of its jobs runs, and no limit is below one
       looked_at[gid] = nil
     end
   end
@@ -95,7 +95,7 @@ local function flush_groups()
   end
 end
 
--- A job as its hash says, and our own words of it (see head.lua).
+-- A job as its hash says, and our own state of it, the field `tn` (see head.lua).
 local STATES = { wait = true, active = true, delayed = true, failed = true, completed = true }
 local LH = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
 local NEW_LH = '1 0 wait 0 - - - 0'
@@ -139,7 +139,7 @@ local function state_left(job)
   return job.state
 end
 
--- Our words for the job after a step: `state` and lease are new, and so is how the lease ended, if it did.
+-- The field `tn` after a step: state and lease are new, and so is how the lease ended, if it did.
 local function words(job, state, lease, worker)
   return text[job.ver] .. ' ' .. text[job.fence] .. ' ' .. state .. ' ' .. lease .. ' ' .. worker .. ' '
     .. job.settled_token .. ' ' .. job.settled_kind .. ' ' .. job.settled_due
@@ -182,7 +182,7 @@ local function refusal(job, token, fence, is_active)
   return nil
 end
 
--- A stale holder is told so, and the history shows that nothing was changed.
+-- Notes in the journal that a stale holder was refused and nothing was changed.
 local function reject(id, job, fence, worker, what)
   local state = job and job.state or ''
   note(id, 'reject', '0', job and plain(job.task) or '', state, state, '0', fence ~= '' and fence or '0',

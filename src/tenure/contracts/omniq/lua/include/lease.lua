@@ -18,7 +18,7 @@ local function next_token(id, wanted)
   return SEED .. '.' .. text[seq_at]
 end
 
--- Whether an id can be told to a worker: it is not empty, not huge, and UTF-8.
+-- Whether an id can be sent to a worker: it is not empty, not huge, and UTF-8.
 local function is_usable(id)
   if #id == 0 or #id > 2048 then
     return false
@@ -31,7 +31,7 @@ local function is_usable(id)
   return not string.find(id, '[\128-\255]')
 end
 
--- An entry of a lane that is no waiting job: the job is gone, stood there twice, or cannot be read.
+-- Drops an entry of a lane that is no waiting job: the job is gone, was there twice, or cannot be read.
 local function drop(id, state, flaw)
   dropped = dropped + 1
   dirty.wait = true
@@ -133,7 +133,7 @@ local function take_first(list, wanted, gid)
   return false
 end
 
--- One job of each group that stands in `popped`; returns how many were granted. Counts and limits are read
+-- Takes one job of each group in `popped`; returns how many were granted. Counts and limits are read
 -- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
 local function take_round(popped, wanted)
   local keys, set, again, taken = {}, {}, {}, 0

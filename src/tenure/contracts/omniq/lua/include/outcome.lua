@@ -1,10 +1,10 @@
--- The ends of a lease: completed, failed, or back to wait and delayed. Whoever calls has made sure that
--- the lease is the caller's to end. Everything else that ends a job for good comes through here too.
+-- The ends of a lease: completed, failed, or back to wait and delayed. The caller has checked that
+-- it holds the lease. Everything else that ends a job for good comes through here too.
 local KEEP_COMPLETED, KEEP_FAILED = 100, 10000
 local TRIM_MAX = 5000 -- of one call: a list that another program filled is trimmed step by step
 local finished = { completed = {}, failed = {} }
 
--- What followers of one job read; only what is rare is written, the rest is told by the hash.
+-- Appends to the job's event stream. Only rare events are written; followers read the others from the hash.
 local function tell(id, kind, data)
   local key = BASE .. ':events:' .. id
   call('XADD', key, 'MAXLEN', '~', '1000', '*', 'type', kind, 'ts', NOW_S, 'data', data)
@@ -23,7 +23,7 @@ local function settled(job, kind, due)
   job.settled_due = text[due]
 end
 
--- `o`: error (text for people), error_json, error_code, result, result_h, worker.
+-- `o`: error (a text), error_json, error_code, result, result_h, worker.
 local function complete(job, o)
   settled(job, 'complete', 0)
   record(job, 'complete', 'completed', job.attempt, '0', job.worker, o.result_h)
@@ -49,8 +49,8 @@ local function set_error(job, o)
   end
 end
 
--- Failed for good; `kind` is bury or cancel. A job that waits has left its line before. `by_time`: nobody
--- finished it, its lease ran out.
+-- Failed for good; `kind` is bury or cancel. A waiting job has left its lane before. `by_time`: its
+-- lease ran out.
 local function fail(job, o, kind, by_time)
   local from = job.state
   settled(job, kind == 'cancel' and 'cancel' or 'bury', 0)

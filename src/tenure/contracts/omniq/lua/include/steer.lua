@@ -4,8 +4,8 @@
 -- @include outcome
 
 -- Takes jobs out of the middle of lists without searching them from end to end. The mirror table knows when
--- a job entered its list, and a list is in that order: the job's rank, or else a search by halves, tells
--- about where it stands. What was found is marked, and one pass at the end takes all marks out.
+-- a job entered its list, and a list is in that order: the job's rank, or else a binary search, gives
+-- its approximate place. What was found is marked, and one pass at the end removes all marks.
 local MARK = '\0tenure:removed'
 local marked = {}
 local WINDOW = 64
@@ -40,9 +40,9 @@ end
 
 local last_place = {}
 
--- Where the id stands in the list; nil when it is not there, false when finding out would block.
+-- The place of the id in the list; nil when it is not there, false when finding out would block the server.
 local function locate(list, id, idx, newest_first)
-  local last = last_place[list] -- whoever names many often names neighbours
+  local last = last_place[list] -- callers that name many jobs often name neighbours
   local beside = last and scan(list, last - 1, last + 1, id)
   if beside then
     return beside
@@ -57,7 +57,7 @@ local function locate(list, id, idx, newest_first)
     local place = scan(list, rank - 2, rank + 2, id) or scan(list, rank - WINDOW, rank + WINDOW, id)
     if not place then
       local near = halve(list, length, idx, score, newest_first)
-      for from = near, near + 1023, 256 do -- jobs of one millisecond stand in any order
+      for from = near, near + 1023, 256 do -- jobs of one millisecond are in any order
         place = place or scan(list, from, from + 255, id)
       end
     end
@@ -95,7 +95,7 @@ local function sweep_marks()
   marked = {}
 end
 
--- Takes a job out of wherever it stands; true, nil (it does not stand there) or false ("ask again").
+-- Takes a job out of its lane; true, nil (it is not there) or false ("ask again").
 local function leave_line(job)
   if job.state == 'delayed' then
     dirty.delayed = true

@@ -3,7 +3,7 @@
 -- writes that once and has Redis copy it: fifteen fields for the price of a copy, which also says whether
 -- the id is new.
 local RUN_LEAST = 4 -- from here on the copies pay for what is copied
-local TEMPLATE = BASE .. ':template' -- gone when the script ends
+local TEMPLATE = BASE .. ':template' -- deleted when the script ends
 local lanes, delayed, seen_groups = {}, {}, {}
 local on_wait, on_delayed = moved.on.wait, moved.on.delayed
 local has_groups, has_template = false, false
@@ -167,7 +167,7 @@ local function flush_stored()
   if has_groups then
     call('SET', BASE .. ':has_groups', '1')
   end
-  wake_wanted = true -- a new due time is news as well
+  wake_wanted = true -- a new due time concerns waiting workers too
   times.last_enqueue_ms = true
   count('submitted', stored)
   flush_groups()

@@ -153,7 +153,7 @@ local function count(name)
 end
 
 -- The fence. A holder is the current owner when the job runs under its fence and token. Once its
--- lease is over, the group's pending list must not name somebody else for the entry either: a foreign
+-- lease is over, the group's pending list must not name another consumer for the entry either: a foreign
 -- worker that took it over writes no fence, but it cannot hide there. Returns nil, or why it is lost.
 local function why_lost(job, unreadable, msg_id, fence, token)
   if not job then
@@ -175,7 +175,7 @@ local function why_lost(job, unreadable, msg_id, fence, token)
   return nil
 end
 
--- A stale holder is told so, and the history shows that nothing was changed.
+-- Notes in the journal that a stale holder was refused and nothing was changed.
 local function reject(id, task, job, fence, token, why)
   local status = job and job.status or ''
   note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',

@@ -13,7 +13,7 @@ local function bury_lost(job, task)
 end
 
 -- A worker let the lease run out: the job waits again, or ends when that has happened too often or
--- somebody wanted it cancelled. Returns true when it is claimable. The caller writes the hash.
+-- its cancellation was requested. Returns true when it is claimable. The caller writes the hash.
 local function reap(job, task, lost_max)
   local fence, was = text[job.fence], job.lease_until
   job.ver, job.lease_until, job.status = job.ver + 1, '0', 'queued'
@@ -56,7 +56,7 @@ local function silent_ms(job, idle_ms)
   return idle_ms
 end
 
--- Whether somebody works on the job of a pending entry. Our own workers are held to their lease, others to
+-- Whether a worker holds the job of a pending entry. Our own workers are held to their lease, others to
 -- `foreign_ms` since their last sign of life.
 local function is_held(job, consumer, idle_ms, foreign_ms)
   if FINAL[job.status] then

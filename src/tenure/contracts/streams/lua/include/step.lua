@@ -60,7 +60,7 @@ local function quarantine()
     end
   end
 
-  -- Entries, due times or the index are gone: upkeep puts them back from the jobs' hashes as fast as it may.
+  -- Entries, due times or the index are lost: upkeep restores them from the jobs' hashes.
   function made.begin_repair(what)
     if type(pcall('HSET', UPKEEP, 'repair', '0', 'repair_all', what)) == 'table' then
       made.replace(UPKEEP, 'not a hash')
