@@ -5,7 +5,7 @@ Everything is read from the tables that OmniQ's own monitor reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -164,9 +164,7 @@ class Monitor:
         """Jobs of a lane by when they entered it, oldest first unless `reverse`."""
         read, index = "ZREVRANGE" if reverse else "ZRANGE", f"{queue_base(queue)}:idx:{lane}"
         (found,) = await self._ask((read, index, offset, offset + limit - 1, "WITHSCORES"))
-        flat = found or []
-        ids = [member.decode(errors="replace") for member in flat[::2]]
-        return await self._lane_jobs(queue, lane, ids, [number(score) for score in flat[1::2]])
+        return await self._lane_jobs(queue, lane, fields_of(found))
 
     async def find_jobs(
         self, queue: str, lane: MonitorLane, job_ids: Iterable[str]
@@ -176,10 +174,8 @@ class Monitor:
         if not ids:
             return []
         (scores,) = await self._ask(("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids))
-        there = [(job_id, number(s)) for job_id, s in zip(ids, scores or (), strict=False) if s]
-        return await self._lane_jobs(
-            queue, lane, [job_id for job_id, _ in there], [score for _, score in there]
-        )
+        entered = {job: score for job, score in zip(ids, scores or (), strict=False) if score}
+        return await self._lane_jobs(queue, lane, entered)
 
     async def groups_ready(
         self, queue: str, *, offset: int = 0, limit: int = 200
@@ -187,11 +183,7 @@ class Monitor:
         """Groups that have work and a free slot, the next one first."""
         ready = f"{queue_base(queue)}:groups:ready"
         (found,) = await self._ask(("ZRANGE", ready, offset, offset + limit - 1, "WITHSCORES"))
-        flat = found or []
-        return [
-            GroupReady(gid.decode(errors="replace"), number(score))
-            for gid, score in zip(flat[::2], flat[1::2], strict=True)
-        ]
+        return [GroupReady(gid, number(score)) for gid, score in fields_of(found).items()]
 
     async def group_status(
         self, queue: str, gids: Iterable[str], *, default_limit: int = 1
@@ -217,13 +209,13 @@ class Monitor:
         ]
 
     async def _lane_jobs(
-        self, queue: str, lane: MonitorLane, ids: list[str], entered: list[int]
+        self, queue: str, lane: MonitorLane, entered: Mapping[str, bytes]
     ) -> list[LaneJob]:
         base = queue_base(queue)
-        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in ids])
+        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in entered])
         return [
-            LaneJob(lane, ms, _info(job_id, fields_of(flat)))
-            for job_id, ms, flat in zip(ids, entered, flats, strict=True)
+            LaneJob(lane, number(score), _info(job_id, fields_of(flat)))
+            for (job_id, score), flat in zip(entered.items(), flats, strict=True)
         ]
 
     async def _ask(self, *commands: Sequence[Arg]) -> list[Any]:

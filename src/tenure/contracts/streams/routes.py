@@ -1,4 +1,8 @@
-"""The JSON shapes of the contract's HTTP side: what a client sends, and how a job is shown."""
+"""The HTTP side of the contract: POST /v1/jobs, GET /v1/jobs/{id} and its events, and cancel.
+
+The gateway that serves these endpoints has admitted the caller and checked the body, and renders
+the errors. A job of another requester does not exist for the caller.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +35,24 @@ from tenure.store.resending import submit_surely
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
 Status = Literal["queued", "running", "done", "error", "canceled"]
 
-TTL_S_MAX = 30 * 24 * 3600
-ATTEMPTS_MAX = 100
-DELAY_MS_MAX = 30 * 24 * 3600 * 1000
-PAGE_MAX = 200
+_JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
+_EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
+_TTL_S_MAX = 30 * 24 * 3600
+_ATTEMPTS_MAX = 100
+_DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+_PAGE_MAX = 200
 
 Attempts = Annotated[
-    int, Meta(ge=1, le=ATTEMPTS_MAX, description="How often the job may be started.")
+    int, Meta(ge=1, le=_ATTEMPTS_MAX, description="How often the job may be started.")
 ]
 DelayMs = Annotated[
-    int, Meta(ge=0, le=DELAY_MS_MAX, description="How long to wait before the first start.")
+    int, Meta(ge=0, le=_DELAY_MS_MAX, description="How long to wait before the first start.")
 ]
 TtlS = Annotated[
     int,
     Meta(
-        ge=1, le=TTL_S_MAX, description="Seconds for which the job is kept after its last change."
+        ge=1, le=_TTL_S_MAX, description="Seconds for which the job is kept after its last change."
     ),
 ]
 
@@ -116,7 +123,7 @@ class ListJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     status: Annotated[Status | UnsetType, Meta(description="Only jobs in this state.")] = UNSET
     task: Annotated[Task | UnsetType, Meta(description="Only jobs of this task.")] = UNSET
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs on a page.")] = 50
+    limit: Annotated[int, Meta(ge=1, le=_PAGE_MAX, description="Jobs on a page.")] = 50
     after: Annotated[
         str,
         Meta(
@@ -144,51 +151,6 @@ class JobNews(msgspec.Struct, frozen=True, kw_only=True):
     data: Any
 
 
-def view(record: JobRecord) -> JobView:
-    """A stored job as the API shows it."""
-    return JobView(
-        job_id=record.job_id,
-        task=record.task,
-        status=record.state,
-        payload=value_of(record.payload),
-        result=value_of(record.result),
-        error=value_of(record.error),
-        created_ts=record.created_ms,
-        updated_ts=record.updated_ms,
-        ttl_s=record.ttl_ms // 1000,
-        attempt=record.attempt,
-        max_attempts=record.max_attempts,
-        progress=value_of(record.progress),
-        due_ts=record.due_ms,
-        cancel_requested=bool(record.extra.get("cancel_requested")),
-    )
-
-
-def line(record: JobRecord) -> JobLine:
-    """A stored job as a list shows it."""
-    return JobLine(
-        job_id=record.job_id,
-        task=record.task,
-        status=record.state,
-        created_ts=record.created_ms,
-        updated_ts=record.updated_ms,
-        ttl_s=record.ttl_ms // 1000,
-        attempt=record.attempt,
-        error=value_of(record.error),
-    )
-
-
-def value_of(raw: bytes) -> Any:
-    """A JSON field of the hash as a value: None for empty, `_raw` for what does not parse."""
-    return answer_json(raw) if raw else None
-
-
-_JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
-_EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
-
-_EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
-
-
 class StreamsRoutes:
     """The endpoints of one `streams` queue. `ttl_s` is the contract's JOB_TTL_S."""
 
@@ -209,7 +171,7 @@ class StreamsRoutes:
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded."""
-        return Answer(200, view(await self._record(call)))
+        return Answer(200, _view(await self._record(call)))
 
     async def find(self, call: Call) -> Answer:
         """The caller's jobs, newest first, page by page."""
@@ -219,7 +181,7 @@ class StreamsRoutes:
         query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
         page = await self._ledger.find(query, requester=call.reach)
         shown = [
-            line(await self._redaction.shown(without_contents(record), call.caller))
+            _line(await self._redaction.shown(without_contents(record), call.caller))
             for record in page.jobs
         ]
         return Answer(200, JobPage(shown, page.after))
@@ -246,7 +208,7 @@ class StreamsRoutes:
             raise _unknown()
         if said in ("ok", "requested"):
             after = await self._redaction.shown(after, call.caller)
-            return Answer(200 if after.state in STREAMS.final else 202, view(after))
+            return Answer(200 if after.state in STREAMS.final else 202, _view(after))
         raise Conflict(f"the job is {after.state} and cannot be canceled any more")
 
     async def _has_more(self, record: JobRecord, after: str) -> bool:
@@ -263,7 +225,7 @@ class StreamsRoutes:
             with suppress(StoreError):
                 record = await self._ledger.get(submitted.job_id)
         shown = await self._redaction.shown(record or _as_sent(job, submitted), call.caller)
-        return Answer(202, view(shown), tuple(headers))
+        return Answer(202, _view(shown), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
@@ -379,6 +341,45 @@ class StreamsRoutes:
             },
             problems=(404, 409),
         )
+
+
+def _view(record: JobRecord) -> JobView:
+    """A stored job as the API shows it."""
+    return JobView(
+        job_id=record.job_id,
+        task=record.task,
+        status=record.state,
+        payload=_json_value(record.payload),
+        result=_json_value(record.result),
+        error=_json_value(record.error),
+        created_ts=record.created_ms,
+        updated_ts=record.updated_ms,
+        ttl_s=record.ttl_ms // 1000,
+        attempt=record.attempt,
+        max_attempts=record.max_attempts,
+        progress=_json_value(record.progress),
+        due_ts=record.due_ms,
+        cancel_requested=bool(record.extra.get("cancel_requested")),
+    )
+
+
+def _line(record: JobRecord) -> JobLine:
+    """A stored job as a list shows it."""
+    return JobLine(
+        job_id=record.job_id,
+        task=record.task,
+        status=record.state,
+        created_ts=record.created_ms,
+        updated_ts=record.updated_ms,
+        ttl_s=record.ttl_ms // 1000,
+        attempt=record.attempt,
+        error=_json_value(record.error),
+    )
+
+
+def _json_value(raw: bytes) -> Any:
+    """A JSON field of the hash as a value: None for empty, `_raw` for what does not parse."""
+    return answer_json(raw) if raw else None
 
 
 def _unknown() -> NotFound:
