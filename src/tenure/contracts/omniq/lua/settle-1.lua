@@ -86,7 +86,7 @@ local function complete_plainly(at, doomed)
     write('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'tn', tn)
   end
-  add_line(plain(id) .. '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. plain(v[6]) .. '\tactive\tcompleted\t'
+  add_line(plain(id), '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. plain(v[6]) .. '\tactive\tcompleted\t'
     .. plain(v[3]) .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. lease .. '\t' .. worker .. '\t' .. plain(v[4])
     .. '\t' .. plain(gid) .. '\t' .. ARGV[at + 6])
   if gid then

@@ -144,15 +144,7 @@ local function each_many(name, key, members)
   end
 end
 
--- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
--- a command. `lines` alternates field name and event; store/journal.py reads it.
-local lines, lines_n = {}, 0
-
-local function add_line(line)
-  lines[lines_n + 1] = 'e'
-  lines_n = lines_n + 2
-  lines[lines_n] = line
-end
+-- @include journal
 
 -- Ids and names come from other programs: nothing in them may break the journal's lines.
 local function plain(words)
@@ -165,7 +157,7 @@ end
 -- `rest`: result hash, payload hash, error code, due, data, joined by tabs; what does not apply is left off.
 local function note(id, kind, ver, task, from, to, attempt, fence, prev_fence, lease, prev_lease, worker,
     max_attempts, gid, rest)
-  add_line(plain(id) .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from
+  add_line(plain(id), '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from
     .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease .. '\t'
     .. prev_lease .. '\t' .. worker .. '\t' .. max_attempts .. '\t' .. plain(gid)
     .. (rest and '\t' .. rest or ''))
@@ -270,9 +262,7 @@ end
 local function flush()
   flush_moves()
   flush_stats()
-  for from = 1, lines_n, 200 do
-    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
-  end
+  flush_journal(call)
   for name, n in pairs(counted) do
     call('HINCRBY', BASE .. ':counters', name, text[n])
   end

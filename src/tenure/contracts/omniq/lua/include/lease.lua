@@ -40,7 +40,7 @@ local function drop(id, state, flaw)
   end
   set_aside(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
   move(id, 'wait', nil)
-  add_line(plain(string.sub(id, 1, 512)) .. '\texpire\t0\t' .. NOW_S .. '\t')
+  add_line(plain(string.sub(id, 1, 512)), '\texpire\t0\t' .. NOW_S .. '\t')
   return false
 end
 
@@ -77,7 +77,7 @@ local function grant(id, wanted, lane_gid)
   if v[2] == NEW_LH then
     ver, fence = '2', 1
     tn = '2 1 active ' .. lock .. ' ' .. WORKER .. ' - - 0'
-    add_line(plain(id) .. '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
+    add_line(plain(id), '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
       .. lock .. '\t0\t' .. WORKER .. '\t' .. max_attempts .. '\t' .. plain(gid))
   else
     local job = read_job(id)

@@ -146,51 +146,11 @@ local function emit(key, kind, step, data, ttl_s, lease_until)
   refresh(key, ttl_s, lease_until)
 end
 
--- The journal. Events gather while a script runs and are appended at its end, in their order: an XADD for each
--- would cost more than all the rest. An entry holds up to a hundred events, a field `e` each. When the same happens
--- to five or more jobs in a row, their entry holds the common part of the line once (`s`) and their ids joined by
--- tabs (`ids`): Redis pays for every field and Lua for every new text. store/journal.py reads both forms.
-local lines = {} -- alternates field name and event
-local lines_n = 0
-local run = {} -- the ids of jobs whose lines end in `run_tail`
-local run_n = 0
-local run_tail
-local RUN_LEAST, RUN_MOST = 5, 100
-
-local function flush_lines()
-  for from = 1, lines_n, 200 do
-    own('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
-  end
-  lines_n = 0
-end
-
-local function end_run()
-  if run_n >= RUN_LEAST then
-    flush_lines()
-    own('XADD', JOURNAL, '*', 's', run_tail, 'ids', table.concat(run, '\t', 1, run_n))
-  else
-    for at = 1, run_n do
-      lines[lines_n + 1], lines[lines_n + 2] = 'e', run[at] .. run_tail
-      lines_n = lines_n + 2
-    end
-  end
-  run_n = 0
-end
-
--- One event of one job; `tail` is its line behind the id.
-local function add_line(id, tail)
-  if run_tail ~= tail or run_n >= RUN_MOST then
-    end_run()
-    run_tail = tail
-  end
-  run_n = run_n + 1
-  run[run_n] = id
-end
+-- @include journal
 
 -- Every script ends here: what it noted and counted is written.
 local function flush()
-  end_run()
-  flush_lines()
+  flush_journal(own)
   while next(counted) do -- a key that is set aside here is counted too
     local totals = counted
     counted = {}
