@@ -263,7 +263,7 @@ def _result(fields: dict[str, bytes], state: str) -> bytes:
 
 
 def _error(fields: dict[str, bytes]) -> bytes:
-    """Our own JSON of the last error, or, where another client failed the job since, its words."""
+    """Our own JSON of the last error, or the text of another client that failed the job since."""
     said = fields.get("last_error", b"")
     if not said:
         return b""

@@ -1,4 +1,4 @@
-"""Looking at queues without touching them: counters, lists, groups, single jobs.
+"""Read-only views of queues: counters, lanes, groups, single jobs.
 
 Everything is read from the tables that OmniQ's own monitor reads.
 """
@@ -46,7 +46,7 @@ class GroupReady(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a group stands."""
+    """The state of a group."""
 
     gid: str
     inflight: int
@@ -124,7 +124,7 @@ class Monitor:
                 return sorted(found)
 
     async def stats(self, queue: str) -> QueueStats:
-        """The counters of one queue; zeros for one that nobody has used."""
+        """The counters of one queue; zeros for an unused one."""
         base = queue_base(queue)
         values, paused = await self._ask(
             ("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")
@@ -143,7 +143,7 @@ class Monitor:
         return _info(job_id, fields_of(flat)) if flat else None
 
     async def overview(self, queue: str, samples_per_lane: int = 10) -> QueueOverview:
-        """How a queue stands, with some jobs of each lane."""
+        """The state of a queue, with some jobs of each lane."""
         lanes: tuple[MonitorLane, ...] = ("active", "delayed", "failed", "completed")
         samples = {
             lane: await self.lane_page(queue, lane, limit=samples_per_lane) for lane in lanes
@@ -169,7 +169,7 @@ class Monitor:
     async def find_jobs(
         self, queue: str, lane: MonitorLane, job_ids: Iterable[str]
     ) -> list[LaneJob]:
-        """Those of the jobs that stand in this lane."""
+        """Those of the jobs that are in this lane."""
         ids = list(job_ids)
         if not ids:
             return []
@@ -188,7 +188,7 @@ class Monitor:
     async def group_status(
         self, queue: str, gids: Iterable[str], *, default_limit: int = 1
     ) -> list[GroupStatus]:
-        """How each of the groups stands."""
+        """The state of each group."""
         base = queue_base(queue)
         named = list(gids)
         commands: list[tuple[Arg, ...]] = []

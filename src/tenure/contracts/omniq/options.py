@@ -24,8 +24,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lease of a job lasts its timeout. `task` is the task of jobs that name none, which is every job
     of another OmniQ client; without it that is the queue's name. `max_depth` bounds waiting,
     delayed and running jobs together (0: no bound). `keep_completed` other than OmniQ's 100 holds
-    only while no other client completes jobs; `keep_failed` 0 keeps all. `poll_ms` is how long a
-    job of a publisher that rings no bell may wait unseen.
+    only while no other client completes jobs; `keep_failed` 0 keeps all. `poll_ms` bounds
+    how long a job of another client's publisher waits before an idle worker sees it.
     """
 
     queue: str
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class QueueNameError(UsageError, ValueError):
-    """The name can be no OmniQ queue's."""
+    """The queue's name is not allowed."""
 
 
 def queue_base(queue: str) -> str:
@@ -83,15 +83,15 @@ class PayloadType(InvalidJob, TypeError):
 
 
 class PayloadValue(InvalidJob, ValueError):
-    """The payload holds something that JSON has no word for."""
+    """The payload cannot be written as JSON."""
 
 
 class OptionValue(InvalidJob, ValueError):
-    """An option of `publish` that cannot be."""
+    """An option of `publish` is out of range."""
 
 
 class Refused(Conflict):
-    """OmniQ's word for why not stands in `word`: NO_JOB, NOT_FAILED, ACTIVE, LANE_MISMATCH ..."""
+    """OmniQ's reason is in `word`: NO_JOB, NOT_FAILED, ACTIVE, LANE_MISMATCH ..."""
 
     def __init__(self, operation: str, subject: str, word: str) -> None:
         super().__init__(
@@ -108,11 +108,11 @@ _REASONS = {
 
 
 def lost(job_id: str, word: bytes) -> LeaseLost:
-    """The seam's value for OmniQ's word."""
+    """The seam's value for OmniQ's reason."""
     return LeaseLost(job_id, _REASONS[word.decode()])
 
 
 def refusal(job_id: str, word: bytes) -> LeaseLost:
-    """The contract's error for OmniQ's word, to be raised."""
+    """The contract's error for OmniQ's reason, to be raised."""
     kind = NotActive if word == b"NOT_ACTIVE" else TokenMismatch
     return kind(job_id, _REASONS[word.decode()])
