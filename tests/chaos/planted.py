@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
-from tenure.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from tenure.contracts.omniq.calls import SCRIPTS as OMNIQ_SCRIPTS
 from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from tenure.store.scripts import ScriptFolder
 
@@ -39,7 +39,7 @@ _STREAMS: dict[str, Edits] = {
     ),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n    uncommon().take_back()\n", "\n"),
+        ("claim", "\n    take_back()\n", "\n"),
         ("upkeep", "\neach_idle('upkeep_from', ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.

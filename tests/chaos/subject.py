@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from tenure.contracts.bullmq import options as bullmq
 from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
-from tenure.contracts.omniq.queue import SCRIPTS as OMNIQ_SCRIPTS
+from tenure.contracts.omniq.calls import SCRIPTS as OMNIQ_SCRIPTS
 from tenure.contracts.streams import options as streams
 from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from tenure.store.embedded import EmbeddedRedis

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from tenure.contracts.omniq.context import context_of
-from tenure.contracts.omniq.executing import Exec
+from tenure.contracts.omniq.consume import Exec, context_of
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.worker.job import read_payload

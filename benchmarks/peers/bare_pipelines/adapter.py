@@ -19,9 +19,8 @@ from typing import Any, cast
 import hiredis
 from bench_kit import probe, redis_port, redis_url, serve
 
-from tenure.contracts.streams.given import settle_rows
 from tenure.contracts.streams.options import Options
-from tenure.contracts.streams.queue import SCRIPTS, StreamsQueue
+from tenure.contracts.streams.queue import SCRIPTS, StreamsQueue, settle_rows
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
 from tenure.core.opening import open_ledger, open_queue

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 
-from tenure.contracts.omniq.queue import SCRIPTS
+from tenure.contracts.omniq.calls import SCRIPTS
 from tests.contract.folding import folded
 from tests.contract.stages import StoredStage, Words, query_of, redis_stage
 

@@ -196,7 +196,7 @@ async def test_only_the_lost_request_is_answered_alike_and_not_the_next_one(benc
 @pytest.mark.clause("O-18", "O-43")
 async def test_a_second_ack_by_an_sdk_on_our_scripts_is_refused(bench: Bench) -> None:
     await bench.publish({}, {})
-    calls = bench.client._line(bench.name).calls
+    calls = bench.client._of(bench.name).calls
     for script in ("ack_success", "ack_fail"):
         job = await bench.reserve()
         args = (script, job.job_id, 0, job.lease_token)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.contracts.omniq.sdk import write_scripts
+from tenure.contracts.omniq.__main__ import write_scripts
 from tests.interop.omniq.peer import Official, Ours
 
 _unique = itertools.count(1)

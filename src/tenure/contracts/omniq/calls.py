@@ -1,18 +1,18 @@
-"""Runs the scripts on one queue, and knows what the store may have done unheard.
+"""Runs the scripts of one queue, and knows which answers may have been lost.
 
-Every call that changes something names its caller's `instance` and says whether an earlier call of
-the same instance may be unanswered. While none is, the store remembers one call's worth of what
-this instance did; else it remembers more, and after a loss it looks there, so that whatever is sent
-again is recognised. Nothing is sent again before its loss is known.
+A call that changes something names its caller's `instance` and says whether an earlier call of that
+instance may be unanswered. While none is, the store remembers what the last call did; otherwise it
+remembers more, and after a loss it looks there, so that a repetition is recognised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
-from tenure.contracts.omniq.options import anchor
+from tenure.contracts.omniq.options import queue_base
 from tenure.core.errors import ServerError, StoreUnreachable, TenureError
 from tenure.store.redis import Arg, Redis
 from tenure.store.resend import resend
@@ -20,12 +20,14 @@ from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.omniq")
 
-# For so long after a loss, whatever was lost may still be sent again.
+# How long after a loss the lost call may still be sent again.
 _DOUBT_S = 300.0
 _UNDER_WAY, _LOST = 1, 2
 _TRIES_MAX = 6
 _PAUSE_S = 0.05
 _PATIENCE_S = 60.0
+# One script passes once over a long list, whatever it removes: a few at a time keep it short.
+_STEER_MAX = 25
 
 
 class Calls:
@@ -34,12 +36,13 @@ class Calls:
     def __init__(self, redis: Redis, queue: str) -> None:
         self.redis = redis
         self.instance = secrets.token_hex(6)
-        self._keys = [anchor(queue)]
+        # The one key that every script is given; it names the queue and is never written.
+        self._keys = [f"{queue_base(queue)}:meta"]
         self._under_way = 0
         self._doubt_until = 0.0
 
     async def run(self, name: str, *args: Arg) -> Any:
-        """Run a script that is the same however often it runs."""
+        """Run a script that may be repeated without harm."""
         return await self.redis.run(SCRIPTS[name], self._keys, args)
 
     async def remembered(self, name: str, before: tuple[Arg, ...], *args: Arg) -> Any:
@@ -59,12 +62,33 @@ class Calls:
         finally:
             self._under_way -= 1
 
+    async def steer(
+        self,
+        verb: str,
+        job_ids: Sequence[str],
+        *,
+        lane: str = "",
+        now_ms: int = 0,
+        keep_failed: int = 0,
+    ) -> list[str]:
+        """Cancel, retry or remove jobs; OmniQ's word per id.
+
+        The script answers AGAIN for what would block the server too long; that is sent again.
+        """
+        words: dict[int, str] = {}
+        pending = list(range(len(job_ids)))
+        while pending:
+            chunk = pending[:_STEER_MAX]
+            ids = [job_ids[at] for at in chunk]
+            replies = await self.run("steer", now_ms, verb, lane, keep_failed, *ids)
+            answered = zip(chunk, replies, strict=True)
+            words |= {at: reply.decode() for at, reply in answered if reply != b"AGAIN"}
+            pending = [at for at in pending if at not in words]
+        return [words[at] for at in range(len(job_ids))]
+
 
 async def insist(call: Any) -> Any:
-    """Make a call again until the store answers: each of ours may be sent again.
-
-    What is tried in vain for about two seconds is the caller's to judge.
-    """
+    """Make a call again until the store answers, for about two seconds; each of ours may be."""
     return await resend(
         call, tries=_TRIES_MAX, patience_s=_PATIENCE_S, ends=ServerError, pause_s=_pause_s
     )

@@ -1,4 +1,4 @@
-"""OmniQ's own client, by the names of its contract; every call is asynchronous.
+"""OmniQ's own client, by the names of its contract: `Client` is asynchronous, `SyncClient` is not.
 
     async with Client("redis://localhost:6379/0") as client:
         job_id = await client.publish("emails", {"to": "ada"}, gid="tenant-7", group_limit=2)
@@ -6,65 +6,80 @@
         if job is not None and job.status == "JOB":
             await client.ack_success("emails", job.job_id, job.lease_token)
 
-Time is the server's unless `now_ms_override` is given. A call whose answer was lost is sent again
-by the client: each is recognised by the store, and done once.
+Time is the server's unless `now_ms_override` is given. The client repeats a call whose answer was
+lost; the store recognises the repetition and does it once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import inspect
 import secrets
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, Unpack
 
 import msgspec
 
 from tenure.contracts.omniq import options as names
-from tenure.contracts.omniq.calls import Calls, insist
-from tenure.contracts.omniq.children import Children
-from tenure.contracts.omniq.claiming import BATCH_MAX, Claimer, chance
-from tenure.contracts.omniq.consuming import consume
-from tenure.contracts.omniq.context import Handler
-from tenure.contracts.omniq.errors import Refused, refusal
-from tenure.contracts.omniq.ledger import steer
-from tenure.contracts.omniq.logs import warn_quarantined
+from tenure.contracts.omniq.calls import SCRIPTS, Calls, insist
+from tenure.contracts.omniq.consume import Handler, consume, warn_quarantined
 from tenure.contracts.omniq.monitor import Monitor
-from tenure.contracts.omniq.options import BACKOFF_MS, MAX_ATTEMPTS, TIMEOUT_MS, Options
-from tenure.contracts.omniq.queue import OmniqQueue
-from tenure.contracts.omniq.repairing import repair
-from tenure.contracts.omniq.replies import (
-    LANES,
-    AckFailResult,
-    BatchItem,
-    Lane,
-    Paused,
-    Reserved,
-    ReserveResult,
-    batch_item,
-    check_accepted,
-    reserved,
-)
+from tenure.contracts.omniq.options import Options, OptionValue, Refused, refusal
+from tenure.contracts.omniq.queue import Claimer, OmniqQueue, jitter
+from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
-    BACKOFF_MS_MAX,
-    Backoff,
     Publication,
+    PublishOptions,
     check_number,
+    new_ulid,
     publication,
     script_args,
     structured,
 )
-from tenure.contracts.omniq.ulid import new_ulid
-from tenure.core.errors import Conflict
+from tenure.core.errors import Conflict, StoreError
 from tenure.store.redis import Arg, Redis
-from tenure.store.resend import part
 
 _TEND_STEP = 200
 _ERROR_BYTES_MAX = 4096
+_COUNTER_CHARS_MAX = 128
 
 
-class _Line(msgspec.Struct, frozen=True):
+class Paused(msgspec.Struct, frozen=True):
+    """`reserve` of a paused queue."""
+
+    status: Literal["PAUSED"] = "PAUSED"
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease: `payload` is the JSON text, `lease_token` gates heartbeat and acks."""
+
+    status: Literal["JOB"] = "JOB"
+    job_id: str
+    payload: str
+    lock_until_ms: int
+    attempt: int
+    max_attempts: int
+    gid: str
+    lease_token: str
+
+
+class BatchItem(msgspec.Struct, frozen=True):
+    """What became of one job of a batch: `status` is OK or ERR, and then `reason` says why."""
+
+    job_id: str
+    status: Literal["OK", "ERR"]
+    reason: str | None = None
+
+
+ReserveResult: TypeAlias = Paused | Reserved | None
+AckFailResult: TypeAlias = tuple[Literal["RETRY"], int] | tuple[Literal["FAILED"], None]
+
+
+class _OneQueue(NamedTuple):
     """What the client keeps of one queue."""
 
     calls: Calls
@@ -82,19 +97,13 @@ class Client:
         self._url = redis_url
         self._redis = Redis(redis_url, name="tenure-omniq")
         self._worker_id = worker_id or f"client-{secrets.token_hex(6)}"
-        self._lines: dict[str, _Line] = {}
-        self._children = Children(self._redis)
+        self._queues: dict[str, _OneQueue] = {}
         self.monitor = Monitor(self._redis)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @staticmethod
@@ -104,8 +113,8 @@ class Client:
 
     async def close(self) -> None:
         """Let go of the connections; leases that are still held run out by themselves."""
-        for line in self._lines.values():
-            await line.claimer.close()
+        for queue in self._queues.values():
+            await queue.claimer.close()
         await self._redis.close()
 
     # -- publish ----------------------------------------------------------------------------------
@@ -115,35 +124,14 @@ class Client:
         queue: str,
         payload: dict[str, Any] | list[Any],
         *,
-        job_id: str | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-        max_attempts: int = MAX_ATTEMPTS,
-        backoff_ms: int = BACKOFF_MS,
-        due_ms: int = 0,
-        gid: str | None = None,
-        group_limit: int = 0,
-        backoff: Backoff = "fixed",
-        backoff_ms_max: int = BACKOFF_MS_MAX,
         now_ms_override: int = 0,
+        **options: Unpack[PublishOptions],
     ) -> str:
         """Store one job; returns its id.
 
-        The same id again is the same job; with another payload it raises `Conflict`. `backoff`
-        "exponential" doubles `backoff_ms` with every attempt, with jitter, for workers of ours.
+        The same id again is the same job; with another payload it raises `Conflict`.
         """
-        job = publication(
-            payload,
-            job_id=job_id,
-            timeout_ms=timeout_ms,
-            max_attempts=max_attempts,
-            backoff_ms=backoff_ms,
-            due_ms=due_ms,
-            gid=gid,
-            group_limit=group_limit,
-            backoff=backoff,
-            backoff_ms_max=backoff_ms_max,
-        )
-        (stored,) = await self._publish(queue, [job], now_ms_override)
+        (stored,) = await self._publish(queue, [publication(payload, **options)], now_ms_override)
         return stored
 
     async def publish_json(self, queue: str, payload: Any, **options: Any) -> str:
@@ -161,19 +149,15 @@ class Client:
 
         All are checked before the first is stored; each batch of five hundred is one step.
         """
-        made = [publication(payload, **_PUBLISHED | dict(given)) for payload, given in jobs]
+        made = [publication(payload, **options) for payload, options in jobs]
         return await self._publish(queue, made, now_ms_override)
 
     async def _publish(self, queue: str, jobs: Sequence[Publication], now_ms: int) -> list[str]:
-        line = self._line(queue)
-        ids: list[str] = []
-        for start in range(0, len(jobs), BATCH_MAX):
-            chunk = jobs[start : start + BATCH_MAX]
-            args = script_args(chunk)
-            publish = insist(
-                lambda args=args: line.calls.remembered("publish", (now_ms,), 0, 0, *args)
-            )
-            _, *others = await part(start, publish)
+        calls = self._of(queue).calls
+
+        async def send(batch: Sequence[Publication]) -> list[str]:
+            args = script_args(batch)
+            _, *others = await insist(lambda: calls.remembered("publish", (now_ms,), 0, 0, *args))
             for _, status, job_id, _ in others:
                 if status == b"conflict":
                     raise Conflict(
@@ -181,8 +165,9 @@ class Client:
                         contract=names.CONTRACT,
                         operation="publish",
                     )
-            ids += [job.job_id for job in chunk]
-        return ids
+            return [job.job_id for job in batch]
+
+        return await in_batches(jobs, send)
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -201,21 +186,17 @@ class Client:
         return (await self._reserve(queue, limit, now_ms_override))[1]
 
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
-        claimer = self._line(queue).claimer
+        claimer = self._of(queue).claimer
         reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
-        warn_quarantined(queue, claimer.take_quarantined())
-        return reply[0], [reserved(row) for row in reply[4]]
+        warn_quarantined(queue, claimer.quarantine.take())
+        return reply[0], [_reserved(*row) for row in reply[4]]
 
     async def heartbeat(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
     ) -> int:
         """Keep a lease for the job's timeout from now; returns when it ends."""
-        calls = self._line(queue).calls
-        (reply,) = await insist(
-            lambda: calls.run(
-                "extend", now_ms_override, self._worker_id, 0, job_id, lease_token, ""
-            )
-        )
+        args = (now_ms_override, self._worker_id, 0, job_id, lease_token, "")
+        (reply,) = await self._run(queue, "extend", *args)
         if reply[0] == b"lost":
             raise refusal(job_id, reply[1])
         return int(reply[0])
@@ -242,20 +223,20 @@ class Client:
     async def _ack(
         self, queue: str, job_id: str, token: str, kind: str, now_ms: int, error: str = ""
     ) -> Any:
-        line = self._line(queue)
+        calls, claimer, options = self._of(queue)
         said = error.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
-        # The same for every resend by `insist`, so that only those are answered alike.
+        # The same for every repetition by `insist`, so that only those are answered alike.
         request = secrets.token_hex(8)
         args: tuple[Arg, ...] = (
-            line.options.keep_completed, line.options.keep_failed, chance(), request,
+            options.keep_completed, options.keep_failed, jitter(), request,
             job_id, token, "", kind, 0, "", "", said, "", "error" if said else "",
         )  # fmt: skip
         (reply,) = await insist(
-            lambda: line.calls.remembered("settle", (now_ms, self._worker_id), *args)
+            lambda: calls.remembered("settle", (now_ms, self._worker_id), *args)
         )
         if reply != 1 and reply[0] == b"lost":
             raise refusal(job_id, reply[1])
-        line.claimer.release(job_id)
+        claimer.release(job_id)
         return reply
 
     # -- maintenance, pause -----------------------------------------------------------------------
@@ -271,28 +252,27 @@ class Client:
         return await self._tend(queue, "reap_expired", max_reap, now_ms_override)
 
     async def _tend(self, queue: str, name: str, most: int, now_ms: int) -> int:
-        """In steps, so that a thousand due jobs do not keep the server from everybody else."""
-        calls = self._line(queue).calls
+        """In steps, so that a thousand due jobs do not block the server for others."""
         done, recount = 0, False
         while done < most:
             step = min(_TEND_STEP, most - done)
-            _, count, *orphans = await insist(lambda step=step: calls.run(name, now_ms, step, 1))
+            _, count, *orphans = await self._run(queue, name, now_ms, step, 1)
             done += count
             recount = recount or 1 in orphans
             if count < step:
                 break
-        if recount:  # a lease had no job any more: which group's slot it held is counted anew
+        if recount:  # a lease had no job any more: the slots of its group are counted anew
             await self.repair(queue)
         return done
 
     async def pause(self, queue: str) -> str:
         """Hand out no more leases; what runs goes on. Returns "OK"."""
-        reply: bytes = await insist(lambda: self._line(queue).calls.run("pause"))
+        reply: bytes = await self._run(queue, "pause")
         return reply.decode()
 
     async def resume(self, queue: str) -> int:
         """Hand out leases again; 1, or 0 when the queue was not paused."""
-        return int(await insist(lambda: self._line(queue).calls.run("resume")))
+        return int(await self._run(queue, "resume"))
 
     async def is_paused(self, queue: str) -> bool:
         """Whether the queue is paused."""
@@ -304,20 +284,19 @@ class Client:
     async def retry_failed(self, queue: str, job_id: str, *, now_ms_override: int = 0) -> None:
         """Send a failed job back, with all its attempts; raises `Refused`."""
         (item,) = await self.retry_failed_batch(queue, [job_id], now_ms_override=now_ms_override)
-        check_accepted("RETRY_FAILED", item)
+        _check_accepted("RETRY_FAILED", item)
 
     async def retry_failed_batch(
         self, queue: str, job_ids: Sequence[str], *, now_ms_override: int = 0
     ) -> list[BatchItem]:
         """Send failed jobs back; one answer per id."""
-        calls = self._line(queue).calls
-        words = await steer(calls, "retry", job_ids, now_ms=now_ms_override)
-        return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        words = await self._of(queue).calls.steer("retry", job_ids, now_ms=now_ms_override)
+        return [_batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
-        """Remove a job that nobody runs from the lane where it stands; raises `Refused`."""
+        """Remove a job that nobody runs from its lane; raises `Refused`."""
         (item,) = await self.remove_jobs_batch(queue, lane, [job_id])
-        check_accepted("REMOVE_JOB", item)
+        _check_accepted("REMOVE_JOB", item)
 
     async def remove_jobs_batch(
         self, queue: str, lane: Lane, job_ids: Sequence[str]
@@ -325,64 +304,160 @@ class Client:
         """Remove jobs that nobody runs from a lane; one answer per id."""
         if lane not in LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
-        words = await steer(self._line(queue).calls, "remove", job_ids, lane=lane)
-        return [batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        words = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
+        return [_batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
 
     async def repair(self, queue: str) -> int:
         """Put counters and mirror tables right, as upkeep does; how many entries were wrong."""
-        return await repair(self._line(queue).calls, names.queue_base(queue)[1:-1])
+        return await repair(self._of(queue).calls, names.queue_base(queue)[1:-1])
 
     async def childs_init(self, key: str, expected: int) -> None:
         """Begin to count `expected` children of the parent `key`."""
-        await self._children.begin(key, expected)
+        reply = await self._count(key, "childs_init", expected)
+        if reply[0] != b"OK":
+            raise Refused("CHILDS_INIT", f"counter {key!r}", reply[1].decode())
 
     async def child_ack(self, key: str, child_id: str) -> int:
         """One child is done, and counts once; how many are left, or -1 without a counter."""
-        return await self._children.ack(key, child_id)
+        reply = await self._count(key, "child_ack", child_id, secrets.token_hex(8))
+        if reply[0] != b"OK":
+            return -1
+        if reply[1] == 0:  # answered, so nothing needs to be remembered for a repetition
+            with contextlib.suppress(StoreError):
+                await self._redis.call("DEL", f"{_counter(key)}:last")
+        return int(reply[1])
 
-    async def consume(
-        self,
-        queue: str,
-        handler: Handler,
-        *,
-        concurrency: int = 1,
-        drain: bool = True,
-        signals: bool = True,
-        **settings: Any,
-    ) -> None:
+    async def _count(self, key: str, name: str, *args: Arg) -> Any:
+        anchor = f"{_counter(key)}:meta"
+        return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], args))
+
+    async def consume(self, queue: str, handler: Handler, **settings: Any) -> None:
         """Run `handler(ctx)` for every job until a signal (or `stop`, an event) ends it.
 
-        See `consuming.consume` for the settings.
+        The settings are those of `consume.consume`: concurrency, drain, signals, stop, beat_s.
         """
         options = Options(queue=names.queue_base(queue)[1:-1])
         worker = f"{self._worker_id}-{secrets.token_hex(3)}"
         source = OmniqQueue(Redis(self._url, name="tenure-omniq"), options, worker_id=worker)
         try:
-            await consume(
-                source,
-                handler,
-                self,
-                concurrency=concurrency,
-                drain=drain,
-                signals=signals,
-                **settings,
-            )
+            await consume(source, handler, self, **settings)
         finally:
             await source.close()
 
-    def _line(self, queue: str) -> _Line:
-        line = self._lines.get(queue)
-        if line is None:
+    async def _run(self, queue: str, name: str, *args: Arg) -> Any:
+        calls = self._of(queue).calls
+        return await insist(lambda: calls.run(name, *args))
+
+    def _of(self, queue: str) -> _OneQueue:
+        found = self._queues.get(queue)
+        if found is None:
             options = Options(queue=names.queue_base(queue)[1:-1])
             calls = Calls(self._redis, options.queue)
-            line = _Line(calls, Claimer(calls, options, self._worker_id), options)
-            self._lines[queue] = self._lines[options.queue] = line
-        return line
+            found = _OneQueue(calls, Claimer(calls, options, self._worker_id), options)
+            self._queues[queue] = self._queues[options.queue] = found
+        return found
 
 
-_PUBLISHED: dict[str, Any] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(Client.publish).parameters.items()
-    if parameter.default is not parameter.empty and name != "now_ms_override"
-}
-"""The options of `publish`, which `publish_many` takes for each job, and their defaults."""
+class _Blocking:
+    """An object whose coroutine functions are called without `await`."""
+
+    def __init__(self, target: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._target = target
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        @functools.wraps(found)
+        def call(*args: Any, **options: Any) -> Any:
+            return self._run(found(*args, **options))
+
+        return call
+
+
+class SyncClient(_Blocking):
+    """`Client` for programs without an event loop; arguments and answers are the same.
+
+        with SyncClient("redis://localhost:6379/0") as client:
+            client.publish(queue="emails", payload={"to": "ada"})
+
+    The calls run in an event loop in a thread of its own; threads may share one `SyncClient`.
+    """
+
+    def __init__(self, redis_url: str = "redis://localhost:6379/0", *, worker_id: str = "") -> None:
+        self._open = functools.partial(Client, redis_url, worker_id=worker_id)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="omniq", daemon=True)
+        self._thread.start()
+        super().__init__(self._open(), self._in_loop)
+        self.monitor = _Blocking(self._target.monitor, self._in_loop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def consume(self, queue: str, handler: Handler, **settings: Any) -> None:
+        """Run `handler(ctx)` for every job in this thread until a signal ends it."""
+
+        async def serve() -> None:
+            async with self._open() as client:
+                await client.consume(queue, handler, **settings)
+
+        asyncio.run(serve())
+
+    def close(self) -> None:
+        """Let go of the connections, and end the thread."""
+        if self._thread.is_alive():
+            self._in_loop(self._target.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _in_loop(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+def _reserved(
+    job_id: bytes,
+    payload: bytes,
+    until: int,
+    attempt: int,
+    most: int,
+    gid: bytes,
+    token: bytes,
+    *_: Any,
+) -> Reserved:
+    """A row of the claim script."""
+    return Reserved(
+        job_id=job_id.decode(),
+        payload=payload.decode(errors="replace"),
+        lock_until_ms=until,
+        attempt=attempt,
+        max_attempts=most,
+        gid=gid.decode(errors="replace"),
+        lease_token=token.decode(),
+    )
+
+
+def _batch_item(job_id: str, word: str) -> BatchItem:
+    return BatchItem(job_id, "OK") if word == "OK" else BatchItem(job_id, "ERR", word)
+
+
+def _check_accepted(operation: str, item: BatchItem) -> None:
+    if item.reason is not None:
+        raise Refused(operation, f"job {item.job_id}", item.reason)
+
+
+def _counter(key: str) -> str:
+    """The prefix of the keys of a counter, which belongs to no queue."""
+    name = key.strip()
+    if not name or len(name) > _COUNTER_CHARS_MAX or "{" in name or "}" in name:
+        raise OptionValue(f"counter {key!r:.60}: 1 to {_COUNTER_CHARS_MAX} characters, no braces")
+    return f"{{cc:{name}}}"

@@ -1,35 +1,68 @@
-"""Reading and steering the jobs of this contract, for gateway, dashboard and command line."""
+"""Reading and steering the jobs of this contract, and its journal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from tenure.contracts.omniq.calls import Calls
 from tenure.contracts.omniq.options import CONTRACT, Options, queue_base
-from tenure.contracts.omniq.records import (
-    STATES,
-    events_of,
-    fields_of,
-    number,
-    position,
-    readable,
-    record_of,
-)
-from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
-from tenure.store.redis import Arg, Redis
+from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.tape import StreamTape
+from tenure.store.journal import HEAD, Lines, StreamJournal
+from tenure.store.redis import Redis
+from tenure.store.redis_queue import (
+    INDEX_STEP,
+    WORKER_ALIVE_MS,
+    check_query,
+    clock_ms,
+    event_of,
+    fields_of,
+    index_after,
+    number,
+    read_all,
+    read_hashes,
+    readable,
+)
 
+_STATES = ("wait", "delayed", "active", "completed", "failed")
 _CURSOR = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
-_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer task is found page by page.
 _SCAN_MAX = 5_000
-_WORKER_ALIVE_MS = 15_000
-# One script passes once over a long list, whatever it removes: a few at a time keep it short.
-_STEER_MAX = 25
 _WORDS = {"OK": "ok", "REQUESTED": "requested", "NO_JOB": "missing", "ACTIVE": "active"}
+_RESULT_INLINE_MAX = 4096
+_JOURNAL_FIELDS = (*HEAD, "gid", "result_h", "payload_h", "error_code", "due_ms", "data")
+
+
+class OmniqJournal(StreamJournal):
+    """The history of one queue: the stream `{queue}:journal`, written by our scripts.
+
+    A line that names no task is of the queue's task. What other OmniQ clients do is not in it; the
+    next step that we make says what it found.
+    """
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        task = options.task or options.queue
+        lines = Lines(_JOURNAL_FIELDS, contract=CONTRACT, queue=options.queue, task=task)
+        super().__init__(redis, f"{queue_base(options.queue)}:journal", lines)
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for bulk readers; it is trimmed only behind what they captured."""
+    base = queue_base(options.queue)
+    return StreamTape(
+        store=store,
+        key=f"{base}:journal",
+        contract=CONTRACT,
+        queue=options.queue,
+        fields=_JOURNAL_FIELDS,
+        task=options.task or options.queue,
+        captured=(f"{base}:upkeep", "captured"),
+    )
 
 
 class OmniqLedger:
@@ -44,34 +77,35 @@ class OmniqLedger:
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job's hash, or None when there is none (any more)."""
-        (flat,) = await self._ask([("HGETALL", f"{self._base}:job:{job_id}")])
+        (flat,) = await read_all(self._redis, [("HGETALL", f"{self._base}:job:{job_id}")])
         return self._record(job_id, flat) if flat else None
 
     async def find(self, query: Query) -> Page:
         """Jobs by when they last changed state, newest first; `after` is `ms:job_id`."""
-        states = query.states or STATES
-        self._check(query, states)
+        check_query(query, _STATES, _CURSOR, CONTRACT)
         found: list[JobRecord] = []
         after, scanned, read = query.after, 0, 0
         while scanned < _SCAN_MAX:
-            step = await self._step(states, after)
-            async for entered, job_id, flat in self._hashes(step):
+            step = await self._newest(query.states or _STATES, after)
+            async for entered, job_id, flat in read_hashes(self._redis, f"{self._base}:job:", step):
                 after = f"{entered}:{job_id}"
                 scanned += 1
-                record = self._record(job_id, flat) if flat else None
+                fields = readable(flat)
+                record = self._record(job_id, fields) if fields else None
                 read += weight(record) if record else 0
-                if record and self._matches(record, query):
+                if record and _matches(record, query):
                     found.append(record)
                 if len(found) >= query.limit or read >= PAGE_BYTES:
                     return Page(found, after)
-            if len(step) < _STEP:
+            if len(step) < INDEX_STEP:
                 return Page(found)
         return Page(found, after)
 
     async def counts(self) -> Counts:
         """How many jobs are where now; totals are of what our own clients did."""
         key = self._base
-        replies = await self._ask(
+        replies = await read_all(
+            self._redis,
             [
                 ("LLEN", f"{key}:wait"),
                 ("HGET", f"{key}:stats", "group_waiting"),
@@ -84,12 +118,12 @@ class OmniqLedger:
                 ("HVALS", f"{key}:workers"),
                 ("ZRANGE", f"{key}:idx:wait", 0, 0, "WITHSCORES"),
                 ("TIME",),
-            ]
+            ],
         )
         wait, grouped, delayed, active, completed, failed, paused, totals, beats, first, clock = (
             replies
         )
-        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        now = clock_ms(clock)
         return Counts(
             states={
                 "wait": (wait or 0) + number(grouped),
@@ -101,15 +135,15 @@ class OmniqLedger:
             totals={name: number(value) for name, value in fields_of(totals).items()},
             paused=bool(paused),
             workers=sum(
-                now - number(beat.split(b" ")[0]) < _WORKER_ALIVE_MS for beat in beats or ()
+                now - number(beat.split(b" ")[0]) < WORKER_ALIVE_MS for beat in beats or ()
             ),
             oldest_waiting_ms=max(0, now - number(first[1])) if first else 0,
         )
 
     async def workers(self) -> list[WorkerBeat]:
         """Workers of ours that claimed lately, also in vain; others leave no trace."""
-        flat, clock = await self._ask([("HGETALL", f"{self._base}:workers"), ("TIME",)])
-        oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
+        flat, clock = await read_all(self._redis, [("HGETALL", f"{self._base}:workers"), ("TIME",)])
+        oldest = clock_ms(clock) - WORKER_ALIVE_MS
         beats = [
             WorkerBeat(name, *map(number, words.split(b" ")[:2]))
             for name, words in fields_of(flat).items()
@@ -118,18 +152,19 @@ class OmniqLedger:
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What happened to one job, after an event id."""
-        flat, entries = await self._ask(
+        flat, entries = await read_all(
+            self._redis,
             [
                 ("HGETALL", f"{self._base}:job:{job_id}"),
                 ("XRANGE", f"{self._base}:events:{job_id}", "-", "+"),
-            ]
+            ],
         )
         if not flat:
             return []
-        events = events_of(fields_of(flat), entries)
+        events = _events(fields_of(flat), entries)
         if after:
-            seen = position(after)
-            events = [event for event in events if position(event.event_id) > seen]
+            seen = _position(after)
+            events = [event for event in events if _position(event.event_id) > seen]
         return events[:limit]
 
     async def pause(self) -> None:
@@ -161,100 +196,104 @@ class OmniqLedger:
         await self._redis.close()
 
     async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
-        words = await steer(self._calls, verb, job_ids, keep_failed=self._options.keep_failed)
+        words = await self._calls.steer(verb, job_ids, keep_failed=self._options.keep_failed)
         return [_WORDS.get(word, word.lower()) for word in words]
 
     def _record(self, job_id: str, flat: Any) -> JobRecord:
-        return record_of(job_id, fields_of(flat), self._options.queue, self._task)
+        return _record(job_id, fields_of(flat), self._options.queue, self._task)
 
-    def _check(self, query: Query, states: Sequence[str]) -> None:
-        unknown = set(states) - set(STATES)
-        if unknown:
-            raise UsageError(
-                f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(STATES)}",
-                contract=CONTRACT,
-            )
-        if query.after and not _CURSOR.fullmatch(query.after):
-            raise UsageError(
-                f"{query.after!r} is not a cursor; pass the `after` of the page before",
-                contract=CONTRACT,
-            )
-
-    def _matches(self, record: JobRecord, query: Query) -> bool:
-        return (not query.states or record.state in query.states) and (
-            not query.task or record.task == query.task
-        )
-
-    async def _step(self, states: Sequence[str], after: str) -> list[tuple[int, str]]:
+    async def _newest(self, states: Sequence[str], after: str) -> list[tuple[int, str]]:
         """The next jobs of all the states together, by (time, id)."""
-        seen: set[str] = set()
-        merged: list[tuple[int, str]] = []
+        merged: dict[str, int] = {}
         for state in states:
-            merged += await self._next_of(state, after)
-        step = []
-        for entered, job_id in sorted(merged, reverse=True):
-            if job_id not in seen:
-                seen.add(job_id)
-                step.append((entered, job_id))
-        return step[:_STEP]
-
-    async def _hashes(self, step: list[tuple[int, str]]) -> AsyncIterator[tuple[int, str, Any]]:
-        for start in range(0, len(step), READ_STEP):
-            part = step[start : start + READ_STEP]
-            flats = await self._ask([("HGETALL", f"{self._base}:job:{j}") for _, j in part])
-            for (ms, job_id), flat in zip(part, flats, strict=True):
-                yield ms, job_id, flat
-
-    async def _next_of(self, state: str, after: str) -> list[tuple[int, str]]:
-        index = f"{self._base}:idx:{state}"
-        if not after:
-            return await self._ranks(index, 0)
-        entered, _, last_id = after.partition(":")
-        cursor = (int(entered), last_id)
-        (start,) = await self._ask([("ZCOUNT", index, f"({entered}", "+inf")])
-        start = start or 0
-        while ranks := await self._ranks(index, start):
-            left = [each for each in ranks if each < cursor]
-            if left:
-                # A step that begins inside a millisecond is filled up from where it ends.
-                more = await self._ranks(index, start + len(ranks)) if len(left) < _STEP else []
-                return [*left, *more]
-            start += len(ranks)
-        return []
-
-    async def _ranks(self, index: str, start: int) -> list[tuple[int, str]]:
-        (flat,) = await self._ask([("ZREVRANGE", index, start, start + _STEP - 1, "WITHSCORES")])
-        flat = flat or []
-        return [
-            (number(score), member.decode(errors="replace"))
-            for member, score in zip(flat[::2], flat[1::2], strict=True)
-        ]
-
-    async def _ask(self, commands: list[tuple[Arg, ...]]) -> list[Any]:
-        return readable(await self._redis.pipeline(commands))
+            for entered, job_id in await index_after(
+                self._redis, f"{self._base}:idx:{state}", after
+            ):
+                merged[job_id] = max(entered, merged.get(job_id, entered))
+        return sorted(((ms, job_id) for job_id, ms in merged.items()), reverse=True)[:INDEX_STEP]
 
 
-async def steer(
-    calls: Calls,
-    verb: str,
-    job_ids: Sequence[str],
-    *,
-    lane: str = "",
-    now_ms: int = 0,
-    keep_failed: int = 0,
-) -> list[str]:
-    """Cancel, retry or remove; OmniQ's word per id. What would block the server is asked again."""
-    words: dict[int, str] = {}
-    pending = list(range(len(job_ids)))
-    while pending:
-        chunk = pending[:_STEER_MAX]
-        ids = [job_ids[at] for at in chunk]
-        replies = await calls.run("steer", now_ms, verb, lane, keep_failed, *ids)
-        again = []
-        for at, reply in zip(chunk, replies, strict=True):
-            if reply == b"AGAIN":
-                again.append(at)
-            else:
-                words[at] = reply.decode()
-        pending = again + pending[_STEER_MAX:]
-    return [words[at] for at in range(len(job_ids))]
+def _matches(record: JobRecord, query: Query) -> bool:
+    return (not query.states or record.state in query.states) and (
+        not query.task or record.task == query.task
+    )
+
+
+def _record(job_id: str, fields: dict[str, bytes], queue: str, task: str) -> JobRecord:
+    """The stored job; `task` is what a job that names none is called."""
+
+    def text(name: str) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    ours = text("tn").split(" ")
+    if len(ours) != 8:
+        ours = ["0", "0", "", "0", "-", "-", "-", "0"]
+    attempt, state = number(fields.get("attempt")), text("state")
+    return JobRecord(
+        job_id=job_id,
+        contract=CONTRACT,
+        queue=queue,
+        task=text("task") or task,
+        state=state,
+        payload=fields.get("payload", b"null"),
+        result=_result(fields, state),
+        error=_error(fields) if attempt or state == "failed" else b"",
+        attempt=attempt,
+        max_attempts=number(fields.get("max_attempts")),
+        fence=number(ours[1].encode()),
+        created_ms=number(fields.get("created_ms")),
+        updated_ms=number(fields.get("updated_ms")),
+        due_ms=number(fields.get("due_ms")),
+        lease_until_ms=number(fields.get("lock_until_ms")),
+        gid=text("gid"),
+        worker_id="" if ours[4] == "-" else ours[4],
+        requester=text("requester"),
+        progress=fields.get("progress", b""),
+        trace=text("trace"),
+        extra={
+            "timeout_ms": number(fields.get("timeout_ms")),
+            "backoff_ms": number(fields.get("backoff_ms")),
+            "cancel_requested": fields.get("cancel") == b"1",
+        },
+    )
+
+
+def _result(fields: dict[str, bytes], state: str) -> bytes:
+    return fields.get("result", b"null" if state == "completed" else b"")
+
+
+def _error(fields: dict[str, bytes]) -> bytes:
+    """Our own JSON of the last error, or the text of another client that failed the job since."""
+    said = fields.get("last_error", b"")
+    if not said:
+        return b""
+    ours = fields.get("error", b"")
+    if ours and fields.get("error_ms") == fields.get("last_error_ms"):
+        return ours
+    return msgspec.json.encode({"code": "error", "message": said.decode(errors="replace")})
+
+
+def _events(fields: dict[str, bytes], entries: Any) -> list[JobEvent]:
+    """The job's events: what its stream holds, between the first and the last that its hash tells.
+
+    A job that just runs and completes has no stream: its hash says when it came and when it ended.
+    """
+    created = number(fields.get("created_ms"))
+    events = [JobEvent(event_id=f"{max(0, created - 1)}-0", type="wait", ts_ms=created)]
+    events += [event_of(*entry) for entry in entries or ()]
+    if fields.get("state") == b"completed":
+        ended = number(fields.get("completed_ms"))
+        last_ms, last_seq = _position(events[-1].event_id)
+        at = max((ended, 0), (last_ms, last_seq + 1))
+        result = fields.get("result", b"null")
+        data = b'{"result":%b}' % result if len(result) <= _RESULT_INLINE_MAX else b"{}"
+        events.append(
+            JobEvent(event_id=f"{at[0]}-{at[1]}", type="completed", ts_ms=ended, data=data)
+        )
+    return events
+
+
+def _position(event_id: str) -> tuple[int, int]:
+    """An event id as something that sorts."""
+    ms, _, seq = event_id.partition("-")
+    return int(ms or 0), int(seq or 0)

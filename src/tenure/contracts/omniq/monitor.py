@@ -1,18 +1,18 @@
-"""Looking at queues without touching them: counters, lists, groups, single jobs.
+"""Read-only views of queues: counters, lanes, groups, single jobs.
 
 Everything is read from the tables that OmniQ's own monitor reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from tenure.contracts.omniq.options import QUEUE_NAME, queue_base
-from tenure.contracts.omniq.records import fields_of, number, readable
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import fields_of, number, read_all
 
 MonitorLane = Literal["wait", "active", "delayed", "failed", "completed"]
 
@@ -46,7 +46,7 @@ class GroupReady(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a group stands."""
+    """The state of a group."""
 
     gid: str
     inflight: int
@@ -124,7 +124,7 @@ class Monitor:
                 return sorted(found)
 
     async def stats(self, queue: str) -> QueueStats:
-        """The counters of one queue; zeros for one that nobody has used."""
+        """The counters of one queue; zeros for an unused one."""
         base = queue_base(queue)
         values, paused = await self._ask(
             ("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")
@@ -143,7 +143,7 @@ class Monitor:
         return _info(job_id, fields_of(flat)) if flat else None
 
     async def overview(self, queue: str, samples_per_lane: int = 10) -> QueueOverview:
-        """How a queue stands, with some jobs of each lane."""
+        """The state of a queue, with some jobs of each lane."""
         lanes: tuple[MonitorLane, ...] = ("active", "delayed", "failed", "completed")
         samples = {
             lane: await self.lane_page(queue, lane, limit=samples_per_lane) for lane in lanes
@@ -164,22 +164,18 @@ class Monitor:
         """Jobs of a lane by when they entered it, oldest first unless `reverse`."""
         read, index = "ZREVRANGE" if reverse else "ZRANGE", f"{queue_base(queue)}:idx:{lane}"
         (found,) = await self._ask((read, index, offset, offset + limit - 1, "WITHSCORES"))
-        flat = found or []
-        ids = [member.decode(errors="replace") for member in flat[::2]]
-        return await self._lane_jobs(queue, lane, ids, [number(score) for score in flat[1::2]])
+        return await self._lane_jobs(queue, lane, fields_of(found))
 
     async def find_jobs(
         self, queue: str, lane: MonitorLane, job_ids: Iterable[str]
     ) -> list[LaneJob]:
-        """Those of the jobs that stand in this lane."""
+        """Those of the jobs that are in this lane."""
         ids = list(job_ids)
         if not ids:
             return []
         (scores,) = await self._ask(("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids))
-        there = [(job_id, number(s)) for job_id, s in zip(ids, scores or (), strict=False) if s]
-        return await self._lane_jobs(
-            queue, lane, [job_id for job_id, _ in there], [score for _, score in there]
-        )
+        entered = {job: score for job, score in zip(ids, scores or (), strict=False) if score}
+        return await self._lane_jobs(queue, lane, entered)
 
     async def groups_ready(
         self, queue: str, *, offset: int = 0, limit: int = 200
@@ -187,16 +183,12 @@ class Monitor:
         """Groups that have work and a free slot, the next one first."""
         ready = f"{queue_base(queue)}:groups:ready"
         (found,) = await self._ask(("ZRANGE", ready, offset, offset + limit - 1, "WITHSCORES"))
-        flat = found or []
-        return [
-            GroupReady(gid.decode(errors="replace"), number(score))
-            for gid, score in zip(flat[::2], flat[1::2], strict=True)
-        ]
+        return [GroupReady(gid, number(score)) for gid, score in fields_of(found).items()]
 
     async def group_status(
         self, queue: str, gids: Iterable[str], *, default_limit: int = 1
     ) -> list[GroupStatus]:
-        """How each of the groups stands."""
+        """The state of each group."""
         base = queue_base(queue)
         named = list(gids)
         commands: list[tuple[Arg, ...]] = []
@@ -217,17 +209,17 @@ class Monitor:
         ]
 
     async def _lane_jobs(
-        self, queue: str, lane: MonitorLane, ids: list[str], entered: list[int]
+        self, queue: str, lane: MonitorLane, entered: Mapping[str, bytes]
     ) -> list[LaneJob]:
         base = queue_base(queue)
-        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in ids])
+        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in entered])
         return [
-            LaneJob(lane, ms, _info(job_id, fields_of(flat)))
-            for job_id, ms, flat in zip(ids, entered, flats, strict=True)
+            LaneJob(lane, number(score), _info(job_id, fields_of(flat)))
+            for (job_id, score), flat in zip(entered.items(), flats, strict=True)
         ]
 
     async def _ask(self, *commands: Sequence[Arg]) -> list[Any]:
-        return readable(await self._redis.pipeline(commands))
+        return await read_all(self._redis, commands)
 
     scan_queues = queues
     get_job = job

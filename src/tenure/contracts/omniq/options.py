@@ -1,4 +1,4 @@
-"""What an `omniq+redis://` URL may say, and how a queue is named."""
+"""What an `omniq+redis://` URL may say, how a queue is named, and OmniQ's own errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from tenure.core.errors import UsageError
+from tenure.core.errors import Conflict, InvalidJob, LeaseLost, UsageError
 from tenure.core.opening import check_least
 
 CONTRACT = "omniq"
@@ -24,8 +24,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lease of a job lasts its timeout. `task` is the task of jobs that name none, which is every job
     of another OmniQ client; without it that is the queue's name. `max_depth` bounds waiting,
     delayed and running jobs together (0: no bound). `keep_completed` other than OmniQ's 100 holds
-    only while no other client completes jobs; `keep_failed` 0 keeps all. `poll_ms` is how long a
-    job of a publisher that rings no bell may wait unseen.
+    only while no other client completes jobs; `keep_failed` 0 keeps all. `poll_ms` bounds
+    how long a job of another client's publisher waits before an idle worker sees it.
     """
 
     queue: str
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class QueueNameError(UsageError, ValueError):
-    """The name can be no OmniQ queue's."""
+    """The queue's name is not allowed."""
 
 
 def queue_base(queue: str) -> str:
@@ -66,6 +66,53 @@ def queue_base(queue: str) -> str:
     return f"{{{name}}}"
 
 
-def anchor(queue: str) -> str:
-    """The one key that every script is given; it names the queue and is never written."""
-    return f"{queue_base(queue)}:meta"
+class NotActive(LeaseLost):
+    """The job is leased to nobody: its lease ran out and was taken back."""
+
+    code = "NOT_ACTIVE"
+
+
+class TokenMismatch(LeaseLost):
+    """The token is not the job's: another holds it, or it has ended, or it is gone."""
+
+    code = "TOKEN_MISMATCH"
+
+
+class PayloadType(InvalidJob, TypeError):
+    """The payload is no JSON object or array."""
+
+
+class PayloadValue(InvalidJob, ValueError):
+    """The payload cannot be written as JSON."""
+
+
+class OptionValue(InvalidJob, ValueError):
+    """An option of `publish` is out of range."""
+
+
+class Refused(Conflict):
+    """OmniQ's reason is in `word`: NO_JOB, NOT_FAILED, ACTIVE, LANE_MISMATCH ..."""
+
+    def __init__(self, operation: str, subject: str, word: str) -> None:
+        super().__init__(
+            f"{operation} of {subject}: {word}", contract=CONTRACT, operation=operation, reply=word
+        )
+        self.word = word
+
+
+_REASONS = {
+    "NOT_ACTIVE": "NOT_ACTIVE: the job is not leased to anybody",
+    "TOKEN_REQUIRED": "TOKEN_MISMATCH: no lease token was given",
+    "TOKEN_MISMATCH": "TOKEN_MISMATCH: another token holds the job, or it has ended",
+}
+
+
+def lost(job_id: str, word: bytes) -> LeaseLost:
+    """The seam's value for OmniQ's reason."""
+    return LeaseLost(job_id, _REASONS[word.decode()])
+
+
+def refusal(job_id: str, word: bytes) -> LeaseLost:
+    """The contract's error for OmniQ's reason, to be raised."""
+    kind = NotActive if word == b"NOT_ACTIVE" else TokenMismatch
+    return kind(job_id, _REASONS[word.decode()])

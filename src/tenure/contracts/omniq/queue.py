@@ -1,46 +1,146 @@
-"""The `omniq` contract on the seam: the data real OmniQ clients share, by scripts of our own.
+"""The `omniq` contract on the seam: the data that real OmniQ clients share, by our own scripts.
 
 A job is a hash, its turn an id in `{queue}:wait`, in a group's own list or in `{queue}:delayed`,
 its lease a token in the hash and a deadline in `{queue}:active`. Other OmniQ clients may share the
-queue at any time: everything they and their monitor read is written as they write it. What the
-scripts do and which clause each serves stands at the head of every file in `lua/`.
+queue at any time: everything they and their monitor read is written as they write it. What each
+script does and which clauses it serves is said at the head of every file in `lua/`.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tenure.contracts.omniq.calls import SCRIPTS, Calls
-from tenure.contracts.omniq.claiming import BATCH_MAX, Claimer, chance
-from tenure.contracts.omniq.errors import lost
-from tenure.contracts.omniq.options import Options
-from tenure.contracts.omniq.outcomes import settle_args, verdict_of
-from tenure.contracts.omniq.repairing import repair
+from tenure.contracts.omniq.calls import Calls
+from tenure.contracts.omniq.options import CONTRACT, Options, lost, queue_base
+from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
     Publication,
-    Shapes,
+    Shape,
     answers,
     from_new_job,
     script_args,
 )
-from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.errors import LeaseLost
+from tenure.core.idempotency import short_hash
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import Outcome, Verdict
+from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict
 from tenure.core.quarantine import Quarantined
 from tenure.core.seam import Upkeep
 from tenure.store.redis import Arg, Redis
-from tenure.store.resend import part
 
+_TEND_MAX = 100
+_HELD_MAX = 100_000
+_BLOCK_MS = 5_000
+_PAUSED_POLL_MS = 200
+_ERROR_BYTES_MAX = 4096
 _WORKER_AGE_MS = 3_600_000
-_WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
-# Words that followers take for a state of the job.
-RESERVED_EVENTS = frozenset({"wait", "active", "delayed", "completed", "failed"})
+_NULL_H = short_hash(b"null")
+# Event types that followers take for a state of the job.
+_RESERVED_EVENTS = frozenset({"wait", "active", "delayed", "completed", "failed"})
+
+
+class Claimer:
+    """Claims for one instance of a queue: one at a time, and none is lost with its answer.
+
+    Our own publishers append to the stream `{queue}:wake`. Other OmniQ clients do not, so a waiting
+    claim also looks every `poll_ms`.
+    """
+
+    def __init__(self, calls: Calls, options: Options, worker_id: str) -> None:
+        self.quarantine = Quarantine()
+        self._held: dict[str, None] = {}  # the ids of leases that this instance knows of
+        self._calls = calls
+        self._options = options
+        self._worker_id = worker_id
+        self._wake_key = f"{queue_base(options.queue)}:wake"
+        self._listening: asyncio.Task[Any] | None = None
+        # One claim at a time: a second one could not tell what the first is about to hold.
+        self._asking = asyncio.Lock()
+        self._answer_lost = False
+        self._number = 0
+
+    async def once(self, limit: int, *, now_ms: int = 0, tends: bool = True) -> Any:
+        """One claim: (state, now_ms, last wake id, next due_ms, lease rows, set aside)."""
+        async with self._asking:
+            recover = self._answer_lost
+            self._number += 1
+            # Set before asking: whatever ends this call early, the next one undoes what it took.
+            self._answer_lost = True
+            reply = await self._calls.run(
+                "claim",
+                now_ms,
+                self._worker_id,
+                min(limit, BATCH_MAX),
+                self._calls.instance,
+                self._number,
+                secrets.token_hex(16),
+                _TEND_MAX if tends else 0,
+                jitter(),
+                self._options.keep_completed,
+                self._options.keep_failed,
+                int(recover),
+                *(self._held if recover else ()),
+            )
+            self._answer_lost = False
+            self.set_aside(reply[5])
+            for row in reply[4]:
+                self._held[row[0].decode()] = None
+            while len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
+                del self._held[next(iter(self._held))]
+            return reply
+
+    async def wait(self, limit: int, wait_ms: int) -> list[Any]:
+        """Lease rows, at least one unless `wait_ms` runs out first."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            state, now, woken, due, rows, _ = await self.once(limit)
+            left_ms = (deadline - loop.time()) * 1000
+            if rows or left_ms <= 0:
+                return list(rows)
+            poll_ms = _PAUSED_POLL_MS if state == b"paused" else self._options.poll_ms
+            if due and state == b"ok":
+                poll_ms = min(poll_ms, max(1, due - now))
+            await self._listen(min(left_ms, poll_ms), woken)
+
+    def set_aside(self, rows: list[bytes]) -> None:
+        """Remember records that a script has set aside: id, newline, reason."""
+        for row in rows:
+            job_id, _, reason = row.partition(b"\n")
+            self.quarantine.add(job_id, reason)
+
+    def release(self, job_id: str) -> None:
+        """The lease is over."""
+        self._held.pop(job_id, None)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def _listen(self, wait_ms: float, last: bytes) -> None:
+        """Return when the wake stream has an entry after `last`, or when the time is up.
+
+        One blocking read stays pending over many calls, so that polling needs no new one.
+        """
+        task = self._listening
+        if task is None or task.done():
+            task = self._listening = asyncio.create_task(self._read_wake(last))
+        done, _ = await asyncio.wait({task}, timeout=wait_ms / 1000)
+        if done and task.exception() is not None:
+            self._listening = None
+            await asyncio.sleep(min(wait_ms, 50) / 1000)  # the next claim tells what is wrong
+
+    async def _read_wake(self, after: bytes) -> Any:
+        read = ("XREAD", "COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS", self._wake_key, after)
+        return await self._calls.redis.block(*read, wait_ms=_BLOCK_MS)
 
 
 class OmniqQueue:
@@ -53,8 +153,7 @@ class OmniqQueue:
         self._options = options
         self.name = options.queue
         self._task = options.task or options.queue
-        # The id stands between blanks in a field of the job, so it keeps to harmless characters.
-        self.worker_id = _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
+        self.worker_id = safe_worker_id(worker_id)
         self.lease_ms = options.timeout_ms
         self.slots = 0
         self._calls = Calls(redis, options.queue)
@@ -62,33 +161,15 @@ class OmniqQueue:
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
-        told: list[Submitted | None] = [None] * len(jobs)
-        accepted: list[int] = []
-        rows: list[Publication] = []
-        shapes = Shapes(self._options)
-        for position, job in enumerate(jobs):
-            try:
-                rows.append(from_new_job(job, shapes))
-                accepted.append(position)
-            except UsageError as error:
-                told[position] = Submitted("", "invalid", str(error))
-        for start in range(0, len(accepted), BATCH_MAX):
-            chunk = rows[start : start + BATCH_MAX]
-            publish = self._calls.remembered(
-                "publish",
-                (0,),
-                self._options.max_depth,
-                self._options.idempotency_ttl_s * 1000,
-                *script_args(chunk),
-            )
-            reply = await part(start, publish)
-            for position, answer in zip(
-                accepted[start : start + BATCH_MAX],
-                answers(reply, chunk, self._options),
-                strict=True,
-            ):
-                told[position] = answer
-        return [each for each in told if each is not None]
+        options = self._options
+        shapes: dict[Any, Shape] = {}
+
+        async def send(batch: Sequence[Publication]) -> list[Submitted]:
+            limits = (options.max_depth, options.idempotency_ttl_s * 1000)
+            reply = await self._calls.remembered("publish", (0,), *limits, *script_args(batch))
+            return answers(reply, batch, options)
+
+        return await submit_valid(jobs, lambda job: from_new_job(job, options, shapes), send)
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases; woken by our publishers, and looking often for others'."""
@@ -98,61 +179,49 @@ class OmniqQueue:
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases for the job's whole timeout from now; writes nothing while most is left."""
-        answers: list[Lease | LeaseLost] = []
-        for start in range(0, len(leases), BATCH_MAX):
-            chunk = leases[start : start + BATCH_MAX]
-            args: list[Arg] = []
-            for lease in chunk:
-                args += (lease.job_id, lease.token, lease.fence)
-            replies = await part(start, self._calls.run("extend", 0, self.worker_id, 1, *args))
-            answers += [_extended(*pair) for pair in zip(chunk, replies, strict=True)]
-        return answers
+
+        async def send(batch: Sequence[Lease]) -> list[Lease | LeaseLost]:
+            args = [arg for lease in batch for arg in _proof(lease)]
+            replies = await self._calls.run("extend", 0, self.worker_id, 1, *args)
+            return [
+                lost(lease.job_id, reply[1]) if reply[0] == b"lost" else extended(lease, *reply)
+                for lease, reply in zip(batch, replies, strict=True)
+            ]
+
+        return await in_batches(leases, send)
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Append to the jobs' own event streams, and keep their progress."""
-        for report in reports:
-            if report.type in RESERVED_EVENTS:
-                raise UsageError(
-                    f"a handler cannot report {report.type!r}: followers take it for the job's "
-                    "state; choose another word"
-                )
-        answers: list[LeaseLost | None] = []
-        for start in range(0, len(reports), BATCH_MAX):
-            chunk = reports[start : start + BATCH_MAX]
+        check_reports(reports, _RESERVED_EVENTS, CONTRACT)
+
+        async def send(batch: Sequence[Report]) -> list[LeaseLost | None]:
             args: list[Arg] = []
-            for report in chunk:
-                lease = report.lease
-                args += (lease.job_id, lease.token, lease.fence)
+            for report in batch:
+                args += _proof(report.lease)
                 args += (report.type, report.step, report.data, report.progress)
-            replies = await part(start, self._calls.run("report", 0, self.worker_id, *args))
-            answers += [
+            replies = await self._calls.run("report", 0, self.worker_id, *args)
+            return [
                 None if reply == 1 else lost(report.lease.job_id, reply[1])
-                for report, reply in zip(chunk, replies, strict=True)
+                for report, reply in zip(batch, replies, strict=True)
             ]
-        return answers
+
+        return await in_batches(reports, send)
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases: one step for the whole batch, a verdict for each."""
-        verdicts: list[Verdict] = []
-        for start in range(0, len(outcomes), BATCH_MAX):
-            chunk = outcomes[start : start + BATCH_MAX]
-            args: list[Arg] = []
-            for outcome in chunk:
-                args += settle_args(outcome)
-            settle = self._calls.remembered(
-                "settle",
-                (0, self.worker_id),
-                self._options.keep_completed,
-                self._options.keep_failed,
-                chance(),
-                "",
-                *args,
+
+        async def send(batch: Sequence[Outcome]) -> list[Verdict]:
+            keep = (self._options.keep_completed, self._options.keep_failed)
+            args = [arg for outcome in batch for arg in _settle_args(outcome)]
+            replies = await self._calls.remembered(
+                "settle", (0, self.worker_id), *keep, jitter(), "", *args
             )
-            replies = await part(start, settle)
-            for outcome, reply in zip(chunk, replies, strict=True):
+            for outcome in batch:
                 self._claimer.release(outcome.lease.job_id)
-                verdicts.append(verdict_of(outcome.lease, reply))
-        return verdicts
+            pairs = zip(batch, replies, strict=True)
+            return [_verdict(outcome.lease, reply) for outcome, reply in pairs]
+
+        return await in_batches(outcomes, send)
 
     async def upkeep(self) -> Upkeep:
         """Promote, take back, trim; every worker may do it as often as it likes."""
@@ -161,7 +230,7 @@ class OmniqQueue:
             "upkeep",
             0,
             self.worker_id,
-            chance(),
+            jitter(),
             options.journal_bytes,
             round(options.journal_days * 86_400_000),
             _WORKER_AGE_MS,
@@ -170,14 +239,14 @@ class OmniqQueue:
             self.slots,
             round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
-        self._claimer.told(reply[6])
+        self._claimer.set_aside(reply[6])
         if reply[5]:
             await repair(self._calls, options.queue)
         return Upkeep(*reply[:5])
 
     def take_quarantined(self) -> list[Quarantined]:
         """Records that could not be read and were set aside since the last call."""
-        return self._claimer.take_quarantined()
+        return self._claimer.quarantine.take()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -204,12 +273,38 @@ class OmniqQueue:
         )
 
 
-def _extended(lease: Lease, reply: list[Any]) -> Lease | LeaseLost:
-    if reply[0] == b"lost":
-        return lost(lease.job_id, reply[1])
-    return msgspec.structs.replace(
-        lease, lease_until_ms=reply[0], cancel_requested=bool(reply[1]), lease_ms=reply[2]
-    )
+def jitter() -> float:
+    """A random number for a script, which has none of its own."""
+    return secrets.randbelow(1_000_000) / 1_000_000
 
 
-__all__ = ["RESERVED_EVENTS", "SCRIPTS", "OmniqQueue"]
+def _proof(lease: Lease) -> tuple[Arg, ...]:
+    return (lease.job_id, lease.token, lease.fence)
+
+
+def _settle_args(outcome: Outcome) -> tuple[Arg, ...]:
+    """What the settle script takes for one outcome."""
+    proof = _proof(outcome.lease)
+    if outcome.kind == "complete":
+        result = outcome.result
+        result_h = _NULL_H if result == b"null" else short_hash(result)
+        return (*proof, "complete", 0, result, result_h, "", "", "")
+    failure = outcome.failure
+    as_json = msgspec.json.encode(failure) if failure else ""
+    error = (_last_error(failure), as_json, error_code(failure))
+    return (*proof, outcome.kind, outcome.delay_ms, "", "", *error)
+
+
+def _last_error(failure: Failure | None) -> str:
+    """The error for people, which OmniQ keeps as `last_error`."""
+    if failure is None:
+        return ""
+    said = f"{failure.code}: {failure.message}".encode()[:_ERROR_BYTES_MAX]
+    return said.decode(errors="ignore")
+
+
+def _verdict(lease: Lease, reply: Any) -> Verdict:
+    if reply == 1:
+        return COMPLETED
+    kind, detail = reply
+    return lost(lease.job_id, detail) if kind == b"lost" else verdict_of(kind, detail)

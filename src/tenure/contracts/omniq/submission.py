@@ -5,16 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from tenure.contracts.omniq.errors import OptionValue, PayloadType, PayloadValue
-from tenure.contracts.omniq.options import Options
-from tenure.contracts.omniq.ulid import new_ulid
+from tenure.contracts.omniq.options import (
+    BACKOFF_MS,
+    MAX_ATTEMPTS,
+    TIMEOUT_MS,
+    Options,
+    OptionValue,
+    PayloadType,
+    PayloadValue,
+)
 from tenure.core.errors import InvalidJob
 from tenure.core.idempotency import request_hash, scoped_key, short_hash
 from tenure.core.job import NewJob, Submitted
@@ -32,11 +41,54 @@ _JOB_OPTIONS = frozenset({"group_limit", "timeout_ms", "backoff_ms", "backoff", 
 _PLAIN = ("job_id", "payload", "payload_h")
 _GROUPED = (*_PLAIN, "gid")
 _WHOLE = (*_GROUPED, "trace", "idempotency_key", "request_h")
+_ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_ULID_PAIRS = [a + b for a in _ULID_ALPHABET for b in _ULID_ALPHABET]
+_ULID_RANDOM_BITS = 80
+_ulid_lock = threading.Lock()
+_ulid_last = 0
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
+def new_ulid() -> str:
+    """A ULID: 48 bits of milliseconds and 80 random bits, in 26 characters that sort by time.
+
+    Within one process ids only rise, so publish order is id order; no library of ours promises it.
+
+    >>> first, second = new_ulid(), new_ulid()
+    >>> len(first), first < second
+    (26, True)
+    """
+    global _ulid_last  # noqa: PLW0603  # one clock for the process
+    with _ulid_lock:
+        value = (time.time_ns() // 1_000_000) << _ULID_RANDOM_BITS
+        if value >> _ULID_RANDOM_BITS > _ulid_last >> _ULID_RANDOM_BITS:
+            value |= secrets.randbits(_ULID_RANDOM_BITS - 1)  # the top bit is room to count up
+        else:
+            value = _ulid_last + 1 + secrets.randbits(32)
+        _ulid_last = value
+    return "".join([_ULID_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of `Client.publish`.
+
+    `backoff` "exponential" doubles `backoff_ms` with every attempt, with jitter, up to
+    `backoff_ms_max`; only our own workers do that.
+    """
+
+    job_id: str | None
+    timeout_ms: int
+    max_attempts: int
+    backoff_ms: int
+    due_ms: int
+    gid: str | None
+    group_limit: int
+    backoff: Backoff
+    backoff_ms_max: int
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What jobs of a run have in common; field for field what the script's header says."""
+    """What jobs of a run have in common, in the order of the script's arguments."""
 
     max_attempts: int
     timeout_ms: int
@@ -63,44 +115,6 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     request_h: str = ""
 
 
-class Shapes:
-    """The shapes of the jobs of one submit: most have the same, which is made and checked once."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._plain: dict[tuple[str, str, int | None, int], Shape] = {}
-
-    def of(self, job: NewJob) -> Shape:
-        """The shape of a job; raises `InvalidJob` for options that cannot be."""
-        if job.options:
-            return self._made(job)
-        key = (job.task, job.requester, job.max_attempts, job.delay_ms)
-        shape = self._plain.get(key)
-        if shape is None:
-            shape = self._plain[key] = self._made(job)
-        return shape
-
-    def _made(self, job: NewJob) -> Shape:
-        own, options = job.options, self._options
-        check_options(own)
-        shape = Shape(
-            max_attempts=options.max_attempts if job.max_attempts is None else job.max_attempts,
-            timeout_ms=own.get("timeout_ms", options.timeout_ms),
-            backoff_ms=own.get("backoff_ms", options.backoff_ms),
-            delay_ms=job.delay_ms,
-            group_limit=own.get("group_limit", 0),
-            task=job.task,
-            requester=job.requester,
-            backoff=own.get("backoff", ""),
-            backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
-        )
-        check_number("timeout_ms", shape.timeout_ms, 50)
-        check_number("backoff_ms", shape.backoff_ms, 0)
-        check_number("group_limit", shape.group_limit, 0)
-        check_number("backoff_ms_max", shape.backoff_ms_max, 0)
-        return shape
-
-
 def script_args(jobs: Iterable[Publication]) -> list[Arg]:
     """The jobs as arguments of the publish script: in runs of one shape."""
     args: list[Arg] = []
@@ -114,14 +128,14 @@ def script_args(jobs: Iterable[Publication]) -> list[Arg]:
 
 
 def _parts(rows: Sequence[Publication]) -> tuple[str, ...]:
-    """What has to be told of each of these jobs: nothing that none of them has."""
+    """Which fields are sent of each of these jobs: none that all of them lack."""
     if any(row.trace or row.idempotency_key for row in rows):
         return _WHOLE
     return _GROUPED if any(row.gid for row in rows) else _PLAIN
 
 
 def structured(payload: Any) -> Any:
-    """A dataclass, msgspec struct or pydantic model as what JSON has words for."""
+    """A dataclass, msgspec struct or pydantic model as plain JSON values."""
     if hasattr(payload, "model_dump"):
         return payload.model_dump(mode="json")
     if isinstance(payload, msgspec.Struct) or dataclasses.is_dataclass(payload):
@@ -129,7 +143,7 @@ def structured(payload: Any) -> Any:
     return payload
 
 
-def json_of(payload: Any) -> bytes:
+def _json(payload: Any) -> bytes:
     """The payload as OmniQ stores it: compact JSON, UTF-8 as it is. Objects and arrays only."""
     if not isinstance(payload, dict | list):
         raise PayloadType(
@@ -147,54 +161,58 @@ def json_of(payload: Any) -> bytes:
 def publication(
     payload: Any,
     *,
-    job_id: str | None,
-    timeout_ms: int,
-    max_attempts: int,
-    backoff_ms: int,
-    due_ms: int,
-    gid: str | None,
-    group_limit: int,
-    backoff: Backoff,
-    backoff_ms_max: int,
+    job_id: str | None = None,
+    timeout_ms: int = TIMEOUT_MS,
+    max_attempts: int = MAX_ATTEMPTS,
+    backoff_ms: int = BACKOFF_MS,
+    due_ms: int = 0,
+    gid: str | None = None,
+    group_limit: int = 0,
+    backoff: Backoff = "fixed",
+    backoff_ms_max: int = BACKOFF_MS_MAX,
 ) -> Publication:
     """What `publish` of the contract's API was asked for, checked."""
-    body = json_of(payload)
+    body = _json(payload)
     # OmniQ takes any max_attempts, and what is below 1 acts as 1.
-    numbers = {"timeout_ms": (timeout_ms, 1), "max_attempts": (max_attempts, -_COUNT_MAX)}
-    numbers |= {"backoff_ms": (backoff_ms, 0), "due_ms": (due_ms, 0)}
-    numbers |= {"group_limit": (group_limit, 0), "backoff_ms_max": (backoff_ms_max, 0)}
-    for name, (value, least) in numbers.items():
-        check_number(name, value, least)
+    check_number("max_attempts", max_attempts, -_COUNT_MAX)
+    check_number("timeout_ms", timeout_ms, 1)
+    check_number("due_ms", due_ms, 0)
     if backoff not in ("fixed", "exponential"):
         raise OptionValue(f"backoff is 'fixed' or 'exponential', not {backoff!r}")
     chosen = new_ulid() if job_id is None else job_id
     if not chosen or len(chosen) > 512 or _CONTROL.search(chosen):
         raise OptionValue(f"job_id {chosen!r:.60}: 1 to 512 characters, no control characters")
-    shape = Shape(
-        max_attempts=max_attempts,
-        timeout_ms=timeout_ms,
-        backoff_ms=backoff_ms,
-        due_ms=due_ms,
-        group_limit=group_limit,
-        backoff="" if backoff == "fixed" else backoff,
-        backoff_ms_max=backoff_ms_max,
+    shape = _checked(
+        Shape(
+            max_attempts=max_attempts,
+            timeout_ms=timeout_ms,
+            backoff_ms=backoff_ms,
+            due_ms=due_ms,
+            group_limit=group_limit,
+            backoff="" if backoff == "fixed" else backoff,
+            backoff_ms_max=backoff_ms_max,
+        )
     )
     return Publication(
-        shape=shape,
-        job_id=chosen,
-        payload=body,
-        payload_h=short_hash(body),
-        gid=check_gid(gid),
+        shape=shape, job_id=chosen, payload=body, payload_h=short_hash(body), gid=_gid(gid)
     )
 
 
-def from_new_job(job: NewJob, shapes: Shapes) -> Publication:
-    """What a job of the seam means here; raises `InvalidJob` for what cannot be."""
+def from_new_job(job: NewJob, options: Options, shapes: dict[Any, Shape]) -> Publication:
+    """What a job of the seam means here; raises `InvalidJob` for what cannot be.
+
+    Most jobs of one submit have the same shape: `shapes` keeps those made so far.
+    """
     job_id = job.job_id or new_ulid()
-    check_new_job(job, job_id)
-    shape = shapes.of(job)
+    _check_new_job(job, job_id)
+    common = (job.task, job.requester, job.max_attempts, job.delay_ms)
+    shape = None if job.options else shapes.get(common)
+    if shape is None:
+        shape = _shape(job, options)
+        if not job.options:
+            shapes[common] = shape
     payload_h = short_hash(job.payload)
-    gid = check_gid(job.gid) if job.gid else ""
+    gid = _gid(job.gid) if job.gid else ""
     key = same = ""
     if job.idempotency_key:
         key = scoped_key(job.requester, job.idempotency_key)
@@ -211,7 +229,7 @@ def from_new_job(job: NewJob, shapes: Shapes) -> Publication:
     )
 
 
-def check_new_job(job: NewJob, job_id: str) -> None:
+def _check_new_job(job: NewJob, job_id: str) -> None:
     """Refuse what this contract cannot keep."""
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
@@ -225,17 +243,37 @@ def check_new_job(job: NewJob, job_id: str) -> None:
         raise InvalidJob('an OmniQ payload is a JSON object or array; wrap it: {"value": ...}')
 
 
-def check_options(own: Mapping[str, Any]) -> None:
-    """Refuse options of a job that this contract does not have."""
+def _shape(job: NewJob, options: Options) -> Shape:
+    own = job.options
     unknown = own.keys() - _JOB_OPTIONS
     if unknown:
         there = ", ".join(sorted(_JOB_OPTIONS))
         raise InvalidJob(f"no such job option: {', '.join(sorted(unknown))}; there are {there}")
     if own.get("backoff", "exponential") != "exponential":
         raise InvalidJob("backoff is 'exponential', or left out for a fixed delay")
+    shape = Shape(
+        max_attempts=options.max_attempts if job.max_attempts is None else job.max_attempts,
+        timeout_ms=own.get("timeout_ms", options.timeout_ms),
+        backoff_ms=own.get("backoff_ms", options.backoff_ms),
+        delay_ms=job.delay_ms,
+        group_limit=own.get("group_limit", 0),
+        task=job.task,
+        requester=job.requester,
+        backoff=own.get("backoff", ""),
+        backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
+    )
+    check_number("timeout_ms", shape.timeout_ms, 50)
+    return _checked(shape)
 
 
-def check_gid(gid: str | None) -> str:
+def _checked(shape: Shape) -> Shape:
+    check_number("backoff_ms", shape.backoff_ms, 0)
+    check_number("group_limit", shape.group_limit, 0)
+    check_number("backoff_ms_max", shape.backoff_ms_max, 0)
+    return shape
+
+
+def _gid(gid: str | None) -> str:
     """A group's name as OmniQ keeps it: without blanks around it, "" for no group."""
     name = (gid or "").strip()
     if len(name) > 512 or _CONTROL.search(name):
@@ -250,14 +288,10 @@ def check_number(name: str, value: Any, least: int) -> None:
 
 
 def answers(reply: list[Any], jobs: Sequence[Publication], options: Options) -> list[Submitted]:
-    """The seam's answers for the script's, which tells of those jobs that it did not create."""
+    """The seam's answers; the script names only the jobs that it did not create."""
     now_ms, *others = reply
-    told = [Submitted(job.job_id, "created", created_ms=now_ms) for job in jobs]
+    all_answers = [Submitted(job.job_id, "created", created_ms=now_ms) for job in jobs]
     for position, status, job_id, created_ms in others:
-        told[position - 1] = submitted(
-            status.decode(),
-            job_id.decode(errors="replace"),
-            created_ms,
-            depth_max=options.max_depth,
-        )
-    return told
+        known = (status.decode(), job_id.decode(errors="replace"), created_ms)
+        all_answers[position - 1] = submitted(*known, depth_max=options.max_depth)
+    return all_answers

@@ -1,30 +1,51 @@
-"""Reading and steering the jobs of this contract, for gateway, dashboard and command line."""
+"""Reading and steering the jobs of this contract, and its journal."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tenure.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, keys
 from tenure.contracts.streams.queue import SCRIPTS
-from tenure.core.errors import ServerError, UsageError
+from tenure.core.errors import ServerError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.tape import StreamTape
+from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Arg, Redis, is_wrong_type
-from tenure.store.resend import part
 
 _STATES = ("queued", "running", "done", "error", "canceled")
 _CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)
-_PAGE_STEP = 200
 # One call of `find` looks at no more jobs than this; a rarer state is found page by page.
 _SCAN_MAX = 5_000
-_WORKER_ALIVE_MS = 15_000
 _FOREIGN_SEEN_MS = 600_000
 _INTERRUPT_MS = 60_000
+_JOURNAL_FIELDS = (*HEAD, "result_h", "payload_h", "error_code", "due_ms", "data")
+
+
+class StreamsJournal(StreamJournal):
+    """The history of the queue: the stream `jobs:journal`, written by the scripts."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        lines = Lines(_JOURNAL_FIELDS, contract=CONTRACT, queue=QUEUE)
+        super().__init__(redis, keys(options.namespace)[1], lines)
+
+
+def tape(store: str, options: Options) -> StreamTape:
+    """The same stream for bulk readers; it is trimmed only behind what they captured."""
+    all_keys = keys(options.namespace)
+    return StreamTape(
+        store=store,
+        key=all_keys[1],
+        contract=CONTRACT,
+        queue=QUEUE,
+        fields=_JOURNAL_FIELDS,
+        captured=(all_keys[4], "captured"),
+    )
 
 
 class StreamsLedger:
@@ -52,21 +73,11 @@ class StreamsLedger:
         it does so between two milliseconds and `after` is `created_ms:`: the jobs that were passed
         over may be other requesters', so their ids are not told.
         """
-        unknown = set(query.states) - set(_STATES)
-        if unknown:
-            raise UsageError(
-                f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(_STATES)}",
-                contract=CONTRACT,
-            )
-        if query.after and not _CURSOR.fullmatch(query.after):
-            raise UsageError(
-                f"{query.after!r} is not a cursor; pass the `after` of the page before",
-                contract=CONTRACT,
-            )
+        check_query(query, _STATES, _CURSOR, CONTRACT)
         found: list[JobRecord] = []
         after, scanned, read, last_ms = query.after, 0, 0, -1
-        while step := await self._index_step(after):
-            async for job_id, created, flat in self._hashes(step):
+        while step := await index_after(self._redis, self._keys[6], after):
+            async for created, job_id, flat in read_hashes(self._redis, self._job_key(""), step):
                 if (scanned >= _SCAN_MAX or read >= PAGE_BYTES) and created != last_ms:
                     return Page(found, f"{last_ms}:")
                 after, last_ms = f"{created}:{job_id}", created
@@ -84,35 +95,34 @@ class StreamsLedger:
         stream, _, delayed, _, _, stats, _, paused, workers = self._keys
         replies = await self._redis.pipeline(
             [
+                ("TIME",),
                 ("XLEN", stream),
                 ("XPENDING", stream, GROUP),
                 ("ZCARD", delayed),
                 ("HGETALL", stats),
                 ("GET", paused),
                 ("XINFO", "GROUPS", stream),
-                ("TIME",),
                 ("HVALS", workers),
             ]
         )
-        # A key that holds something else counts for nothing; the next claim moves it away.
-        length, pending, waiting_for_time, totals, paused_since, groups, clock, beats = (
+        # A key that holds another type counts for nothing; the next claim moves it away.
+        clock, length, pending, waiting_for_time, totals, paused_since, groups, beats = (
             None if isinstance(reply, ServerError) else reply for reply in replies
         )
         length, running = length or 0, int(pending[0]) if pending else 0
-        names = _pairs(totals or ())
-        seconds, micros = clock or (0, 0)
-        now = int(seconds) * 1000 + int(micros) // 1000
+        names = fields_of(totals)
+        now = clock_ms(clock or (0, 0))
         undelivered, oldest = await self._undelivered(groups, length, running, now)
         return Counts(
             states={
                 "queued": undelivered + (waiting_for_time or 0),
                 "running": running,
-                **{state: _int(names.get(state, b"")) for state in _STATES[2:]},
+                **{state: number(names.get(state)) for state in _STATES[2:]},
             },
-            totals={name: _int(value) for name, value in names.items()},
+            totals={name: number(value) for name, value in names.items()},
             paused=bool(paused_since and paused_since.isdigit()),
             workers=sum(
-                abs(now - _int(beat.split(b" ")[0])) < _WORKER_ALIVE_MS for beat in beats or ()
+                abs(now - number(beat.split(b" ")[0])) < WORKER_ALIVE_MS for beat in beats or ()
             ),
             oldest_waiting_ms=oldest,
         )
@@ -126,11 +136,9 @@ class StreamsLedger:
 
     async def workers(self) -> list[WorkerBeat]:
         """Workers that claimed lately, also in vain."""
-        clock, flat = await self._redis.pipeline([("TIME",), ("HGETALL", self._keys[8])])
-        if isinstance(flat, ServerError):
-            return []
-        oldest = int(clock[0]) * 1000 - _WORKER_ALIVE_MS
-        beats = [_beat(worker_id, *words.split(b" ")) for worker_id, words in _pairs(flat).items()]
+        clock, flat = await read_all(self._redis, [("TIME",), ("HGETALL", self._keys[8])])
+        oldest = clock_ms(clock) - WORKER_ALIVE_MS
+        beats = [_beat(worker, *words.split(b" ")) for worker, words in fields_of(flat).items()]
         return [beat for beat in beats if beat.last_ms > oldest]
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
@@ -143,8 +151,7 @@ class StreamsLedger:
         """What is new in the event streams of many jobs, each after its cursor; never blocks."""
         if not cursors:
             return {}
-        names: list[Arg] = [f"{self._job_key(job_id)}:events" for job_id in cursors]
-        after: list[Arg] = [cursor or "0-0" for cursor in cursors.values()]
+        names, after = self._positions(cursors)
         reply = await self._redis.call("XREAD", "COUNT", 1000, "STREAMS", *names, *after)
         return self._by_job(reply or ())
 
@@ -152,11 +159,10 @@ class StreamsLedger:
         self, cursors: Mapping[str, str], *, wait_ms: int
     ) -> dict[str, list[JobEvent]]:
         """Like `changes`, but waits for the first event, or until `interrupt`."""
-        names: list[Arg] = [f"{self._job_key(job_id)}:events" for job_id in cursors]
-        after: list[Arg] = [cursor or "0-0" for cursor in cursors.values()]
-        places = (self._interrupts, *names, self._interrupted, *after)
+        names, after = self._positions(cursors)
+        streams = (self._interrupts, *names, self._interrupted, *after)
         reply = await self._redis.block(
-            "XREAD", "COUNT", 1000, "BLOCK", wait_ms, "STREAMS", *places, wait_ms=wait_ms
+            "XREAD", "COUNT", 1000, "BLOCK", wait_ms, "STREAMS", *streams, wait_ms=wait_ms
         )
         found = reply or []
         if found and found[0][0].decode() == self._interrupts:
@@ -179,10 +185,9 @@ class StreamsLedger:
         )
         if isinstance(consumers, ServerError) or isinstance(known, ServerError):
             return False
-        each = [_pairs(flat) for flat in consumers]
         return any(
             one["name"] not in known and (one["pending"] or one["idle"] < _FOREIGN_SEEN_MS)
-            for one in each
+            for one in map(fields_of, consumers)
         )
 
     async def pause(self) -> None:
@@ -213,6 +218,10 @@ class StreamsLedger:
         """Close the connections."""
         await self._redis.close()
 
+    def _positions(self, cursors: Mapping[str, str]) -> tuple[list[Arg], list[Arg]]:
+        names: list[Arg] = [f"{self._job_key(job_id)}:events" for job_id in cursors]
+        return names, [cursor or "0-0" for cursor in cursors.values()]
+
     def _by_job(self, reply: Any) -> dict[str, list[JobEvent]]:
         skip = len(self._options.namespace) + len("job:")
         return {key.decode()[skip : -len(":events")]: _events(entries) for key, entries in reply}
@@ -223,58 +232,11 @@ class StreamsLedger:
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
 
-    async def _own(self, empty: Any, *command: Arg) -> Any:
-        """Read a key of the queue itself; `empty` while it holds something of another type.
-
-        The next script that needs the key moves that away.
-        """
-        try:
-            return await self._redis.call(*command)
-        except ServerError as error:
-            if not is_wrong_type(error):
-                raise
-            return empty
-
     async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
-        answers: list[str] = []
-        for start in range(0, len(job_ids), 500):  # one script stays short for the other clients
-            chunk = job_ids[start : start + 500]
-            replies = await part(start, self._run("steer", verb, *chunk))
-            answers += [reply.decode() for reply in replies]
-        return answers
+        async def send(batch: Sequence[str]) -> list[str]:
+            return [reply.decode() for reply in await self._run("steer", verb, *batch)]
 
-    async def _index_step(self, after: str) -> list[tuple[str, int]]:
-        """The next jobs of the index after a cursor; found by rank, as many share a millisecond."""
-        index = self._keys[6]
-        if not after:
-            return await self._ranks(0)
-        created, _, last_id = after.partition(":")
-        rank = await self._own(None, "ZREVRANK", index, last_id)
-        if rank is not None:
-            return await self._ranks(rank + 1)
-        # The cursor's own job is gone: start where its millisecond starts and skip by comparing.
-        start = await self._own(0, "ZCOUNT", index, f"({created}", "+inf")
-        while step := await self._ranks(start):
-            start += len(step)
-            left = [(job, ms) for job, ms in step if (ms, job) < (int(created), last_id)]
-            if left:
-                return left
-        return []
-
-    async def _ranks(self, start: int) -> list[tuple[str, int]]:
-        stop = start + _PAGE_STEP - 1
-        flat = await self._own((), "ZREVRANGE", self._keys[6], start, stop, "WITHSCORES")
-        return [
-            (member.decode(errors="replace"), _int(score))
-            for member, score in zip(flat[::2], flat[1::2], strict=True)
-        ]
-
-    async def _hashes(self, step: list[tuple[str, int]]) -> AsyncIterator[tuple[str, int, Any]]:
-        for start in range(0, len(step), READ_STEP):
-            part = step[start : start + READ_STEP]
-            flats = await self._redis.pipeline([("HGETALL", self._job_key(job)) for job, _ in part])
-            for (job, ms), flat in zip(part, flats, strict=True):
-                yield job, ms, flat
+        return await in_batches(job_ids, send)
 
     async def _undelivered(
         self, groups: Any, length: int, running: int, now: int
@@ -285,7 +247,7 @@ class StreamsLedger:
         if not length:
             return 0, 0
         for flat in groups or ():
-            group = _pairs(flat)
+            group = fields_of(flat)
             if group.get("name") == GROUP.encode():
                 position = f"({group['last-delivered-id'].decode()}"
                 lag = group.get("lag", max(0, length - running))
@@ -294,66 +256,44 @@ class StreamsLedger:
         return (lag if lag is not None else max(0, length - running)), max(0, oldest)
 
 
-def _pairs(flat: Any) -> dict[str, Any]:
-    return {
-        key.decode(errors="replace"): value
-        for key, value in zip(flat[::2], flat[1::2], strict=True)
-    }
-
-
-def _events(entries: Any) -> list[JobEvent]:
-    events = []
-    for seq, fields in entries:
-        raw = dict(zip(fields[::2], fields[1::2], strict=True))
-        events.append(
-            JobEvent(
-                event_id=seq.decode(),
-                type=raw.get(b"type", b"").decode(errors="replace"),
-                ts_ms=_int(raw.get(b"ts", b"")),
-                step=raw.get(b"step", b"").decode(errors="replace"),
-                data=raw.get(b"data", b"{}"),
-            )
-        )
-    return events
+def _events(entries: Iterable[Any]) -> list[JobEvent]:
+    return [event_of(*entry) for entry in entries]
 
 
 def _record(job_id: str, flat: Any) -> JobRecord:
     if isinstance(flat, ServerError):
         return _unreadable(job_id, flat)
-    raw: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
+    raw = fields_of(flat)
 
-    def text(name: bytes) -> str:
-        return raw.get(name, b"").decode(errors="replace")
+    def text(name: str) -> str:
+        return str(raw.get(name, b""), errors="replace")
 
-    def number(name: bytes) -> int:
-        return _int(raw.get(name, b""))
-
-    fence, _, attempt, max_attempts, lost, lease_until, worker = _lease_words(text(b"lease"))
-    trace = text(b"entry").rpartition(" ")[2]
+    fence, _, attempt, max_attempts, lost, lease_until, worker = _lease_words(text("lease"))
+    trace = text("entry").rpartition(" ")[2]
     return JobRecord(
         job_id=job_id,
         contract=CONTRACT,
         queue=QUEUE,
-        task=text(b"task"),
-        state=text(b"status"),
-        payload=raw.get(b"payload", b"null"),
-        result=raw.get(b"result", b""),
-        error=raw.get(b"error", b""),
+        task=text("task"),
+        state=text("status"),
+        payload=raw.get("payload", b"null"),
+        result=raw.get("result", b""),
+        error=raw.get("error", b""),
         attempt=int(attempt),
         max_attempts=int(max_attempts),
         fence=int(fence),
-        created_ms=number(b"created_ts"),
-        updated_ms=number(b"updated_ts"),
-        due_ms=number(b"due_ms"),
+        created_ms=number(raw.get("created_ts")),
+        updated_ms=number(raw.get("updated_ts")),
+        due_ms=number(raw.get("due_ms")),
         lease_until_ms=int(lease_until),
-        ttl_ms=number(b"ttl_s") * 1000,
-        worker_id="" if worker in ("-", "+") else worker,
-        requester=text(b"requester"),
-        progress=raw.get(b"progress", b""),
+        ttl_ms=number(raw.get("ttl_s")) * 1000,
+        worker_id="" if worker == "-" else worker,
+        requester=text("requester"),
+        progress=raw.get("progress", b""),
         trace="" if trace == "-" else trace,
         extra={
-            "ttl_s": number(b"ttl_s"),
-            "cancel_requested": raw.get(b"cancel") == b"1",
+            "ttl_s": number(raw.get("ttl_s")),
+            "cancel_requested": raw.get("cancel") == b"1",
             "leases_lost": int(lost),
         },
     )
@@ -383,15 +323,6 @@ def _lease_words(packed: str) -> list[str]:
     return ["0", "0", "0", "0", "0", "0", "-"]
 
 
-def _int(raw: bytes) -> int:
-    """A number that another program may have written carelessly; 0 for what is none."""
-    try:
-        number = int(float(raw)) if raw else 0
-    except (ValueError, OverflowError):
-        return 0
-    return number if abs(number) < 10**15 else 0
-
-
 def _matches(record: JobRecord, query: Query, requester: str | None) -> bool:
     return (
         (not query.states or record.state in query.states)
@@ -402,4 +333,4 @@ def _matches(record: JobRecord, query: Query, requester: str | None) -> bool:
 
 def _beat(worker_id: str, at: bytes, *rest: bytes) -> WorkerBeat:
     """The words of a worker: when, its claim (instance, number), the job it has alone, slots."""
-    return WorkerBeat(worker_id, _int(at), _int(rest[3]) if len(rest) > 3 else 0)
+    return WorkerBeat(worker_id, number(at), number(rest[3]) if len(rest) > 3 else 0)

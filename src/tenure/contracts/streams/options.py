@@ -17,9 +17,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `namespace` stands before every key, for several queues on one server; without it the keys are
     the contract's exactly. `lost_max` is how often the lease of one job may run out before the job
     ends in `error`. Workers of one queue should share `lease_ms`: a worker takes back entries that
-    have been idle for its own lease and whose holder's lease is over. A worker of another make
-    writes no lease: it keeps its job until it has been silent for `foreign_lease_ms`. `max_depth`
-    bounds waiting, delayed and running jobs together (0: no bound).
+    have been idle for its own lease and whose holder's lease is over. A foreign worker, which knows
+    only the contract, writes no lease: it keeps its job until silent for `foreign_lease_ms`.
+    `max_depth` bounds waiting, delayed and running jobs together (0: no bound).
     """
 
     namespace: str = ""

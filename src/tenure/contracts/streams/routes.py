@@ -1,28 +1,19 @@
 """The HTTP side of the contract: POST /v1/jobs, GET /v1/jobs/{id} and its events, and cancel.
 
-These are meanings and shapes; the gateway that serves them has admitted the caller, checked the
-body and will word the errors. A job of another requester does not exist for the caller.
+The gateway that serves these endpoints has admitted the caller and checked the body, and renders
+the errors. A job of another requester does not exist for the caller.
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from tenure.contracts.streams.ledger import StreamsLedger
-from tenure.contracts.streams.shapes import (
-    CreateJob,
-    EventId,
-    FollowJob,
-    JobNews,
-    JobPage,
-    JobView,
-    ListJobs,
-    line,
-    view,
-)
 from tenure.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
 from tenure.core.errors import Conflict, NotFound, StoreError
 from tenure.core.intake import (
@@ -42,8 +33,118 @@ from tenure.store.resend import submit_surely
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
-
 _EXAMPLE = {"task": "chat", "payload": {"prompt": "Say hello."}, "ttl_s": 3600}
+_TTL_S_MAX = 30 * 24 * 3600
+_ATTEMPTS_MAX = 100
+_DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+_PAGE_MAX = 200
+
+Attempts = Annotated[
+    int, Meta(ge=1, le=_ATTEMPTS_MAX, description="How often the job may be started.")
+]
+DelayMs = Annotated[
+    int, Meta(ge=0, le=_DELAY_MS_MAX, description="How long to wait before the first start.")
+]
+TtlS = Annotated[
+    int,
+    Meta(
+        ge=1, le=_TTL_S_MAX, description="Seconds for which the job is kept after its last change."
+    ),
+]
+
+EventId = Annotated[
+    str,
+    Meta(
+        description="Go on after this event, without gap or repeat.",
+        extra_json_schema={"pattern": r"^([0-9]{1,19}-[0-9]{1,19})?$"},
+    ),
+]
+
+
+class CreateJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to be done. `max_attempts` and `delay_ms` are additions to the contract."""
+
+    task: Task
+    payload: dict[str, Any]
+    ttl_s: TtlS | None = None
+    max_attempts: Attempts | None = None
+    delay_ms: DelayMs = 0
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with its JSON fields decoded; times are Unix milliseconds.
+
+    `payload` is an object, or `{"_raw": text}` where another program stored what is not JSON;
+    `result` and `error` are null until there is one.
+    """
+
+    job_id: str
+    task: str
+    status: str
+    payload: Any
+    result: Any
+    error: Any
+    created_ts: int
+    updated_ts: int
+    ttl_s: int
+    attempt: int = 0
+    max_attempts: int = 0
+    progress: Any = None
+    due_ts: int = 0
+    cancel_requested: bool = False
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in a list, without payload and result."""
+
+    job_id: str
+    task: str
+    status: str
+    created_ts: int
+    updated_ts: int
+    ttl_s: int
+    attempt: int = 0
+    error: Any = None
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Some jobs, newest first; `after` is the parameter for the next page, "" at the end."""
+
+    jobs: list[JobLine]
+    after: str = ""
+
+
+class ListJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which jobs to list."""
+
+    status: Annotated[Status | UnsetType, Meta(description="Only jobs in this state.")] = UNSET
+    task: Annotated[Task | UnsetType, Meta(description="Only jobs of this task.")] = UNSET
+    limit: Annotated[int, Meta(ge=1, le=_PAGE_MAX, description="Jobs on a page.")] = 50
+    after: Annotated[
+        str,
+        Meta(
+            pattern=r"^([0-9]{1,16}:[A-Za-z0-9_.:@-]{0,128})?$",
+            description="`after` of the page before; empty for the first.",
+        ),
+    ] = ""
+
+
+class FollowJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to begin; the header Last-Event-ID wins over `last_event_id`."""
+
+    last_event_id: EventId = ""
+    ticket: Annotated[
+        str, Meta(description="From POST /v1/tickets; for clients that cannot set headers.")
+    ] = ""
+
+
+class JobNews(msgspec.Struct, frozen=True, kw_only=True):
+    """The `data` of one server-sent event."""
+
+    type: str
+    ts: int
+    step: str
+    data: Any
 
 
 class StreamsRoutes:
@@ -66,7 +167,7 @@ class StreamsRoutes:
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded."""
-        return Answer(200, view(await self._record(call)))
+        return Answer(200, _view(await self._record(call)))
 
     async def find(self, call: Call) -> Answer:
         """The caller's jobs, newest first, page by page."""
@@ -76,7 +177,7 @@ class StreamsRoutes:
         query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
         page = await self._ledger.find(query, requester=call.reach)
         shown = [
-            line(await self._redaction.shown(without_contents(record), call.caller))
+            _line(await self._redaction.shown(without_contents(record), call.caller))
             for record in page.jobs
         ]
         return Answer(200, JobPage(shown, page.after))
@@ -103,7 +204,7 @@ class StreamsRoutes:
             raise _unknown()
         if said in ("ok", "requested"):
             after = await self._redaction.shown(after, call.caller)
-            return Answer(200 if after.state in STREAMS.final else 202, view(after))
+            return Answer(200 if after.state in STREAMS.final else 202, _view(after))
         raise Conflict(f"the job is {after.state} and cannot be canceled any more")
 
     async def _has_more(self, record: JobRecord, after: str) -> bool:
@@ -120,7 +221,7 @@ class StreamsRoutes:
             with suppress(StoreError):
                 record = await self._ledger.get(submitted.job_id)
         shown = await self._redaction.shown(record or _as_sent(job, submitted), call.caller)
-        return Answer(202, view(shown), tuple(headers))
+        return Answer(202, _view(shown), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
@@ -236,6 +337,45 @@ class StreamsRoutes:
             },
             problems=(404, 409),
         )
+
+
+def _view(record: JobRecord) -> JobView:
+    """A stored job as the API shows it."""
+    return JobView(
+        job_id=record.job_id,
+        task=record.task,
+        status=record.state,
+        payload=_json_value(record.payload),
+        result=_json_value(record.result),
+        error=_json_value(record.error),
+        created_ts=record.created_ms,
+        updated_ts=record.updated_ms,
+        ttl_s=record.ttl_ms // 1000,
+        attempt=record.attempt,
+        max_attempts=record.max_attempts,
+        progress=_json_value(record.progress),
+        due_ts=record.due_ms,
+        cancel_requested=bool(record.extra.get("cancel_requested")),
+    )
+
+
+def _line(record: JobRecord) -> JobLine:
+    """A stored job as a list shows it."""
+    return JobLine(
+        job_id=record.job_id,
+        task=record.task,
+        status=record.state,
+        created_ts=record.created_ms,
+        updated_ts=record.updated_ms,
+        ttl_s=record.ttl_ms // 1000,
+        attempt=record.attempt,
+        error=_json_value(record.error),
+    )
+
+
+def _json_value(raw: bytes) -> Any:
+    """A JSON field of the hash as a value: None for empty, `_raw` for what does not parse."""
+    return answer_json(raw) if raw else None
 
 
 def _unknown() -> NotFound:

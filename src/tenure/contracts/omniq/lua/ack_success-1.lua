@@ -6,13 +6,8 @@
 -- Clauses O-43
 local GIVEN_NOW = ARGV[2]
 -- @include head
--- @include groups
 -- @include job
--- @include ending
--- @include guard
--- @include acking
-local CHANCE = 0
--- @include deciding
+-- @include outcome
 local verdict, why = ack(ARGV[1], ARGV[3], 'complete', '')
 if why then
   return { 'ERR', why }

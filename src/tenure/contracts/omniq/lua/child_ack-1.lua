@@ -2,7 +2,7 @@
 -- answer was lost is answered alike.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
 -- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
--- ARGV[1] the child's id  ARGV[2] the caller's request (not of an SDK): whoever hears 0 deletes `last` then
+-- ARGV[1] the child's id  ARGV[2] the caller's request id (not of an SDK); a caller that is answered 0 deletes `last`
 -- Returns { 'OK', how many are left } or { 'ERR', CHILD_REQUIRED | NO_COUNTER }
 -- Clauses O-27 O-43
 local base = string.sub(KEYS[1], 1, -6)

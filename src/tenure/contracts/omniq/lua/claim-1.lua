@@ -6,20 +6,18 @@
 -- ARGV[7] how many due jobs and lost leases to tend to first (0: none)  ARGV[8] chance for jitter
 -- ARGV[9] completed jobs to keep  ARGV[10] failed jobs to keep
 -- ARGV[11] 1 after a lost answer  ARGV[12..] then: ids this instance knows it holds
--- Returns { state, now_ms, last wake id, next due_ms, leases, news }; state is 'ok', 'paused' or 'late' (a later
+-- Returns { state, now_ms, last wake id, next due_ms, leases, set aside }; state is 'ok', 'paused' or 'late' (a later
 --   claim came first); a lease is { id, payload, lock_until_ms, attempt, max_attempts, gid, token, fence,
---   task, created_ms, trace, timeout_ms }; news: 'id\nreason' of what was set aside
+--   task, created_ms, trace, timeout_ms }; set aside: 'id\nreason' of each record
 -- Clauses O-3 O-6 O-8 O-9 O-10 O-11 O-30 O-31 O-33 O-37
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
 local WORKER, LIMIT, SEED = ARGV[2], tonumber(ARGV[3]), ARGV[6]
 local TEND, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == '1'
--- @include ending
--- @include tending
+-- @include outcome
+-- @include due
 -- @include lease
--- @include claims
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[9]), tonumber(ARGV[10])
 
 -- What the instance's last claim took and never heard of goes back, in front and with no attempt spent.
@@ -75,7 +73,7 @@ if #leases > 0 or RECOVER then
   end
 end
 flush()
--- What was set aside is told to one worker.
+-- Records that were set aside are reported to one worker.
 local told = set_aside_n > 0 and call('LPOP', BASE .. ':quarantine:new', '100') or {}
 if #leases > 0 then
   return { 'ok', NOW, '', 0, leases, told }

@@ -7,8 +7,8 @@
 -- Clauses O-43
 local GIVEN_NOW = ARGV[6]
 -- @include head
--- @include groups
--- @include storing
+-- @include job
+-- @include store
 local ID, PAYLOAD, GID = ARGV[1], ARGV[2], ARGV[8] or ''
 local s = shape_of({ max_attempts = ARGV[3], timeout_ms = ARGV[4], backoff_ms = ARGV[5], due = tonumber(ARGV[7]) or 0,
   group_limit = ARGV[9] or '0', task = '', requester = '', backoff = '', backoff_ms_max = '' }, 1)

@@ -3,13 +3,11 @@
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] 1 to write only when it is time
 -- ARGV[4..] per lease: id, token, fence ('' for any)
--- Returns per lease { lock_until_ms, 1 if somebody asked to cancel it, timeout_ms } or { 'lost', OmniQ's word }
+-- Returns per lease { lock_until_ms, 1 if its cancellation was requested, timeout_ms } or { 'lost', OmniQ's word }
 -- Clauses O-14 O-18 O-32 O-41
 local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include job
--- @include guard
--- @include keeping
 local answers = {}
 for at = 4, #ARGV, 3 do
   local lock, why, job, lease_ms = keep(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[2], ARGV[3] == '1')

@@ -7,8 +7,6 @@
 local GIVEN_NOW = ARGV[2]
 -- @include head
 -- @include job
--- @include guard
--- @include keeping
 local new, why = keep(ARGV[1], ARGV[3], '', 'sdk', false)
 flush()
 if why then

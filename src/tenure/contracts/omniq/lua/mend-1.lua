@@ -6,19 +6,18 @@
 --   for groups the field `recount` of `upkeep` as it was when mending began, or ''
 -- ARGV[4..] stray: per job its id, and state, attempt, updated_ms, lease_token and tn of its hash ('' for none) as
 --   they were before its lane was read and did not have it; idx: ids that the mirror table of the state has; lane:
---   ids that stand in its lane; groups: all gids
+--   ids that are in its lane; groups: all gids
 -- Returns how many entries were wrong
 -- Clauses O-34 O-38 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
 local STATE = ARGV[3]
 local wrong = 0
 
 local mend = {}
 
--- When the job entered the state, as far as its hash tells.
+-- The hash field that says when the job entered the state.
 local ENTERED = { wait = 'queued_ms', active = 'last_started_ms', delayed = 'updated_ms', failed = 'failed_ms',
   completed = 'completed_ms' }
 local DUE = { active = 'lock_until_ms', delayed = 'due_ms' }
@@ -34,7 +33,7 @@ local function is_as_before(at)
   return true
 end
 
--- The hash says where a job stands. One that no lane has goes there, at the end that is reached last; a lease
+-- The hash says where a job belongs. A job that is in no lane is put there, at the end that is reached last; a lease
 -- goes back into its table and ends when it would have ended. The new updated_ms makes a list take it only once.
 function mend.stray()
   for at = 4, #ARGV, 6 do
@@ -61,7 +60,7 @@ function mend.stray()
   flush_groups()
 end
 
--- A job that says it is elsewhere has left; one that is gone, too.
+-- Removes jobs that are in another state, or that are gone.
 function mend.idx()
   call('ZCARD', IDX .. STATE) -- sets a table of another type aside
   for at = 4, #ARGV do

@@ -6,10 +6,9 @@
 -- Clauses O-21 O-43
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
--- @include ending
--- @include tending
+-- @include outcome
+-- @include due
 local promoted = promote(tonumber(ARGV[2]) or 1000)
 flush_groups()
 flush()

@@ -13,9 +13,9 @@
 -- Clauses O-5 O-7 O-12 O-13 O-28 O-29 O-38
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
+-- @include job
 -- @include recent
--- @include storing
+-- @include store
 local INSTANCE, UNANSWERED, DEPTH_MAX, IDEM_MS = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local HEAD, FIRST = 12, 6
 local told = UNANSWERED == 2 and published_by(INSTANCE) or nil
@@ -34,7 +34,7 @@ local function refused(s, id, payload, payload_h, gid, idem, request_h)
   if answer then
     return answer
   end
-  -- It may have run and gone in the meantime: the answer that said so was lost.
+  -- It may have been stored by a call whose answer was lost, and have run and been trimmed since.
   if told and told(id, payload_h) then
     return { 'replayed', id, 0 }
   end

@@ -1,11 +1,11 @@
--- Removes one job that nobody runs from the lane where it must stand.
+-- Removes one job that is not running; it must be in the lane named.
 -- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] id  ARGV[2] lane
 -- Returns { 'OK' } or { 'ERR', NO_JOB | ACTIVE | LANE_MISMATCH | NOT_IN_LANE | BAD_LANE }
 -- Clauses O-26 O-43
 local GIVEN_NOW = '0'
--- @include steering
+-- @include steer
 local word = LANES[ARGV[2]] and steer('remove', ARGV[1], ARGV[2]) or 'BAD_LANE'
 flush_steering()
 if word == 'OK' then

@@ -1,4 +1,4 @@
--- News of running attempts: an entry of the job's own event stream, and its progress.
+-- Reports of running attempts: appends to the job's event stream, and keeps its progress.
 -- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id
 -- ARGV[3..] per report: id, token, fence, type, step, data (JSON), progress (JSON, '' for none)
@@ -7,7 +7,6 @@
 local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include job
--- @include guard
 local answers = {}
 for at = 3, #ARGV, 7 do
   local id, token, fence, progress = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 6]

@@ -6,7 +6,6 @@
 -- Clauses O-43
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
 local WORKER, SEED = 'sdk', ''
 -- @include lease

@@ -5,7 +5,7 @@
 -- Returns { 'OK' } or { 'ERR', NO_JOB | NOT_FAILED }
 -- Clauses O-25 O-43
 local GIVEN_NOW = ARGV[2]
--- @include steering
+-- @include steer
 local word = steer('retry', ARGV[1], '')
 flush_steering()
 if word == 'OK' then

@@ -5,5 +5,5 @@
 -- Returns per id, flat: id, 'OK' or id, 'ERR', why; or { 'ERR', 'BATCH_TOO_LARGE', '100' }
 -- Clauses O-25 O-43
 local GIVEN_NOW = ARGV[1]
--- @include batch
+-- @include steer
 return steer_batch('retry', '')

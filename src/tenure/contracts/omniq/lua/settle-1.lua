@@ -7,16 +7,14 @@
 -- ARGV[8] '' for a worker, whose outcome sent again is recognised by its token; else the number of the caller's
 --   request: only the same request sent again is answered alike
 -- ARGV[9..] per outcome: id, token, fence ('' for any), kind (complete, fail, retry, bury, snooze, release,
---   cancel), delay_ms, result, hash of the result, error for people, error as JSON, error code
+--   cancel), delay_ms, result, hash of the result, error as text, error as JSON, error code
 -- Returns per outcome 1 (completed), { kind, due_ms } or { 'lost', OmniQ's word }
 -- Clauses O-15 O-16 O-17 O-18 O-19 O-20 O-32 O-34 O-35 O-36
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
--- @include ending
+-- @include outcome
 -- @include recent
--- @include guard
 local WORKER, INSTANCE, CHANCE = ARGV[2], ARGV[3], tonumber(ARGV[7])
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[5]), tonumber(ARGV[6])
 local REQUEST = ARGV[8] ~= '' and ' ' .. ARGV[8] or ''
@@ -54,8 +52,6 @@ local function replayed(job, token, kind)
   return verdict and { verdict, tonumber(due) } or nil
 end
 
-local decide = {}
--- @include deciding
 local done, plainly, kept, gone = {}, {}, {}, {}
 
 local function each_many_keys(keys)
@@ -63,7 +59,6 @@ local function each_many_keys(keys)
     call('DEL', unpack(keys, from, math.min(from + MANY - 1, #keys)))
   end
 end
-
 
 -- The common end: the lease is the caller's by token and fence, as our own claim left it, and the job is
 -- done. Nothing needs to be taken apart. False when a closer look is needed. `doomed`: so many of the same
@@ -91,7 +86,7 @@ local function complete_plainly(at, doomed)
     write('HSET', key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'tn', tn)
   end
-  add_line(plain(id) .. '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. plain(v[6]) .. '\tactive\tcompleted\t'
+  add_line(plain(id), '\tcomplete\t' .. ver .. '\t' .. NOW_S .. '\t' .. plain(v[6]) .. '\tactive\tcompleted\t'
     .. plain(v[3]) .. '\t' .. fence .. '\t' .. fence .. '\t0\t' .. lease .. '\t' .. worker .. '\t' .. plain(v[4])
     .. '\t' .. plain(gid) .. '\t' .. ARGV[at + 6])
   if gid then
@@ -143,7 +138,7 @@ local function settle(at, is_active)
   end
   done[id] = true
   first_sight(job)
-  local verdict = decide[kind](job, { delay_ms = tonumber(ARGV[at + 4]), result = ARGV[at + 5],
+  local verdict = decide[kind](job, { chance = CHANCE, delay_ms = tonumber(ARGV[at + 4]), result = ARGV[at + 5],
     result_h = ARGV[at + 6], error = ARGV[at + 7], error_json = ARGV[at + 8], error_code = ARGV[at + 9] })
   memory_n = memory_n + 1
   memory[memory_n] = 's\t' .. token .. REQUEST .. '\t' .. job.settled_kind .. '\t' .. job.settled_due .. '\n'

@@ -5,18 +5,16 @@
 -- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
 -- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] how many jobs the worker runs at once
 -- ARGV[10] age in ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need to be mended, news }; news:
---   'id\nreason' of what was set aside
+-- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need repair, set aside };
+--   set aside: 'id\nreason' of each record
 -- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
--- @include groups
 -- @include job
--- @include ending
--- @include tending
+-- @include outcome
+-- @include due
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[7]), tonumber(ARGV[8])
 local UPKEEP, WORKERS = BASE .. ':upkeep', BASE .. ':workers'
--- @include claims
 -- @include trim
 local BATCH, TIDY_MS, RECOUNT_MS = 200, 10000, 2000
 
@@ -44,7 +42,7 @@ local function strayed()
     end
   end
   if grouped > 0 and sizes.active == 0 and call('EXISTS', READY) == 0 then
-    return true -- nobody runs, and yet no group has a free slot: a count is wrong
+    return true -- no job runs, and yet no group has a free slot: a count is wrong
   end
   for _, key in ipairs({ ACTIVE, DELAYED }) do
     if call('ZCOUNT', key, '9e15', '+inf') > 0 then

@@ -8,7 +8,6 @@
 -- Returns per lease { 'ok', lease_until_ms, cancel_requested, remaining_ms } or { 'lost', reason }
 -- Clauses S-22 S-23
 -- @include job
--- @include guard
 local LEASE_MS = tonumber(ARGV[2])
 local answers = {}
 

@@ -6,8 +6,6 @@
 -- Returns 1 if that changed something
 -- Clauses S-27
 -- @include job
--- @include enqueue
--- @include paused
 local changed = is_paused() ~= (ARGV[2] == 'pause') and 1 or 0
 if changed == 1 then
   if ARGV[2] == 'pause' then

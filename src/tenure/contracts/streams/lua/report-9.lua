@@ -1,4 +1,4 @@
--- Publishes news of running attempts as events of their jobs; only the holder of the lease may.
+-- Appends reports of running attempts to the event streams of their jobs; only the holder of the lease may.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
@@ -8,7 +8,6 @@
 --   { job_id, reason, ... }
 -- Clauses S-5 S-7 S-22
 -- @include job
--- @include guard
 local answers = {}
 
 local function publish(job, task, kind, step, data, progress)

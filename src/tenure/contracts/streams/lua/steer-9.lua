@@ -1,4 +1,4 @@
--- What people do to jobs from outside: cancel, retry, remove. The first terminal state wins.
+-- What users do to jobs from outside: cancel, retry, remove. The first terminal state wins.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
@@ -7,7 +7,6 @@
 -- Clauses S-31 S-32 S-33
 -- @include job
 -- @include end
--- @include enqueue
 local answers = {}
 local steps = {}
 

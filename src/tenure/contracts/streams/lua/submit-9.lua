@@ -9,7 +9,6 @@
 -- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', job_id, created_ts if created }
 -- Clauses S-1 S-2 S-3 S-4 S-5 S-6 S-24 S-25 S-26
 -- @include step
--- @include enqueue
 local DEPTH_MAX = tonumber(ARGV[2])
 local IDEM_TTL_S = tonumber(ARGV[3])
 local WIDTH = 11
@@ -18,7 +17,7 @@ local WIDTH = 11
 -- submits need no closer look; a foreign worker that acknowledges without deleting makes one needed.
 local used = own('XLEN', STREAM) + own('ZCARD', DELAYED)
 if DEPTH_MAX > 0 and used >= DEPTH_MAX then
-  -- Entries that nobody has been given yet. Redis 7 counts them unless deletions made the count
+  -- Entries that no worker was given yet. Redis 7 counts them unless deletions made the count
   -- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
   local function undelivered(at_most)
     local groups = pcall('XINFO', 'GROUPS', STREAM)
@@ -79,9 +78,8 @@ local function store(at)
   local due = delay_ms > 0 and NOW + delay_ms or 0
   local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)
-  local plain_or_not = due == 0 and trace == '-' and ' 0 0 -' or ' 0 0 +'
-  -- What the scripts read and write most stands first: small hashes are searched from the front.
-  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. plain_or_not, 'ttl_s', ttl_s,
+  -- The fields that scripts use most come first: small hashes are searched from the front.
+  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 -', 'ttl_s', ttl_s,
     'updated_ts', NOW_S, 'result', '', 'entry', msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'job_id', id,
     'created_ts', NOW_S, 'task', task, 'payload', payload, 'error', '', 'request_h', request_h,
     'requester', requester, 'due_ms', due_s)
@@ -91,7 +89,7 @@ local function store(at)
       format('%d', math.max(tonumber(ttl_s), IDEM_TTL_S)))
   end
   own('ZADD', INDEX, NOW_S, id)
-  add_line(id .. '\tsubmit\t1\t' .. NOW_S .. '\t' .. task .. '\t\tqueued\t0\t0\t0\t0\t0\t\t'
+  add_line(id, '\tsubmit\t1\t' .. NOW_S .. '\t' .. task .. '\t\tqueued\t0\t0\t0\t0\t0\t\t'
     .. max_attempts .. '\t\t' .. ARGV[at + 10] .. '\t\t' .. due_s .. '\t')
   created = created + 1
   return { 'created', id, NOW }

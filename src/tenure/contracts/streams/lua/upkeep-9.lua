@@ -6,14 +6,12 @@
 -- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may run out
 -- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
 -- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
--- ARGV[8] how many jobs it runs at once (0: not told)  ARGV[9] age in ms of journal that is captured later
--- ARGV[10] for how long a holder of another make may be silent, in ms
+-- ARGV[8] how many jobs it runs at once (0: unknown)  ARGV[9] age in ms of journal that is captured later
+-- ARGV[10] for how long a foreign worker may be silent, in ms
 -- Returns { promoted, reclaimed, buried, expired, trimmed, what was set aside as { job_id, reason, ... } }
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
 -- @include end
--- @include enqueue
--- @include promote
 -- @include reap
 -- @include trim
 local LOST_MAX = tonumber(ARGV[3])

@@ -1,5 +1,5 @@
--- What every script of this contract shares: the queue's keys, the clock, the journal, and the writes
--- that leave once at the end of a script, however many jobs it touched.
+-- What every script of this contract shares: quarantine, the queue's keys, the clock, the journal, and the writes
+-- that are sent once at the end of a script, however many jobs it touched.
 -- The including script sets GIVEN_NOW first: a caller's time in ms, or '0' for the server's clock.
 --
 -- The data is OmniQ's. Our own state of a job is one more field of its hash, `tn`, eight words:
@@ -10,7 +10,109 @@
 -- from 1e14 on.
 local BASE = string.sub(KEYS[1], 1, -6) -- the anchor is BASE:meta, and is never written
 local match, find, format = string.match, string.find, string.format
--- @include quarantine
+
+-- Commands that do not raise for what another program wrote. A value that the command for its key cannot read
+-- is set aside, and the command runs again as on a missing key: so no script stops after its first write, and
+-- no bad record is met twice. Any other error, such as a server that refuses writes, is raised as it is.
+-- The stream `quarantine` has id, reason and a part of the content of the records that were set aside;
+-- the value itself is kept for a week under `quarantine:<name>.<type>`. The list `quarantine:new` holds what no
+-- worker has logged yet.
+local set_aside_n = 0
+local set_aside -- (key, reason)
+local protected = redis.pcall
+local write = redis.call -- for keys that the script has read before, so that their type is known
+
+local function call(...)
+  local reply = protected(...)
+  if type(reply) == 'table' and reply.err then
+    return set_aside(nil, reply.err, ...)
+  end
+  return reply
+end
+
+-- A number that another program may have written; `missing` where there is none, nil where it is no number or
+-- too large to be counted with.
+local function figure(words, missing)
+  if not words or words == '' then
+    return missing
+  end
+  local n = tonumber(words)
+  return n and n > -9e15 and n < 9e15 and n or nil
+end
+
+-- Sets a key aside. With a command after the reason, which is then the server's error, only if that error is the
+-- value's fault; the command runs again. All that is needed for it is made here: every script would pay for it.
+function set_aside(key, reason, ...)
+  local command = { ... }
+
+  -- The first elements of a value, shortened, to be read by people.
+  local function part_of(kind)
+    local reads = { string = { 'GETRANGE', '0', '1023' }, list = { 'LRANGE', '0', '9' }, zset = { 'ZRANGE', '0', '9' },
+      set = { 'SRANDMEMBER', '10' }, hash = { 'HRANDFIELD', '20', 'WITHVALUES' } }
+    local read = reads[kind]
+    local part = read and write(read[1], key, unpack(read, 2)) or ''
+    if type(part) == 'table' then
+      for i, each in ipairs(part) do
+        part[i] = string.sub(each, 1, 100)
+      end
+      part = table.concat(part, ' ')
+    end
+    return string.sub(part, 1, 1024)
+  end
+
+  -- Holders of leases prove them by this table, so it is made anew at once, from its mirror and the jobs.
+  local function restore_active()
+    for _, id in ipairs(call('ZRANGE', BASE .. ':idx:active', '0', '9999')) do
+      local v = call('HMGET', BASE .. ':job:' .. id, 'state', 'lock_until_ms')
+      if v[1] == 'active' then
+        call('ZADD', key, string.format('%.0f', figure(v[2]) or 0), id)
+      end
+    end
+  end
+
+  local function move_away()
+    local kind = write('TYPE', key).ok
+    if kind == 'none' then
+      return
+    end
+    local quarantine = BASE .. ':quarantine'
+    local name, part = string.sub(key, #BASE + 2, #BASE + 600), part_of(kind)
+    local kept = quarantine .. ':' .. name .. '.' .. kind
+    write('RENAME', key, kept)
+    write('PEXPIRE', kept, '604800000')
+    local id = string.match(name, '^job:(.*)$') or ''
+    local why = string.sub(name .. ' is a ' .. kind .. '; ' .. reason, 1, 400)
+    call('XADD', quarantine, 'MAXLEN', '~', '10000', '*', 'id', id, 'reason', why, 'raw', part, 'key', kept)
+    call('RPUSH', quarantine .. ':new', id .. '\n' .. why)
+    call('LTRIM', quarantine .. ':new', '-1000', '-1')
+    call('HINCRBY', BASE .. ':counters', 'quarantined', '1')
+    set_aside_n = set_aside_n + 1
+    if id == '' then -- what stood in a lane is found again by its jobs' hashes
+      call('HINCRBY', BASE .. ':upkeep', 'recount', '1')
+    end
+    if key == BASE .. ':active' then
+      restore_active()
+    end
+  end
+
+  if #command == 0 then
+    return move_away()
+  end
+  key = command[2]
+  for _, words in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow', 'exceeds maximum', 'exhausted' }) do
+    if string.find(reason, words, 1, true) then
+      if command[1] == 'HINCRBY' and words ~= 'WRONGTYPE' then
+        write('HDEL', key, command[3])
+      else
+        reason = command[1] .. ' cannot use it: ' .. reason
+        move_away()
+      end
+      break
+    end
+  end
+  return write(...)
+end
+
 local NOW = figure(GIVEN_NOW, 0) or 0
 if NOW <= 0 then
   local clock = call('TIME')
@@ -42,15 +144,7 @@ local function each_many(name, key, members)
   end
 end
 
--- The journal. Events gather while a script runs and leave as few entries: history costs a text and not
--- a command. `lines` alternates field name and event; journal.py reads it.
-local lines, lines_n = {}, 0
-
-local function add_line(line)
-  lines[lines_n + 1] = 'e'
-  lines_n = lines_n + 2
-  lines[lines_n] = line
-end
+-- @include journal
 
 -- Ids and names come from other programs: nothing in them may break the journal's lines.
 local function plain(words)
@@ -63,13 +157,13 @@ end
 -- `rest`: result hash, payload hash, error code, due, data, joined by tabs; what does not apply is left off.
 local function note(id, kind, ver, task, from, to, attempt, fence, prev_fence, lease, prev_lease, worker,
     max_attempts, gid, rest)
-  add_line(plain(id) .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from
+  add_line(plain(id), '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from
     .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease .. '\t'
     .. prev_lease .. '\t' .. worker .. '\t' .. max_attempts .. '\t' .. plain(gid)
     .. (rest and '\t' .. rest or ''))
 end
 
--- Where jobs stand changes in several tables at once; each is written once, by flush_moves.
+-- A step moves jobs in several tables at once; each table is written once, by flush_moves.
 local moved = {
   off = { wait = {}, active = {}, delayed = {}, failed = {}, completed = {} },
   on = { wait = {}, active = {}, delayed = {}, failed = {}, completed = {} },
@@ -168,9 +262,7 @@ end
 local function flush()
   flush_moves()
   flush_stats()
-  for from = 1, lines_n, 200 do
-    call('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
-  end
+  flush_journal(call)
   for name, n in pairs(counted) do
     call('HINCRBY', BASE .. ':counters', name, text[n])
   end

@@ -1,4 +1,101 @@
--- A job as its hash says, and our own words of it (see head.lua).
+-- Jobs, their lanes and groups, and the check that every holder of a lease has to pass.
+
+-- Lanes. An ungrouped job waits in one list; a group has a list, a count of leased jobs and a limit of
+-- its own, and is in the zset of ready groups while it has work and a free slot.
+local freed, looked_at = {}, {}
+local GROUP_IDLE_MS = '604800000' -- how long an idle group's limit is remembered
+
+local function lane_of(gid)
+  return gid and gid ~= '' and GROUP .. gid .. ':wait' or WAIT
+end
+
+local function slots_of(gid)
+  local v = call('MGET', GROUP .. gid .. ':limit', GROUP .. gid .. ':inflight')
+  local limit = figure(v[1], 1) or 1
+  return limit > 0 and limit or 1, math.max(0, figure(v[2], 0) or 0)
+end
+
+-- A job joins its lane: at the end, or in front when it comes back through no fault of its own.
+local function join_lane(id, gid, in_front)
+  call(in_front and 'LPUSH' or 'RPUSH', lane_of(gid), id)
+  if gid and gid ~= '' then
+    group_waiting = group_waiting + 1
+    looked_at[gid] = true
+  end
+  wake_wanted = true
+end
+
+local function free_slot(gid)
+  if gid and gid ~= '' then
+    freed[gid] = (freed[gid] or 0) + 1
+  end
+end
+
+local ready, ready_n = {}, 0
+
+local function make_ready(gid)
+  ready[ready_n + 1], ready[ready_n + 2] = NOW_S, gid
+  ready_n = ready_n + 2
+end
+
+-- A group without waiting and running jobs keeps only its limit, and that for a week.
+local function forget_group(gid)
+  call('DEL', GROUP .. gid .. ':inflight')
+  call('PEXPIRE', GROUP .. gid .. ':limit', GROUP_IDLE_MS)
+end
+
+-- Slots that leases gave back: all counts are read at once and written at once.
+local function flush_freed()
+  local gids, keys = {}, {}
+  for gid in pairs(freed) do
+    gids[#gids + 1] = gid
+    keys[#keys + 1] = GROUP .. gid .. ':inflight'
+  end
+  if #gids == 0 then
+    return
+  end
+  local counts, set, n = call('MGET', unpack(keys)), {}, 0
+  for i, gid in ipairs(gids) do
+    local left = (figure(counts[i], 0) or 0) - freed[gid]
+    if left > 0 then
+      set[n + 1], set[n + 2], n = keys[i], text[left], n + 2
+      looked_at[gid] = true
+    elseif call('EXISTS', lane_of(gid)) == 0 then
+      forget_group(gid)
+      looked_at[gid] = nil
+    else
+      set[n + 1], set[n + 2], n = keys[i], '0', n + 2
+      make_ready(gid) -- none of its jobs runs, and no limit is below one
+      looked_at[gid] = nil
+    end
+  end
+  if n > 0 then
+    call('MSET', unpack(set))
+  end
+  freed = {}
+end
+
+-- Groups that got work or a slot become ready, unless they are.
+local function flush_groups()
+  flush_freed()
+  for gid in pairs(looked_at) do
+    local limit, inflight = slots_of(gid)
+    if inflight < limit and call('EXISTS', lane_of(gid)) == 1 then
+      make_ready(gid)
+    end
+  end
+  looked_at = {}
+  if ready_n > 0 then
+    dirty.groups = true
+    wake_wanted = true
+    for from = 1, ready_n, MANY do
+      call('ZADD', READY, 'NX', unpack(ready, from, math.min(from + MANY - 1, ready_n)))
+    end
+    ready, ready_n = {}, 0
+  end
+end
+
+-- A job as its hash says, and our own state of it, the field `tn` (see head.lua).
 local STATES = { wait = true, active = true, delayed = true, failed = true, completed = true }
 local LH = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
 local NEW_LH = '1 0 wait 0 - - - 0'
@@ -42,7 +139,7 @@ local function state_left(job)
   return job.state
 end
 
--- Our words for the job after a step: `state` and lease are new, and so is how the lease ended, if it did.
+-- The field `tn` after a step: state and lease are new, and so is how the lease ended, if it did.
 local function words(job, state, lease, worker)
   return text[job.ver] .. ' ' .. text[job.fence] .. ' ' .. state .. ' ' .. lease .. ' ' .. worker .. ' '
     .. job.settled_token .. ' ' .. job.settled_kind .. ' ' .. job.settled_due
@@ -64,4 +161,54 @@ local function record(job, kind, to, attempt, lease, worker, rest)
   job.ver = job.ver + 1
   note(job.id, kind, text[job.ver], plain(job.task), state_left(job), to, text[attempt], fence, fence, lease,
     job.lease, worker == '-' and '' or worker, text[job.max_attempts], job.gid, rest)
+end
+
+-- The fence. A caller may end or keep a lease when its token is the job's and, where it names one, its
+-- fence too. Returns nil, or OmniQ's word for why not, in the order of its checks.
+local function refusal(job, token, fence, is_active)
+  if token == '' then
+    return 'TOKEN_REQUIRED'
+  end
+  if not job or job.token ~= token then
+    return 'TOKEN_MISMATCH'
+  end
+  if fence ~= '' and tonumber(fence) ~= job.fence and job.known then
+    return 'TOKEN_MISMATCH'
+  end
+  -- While damage is not repaired, the table of leases may lack some: then the hash alone proves them.
+  if job.state ~= 'active' or not (is_active or call('HEXISTS', BASE .. ':upkeep', 'recount') == 1) then
+    return 'NOT_ACTIVE'
+  end
+  return nil
+end
+
+-- Notes in the journal that a stale holder was refused and nothing was changed.
+local function reject(id, job, fence, worker, what)
+  local state = job and job.state or ''
+  note(id, 'reject', '0', job and plain(job.task) or '', state, state, '0', fence ~= '' and fence or '0',
+    job and text[job.fence] or '0', '0', '0', worker, '0', job and job.gid or '', '\t\tlease_lost\t0\t' .. what)
+  count('rejected')
+end
+
+-- Keeps one lease. Returns when it ends now, and nil; or nil and why not. `lazy`: write only when it is time.
+local function keep(id, token, fence, worker, lazy)
+  local job = read_job(id)
+  local lock = call('ZSCORE', ACTIVE, id)
+  local why = refusal(job, token, fence, lock)
+  if why then
+    reject(id, job, fence, worker, 'extend')
+    return nil, why
+  end
+  local lease_ms = job.timeout_ms > 0 and job.timeout_ms or 60000
+  local held = figure(lock) or 0
+  local new = math.max(held, NOW + lease_ms)
+  if new == held or (lazy and held - NOW > lease_ms * 0.6) then
+    return held, nil, job, lease_ms
+  end
+  first_sight(job)
+  record(job, 'extend', 'active', job.attempt, text[new], job.worker)
+  write('HSET', job.key, 'lock_until_ms', text[new], 'updated_ms', NOW_S, 'tn',
+    words(job, 'active', text[new], job.worker))
+  active_on[#active_on + 1], active_on[#active_on + 2] = text[new], id
+  return new, nil, job, lease_ms
 end

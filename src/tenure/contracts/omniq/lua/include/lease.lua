@@ -18,7 +18,7 @@ local function next_token(id, wanted)
   return SEED .. '.' .. text[seq_at]
 end
 
--- Whether an id can be told to a worker: it is not empty, not huge, and UTF-8.
+-- Whether an id can be sent to a worker: it is not empty, not huge, and UTF-8.
 local function is_usable(id)
   if #id == 0 or #id > 2048 then
     return false
@@ -31,7 +31,7 @@ local function is_usable(id)
   return not string.find(id, '[\128-\255]')
 end
 
--- An entry of a lane that is no waiting job: the job is gone, stood there twice, or cannot be read.
+-- Drops an entry of a lane that is no waiting job: the job is gone, was there twice, or cannot be read.
 local function drop(id, state, flaw)
   dropped = dropped + 1
   dirty.wait = true
@@ -40,7 +40,7 @@ local function drop(id, state, flaw)
   end
   set_aside(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
   move(id, 'wait', nil)
-  add_line(plain(string.sub(id, 1, 512)) .. '\texpire\t0\t' .. NOW_S .. '\t')
+  add_line(plain(string.sub(id, 1, 512)), '\texpire\t0\t' .. NOW_S .. '\t')
   return false
 end
 
@@ -77,7 +77,7 @@ local function grant(id, wanted, lane_gid)
   if v[2] == NEW_LH then
     ver, fence = '2', 1
     tn = '2 1 active ' .. lock .. ' ' .. WORKER .. ' - - 0'
-    add_line(plain(id) .. '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
+    add_line(plain(id), '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
       .. lock .. '\t0\t' .. WORKER .. '\t' .. max_attempts .. '\t' .. plain(gid))
   else
     local job = read_job(id)
@@ -133,7 +133,7 @@ local function take_first(list, wanted, gid)
   return false
 end
 
--- One job of each group that stands in `popped`; returns how many were granted. Counts and limits are read
+-- Takes one job of each group in `popped`; returns how many were granted. Counts and limits are read
 -- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
 local function take_round(popped, wanted)
   local keys, set, again, taken = {}, {}, {}, 0

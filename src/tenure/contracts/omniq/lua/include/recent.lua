@@ -1,5 +1,5 @@
 -- What one client's unanswered calls have done, so that a call sent again after a lost answer is recognised
--- even when the job has run and gone in the meantime. A client whose calls are all answered leaves one
+-- even when the job has run and been trimmed since. A client whose calls are all answered leaves one
 -- call's worth, and that for ten minutes; one with calls under way at any time, the latest of them.
 local RECENT_BYTES_MAX = 1000000
 
@@ -26,7 +26,7 @@ local function remember(instance, lines_of_it, unanswered)
   call('PEXPIRE', key, '600000')
 end
 
--- Tells of a job by id and hash whether one of those calls published it; nil when there is nothing to tell.
+-- A function that says whether one of those calls published a job, by id and hash; nil when there were none.
 local function published_by(instance)
   local recent, asked, all = recent_of(instance), 0, nil
   if recent == '' then

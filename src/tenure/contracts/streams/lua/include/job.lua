@@ -3,8 +3,6 @@
 -- Our own state of a job is two hash fields beside the contract's, words with "-" for none:
 --   lease: fence ver attempt max_attempts lost lease_until worker_id    changes with every step
 --   entry: msg_id created_ts trace                                      changes when it is queued again
--- The worker of a job that nobody has claimed yet is "+" if a claim must read `entry`: when it is not as
--- old as its job, or names a trace.
 -- Two and not ten because a script pays for every field it reads, and these change together. Not one,
 -- because Redis keeps a small hash in one piece only while no value is longer than 64 bytes. Numbers
 -- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
@@ -31,27 +29,24 @@ local UTF8 = {
   '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
 }
 
--- The contract's ids are UUIDs. Others are taken while they are a text that a line of the journal can hold.
+-- The contract's ids are UUIDs. Others are taken if they are a text that a line of the journal can hold.
 local function is_id(id)
-  if id == '' or #id > ID_MOST or string.find(id, '%c') then
+  if id == '' or #id > ID_MOST then
+    return false
+  elseif not string.find(id, '[%c\128-\255]') then
+    return true
+  elseif string.find(id, '%c') then
     return false
   end
-  for i = 1, string.find(id, '[\128-\255]') and #UTF8 or 0 do
+  for i = 1, #UTF8 do
     id = string.gsub(id, UTF8[i], '.')
   end
   return not string.find(id, '[\128-\255]')
 end
 
-local function refresh(key, ttl_s, lease_until)
-  local at = ttl_s and end_of(ttl_s, lease_until)
-  if at then
-    call('PEXPIREAT', key, at)
-    call('PEXPIREAT', key .. ':events', at)
-  end
-end
-
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([!-~]+)$'
-local ENTRY = '^([%d%-]+) (%d+) ([!-~]+)$'
+local ENTRY = '^(%d+%-%d+) (%d+) ([!-~]+)$'
+local NO_ENTRY = '^(%-) (%d+) ([!-~]+)$'
 local MSG_ID = '^%d+%-%d+$'
 local NUMBER_MOST = 1e15 -- a Lua number holds integers up to here, and Redis takes them as scores
 
@@ -61,37 +56,49 @@ local function whole(value)
   return number and number < NUMBER_MOST and number or nil
 end
 
--- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. Numbers that
+-- Lease words as a table; false for a text that is none. Many jobs of a call have the same words. Numbers that
 -- only travel on stay texts.
+local parsed_leases = {
+  [false] = { fence = 0, ver = 0, attempt = 0, max_attempts = '0', lost = '0', lease_until = '0', worker = '-' },
+}
+
+local function parse_lease(words)
+  local lease = parsed_leases[words]
+  if lease == nil then
+    local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(words, LEASE)
+    lease = fence and fence + ver + attempt + max_attempts + lost + lease_until < NUMBER_MOST and {
+      fence = tonumber(fence), ver = tonumber(ver), attempt = tonumber(attempt), max_attempts = max_attempts,
+      lost = lost, lease_until = lease_until, worker = worker,
+    } or false
+    parsed_leases[words] = lease
+  end
+  return lease
+end
+
+-- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. A gateway that knows
+-- only the contract's fields stores no lease and no entry.
 local function job_of(id, key, v)
   if not FINAL[v[1]] and not WAITS_OR_RUNS[v[1]] then
     return nil, 'job:' .. id .. ': status is ' .. string.sub(v[1], 1, 40)
   end
-  local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(v[2] or '', LEASE)
-  local msg_id, created_ts, trace = match(v[3] or '', ENTRY)
-  if fence and fence + ver + attempt + max_attempts + lost + lease_until >= NUMBER_MOST then
-    fence = nil
-  end
-  if msg_id and not (whole(created_ts) and (msg_id == '-' or match(msg_id, MSG_ID))) then
-    msg_id = nil
-  end
-  if (v[2] and not fence) or (v[3] and not msg_id) then
-    return nil, 'job:' .. id .. ': ' .. (fence and 'entry' or 'lease') .. ' is not as it was written'
-  end
-  if not fence then -- stored by a gateway that knows only the contract's fields
-    fence, ver, attempt, max_attempts, lost, lease_until = '0', '0', '0', '0', '0', '0'
-    worker = '-'
-  end
-  if not msg_id then
-    msg_id, trace = '-', '-'
+  local lease = parse_lease(v[2])
+  local msg_id, created_ts, trace = '-', nil, '-'
+  if v[3] then
+    msg_id, created_ts, trace = match(v[3], ENTRY)
+    if not msg_id then
+      msg_id, created_ts, trace = match(v[3], NO_ENTRY)
+    end
+  else
     local created = call('HGET', key, 'created_ts')
     created_ts = whole(created) and created or NOW_S
   end
+  if not lease or not msg_id or tonumber(created_ts) >= NUMBER_MOST then
+    return nil, 'job:' .. id .. ': ' .. (lease and 'entry' or 'lease') .. ' is not as it was written'
+  end
   return {
-    id = id, key = key, status = v[1], ttl_s = v[4], fence = tonumber(fence), ver = tonumber(ver),
-    attempt = tonumber(attempt), max_attempts = max_attempts, lost = lost,
-    lease_until = lease_until, worker = worker, msg_id = msg_id, created_ts = created_ts,
-    trace = trace, task = '',
+    id = id, key = key, status = v[1], ttl_s = v[4], fence = lease.fence, ver = lease.ver, attempt = lease.attempt,
+    max_attempts = lease.max_attempts, lost = lease.lost, lease_until = lease.lease_until, worker = lease.worker,
+    msg_id = msg_id, created_ts = created_ts, trace = trace, entry = v[3], task = '',
   }
 end
 
@@ -130,7 +137,7 @@ end
 -- `more` is the end of the line, from max_attempts on; what is not applicable is left off.
 local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
     prev_lease, worker, more)
-  add_line(job_id .. '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
+  add_line(job_id, '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
     .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
     .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more)
 end
@@ -143,4 +150,35 @@ end
 
 local function count(name)
   counted[name] = (counted[name] or 0) + 1
+end
+
+-- The fence. A holder is the current owner when the job runs under its fence and token. Once its
+-- lease is over, the group's pending list must not name another consumer for the entry either: a foreign
+-- worker that took it over writes no fence, but it cannot hide there. Returns nil, or why it is lost.
+local function why_lost(job, unreadable, msg_id, fence, token)
+  if not job then
+    return unreadable or 'the job has expired or was removed'
+  end
+  if job.fence ~= fence or job.worker ~= token then
+    return 'another worker holds the job (fence ' .. job.fence .. ', yours is ' .. fence .. ')'
+  end
+  if job.status ~= 'running' then
+    return 'the job is ' .. job.status
+  end
+  if tonumber(job.lease_until) > NOW then
+    return nil
+  end
+  local pending = pcall('XPENDING', STREAM, GROUP, msg_id, msg_id, '1')
+  if pending[1] and pending[1][2] ~= token then
+    return 'the stream entry was taken over by ' .. quarantine().printable(pending[1][2], 128)
+  end
+  return nil
+end
+
+-- Notes in the journal that a stale holder was refused and nothing was changed.
+local function reject(id, task, job, fence, token, why)
+  local status = job and job.status or ''
+  note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',
+    '0', '0', token, more('0', '', '', 'lease_lost', '0', why))
+  count('rejected')
 end

@@ -1,5 +1,7 @@
--- Takes back what ran out. The predicate is read and acted on in the same step, so a lease that was
--- extended a moment ago is never taken away.
+-- Promotes due jobs and takes back leases that ran out. The condition is read and acted on in the same step, so a
+-- lease that was extended a moment ago is never taken away.
+-- @include job
+-- @include end
 local LOST_CODE = 'lease_lost'
 
 local function bury_lost(job, task)
@@ -11,7 +13,7 @@ local function bury_lost(job, task)
 end
 
 -- A worker let the lease run out: the job waits again, or ends when that has happened too often or
--- somebody wanted it cancelled. Returns true when it is claimable. The caller writes the hash.
+-- its cancellation was requested. Returns true when it is claimable. The caller writes the hash.
 local function reap(job, task, lost_max)
   local fence, was = text[job.fence], job.lease_until
   job.ver, job.lease_until, job.status = job.ver + 1, '0', 'queued'
@@ -54,7 +56,7 @@ local function silent_ms(job, idle_ms)
   return idle_ms
 end
 
--- Whether somebody works on the job of a pending entry. Our own workers are held to their lease, others to
+-- Whether a worker holds the job of a pending entry. Our own workers are held to their lease, others to
 -- `foreign_ms` since their last sign of life.
 local function is_held(job, consumer, idle_ms, foreign_ms)
   if FINAL[job.status] then
@@ -134,4 +136,21 @@ local function expire(id, task, msg_id)
   drop_entry(msg_id)
   note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
   count('expired')
+end
+
+-- Moves due jobs into the stream; `limit` bounds one script's time.
+local function promote(limit)
+  local due = own('ZRANGEBYSCORE', DELAYED, '-inf', NOW_S, 'LIMIT', '0', limit)
+  for _, id in ipairs(due) do
+    local job, unreadable = read_job(id)
+    if unreadable then
+      set_aside(id, '-', unreadable)
+    elseif job and job.status == 'queued' and job.msg_id == '-' then
+      local v = call('HMGET', job.key, 'task', 'payload')
+      job.msg_id = enqueue(id, v[1] or '', v[2] or '', 0)
+      call('HSET', job.key, 'entry', entry_words(job), 'due_ms', '0')
+    end
+    call('ZREM', DELAYED, id)
+  end
+  return #due
 end

@@ -2,8 +2,8 @@
 -- id, payload, group, trace and key are a run; what they have in common is the run's shape, and a long run
 -- writes that once and has Redis copy it: fifteen fields for the price of a copy, which also says whether
 -- the id is new.
-local RUN_LEAST = 4 -- from here on the copies pay for what is copied
-local TEMPLATE = BASE .. ':template' -- gone when the script ends
+local COPY_FROM = 4 -- from here on the copies pay for what is copied
+local TEMPLATE = BASE .. ':template' -- deleted when the script ends
 local lanes, delayed, seen_groups = {}, {}, {}
 local on_wait, on_delayed = moved.on.wait, moved.on.delayed
 local has_groups, has_template = false, false
@@ -38,7 +38,7 @@ local function shape_of(s, rows)
   s.line = '\tsubmit\t1\t' .. NOW_S .. '\t' .. plain(s.task) .. '\t\t' .. state .. '\t0\t0\t0\t0\t0\t\t'
     .. s.max_attempts .. '\t'
   s.line_end = '\t\t' .. due
-  s.copies = rows >= RUN_LEAST
+  s.copies = rows >= COPY_FROM
   if s.copies then
     call('DEL', TEMPLATE)
     write('HSET', TEMPLATE, unpack(fields, 5, n))
@@ -144,7 +144,7 @@ local function store(s, id, payload, payload_h, gid, trace)
     on_wait[n + 1], on_wait[n + 2] = NOW_S, id
     dirty.wait = true
   end
-  add_line(plain(id) .. s.line .. plain(gid) .. '\t\t' .. payload_h .. s.line_end)
+  add_line(plain(id), s.line .. plain(gid) .. '\t\t' .. payload_h .. s.line_end)
   memory[stored] = 'p\t' .. id .. '\t' .. payload_h .. '\n'
   return nil
 end
@@ -167,7 +167,7 @@ local function flush_stored()
   if has_groups then
     call('SET', BASE .. ':has_groups', '1')
   end
-  wake_wanted = true -- a new due time is news as well
+  wake_wanted = true -- a new due time concerns waiting workers too
   times.last_enqueue_ms = true
   count('submitted', stored)
   flush_groups()

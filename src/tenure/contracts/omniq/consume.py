@@ -1,9 +1,8 @@
 """`consume`: run a handler for every job of a queue, in this event loop.
 
 One claim takes as many jobs as there are free slots, one call keeps all leases, one call ends all
-that finished since the last one. Promoting and taking back goes on while handlers run. A handler
-whose lease is lost is cancelled (`ctx.lost` is set for one that runs in a thread), and nothing is
-written for it any more.
+that finished since the last one. Upkeep goes on while handlers run. A handler that loses its lease
+is cancelled (`ctx.lost` is set for one that runs in a thread), and nothing more is written for it.
 
 It is the contract's helper for a program of its own. `tenure.Worker` serves the same queue with
 more around it: processes, a keeper that a blocked event loop cannot starve, metrics, many queues.
@@ -13,24 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
-from tenure.contracts.omniq.context import Handler, JobContext, context_of
-from tenure.contracts.omniq.executing import Exec
-from tenure.contracts.omniq.logs import warn, warn_quarantined
 from tenure.contracts.omniq.queue import OmniqQueue
-from tenure.contracts.omniq.threads import Threads, raised_by
 from tenure.core.errors import LeaseLost, StoreError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
+from tenure.core.quarantine import Quarantined
 from tenure.core.retry import judge
+from tenure.core.values import from_json
 
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0
@@ -39,6 +37,107 @@ _BEAT_S_MIN = 0.05
 _LEASE_MS_IDLE = 3_000
 _BACKLOG_FACTOR = 8
 _LEAVE_S = 1.0
+
+
+def warn(text: str, **facts: object) -> None:
+    """Log a warning; structlog is loaded only when there is one."""
+    import structlog
+
+    structlog.get_logger("tenure.omniq").warning(text, **facts)
+
+
+def warn_quarantined(queue: str, records: Iterable[Quarantined]) -> None:
+    """One line for each record that was set aside."""
+    for record in records:
+        warn("record_quarantined", queue=queue, job_id=record.job_id, reason=record.reason)
+
+
+class Exec:
+    """`ctx.exec`: what a handler may do with the queues of its server, by OmniQ's names.
+
+    A coroutine awaits each call. A plain handler, which runs in a thread, just calls it; `loop` is
+    then the client's.
+    """
+
+    def __init__(
+        self, client: Any, job_id: str, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._loop = loop
+
+    def publish(self, queue: str, payload: dict[str, Any] | list[Any], **options: Any) -> Any:
+        """Store a job, with the options of `Client.publish`; its id."""
+        return self._do(self._client.publish(queue, payload, **options))
+
+    def pause(self, queue: str) -> Any:
+        """Hand out no more leases of a queue."""
+        return self._do(self._client.pause(queue))
+
+    def resume(self, queue: str) -> Any:
+        """Hand out leases again."""
+        return self._do(self._client.resume(queue))
+
+    def is_paused(self, queue: str) -> Any:
+        """Whether a queue is paused."""
+        return self._do(self._client.is_paused(queue))
+
+    def childs_init(self, key: str, expected: int) -> Any:
+        """Begin to count children of a parent."""
+        return self._do(self._client.childs_init(key, expected))
+
+    def child_ack(self, key: str, child_id: str | None = None) -> Any:
+        """This job, or the child named, is done; how many are left."""
+        return self._do(self._client.child_ack(key, child_id or self._job_id))
+
+    def _do(self, call: Coroutine[Any, Any, Any]) -> Any:
+        if self._loop is None:
+            return call
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+class JobContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler is given. `lost` is set when the lease is gone: stop, nothing counts.
+
+    `exec` publishes, pauses and counts children on the same server.
+    """
+
+    queue: str
+    job_id: str
+    payload_raw: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    lock_until_ms: int
+    lease_token: str
+    gid: str
+    lost: threading.Event
+    exec: Exec
+
+
+Handler: TypeAlias = Callable[[JobContext], Awaitable[Any] | Any]
+
+
+def context_of(lease: Lease, tools: Exec) -> JobContext:
+    """The context of one attempt."""
+    raw = lease.payload.decode(errors="replace")
+    try:
+        payload = from_json(lease.payload)
+    except msgspec.DecodeError:
+        payload = raw  # another client stored it so; the handler shall see what is there
+    return JobContext(
+        queue=lease.queue,
+        job_id=lease.job_id,
+        payload_raw=raw,
+        payload=payload,
+        attempt=lease.attempt,
+        max_attempts=lease.max_attempts,
+        lock_until_ms=lease.lease_until_ms,
+        lease_token=lease.token,
+        gid=lease.gid,
+        lost=threading.Event(),
+        exec=tools,
+    )
 
 
 async def consume(
@@ -54,12 +153,11 @@ async def consume(
 ) -> None:
     """Until SIGINT, SIGTERM or `stop`: `drain` finishes what runs, else it is handed back at once.
 
-    An `async def` handler runs in the loop, a plain one in a thread; `client` serves its
-    `ctx.exec`. `beat_s` is how often leases
-    are kept, by default three times within the shortest.
+    An `async def` handler runs in the loop, a plain one in a thread. `client` serves `ctx.exec`.
+    `beat_s` is how often leases are kept, by default three times within the shortest.
     """
     ending = stop or asyncio.Event()
-    consumer = Consumer(queue, handler, client, concurrency=concurrency, beat_s=beat_s)
+    consumer = _Consumer(queue, handler, client, concurrency=concurrency, beat_s=beat_s)
     with _on_signals(ending) if signals else contextlib.nullcontext():
         await consumer.run(ending, drain=drain)
 
@@ -73,7 +171,7 @@ class _Running(msgspec.Struct):
     task: asyncio.Task[None] | None = None
 
 
-class Consumer:
+class _Consumer:
     """Runs one handler over one queue."""
 
     def __init__(
@@ -94,7 +192,6 @@ class Consumer:
             getattr(handler, "__call__", None)  # noqa: B004  # an object with an async call
         )
         self._slots = queue.slots = concurrency
-        self._threads = Threads(concurrency)
         self._beat_s = beat_s
         self._running: dict[str, _Running] = {}
         self._outbox: list[Outcome] = []
@@ -118,7 +215,6 @@ class Consumer:
                 task.cancel()
             await self._flushed()
             settling.cancel()
-            self._threads.close()
             await asyncio.gather(settling, *tending, return_exceptions=True)
 
     async def _all_ended(self, wait_s: float | None) -> None:
@@ -170,24 +266,24 @@ class Consumer:
 
     async def _attempt(self, running: _Running) -> None:
         lease = running.lease
+        error: BaseException | None = None
         try:
             if self._is_async:
                 await self._handler(running.context)
             else:
-                await self._threads.run(self._handler, running.context)
-            outcome = Outcome(lease, "complete")
+                error = await _run_in_thread(self._handler, running.context)
         except asyncio.CancelledError:
             self._over(lease)
             return
-        except (Exception, SystemExit) as error:  # a handler's exit ends its attempt, not us
-            reason = raised_by(error)
-            if isinstance(reason, LeaseLost):
-                self._over(lease)
-                return
-            outcome = judge(lease, reason, None, random.random())
+        except (Exception, SystemExit) as raised:  # a handler's exit ends its attempt, not us
+            error = raised
         self._over(lease)
-        if not running.context.lost.is_set():
-            self._end(outcome)
+        if isinstance(error, LeaseLost) or running.context.lost.is_set():
+            return
+        if error is None:
+            self._end(Outcome(lease, "complete"))
+        else:
+            self._end(judge(lease, error, None, random.random()))
 
     def _over(self, lease: Lease) -> None:
         self._running.pop(lease.token, None)
@@ -299,6 +395,33 @@ class Consumer:
             except StoreError as error:
                 warn("upkeep failed; trying again", error=str(error))
             await asyncio.sleep(_UPKEEP_S)
+
+
+async def _run_in_thread(handler: Handler, context: JobContext) -> BaseException | None:
+    """Run a plain handler in a daemon thread; what it raised, if anything.
+
+    The interpreter waits at exit for the threads of a pool of the standard library. A consumer that
+    has handed its jobs back must not wait for their handlers.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
+    variables = contextvars.copy_context()
+
+    def end(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            variables.run(handler, context)
+        except BaseException as raised:  # whatever it is, it ends this attempt only
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            loop.call_soon_threadsafe(end, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await ended
 
 
 @contextlib.contextmanager

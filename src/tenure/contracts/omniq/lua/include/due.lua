@@ -17,7 +17,7 @@ local function promote(most)
       call('HSET', key, 'state', 'wait', 'updated_ms', NOW_S)
       join_lane(id, v[2], false)
       move(id, 'delayed', 'wait')
-    else -- the job is gone, or stands elsewhere: the entry was left over
+    else -- the job is gone or in another lane: the entry was left over
       move(id, 'delayed', nil)
     end
   end
@@ -66,7 +66,7 @@ local function reap(most, chance, in_front)
     local job = read_job(id)
     if job and job.state == 'active' then
       jobs[#jobs + 1] = job
-    else -- no hash: nobody can say which group's slot it held, so the group's count is taken anew
+    else -- no hash: which group's slot it held is unknown, so the groups are counted anew
       active_off[#active_off + 1] = id
       move(id, 'active', nil)
       call('HINCRBY', BASE .. ':upkeep', 'recount', '1')
@@ -87,4 +87,25 @@ local function reap(most, chance, in_front)
     flush_finished()
   end
   return #ids, ended
+end
+
+-- What each claimer took last, packed in a field of the hash `claims`.
+local CLAIMS = BASE .. ':claims'
+
+-- { number, at, seed, ids } of a packed claim; nil when there is none, or it was not written by a claim.
+local function claim_of(packed)
+  if not packed then
+    return nil
+  end
+  local is_packed, claim = pcall(cmsgpack.unpack, packed)
+  if not is_packed or type(claim) ~= 'table' or type(claim.number) ~= 'number' or type(claim.at) ~= 'number'
+    or type(claim.seed) ~= 'string' or type(claim.ids) ~= 'table' then
+    return nil
+  end
+  for _, id in ipairs(claim.ids) do
+    if type(id) ~= 'string' then
+      return nil
+    end
+  end
+  return claim
 end

@@ -1,8 +1,8 @@
-"""Puts a queue right after programs that left it wrong, piece by piece.
+"""Repairs a queue that other programs left inconsistent, in small steps.
 
 OmniQ 1.x moves jobs and leaves `stats` and `idx` as they were; a hash deleted by hand leaves its
 group's slot taken; a lane that was overwritten leaves jobs that no lane has. Upkeep notices and
-calls this; no step keeps the server for long.
+calls this; no step blocks the server for long.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from tenure.contracts.omniq.calls import Calls
 from tenure.contracts.omniq.options import queue_base
-from tenure.contracts.omniq.records import readable
 from tenure.store.redis import Arg
+from tenure.store.redis_queue import read_all
 
 _STEP = 500
 _OVERLAP = 100
@@ -27,8 +27,8 @@ async def repair(calls: Calls, queue: str) -> int:
     noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
     jobs, gids = await _jobs_and_gids(calls, base)
     wrong: int = await calls.run("mend", 0, "groups", "", *gids)  # also sets wrong types aside
-    await _strike_out(calls, base, gids, jobs)
-    wrong += await _put_back(calls, base, gids, jobs)
+    await _discard_placed(calls, base, gids, jobs)
+    wrong += await _restore_strays(calls, base, gids, jobs)
     for state in _STATES:
         for lane in _lanes(base, state, gids):
             wrong += await _mend(calls, "lane", state, await _ids(calls, state, lane))
@@ -42,27 +42,27 @@ def _lanes(base: bytes, state: str, gids: list[bytes]) -> list[bytes]:
     return [base + b":" + state.encode(), *grouped]
 
 
-async def _strike_out(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> None:
+async def _discard_placed(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> None:
     for state in _STATES:
         for lane in _lanes(base, state, gids):
             jobs.difference_update(await _ids(calls, state, lane))
 
 
-async def _put_back(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> int:
+async def _restore_strays(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> int:
     """Put jobs that are in no lane where their hashes say; how many there were.
 
-    Jobs move meanwhile. One that is as it was before all lanes were read again, and that none of
-    them had, has not moved: so the server need not read a lane for it.
+    Jobs move meanwhile. A job whose hash has not changed since before all lanes were read again has
+    not moved; if no lane had it, the script need not read a lane for it.
     """
     seen: dict[bytes, list[bytes]] = {}
     found = sorted(jobs)
     for start in range(0, len(found), _STEP):
         ids = found[start : start + _STEP]
         reads = [("HMGET", base + b":job:" + job_id, *_CHANGED) for job_id in ids]
-        for job_id, values in zip(ids, readable(await calls.redis.pipeline(reads)), strict=True):
+        for job_id, values in zip(ids, await read_all(calls.redis, reads), strict=True):
             seen[job_id] = [value or b"" for value in values or [b""] * len(_CHANGED)]
     if seen:
-        await _strike_out(calls, base, gids, jobs)
+        await _discard_placed(calls, base, gids, jobs)
     wrong = 0
     strays = [job_id for job_id in seen if job_id in jobs]
     for start in range(0, len(strays), _STEP):
@@ -79,10 +79,10 @@ async def _mend(calls: Calls, part: str, state: str, ids: list[bytes]) -> int:
 
 
 async def _ids(calls: Calls, state: str, lane: bytes) -> list[bytes]:
-    """What stands in a lane.
+    """The ids in a lane.
 
-    Claims take from its front meanwhile and move the rest forward: pages overlap, and one that
-    begins with an id that was not read yet is read again from further in front.
+    Claims take from its front meanwhile and move the rest forward. So pages overlap, and a page
+    that begins with an unknown id is read again from further in front.
     """
     read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
     found: dict[bytes, None] = {}
@@ -110,7 +110,7 @@ async def _drop_left_over(calls: Calls, base: bytes, state: str) -> int:
 
 
 async def _read(calls: Calls, *command: Arg) -> Any:
-    return readable(await calls.redis.pipeline([command]))[0]
+    return (await read_all(calls.redis, [command]))[0]
 
 
 async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[bytes]]:

@@ -1,10 +1,10 @@
--- The ends of a lease: completed, failed, or back to wait and delayed. Whoever calls has made sure that
--- the lease is the caller's to end. Everything else that ends a job for good comes through here too.
+-- The ends of a lease: completed, failed, or back to wait and delayed. The caller has checked that
+-- it holds the lease. Everything else that ends a job for good comes through here too.
 local KEEP_COMPLETED, KEEP_FAILED = 100, 10000
 local TRIM_MAX = 5000 -- of one call: a list that another program filled is trimmed step by step
 local finished = { completed = {}, failed = {} }
 
--- What followers of one job read; only what is rare is written, the rest is told by the hash.
+-- Appends to the job's event stream. Only rare events are written; followers read the others from the hash.
 local function tell(id, kind, data)
   local key = BASE .. ':events:' .. id
   call('XADD', key, 'MAXLEN', '~', '1000', '*', 'type', kind, 'ts', NOW_S, 'data', data)
@@ -23,7 +23,7 @@ local function settled(job, kind, due)
   job.settled_due = text[due]
 end
 
--- `o`: error (text for people), error_json, error_code, result, result_h, worker.
+-- `o`: error (a text), error_json, error_code, result, result_h, worker.
 local function complete(job, o)
   settled(job, 'complete', 0)
   record(job, 'complete', 'completed', job.attempt, '0', job.worker, o.result_h)
@@ -49,8 +49,8 @@ local function set_error(job, o)
   end
 end
 
--- Failed for good; `kind` is bury or cancel. A job that waits has left its line before. `by_time`: nobody
--- finished it, its lease ran out.
+-- Failed for good; `kind` is bury or cancel. A waiting job has left its lane before. `by_time`: its
+-- lease ran out.
 local function fail(job, o, kind, by_time)
   local from = job.state
   settled(job, kind == 'cancel' and 'cancel' or 'bury', 0)
@@ -131,4 +131,73 @@ local function flush_finished()
   flush_moves()
   trim('completed', COMPLETED, KEEP_COMPLETED)
   trim('failed', FAILED, KEEP_FAILED)
+end
+
+-- What each outcome makes of a job whose lease is the caller's to end; `o.chance` is for jitter.
+local decide = {}
+local CANCELLED = { error = 'cancelled', error_json = '{"code":"cancelled","message":"cancelled"}',
+  error_code = 'cancelled' }
+
+local function again(job, o, kind, attempt, due, in_front)
+  if job.cancel then -- it would only start again to be stopped
+    fail(job, CANCELLED, 'cancel')
+    return { 'cancel', 0 }
+  end
+  back(job, o, kind, attempt, due, in_front)
+  return { kind == 'snooze' and 'retry' or kind, due }
+end
+
+function decide.complete(job, o)
+  complete(job, o)
+  return 1
+end
+
+function decide.bury(job, o)
+  fail(job, o, 'bury')
+  return { 'bury', 0 }
+end
+
+function decide.cancel(job, o)
+  fail(job, o.error ~= '' and o or CANCELLED, 'cancel')
+  return { 'cancel', 0 }
+end
+
+function decide.fail(job, o)
+  if job.attempt >= job.max_attempts then
+    return decide.bury(job, o)
+  end
+  return again(job, o, 'retry', job.attempt, backoff_due(job, o.chance), false)
+end
+
+function decide.retry(job, o)
+  if job.attempt >= job.max_attempts then
+    return decide.bury(job, o)
+  end
+  return again(job, o, 'retry', job.attempt, o.delay_ms > 0 and NOW + o.delay_ms or 0, false)
+end
+
+function decide.snooze(job, o)
+  return again(job, o, 'snooze', job.attempt - 1, o.delay_ms > 0 and NOW + o.delay_ms or 0, true)
+end
+
+function decide.release(job, o)
+  return again(job, o, 'release', job.attempt - 1, 0, true)
+end
+
+-- Ends one lease for an SDK's script. Returns the verdict, and nil; or nil and why not.
+local function ack(id, token, kind, said)
+  local job = read_job(id)
+  local why = refusal(job, token, '', call('ZSCORE', ACTIVE, id))
+  if why then
+    reject(id, job, '', 'sdk', 'settle')
+    flush()
+    return nil, why
+  end
+  first_sight(job)
+  local verdict = decide[kind](job, { chance = 0, delay_ms = 0, result = '', result_h = '', error = said,
+    error_json = '', error_code = said ~= '' and 'error' or '' })
+  flush_groups()
+  flush_finished()
+  flush()
+  return verdict
 end
