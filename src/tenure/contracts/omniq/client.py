@@ -42,6 +42,10 @@ from tenure.contracts.omniq.submission import (
 )
 from tenure.core.errors import Conflict, StoreError
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import in_batches
+
+Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
+LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
 
 _TEND_STEP = 200
 _ERROR_BYTES_MAX = 4096

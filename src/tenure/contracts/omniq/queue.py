@@ -33,6 +33,17 @@ from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict
 from tenure.core.quarantine import Quarantined
 from tenure.core.seam import Upkeep
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import (
+    BATCH_MAX,
+    Quarantine,
+    check_reports,
+    error_code,
+    extended,
+    in_batches,
+    safe_worker_id,
+    submit_valid,
+    verdict_of,
+)
 
 _TEND_MAX = 100
 _HELD_MAX = 100_000

@@ -16,7 +16,20 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
 from tenure.core.tape import StreamTape
 from tenure.store.journal import HEAD, Lines, StreamJournal
-from tenure.store.redis import Arg, Redis, is_wrong_type
+from tenure.store.redis import Arg, Redis
+from tenure.store.redis_connection import is_wrong_type
+from tenure.store.redis_queue import (
+    WORKER_ALIVE_MS,
+    check_query,
+    clock_ms,
+    event_of,
+    fields_of,
+    in_batches,
+    index_after,
+    number,
+    read_all,
+    read_hashes,
+)
 
 _STATES = ("queued", "running", "done", "error", "canceled")
 _CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)

@@ -27,7 +27,8 @@ from tenure.core.quarantine import Quarantined
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Upkeep
 from tenure.core.submission import check_job, check_trace, new_job_id, submitted
-from tenure.store.redis import Arg, Redis, is_wrong_type
+from tenure.store.redis import Arg, Redis
+from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
     BATCH_MAX,
     Quarantine,

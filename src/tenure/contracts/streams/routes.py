@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -29,7 +29,11 @@ from tenure.core.redacting import Redaction, without_contents
 from tenure.core.seam import Query
 from tenure.core.state import STREAMS
 from tenure.core.submission import new_job_id
+from tenure.core.values import answer_json
 from tenure.store.resend import submit_surely
+
+Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
+Status = Literal["queued", "running", "done", "error", "canceled"]
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
