@@ -14,45 +14,46 @@ from typing import Any
 import click
 
 from tenure.cli.config import debug_wanted, is_kept
-from tenure.cli.exits import exit_code_of, line_of, problem_of
-from tenure.cli.output import emit, note
+from tenure.cli.output import emit, exit_code_of, line_of, note, problem_of
 from tenure.core.errors import traceback_of
 
-COMMANDS = {
-    "up": "Start everything: a store, a gateway, a worker with samples.",
-    "gateway": "Serve jobs over HTTP.",
-    "worker": "Run the tasks of a file or module.",
-    "submit": "Put a job into a queue.",
-    "watch": "Follow a job's events until it ends.",
-    "ls": "List jobs, newest first.",
-    "inspect": "Show one job in full.",
-    "cancel": "End jobs: waiting ones now, running ones through their worker.",
-    "retry": "Send finished jobs back to their queue.",
-    "remove": "Delete jobs that nobody runs.",
-    "pause": "Stop handing out jobs; what runs goes on.",
-    "resume": "Hand out jobs again.",
-    "queues": "Show how many jobs are in which state.",
-    "outbox": "List events to be delivered, and send them again.",
-    "workers": "Show who works, and on what.",
-    "dead": "Show failed jobs by error class, retry or remove a class.",
-    "top": "Watch queues and workers in the terminal.",
-    "bridge": "Move waiting jobs from one queue to another.",
-    "init": "Begin a project: a handler, settings, systemd units.",
-    "audit": "Verify and export the audit log of gateways.",
-    "keys": "Create, list and revoke API keys.",
-    "api": "Print the OpenAPI or AsyncAPI document, or the rights.",
-    "db": "Bring a database to the schema of this version.",
-    "receiver": "Receive webhooks and show them on a page.",
-    "pipeline": "Keep, count and audit the history of queues, on Spark.",
-    "doctor": "Look for what will hurt, and say what helps.",
-    "check": "Run the conformance suite on a live store.",
-    "bench": "Measure this machine on a private store.",
-    "completion": "Print the completion script for a shell.",
-    "config": "Show settings and where they come from.",
-    "version": "Say which version this is.",
-}
-"""Name and help line, so that `--help` imports no command. A test holds them to the commands."""
+_TABLE = (
+    ("up", "up", "Start everything: a store, a gateway, a worker with samples."),
+    ("gateway", "serve", "Serve jobs over HTTP."),
+    ("worker", "serve", "Run the tasks of a file or module."),
+    ("submit", "jobs", "Put a job into a queue."),
+    ("watch", "jobs", "Follow a job's events until it ends."),
+    ("ls", "jobs", "List jobs, newest first."),
+    ("inspect", "jobs", "Show one job in full."),
+    ("cancel", "jobs", "End jobs: waiting ones now, running ones through their worker."),
+    ("retry", "jobs", "Send finished jobs back to their queue."),
+    ("remove", "jobs", "Delete jobs that nobody runs."),
+    ("pause", "queues", "Stop handing out jobs; what runs goes on."),
+    ("resume", "queues", "Hand out jobs again."),
+    ("queues", "queues", "Show how many jobs are in which state."),
+    ("outbox", "queues", "List events to be delivered, and send them again."),
+    ("workers", "monitor", "Show who works, and on what."),
+    ("dead", "monitor", "Show failed jobs by error class, retry or remove a class."),
+    ("top", "monitor", "Watch queues and workers in the terminal."),
+    ("bridge", "bridge", "Move waiting jobs from one queue to another."),
+    ("init", "project", "Begin a project: a handler, settings, systemd units."),
+    ("audit", "keys", "Verify and export the audit log of gateways."),
+    ("keys", "keys", "Create, list and revoke API keys."),
+    ("api", "project", "Print the OpenAPI or AsyncAPI document, or the rights."),
+    ("db", "project", "Bring a database to the schema of this version."),
+    ("receiver", "serve", "Receive webhooks and show them on a page."),
+    ("pipeline", "pipeline", "Keep, count and audit the history of queues, on Spark."),
+    ("doctor", "doctor", "Look for what will hurt, and say what helps."),
+    ("check", "selftest", "Run the conformance suite on a live store."),
+    ("bench", "selftest", "Measure this machine on a private store."),
+    ("completion", "project", "Print the completion script for a shell."),
+    ("config", "project", "Show settings and where they come from."),
+    ("version", "project", "Say which version this is."),
+)
+"""Name, module and help line: `submit` is `submit_command` in `jobs.py`. `--help` imports none."""
 
+COMMANDS = {name: line for name, _, line in _TABLE}
+_MODULES = {name: module for name, module, _ in _TABLE}
 
 _MASK = ":***@"
 _PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")
@@ -67,8 +68,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"tenure.cli.commands.{cmd_name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"tenure.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        command.short_help = COMMANDS[cmd_name]
         return _bounded(command)
 
     def resolve_command(
@@ -169,9 +171,8 @@ def _with_passwords(words: list[str]) -> list[str]:
     """URLs of a running `tenure up`, as we show them, become those with their passwords."""
     if not any(_MASK in word for word in words):
         return words
-    from tenure.cli.config import load_config
-    from tenure.cli.running import running_up
-    from tenure.cli.views import safe_url
+    from tenure.cli.config import load_config, running_up
+    from tenure.cli.output import safe_url
 
     up = running_up(load_config().data)
     known = {safe_url(url): url for url in (*up.queues, up.redis_url)} if up else {}

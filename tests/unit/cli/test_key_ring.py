@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_ring, open_seal
+from tenure.cli.keys import open_ring, open_seal
 from tenure.core.errors import UsageError
 from tenure.vault import Binding, Sealed, Vault, new_kek
 

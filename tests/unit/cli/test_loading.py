@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.loading import load_all, load_tasks
+from tenure.cli.handlers import load_all, load_tasks
 from tenure.core.errors import UsageError
 
 APP = """

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.samples import FLOWS, usable_flows
-from tenure.cli.samples.inbox import REQUESTER, draw_clip, sample_job
-from tenure.cli.samples.receiving import HOST, kept_ring, port_above, surroundings
+from tenure.cli.samples import FLOWS, REQUESTER, draw_clip, inbox_sample, usable_flows
+from tenure.cli.up import HOST, kept_ring, port_above, set_up_inbox
 from tenure.core.errors import UsageError
 from tenure.vault import read_ring
 from tenure.webhooks import new_secret
@@ -27,14 +26,14 @@ def test_the_key_ring_is_made_once_and_for_its_owner_only(tmp_path: Path) -> Non
 
 
 async def test_without_samples_nothing_but_a_key_ring_is_given(tmp_path: Path) -> None:
-    around = await surroundings(Config({}, tmp_path), tmp_path, gateway_port=8470, samples=False)
+    around = await set_up_inbox(Config({}, tmp_path), tmp_path, gateway_port=8470, samples=False)
     assert list(around.environment) == ["TENURE_VAULT_KEYS_FILE"]
     assert (around.port, around.receiver_url) == (0, "")
 
 
 async def test_one_port_and_one_folder_are_permitted_besides_what_was_set(tmp_path: Path) -> None:
     config = Config({"TENURE_EGRESS_ALLOW": "hooks.internal"}, tmp_path)
-    around = await surroundings(config, tmp_path, gateway_port=20_000, samples=True)
+    around = await set_up_inbox(config, tmp_path, gateway_port=20_000, samples=True)
     given = around.environment
     assert given["TENURE_EGRESS_ALLOW"] == f"hooks.internal,127.0.0.1:{around.port}"
     assert given["TENURE_TRANSCODE_FILES"] == str(around.files) == str(tmp_path / "transcode")
@@ -50,7 +49,7 @@ async def test_what_the_operator_has_set_stays(tmp_path: Path) -> None:
         "TENURE_TRANSCODE_FILES": str(tmp_path / "films"),
     }
     config = Config(set_by_them, tmp_path)
-    around = await surroundings(config, tmp_path, gateway_port=20_000, samples=True)
+    around = await set_up_inbox(config, tmp_path, gateway_port=20_000, samples=True)
     given = around.environment
     assert not {"TENURE_VAULT_KEYS_FILE", "TENURE_TRANSCODE_FILES"} & given.keys()
     assert not (tmp_path / "vault.keys").exists()
@@ -67,7 +66,7 @@ async def test_what_the_operator_has_set_stays(tmp_path: Path) -> None:
 async def test_their_secret_for_everybody_is_used_for_the_samples_too(tmp_path: Path) -> None:
     text = f"* = {new_secret()}"
     config = Config({"TENURE_WEBHOOKS_SECRETS": text}, tmp_path)
-    around = await surroundings(config, tmp_path, gateway_port=20_000, samples=True)
+    around = await set_up_inbox(config, tmp_path, gateway_port=20_000, samples=True)
     assert around.environment["TENURE_WEBHOOKS_SECRETS"] == text
 
 
@@ -87,7 +86,7 @@ def test_a_flow_whose_modules_are_missing_is_left_out_with_a_word(
     assert usable_flows(said.append) == list(FLOWS)
     assert not said
     monkeypatch.setattr(
-        "tenure.cli.samples.flow.find_spec", lambda name: None if name == "obstore" else name
+        "tenure.cli.samples.find_spec", lambda name: None if name == "obstore" else name
     )
     left = [flow.contract for flow in usable_flows(said.append)]
     assert left == ["streams", "bullmq", "omniq", "plane"]
@@ -95,7 +94,7 @@ def test_a_flow_whose_modules_are_missing_is_left_out_with_a_word(
 
 
 def test_one_sample_in_ten_is_no_clip(tmp_path: Path) -> None:
-    jobs = [sample_job(number, tmp_path, "http://127.0.0.1:9") for number in range(20)]
+    jobs = [inbox_sample(number, tmp_path, "http://127.0.0.1:9") for number in range(20)]
     assert sum(b"no-clip.txt" in job.payload for job in jobs) == 2
     assert {job.options["status_webhook_url"] for job in jobs} == {"http://127.0.0.1:9/hooks"}
 

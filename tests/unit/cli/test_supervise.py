@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.exits import Failed
-from tenure.cli.supervise import Supervisor
+from tenure.cli.output import Failed
+from tenure.cli.supervisor import Supervisor
 from tests.processes import runs
 from tests.waiting import until
 
@@ -105,7 +105,7 @@ async def test_a_child_that_may_end_by_itself_is_not_started_again(scene: Scene)
 
 async def test_children_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     child = (
-        "import os, pathlib, sys, time; from tenure.cli.parent import end_with_parent;"
+        "import os, pathlib, sys, time; from tenure.cli.supervisor import end_with_parent;"
         "end_with_parent(int(sys.argv[1]));"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); time.sleep(300)"
     )
