@@ -20,7 +20,7 @@ from tenure.contracts.bullmq.options import Options as BullmqOptions
 from tenure.contracts.omniq.options import Options as OmniqOptions
 from tenure.contracts.streams.options import Options, keys
 from tenure.core.opening import contract_names
-from tenure.tasks.toolbox import load_tools
+from tenure.tasks.tools import load_tools
 from tests.tidy.reading import files
 
 ROOT = Path(__file__).parents[2]

@@ -31,8 +31,7 @@ from tenure.core.errors import InvalidJob, StoreError, UsageError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Fatal
-from tenure.tasks import TASKS
-from tenure.tasks.samples import SampleFailure
+from tenure.tasks import TASKS, SampleFailure
 from tenure.worker.job import Job
 from tenure.worker.task import Task, task
 

@@ -10,9 +10,8 @@ import pytest
 
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.outcome import Fatal, Retry
-from tenure.tasks.server import ModelServer
-from tenure.tasks.settings import ModelSettings
-from tenure.tasks.talk import chat, code, plan
+from tenure.tasks import ModelSettings
+from tenure.tasks.model import ModelServer, chat, code, plan
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import Script, model_server
 

@@ -12,8 +12,7 @@ import pytest
 
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
-from tenure.tasks.tool import use_tool
-from tenure.tasks.toolbox import Tool, load_tools
+from tenure.tasks.tools import Tool, load_tools, use_tool
 from tests.processes import runs
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import model_server

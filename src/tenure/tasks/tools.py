@@ -1,4 +1,4 @@
-"""The allow-list of the task `tool`: a TOML file that says what may be run or called.
+"""`tool`: run a command or make an HTTP call that the TOML file of the operator allows.
 
     [tools.disk]
     command = ["df", "-h", "{path}"]          # no shell; {path} fills one argument, never two
@@ -14,12 +14,21 @@ What is not in the file cannot be done. An argument without a pattern of its own
 digits and a few harmless signs, and never begins with a dash (it would be taken for an option).
 Whatever its pattern says, an argument of a command holds no `..` and no absolute path outside of
 `folders`, and an argument within the path of a URL is one segment of that path.
+
+A command gets no shell, no input, no environment but PATH and what the file gives it, a folder of
+its own, a time limit and a limit on its output. When it ends, so does everything it started.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import re
+import signal
 import string
+import tempfile
+import time
 import tomllib
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
@@ -27,14 +36,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+import httpx2
 import msgspec
 
 from tenure.core.errors import UsageError
-from tenure.core.outcome import Fatal
+from tenure.core.outcome import Fatal, Retry
 from tenure.core.redacting import Redaction
+from tenure.tasks.model import Running, read, refusal
 from tenure.vault.secret import Secret, hide, without_secrets
 
-PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_ERROR_CHARS_MAX = 500
+_PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"
 _UP = re.compile(r"(?<![\w.-])\.\.(?![\w.-])")
 # What a program may take for an absolute path, also within `--out=/x` and `@/x`; a URL is none.
 _WEB = re.compile(r"(?i)\bhttps?://(?=[^/\s])")
@@ -146,7 +159,7 @@ def _fault(tool: Tool) -> str:
     return f"uses {{{min(undeclared)}}}, which `args` does not declare" if undeclared else ""
 
 
-def checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
+def _checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
     """The arguments as text, each matched against its pattern as a whole."""
     if set(given) != set(tool.args):
         wanted, got = (", ".join(sorted(names)) or "none" for names in (tool.args, given))
@@ -155,7 +168,7 @@ def checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
     values: dict[str, str] = {}
     for name, raw in given.items():
         text = str(raw).lower() if isinstance(raw, bool) else str(raw)
-        pattern = tool.args[name] or PLAIN_VALUE
+        pattern = tool.args[name] or _PLAIN_VALUE
         if "\0" in text or re.fullmatch(pattern, text) is None:
             raise Fatal(f"argument {name!r} is {text[:60]!r}, which does not match {pattern!r}")
         if _SURROGATE.search(text):
@@ -164,16 +177,16 @@ def checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
     return values
 
 
-def fill(template: str, values: Mapping[str, str]) -> str:
+def _fill(template: str, values: Mapping[str, str]) -> str:
     """The template with its arguments; `{{` and `}}` stand for braces.
 
-    >>> fill("--since={day} {{x}}", {"day": "2 May"})
+    >>> _fill("--since={day} {{x}}", {"day": "2 May"})
     '--since=2 May {x}'
     """
     return template.format_map(values)
 
 
-def fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
+def _fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
     """The command with its arguments, none of which leads out of the folders of the tool."""
     for name, value in values.items():
         paths = _paths(value)
@@ -186,7 +199,7 @@ def fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
             raise _astray(name)
     argv = []
     for template in tool.command:
-        filled = fill(template, values)
+        filled = _fill(template, values)
         added = set(_paths(filled)) - set(_paths(template))
         if not tool.folders:  # then the operator's own folders count, not those of an argument
             own = tuple(path.partition("{")[0] for path in _paths(template))
@@ -217,14 +230,14 @@ def _astray(name: str) -> Fatal:
     )
 
 
-def fill_url(template: str, values: Mapping[str, str]) -> str:
+def _fill_url(template: str, values: Mapping[str, str]) -> str:
     """The URL with its arguments escaped, so that none can add a path, a query or a host.
 
-    >>> fill_url("http://h/v1/{name}?q={q}", {"name": "x?y", "q": "../a&b"})
+    >>> _fill_url("http://h/v1/{name}?q={q}", {"name": "x?y", "q": "../a&b"})
     'http://h/v1/x%3Fy?q=..%2Fa%26b'
     """
     for segment in urlsplit(template).path.split("/"):
-        plain = fill(segment, values)
+        plain = _fill(segment, values)
         for _ in range(_DECODED_TIMES):
             plain = unquote(plain)
         if _fields(segment) and _NO_SEGMENT.search(plain):
@@ -235,15 +248,15 @@ def fill_url(template: str, values: Mapping[str, str]) -> str:
     return template.format_map({name: quote(value, safe="") for name, value in values.items()})
 
 
-def fill_body(body: Any, values: Mapping[str, str]) -> Any:
+def _fill_body(body: Any, values: Mapping[str, str]) -> Any:
     """The body with arguments filled into its texts, at any depth."""
     match body:
         case str():
-            return fill(body, values)
+            return _fill(body, values)
         case dict():
-            return {key: fill_body(value, values) for key, value in body.items()}
+            return {key: _fill_body(value, values) for key, value in body.items()}
         case list():
-            return [fill_body(value, values) for value in body]
+            return [_fill_body(value, values) for value in body]
         case _:
             return body
 
@@ -282,3 +295,132 @@ def _fields(text: str) -> list[str]:
             plain = field.isidentifier() and not spec and not conversion
             names.append(field if plain else f"{field or ''} (not a plain name)")
     return names
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    tool: str
+    args: dict[str, str | int | float | bool] = {}
+
+
+async def use_tool(job: Running, tools: dict[str, Tool]) -> dict[str, Any]:
+    """Use the tool that the payload names, with the arguments it gives."""
+    asked = read(job.payload, _Call, "tool")
+    tool = tools.get(asked.tool)
+    if tool is None:
+        allowed = ", ".join(sorted(tools)) or "none"
+        raise Fatal(f"there is no tool {asked.tool!r}; the tools file allows: {allowed}")
+    values = _checked_args(tool, asked.args)
+    await job.report(None, "tool", type="progress", data={"tool": asked.tool})
+    started = time.monotonic()
+    try:
+        made = await (_run(tool, values) if tool.command else _call(tool, values))
+        made = tool.result_without_secrets(made)
+    except (Fatal, Retry) as error:
+        # The operator's address, headers and environment are not for those who submit jobs.
+        error.args = (tool.without_secrets(f"tool {asked.tool!r}: {error}"),)
+        raise
+    return {"tool": asked.tool, **made, "seconds": round(time.monotonic() - started, 3)}
+
+
+async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
+    argv = _fill_command(tool, values)
+    with contextlib.ExitStack() as stack:
+        cwd = tool.cwd or stack.enter_context(tempfile.TemporaryDirectory(prefix="tenure-tool-"))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=cwd,
+                env={"PATH": _PATH, **tool.env},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Fatal(f"its program cannot be run: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                out, err = await asyncio.gather(
+                    _read(process.stdout, tool.output_bytes_max),
+                    _read(process.stderr, tool.output_bytes_max),
+                )
+                code = await process.wait()
+        except TimeoutError:
+            raise Fatal(f"it took longer than its {tool.timeout_s:g} s") from None
+        finally:
+            await _end_all(process)
+    return _ran(tool, code, out, err)
+
+
+def _ran(tool: Tool, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]) -> dict[str, Any]:
+    said = err[0].decode(errors="replace")
+    if code not in tool.ok_exit_codes:
+        last = tool.without_secrets(said).strip()[-_ERROR_CHARS_MAX:]  # no part of a secret
+        raise Fatal(f"it ended with {code}: {last or 'no words'}")
+    return {
+        "exit_code": code,
+        "stdout": out[0].decode(errors="replace"),
+        "stderr": said,
+        "truncated": out[1] or err[1],
+    }
+
+
+async def _read(stream: asyncio.StreamReader | None, limit: int) -> tuple[bytes, bool]:
+    """The first `limit` bytes. The rest is read and dropped: a full pipe would stop the tool."""
+    kept = bytearray()
+    cut = False
+    while stream is not None and (piece := await stream.read(65_536)):
+        room = limit - len(kept)
+        cut = cut or len(piece) > room
+        kept += piece[: max(room, 0)]
+    return bytes(kept), cut
+
+
+async def _end_all(process: asyncio.subprocess.Process) -> None:
+    """End the tool and whatever it started: they share the session that it leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.shield(process.wait())
+
+
+async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
+    url = _fill_url(tool.url, values)
+    content = None if tool.body is None else msgspec.json.encode(_fill_body(tool.body, values))
+    headers = {"Content-Type": "application/json", **tool.headers} if content else tool.headers
+    # trust_env off: a proxy or .netrc of this machine is none of the tool's business.
+    client = httpx2.AsyncClient(timeout=tool.timeout_s, follow_redirects=False, trust_env=False)
+    try:
+        async with (
+            asyncio.timeout(tool.timeout_s),
+            client,
+            client.stream(tool.method, url, content=content, headers=headers) as response,
+        ):
+            body, cut = await _body(response, tool.output_bytes_max)
+            if response.status_code >= httpx2.codes.MULTIPLE_CHOICES:
+                raise refusal(response, body[:2000], "its server")
+    except TimeoutError:
+        raise Retry(None, f"it took longer than its {tool.timeout_s:g} s") from None
+    except httpx2.InvalidURL as error:
+        raise Fatal(f"its URL with these arguments cannot be called: {error}") from None
+    except httpx2.TransportError as error:
+        words = str(error) or type(error).__name__
+        raise Retry(None, f"its server could not be reached: {words}") from None
+    return {"status": response.status_code, "body": _plain(body, response), "truncated": cut}
+
+
+async def _body(response: httpx2.Response, limit: int) -> tuple[bytes, bool]:
+    kept = bytearray()
+    async for piece in response.aiter_bytes():
+        kept += piece
+        if len(kept) > limit:
+            return bytes(kept[:limit]), True
+    return bytes(kept), False
+
+
+def _plain(body: bytes, response: httpx2.Response) -> Any:
+    if "json" in response.headers.get("content-type", ""):
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            pass
+    return body.decode(errors="replace")
