@@ -17,6 +17,8 @@ from tenure.cli.output import (
     Exit,
     Failed,
     ago,
+    answer,
+    answer_rows,
     emit,
     emit_text,
     job_object,
@@ -24,7 +26,6 @@ from tenure.cli.output import (
     paint,
     paint_state,
     plain_json,
-    table,
 )
 from tenure.core.errors import Conflict, InvalidJob, NotFound, QueueFull
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
@@ -110,10 +111,7 @@ def submit_command(
             emit(ended if as_json else ended.get("result"))
         return _checked_end(ended)
     submitted = asyncio.run(_submit(client, job))
-    if as_json:
-        emit({"job_id": submitted.job_id, "status": submitted.status})
-    else:
-        emit_text(submitted.job_id)
+    answer(as_json, {"job_id": submitted.job_id, "status": submitted.status}, submitted.job_id)
     return Exit.OK
 
 
@@ -310,13 +308,8 @@ def ls_command(
     query = Query(states=states, task=task, limit=limit, after=after)
     page = with_ledger(url or queue_url, lambda ledger: ledger.find(query))
     jobs = [job_object(record) for record in page.jobs]
-    if as_json:
-        for job in jobs:
-            emit(job)
-    elif jobs:
-        emit_text(table(["ID", "TASK", "STATE", "ATTEMPT", "AGE", "ERROR"], map(_job_row, jobs)))
-    else:
-        note("no jobs" + (" like that" if states or task or after else " yet"))
+    none = "no jobs" + (" like that" if states or task or after else " yet")
+    answer_rows(as_json, jobs, ["ID", "TASK", "STATE", "ATTEMPT", "AGE", "ERROR"], _job_row, none)
     if page.after:
         note(f"more: --after {page.after}")
 
@@ -353,10 +346,9 @@ def inspect_command(job_id: str, queue_url: str | None, as_json: bool) -> None:
     if record is None:
         raise NotFound(f"there is no job {job_id} (any more); `tenure ls` lists those there are")
     job = job_object(record)
-    if as_json:
-        emit(job | {"events": [event_object(event) for event in events]})
-    else:
-        emit_text("\n".join([*_job_lines(job), *(f"  {event_line(event)}" for event in events)]))
+    lines = [*_job_lines(job), *(f"  {event_line(event)}" for event in events)]
+    found = job | {"events": [event_object(event) for event in events]}
+    answer(as_json, found, "\n".join(lines))
 
 
 def _job_lines(job: dict[str, Any]) -> list[str]:
@@ -428,16 +420,16 @@ def _steer(
     """Act on jobs by id and print one line per job; the worst answer is the exit code."""
     answers = with_ledger(queue_url, lambda ledger: act(ledger, job_ids))
     worst = Exit.OK
-    for job_id, answer in zip(job_ids, answers, strict=True):
-        is_done = answer in _STEERED
+    for job_id, said in zip(job_ids, answers, strict=True):
+        is_done = said in _STEERED
         if not is_done:
-            worst = max(worst, Exit.NOT_FOUND if answer == "missing" else Exit.CONFLICT)
+            worst = max(worst, Exit.NOT_FOUND if said == "missing" else Exit.CONFLICT)
         if as_json:
-            emit({"job_id": job_id, "ok": is_done, "answer": answer})
+            emit({"job_id": job_id, "ok": is_done, "answer": said})
         elif is_done:
-            emit_text(f"{job_id} {done if answer == 'ok' else 'told to its worker'}")
+            emit_text(f"{job_id} {done if said == 'ok' else 'told to its worker'}")
         else:
-            note(f"tenure: {job_id}: {_why_not(answer)}")
+            note(f"tenure: {job_id}: {_why_not(said)}")
     return int(worst)
 
 

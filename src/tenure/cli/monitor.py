@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-import msgspec
 from click.termui import progressbar
 
 from tenure.cli.config import load_config
 from tenure.cli.options import json_option
-from tenure.cli.output import Exit, ago, emit, emit_text, note, paint, shown, table
+from tenure.cli.output import (
+    Exit,
+    ago,
+    answer,
+    answer_rows,
+    emit,
+    emit_text,
+    paint,
+    shown,
+    table,
+)
 from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
 from tenure.core.printable import one_line
 from tenure.core.redacting import Redaction
@@ -45,7 +54,7 @@ class OpenQueue:
     outbox: Ledger | None = None
 
 
-def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
+def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
     """The queues that were named, else those of the settings."""
     config = load_config()
     return list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
@@ -55,12 +64,12 @@ def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
 async def open_queues(urls: Sequence[str]) -> AsyncIterator[Street]:
     """The queues behind these URLs, until the block ends."""
     ensure_logs()
-    houses = [_opened(url, number, urls) for number, url in enumerate(urls)]
+    opened = [_opened(url, number, urls) for number, url in enumerate(urls)]
     try:
-        yield Street(houses)
+        yield Street(opened)
     finally:
-        for house in houses:
-            for part in (house.queue, house.ledger, house.journal):
+        for each in opened:
+            for part in (each.queue, each.ledger, each.journal):
                 await part.close()
 
 
@@ -83,21 +92,15 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     tenure workers
     tenure workers streams+redis://127.0.0.1:6379/0 --json
     """
-    found = asyncio.run(_workers(chosen_urls(queue_urls)))
-    if as_json:
-        for worker in found:
-            emit(msgspec.to_builtins(worker))
-    elif found:
-        emit_text(
-            table(["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"], map(_worker_row, found))
-        )
-    else:
-        note("no worker holds a job or was heard of; start one: tenure worker TASKS --from URL")
+    found = asyncio.run(_workers(_chosen_urls(queue_urls)))
+    headers = ["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"]
+    none = "no worker holds a job or was heard of; start one: tenure worker TASKS --from URL"
+    answer_rows(as_json, found, headers, _worker_row, none)
 
 
 async def _workers(urls: list[str]) -> list[WorkerView]:
-    async with open_queues(urls) as street:
-        return await workers(street, Finder(street, Redaction()), Watch(street))
+    async with open_queues(urls) as queues:
+        return await workers(queues, Finder(queues, Redaction()), Watch(queues))
 
 
 def _worker_row(worker: WorkerView) -> list[str]:
@@ -124,73 +127,50 @@ def dead_command(
     """
     if retried and removed:
         raise click.UsageError("--retry and --remove are two wishes: choose one")
-    urls = chosen_urls(queue_urls)
+    urls = _chosen_urls(queue_urls)
     if retried or removed:
         verb = "retry" if retried else "remove"
         return asyncio.run(_act(urls, verb, retried or removed or "", as_json=as_json))
     dead = asyncio.run(_dead(urls))
-    if as_json:
-        for group in dead.groups:
-            emit(msgspec.to_builtins(group))
-    elif dead.groups:
-        emit_text(
-            table(["ERROR", "QUEUE", "JOBS", "LAST", "TASKS", "WORDS"], map(_dead_row, dead.groups))
-        )
-    else:
-        note("no job has failed for good")
+    headers = ["ERROR", "QUEUE", "JOBS", "LAST", "TASKS", "WORDS"]
+    answer_rows(as_json, dead.groups, headers, _dead_row, "no job has failed for good")
     return Exit.OK
 
 
 async def _dead(urls: list[str]) -> DeadList:
-    async with open_queues(urls) as street:
-        return await dead_letters(Finder(street, Redaction()))
+    async with open_queues(urls) as queues:
+        return await dead_letters(Finder(queues, Redaction()))
 
 
 async def _act(urls: list[str], verb: str, name: str, *, as_json: bool) -> int:
     search = Search("", (Term("is", ":", "failed"), Term("error", ":", name)))
     answers: Counter[str] = Counter()
-    async with open_queues(urls) as street:
-        finder = Finder(street, Redaction())
+    async with open_queues(urls) as queues:
+        finder = Finder(queues, Redaction())
         total = (await finder.count(search)).jobs
         with progressbar(length=total, label=verb, file=sys.stderr) as bar:
             async for jobs in finder.each(search, step=200):
-                for queue, job_ids in _by_queue(jobs).items():
-                    answers.update(await _steer(street, verb, queue, job_ids))
+                by_queue: dict[str, list[str]] = {}
+                for found in jobs:
+                    by_queue.setdefault(found.queue, []).append(found.job.job_id)
+                for queue, job_ids in by_queue.items():
+                    answers.update(await getattr(queues[queue].ledger, verb)(job_ids))
                 bar.update(len(jobs))
-    if as_json:
-        emit({"action": verb, "error": name, "answers": dict(answers)})
-    else:
-        emit_text(f"{answers['ok']} of {total} jobs: {verb} done")
+    done = {"action": verb, "error": name, "answers": dict(answers)}
+    answer(as_json, done, f"{answers['ok']} of {total} jobs: {verb} done")
     return Exit.OK if answers["ok"] == total else Exit.CONFLICT
 
 
-def _by_queue(jobs: list[Any]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for each in jobs:
-        found.setdefault(each.queue, []).append(each.job.job_id)
-    return found
-
-
-async def _steer(street: Street, verb: str, queue: str, job_ids: list[str]) -> list[str]:
-    ledger = street[queue].ledger
-    return await (ledger.retry(job_ids) if verb == "retry" else ledger.remove(job_ids))
-
-
 def _dead_row(group: DeadGroup) -> list[str]:
-    tasks = ", ".join(group.tasks[:3])
-    return [
-        group.error_class,
-        group.queue,
-        str(group.jobs),
-        ago(group.last_ms),
-        tasks,
-        group.message[:60],
-    ]
+    facts = [group.error_class, group.queue, str(group.jobs), ago(group.last_ms)]
+    return [*facts, ", ".join(group.tasks[:3]), group.message[:60]]
 
 
 _SPAN_S = 60
 _CATCH_UP_S = 5.0
 _WORKERS_SHOWN = 12
+_TOP_HEADERS = ["QUEUE", "WAITING", "RUNNING", "FAILED", "WORKERS", "DONE/S", "ERRORS"]
+_TOP_HEADERS += ["WAIT P95", "RUN P95", "OLDEST", "30 S"]
 _CLEAR, _HOME, _REST = "\x1b[2J", "\x1b[H", "\x1b[0J"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -212,7 +192,7 @@ def top_command(queue_urls: tuple[str, ...], interval_s: float, once: bool, as_j
     live = sys.stdout.isatty() and not once and not as_json
     try:
         asyncio.run(
-            _top(chosen_urls(queue_urls), interval_s, once=once, live=live, as_json=as_json)
+            _top(_chosen_urls(queue_urls), interval_s, once=once, live=live, as_json=as_json)
         )
     except KeyboardInterrupt:
         if live:
@@ -222,9 +202,9 @@ def top_command(queue_urls: tuple[str, ...], interval_s: float, once: bool, as_j
 async def _top(
     urls: list[str], interval_s: float, *, once: bool, live: bool, as_json: bool
 ) -> None:
-    async with open_queues(urls) as street:
-        watch = Watch(street)
-        finder = Finder(street, Redaction())
+    async with open_queues(urls) as queues:
+        watch = Watch(queues)
+        finder = Finder(queues, Redaction())
         watch.touch()
         try:
             if live:
@@ -232,8 +212,7 @@ async def _top(
             await watch.caught_up(within_s=_CATCH_UP_S if once else min(interval_s, 0.3))
             while True:
                 await watch.look()
-                seen = await _seen(street, watch, finder)
-                _show(seen, live=live, as_json=as_json)
+                _show(await _frame(queues, watch, finder), live=live, as_json=as_json)
                 if once:
                     return
                 await asyncio.sleep(interval_s)
@@ -241,35 +220,34 @@ async def _top(
             await watch.close()
 
 
-async def _seen(street: Street, watch: Watch, finder: Finder) -> dict[str, Any]:
-    queues = []
-    for house in street:
-        observer = watch.observers[house.name]
-        counts = observer.counts
-        figures = watch.figures(house.name, span_s=_SPAN_S)
-        queues.append(
-            {
-                "queue": house.name,
-                "away": observer.away,
-                "paused": bool(counts and counts.paused),
-                "workers": counts.workers if counts else 0,
-                "oldest_waiting_ms": counts.oldest_waiting_ms if counts else 0,
-                "kinds": by_kind(counts) if counts else {},
-                "figures": figures,
-                "done_per_s": [row[3] for row in watch.series(house.name, span_s=30)],
-            }
-        )
-    found = [] if any(q["away"] for q in queues) else await workers(street, finder, watch)
+async def _frame(queues: Street, watch: Watch, finder: Finder) -> dict[str, Any]:
+    rows = [_queue_figures(queue.name, watch) for queue in queues]
+    found = [] if any(row["away"] for row in rows) else await workers(queues, finder, watch)
     now_ms = time.time_ns() // 1_000_000
-    told = [f"{warn.queue}: {warn.text}" for warn in warnings(watch, now_ms=now_ms)]
-    return {"ts_ms": now_ms, "queues": queues, "workers": found, "warnings": told}
+    texts = [f"{warning.queue}: {warning.text}" for warning in warnings(watch, now_ms=now_ms)]
+    return {"ts_ms": now_ms, "queues": rows, "workers": found, "warnings": texts}
 
 
-def _show(seen: dict[str, Any], *, live: bool, as_json: bool) -> None:
+def _queue_figures(name: str, watch: Watch) -> dict[str, Any]:
+    observer = watch.observers[name]
+    counts = observer.counts
+    return {
+        "queue": name,
+        "away": observer.away,
+        "paused": bool(counts and counts.paused),
+        "workers": counts.workers if counts else 0,
+        "oldest_waiting_ms": counts.oldest_waiting_ms if counts else 0,
+        "kinds": by_kind(counts) if counts else {},
+        "figures": watch.figures(name, span_s=_SPAN_S),
+        "done_per_s": [row[3] for row in watch.series(name, span_s=30)],
+    }
+
+
+def _show(frame: dict[str, Any], *, live: bool, as_json: bool) -> None:
     if as_json:
-        emit(msgspec.to_builtins(seen))
+        emit(frame)
         return
-    text = _text(seen)
+    text = _frame_text(frame)
     if live:  # over the last frame, so that nothing flickers
         sys.stdout.write(_HOME + shown(text).replace("\n", "\x1b[K\n") + "\x1b[K\n" + _REST)
         sys.stdout.flush()
@@ -277,34 +255,18 @@ def _show(seen: dict[str, Any], *, live: bool, as_json: bool) -> None:
         emit_text(text)
 
 
-def _text(seen: dict[str, Any]) -> str:
+def _frame_text(frame: dict[str, Any]) -> str:
     parts = [paint(time.strftime("tenure top  %H:%M:%S"), "bold"), ""]
-    heads = [
-        "QUEUE",
-        "WAITING",
-        "RUNNING",
-        "FAILED",
-        "WORKERS",
-        "DONE/S",
-        "ERRORS",
-        "WAIT P95",
-        "RUN P95",
-        "OLDEST",
-        "30 S",
-    ]
-    parts.append(table(heads, [_queue_row(queue) for queue in seen["queues"]]))
-    if seen["workers"]:
-        rows = [
-            [w.worker_id, w.queue, f"{len(w.jobs)}/{w.slots or '?'}", _tasks(w)]
-            for w in seen["workers"][:_WORKERS_SHOWN]
-        ]
+    parts.append(table(_TOP_HEADERS, [_queue_row(queue) for queue in frame["queues"]]))
+    if frame["workers"]:
+        rows = []
+        for worker in frame["workers"][:_WORKERS_SHOWN]:
+            slots = f"{len(worker.jobs)}/{worker.slots or '?'}"
+            tasks = ", ".join(job.task for job in worker.jobs[:5])
+            rows.append([worker.worker_id, worker.queue, slots, tasks])
         parts += ["", table(["WORKER", "QUEUE", "SLOTS", "JOBS"], rows)]
-    parts += ["", *(paint(f"! {one_line(text)}", "yellow") for text in seen["warnings"])]
+    parts += ["", *(paint(f"! {one_line(text)}", "yellow") for text in frame["warnings"])]
     return "\n".join(parts).rstrip()
-
-
-def _tasks(worker: WorkerView) -> str:
-    return ", ".join(job.task for job in worker.jobs[:5])
 
 
 def _queue_row(queue: dict[str, Any]) -> list[str]:

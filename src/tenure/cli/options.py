@@ -21,7 +21,7 @@ queue_option = click.option(
 
 
 def with_ledger(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]]) -> Answer:
-    """Open the configured queue's ledger, ask it, and close it."""
+    """Open the ledger of this queue, or of the configured one, ask it, and close it."""
     import asyncio  # here, so that commands which ask no queue start faster
 
     from tenure.core.opening import open_ledger

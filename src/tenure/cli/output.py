@@ -1,4 +1,9 @@
-"""What the program says: data on stdout, notes on stderr, errors in one line, exit codes."""
+"""What the program says: data on stdout, notes on stderr, errors in one line, exit codes.
+
+Ids, names, payloads and errors are text that others wrote. Characters in it that a terminal would
+obey or reorder (control characters, bidirectional marks) are shown escaped. A random mark tells our
+own colours from such text. Colours are for terminals, and not where NO_COLOR is set.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -103,14 +108,7 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-_COLOURS = {
-    "green": "32",
-    "red": "31",
-    "yellow": "33",
-    "blue": "34",
-    "dim": "2",
-    "bold": "1",
-}
+_COLOURS = {"green": "32", "red": "31", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
 _STATE_COLOURS = {
     "done": "green",
     "completed": "green",
@@ -150,6 +148,31 @@ def note(text: str) -> None:
     """A line about what is going on, on stderr."""
     sys.stderr.write(shown(text) + "\n")
     sys.stderr.flush()
+
+
+def answer(as_json: bool, value: Any, text: str) -> None:
+    """What a command found or did, as one JSON object or as a line for people."""
+    if as_json:
+        emit(value)
+    else:
+        emit_text(text)
+
+
+def answer_rows(
+    as_json: bool,
+    objects: Sequence[Any],
+    headers: Sequence[str],
+    row: Callable[[Any], Sequence[str]],
+    none: str,
+) -> None:
+    """What a command listed: a JSON object a line, a table, or a note that there is nothing."""
+    if as_json:
+        for each in objects:
+            emit(each)
+    elif objects:
+        emit_text(table(headers, map(row, objects)))
+    else:
+        note(none)
 
 
 def shown(text: str) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 
 from tenure.cli.config import load_config
 from tenure.cli.options import json_option, queue_option, with_ledger
-from tenure.cli.output import ago, emit, emit_text, note, paint, safe_url, table
+from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.opening import open_ledger, parse_url
-from tenure.core.seam import Counts, Ledger, Query
+from tenure.core.opening import parse_url
+from tenure.core.seam import Query
 
 
 @click.command("queues")
@@ -29,26 +27,13 @@ def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     tenure queues 'inbox+sqlite:///jobs.db' --json
     """
     urls = list(queue_urls) or load_config().queue_urls()
-    for url, counts in asyncio.run(_counts(urls)):
+    found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
+    for url, counts in found:
         view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
-        if as_json:
-            emit(view)
-        else:
-            emit_text(_text(view))
+        answer(as_json, view, _queue_text(view))
 
 
-async def _counts(urls: list[str]) -> list[tuple[str, Counts]]:
-    found = []
-    for url in urls:
-        ledger = open_ledger(url)
-        try:
-            found.append((url, await ledger.counts()))
-        finally:
-            await ledger.close()
-    return found
-
-
-def _text(view: dict[str, Any]) -> str:
+def _queue_text(view: dict[str, Any]) -> str:
     facts = [f"{view['workers']} worker{'s' * (view['workers'] != 1)}"] + (
         ["paused"] if view["paused"] else []
     )
@@ -72,10 +57,7 @@ def pause_command(queue_url: str | None, as_json: bool) -> None:
     """
     with_ledger(queue_url, lambda ledger: ledger.pause())
     url = safe_url(load_config().text("queue_url", queue_url))
-    if as_json:
-        emit({"queue": url, "paused": True})
-    else:
-        emit_text(f"{url} paused")
+    answer(as_json, {"queue": url, "paused": True}, f"{url} paused")
 
 
 @click.command("resume")
@@ -89,13 +71,7 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
     """
     with_ledger(queue_url, lambda ledger: ledger.resume())
     url = safe_url(load_config().text("queue_url", queue_url))
-    if as_json:
-        emit({"queue": url, "paused": False})
-    else:
-        emit_text(f"{url} resumed")
-
-
-Answer = TypeVar("Answer")
+    answer(as_json, {"queue": url, "paused": False}, f"{url} resumed")
 
 
 @click.group("outbox")
@@ -116,14 +92,11 @@ def outbox_command() -> None:
 def outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: bool) -> None:
     """List events, newest first."""
     states = (status,) if status else ()
-    page = _with_outbox(queue_url, lambda box: box.find(Query(states=states, limit=limit)))
-    if as_json:
-        for event in page.jobs:
-            emit(_event_object(event))
-    elif page.jobs:
-        emit_text(table(["EVENT", "STATUS", "TRIES", "TO", "SINCE"], map(_event_row, page.jobs)))
-    else:
-        note("no such events")
+    query = Query(states=states, limit=limit)
+    page = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.find(query))
+    events = [_event_object(event) for event in page.jobs]
+    headers = ["EVENT", "STATUS", "TRIES", "TO", "SINCE"]
+    answer_rows(as_json, events, headers, _event_row, "no such events")
 
 
 @outbox_command.command("redeliver")
@@ -132,12 +105,9 @@ def outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: bo
 @json_option
 def redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
     """Send events again that were delivered or given up, under the same ids."""
-    answers = _with_outbox(queue_url, lambda box: box.retry(event_ids))
-    for event_id, answer in zip(event_ids, answers, strict=True):
-        if as_json:
-            emit({"event_id": event_id, "answer": answer})
-        else:
-            emit_text(f"{event_id} {answer}")
+    answers = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.retry(event_ids))
+    for event_id, said in zip(event_ids, answers, strict=True):
+        answer(as_json, {"event_id": event_id, "answer": said}, f"{event_id} {said}")
     if "missing" in answers:
         raise NotFound("there is no such event; `tenure outbox ls` lists those there are")
 
@@ -155,23 +125,15 @@ def _event_object(event: JobRecord) -> dict[str, Any]:
     }
 
 
-def _event_row(event: JobRecord) -> list[str]:
-    url = str(event.extra.get("status_webhook_url", ""))
-    return [event.job_id, event.state, str(event.attempt), url, ago(event.created_ms)]
+def _event_row(event: dict[str, Any]) -> list[str]:
+    shown = [str(event[name]) for name in ("event_id", "status", "attempt", "url")]
+    return [*shown, ago(event["created_ms"])]
 
 
-def _with_outbox(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]]) -> Answer:
+def _outbox_url(queue_url: str | None) -> str:
     text = load_config().text("queue_url", queue_url)
     if parse_url(text).contract != "inbox":
         raise UsageError(f"{parse_url(text).safe} has no outbox; name an inbox+... queue")
     if "box=outbox" not in text:
         text += "&box=outbox" if "?" in text else "?box=outbox"
-
-    async def asked() -> Answer:
-        ledger = open_ledger(text)
-        try:
-            return await ask(ledger)
-        finally:
-            await ledger.close()
-
-    return asyncio.run(asked())
+    return text
