@@ -21,6 +21,7 @@ import click
 import msgspec
 from click.termui import progressbar
 
+from tenure.cli.config import with_options
 from tenure.cli.options import json_option
 from tenure.cli.output import Exit, Failed, emit, emit_text, note
 from tenure.core.errors import UsageError
@@ -38,12 +39,7 @@ _FULL_WAIT_S = 1.0
 _HELD_MAX = 1_000
 NAME = "tenure-bridge"
 # What each contract calls the number of times that a lease may run out before its job is given up.
-_LOST_MAX = {
-    "bullmq": "stalled_max",
-    "streams": "lost_max",
-    "inbox": "lost_max",
-    "plane": "lost_max",
-}
+_LOST_MAX = dict.fromkeys(("streams", "inbox", "plane"), "lost_max") | {"bullmq": "stalled_max"}
 
 
 @dataclass
@@ -57,20 +53,20 @@ class Moved:
 
 @dataclass
 class Bridge:
-    """One way from a queue to another.
+    """Moves the jobs of one queue to another.
 
-    `told` hears the number of jobs that went over, `waits` how many jobs a bridge holds that was
-    killed and for how long at most. `plain` leaves out groups and priorities, for a queue that has
-    none.
+    `on_moved` gets the number of jobs of each step; `on_wait` how many jobs a killed bridge still
+    holds, and for how many milliseconds at most. `plain` leaves out groups and priorities, for a
+    queue that has none.
     """
 
     from_url: str
     source: Queue
     source_ledger: Ledger
     target: Queue
-    told: Callable[[int], object] = lambda count: None
+    on_moved: Callable[[int], object] = lambda count: None
     keep: bool = False
-    waits: Callable[[int, int], object] = lambda count, ms: None
+    on_wait: Callable[[int, int], object] = lambda count, ms: None
     plain: bool = False
     checked: set[str] = field(default_factory=set)
 
@@ -82,7 +78,7 @@ class Bridge:
         if held:
             now_ms = time.time_ns() // 1_000_000
             longest_ms = max(job.lease_until_ms for job in held) - now_ms
-            self.waits(len(held), max(0, longest_ms))
+            self.on_wait(len(held), max(0, longest_ms))
         while held:
             await self.source.upkeep()
             await self._move(moved)
@@ -124,7 +120,7 @@ class Bridge:
                 await self.source_ledger.remove([lease.job_id for lease, _ in gone])
         if left:
             await self._settle([lease for lease, _ in left], "release")
-        self.told(len(gone))
+        self.on_moved(len(gone))
 
     async def _settle(self, leases: Sequence[Lease], kind: str) -> None:
         await self.source.settle([Outcome(lease, kind) for lease in leases])  # type: ignore[arg-type]
@@ -148,7 +144,7 @@ class Bridge:
             gone = [job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted]
             if gone:
                 await self.source_ledger.remove(gone)
-                self.told(len(gone))
+                self.on_moved(len(gone))
             after = page.after
             if not after:
                 return
@@ -213,7 +209,7 @@ def patient(url: str) -> str:
     option = _LOST_MAX.get(parsed.contract)
     if option is None or option in parsed.options:
         return url
-    return f"{url}{'&' if '?' in url else '?'}{option}=1000000"
+    return with_options(url, **{option: 1_000_000})
 
 
 def _note(moved: Moved, job_id: str, answer: Submitted) -> None:
@@ -251,7 +247,7 @@ def bridge_command(
         raise UsageError("both URLs name the same queue; a bridge needs two")
     moved = asyncio.run(_bridge(from_url, to_url, keep, plain, with_workers))
     if as_json:
-        emit({"moved": moved.moved, "replayed": moved.replayed, "refused": moved.refused})
+        emit(moved)
     else:
         emit_text(f"{moved.moved} jobs moved, {moved.replayed} of them had arrived before")
         for job_id, why in moved.refused.items():
@@ -280,7 +276,7 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
                 target,
                 bar.update,
                 keep=keep,
-                waits=_say_wait,
+                on_wait=_say_wait,
                 plain=plain,
             )
             return await way.run()

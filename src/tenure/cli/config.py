@@ -308,6 +308,17 @@ def as_list(values: Iterable[str]) -> str:
     return "".join(f"{value}\n" for value in values)
 
 
+def with_options(url: str, **options: object) -> str:
+    """The queue URL with further options.
+
+    >>> with_options("streams+redis://h/0?ttl_s=60", lease_ms=5000), with_options("memory://a")
+    ('streams+redis://h/0?ttl_s=60&lease_ms=5000', 'memory://a')
+    """
+    for name, value in options.items():
+        url += f"{'&' if '?' in url else '?'}{name}={value}"
+    return url
+
+
 def notify_address() -> tuple[str, int]:
     """Where systemd wants to hear from us, and within how many milliseconds (0: never)."""
     meant_for, usec = (os.environ.get(name, "") for name in _WATCHDOG)

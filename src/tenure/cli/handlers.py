@@ -8,17 +8,29 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from tenure.cli.config import Config
+from tenure.cli.config import Config, with_options
 from tenure.cli.output import note
 from tenure.core.errors import UsageError
 from tenure.store.private import why_untrusted
-from tenure.tasks import ModelSettings, TaskSettings
 from tenure.worker.task import Task
+
+if TYPE_CHECKING:
+    from tenure.tasks import TaskSettings
+
+
+BUILT_IN = "tenure.tasks"
+INBOX = "tenure.transcode"
+# By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
+# claim (section 12), and as many again as are delivered at once while the next claim is under way.
+SLOTS = {"inbox": 5, "outbox": 15}
 
 
 def task_settings(config: Config) -> TaskSettings:
     """What `tenure.tasks` may use here."""
+    from tenure.tasks import ModelSettings, TaskSettings
+
     url, folder, tools = (config.text(name) for name in ("llm.url", "rag.folder", "tools"))
     model = ModelSettings(
         url=url,
@@ -32,13 +44,6 @@ def task_settings(config: Config) -> TaskSettings:
         rag_folder=Path(folder).expanduser() if folder else None,
         tools_file=Path(tools).expanduser() if tools else None,
     )
-
-
-BUILT_IN = "tenure.tasks"
-INBOX = "tenure.transcode"
-# By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
-# claim (section 12), and as many again as are delivered at once while the next claim is under way.
-SLOTS = {"inbox": 5, "outbox": 15}
 
 
 def load_all(
@@ -128,8 +133,7 @@ def with_slots(url: str) -> str:
     """
     if not url.startswith("inbox+") or "at_once=" in url:
         return url
-    box = "outbox" if "box=outbox" in url else "inbox"
-    return f"{url}{'&' if '?' in url else '?'}at_once={SLOTS[box]}"
+    return with_options(url, at_once=SLOTS["outbox" if "box=outbox" in url else "inbox"])
 
 
 def with_share(url: str, slots: int, per_key: int) -> str:
@@ -140,8 +144,7 @@ def with_share(url: str, slots: int, per_key: int) -> str:
     """
     if not url.startswith("inbox+") or "box=outbox" in url or "share=" in url:
         return url
-    mark = "&" if "?" in url else "?"
-    return f"{url}{mark}share={max(1, slots - 1)}&requester_max={per_key}"
+    return with_options(url, share=max(1, slots - 1), requester_max=per_key)
 
 
 def _is_path(target: str) -> bool:

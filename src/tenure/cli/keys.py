@@ -8,7 +8,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
@@ -17,13 +18,15 @@ import msgspec
 
 from tenure.cli.config import Config, load_config
 from tenure.cli.options import json_option, queue_option
-from tenure.cli.output import Exit, ago, emit, emit_text, note, table
+from tenure.cli.output import Exit, ago, answer, answer_rows, emit, emit_text, note
 from tenure.core.endpoint import SCOPES, Scope
 from tenure.core.errors import NotFound, StoreError, UsageError
 
 if TYPE_CHECKING:
     from tenure.dashboard.audit import Link
     from tenure.vault import KekRing, Rotation, Vault
+
+Answer = TypeVar("Answer")
 
 
 def open_ring(config: Config) -> KekRing:
@@ -101,7 +104,9 @@ def rotate(batch: int, queue_url: str | None, as_json: bool) -> int:
     """
     active, done = asyncio.run(_rotate(queue_url, batch))
     if as_json:
-        emit(_rotation_object(active, done))
+        left, unopened = dict(done.left), list(done.unopened)
+        counts = {"active": active, "rewrapped": done.rewrapped}
+        emit({**counts, "left": left, "unopened": unopened})
     else:
         emit_text(f"{done.rewrapped} rewrapped under {active}")
         for kek_id, count in sorted(done.left.items()):
@@ -131,7 +136,7 @@ async def _rotate(queue_url: str | None, batch: int) -> tuple[str, Rotation]:
 
 
 async def _seal_plain(url: str, vault: Vault) -> None:
-    """Webhook secrets of an older version lie open; whoever holds the ring closes them."""
+    """Seal the webhook secrets that an older version stored as plain text."""
     from tenure.core.opening import open_part
 
     try:
@@ -143,18 +148,6 @@ async def _seal_plain(url: str, vault: Vault) -> None:
             note(f"{sealed} webhook secrets that lay open are sealed")
     finally:
         await secrets.close()
-
-
-def _rotation_object(active: str, done: Rotation) -> dict[str, Any]:
-    return {
-        "active": active,
-        "rewrapped": done.rewrapped,
-        "left": dict(done.left),
-        "unopened": list(done.unopened),
-    }
-
-
-Answer = TypeVar("Answer")
 
 
 _QUOTA = (
@@ -253,10 +246,7 @@ def limit(key_id: str, queue_url: str | None, as_json: bool, **numbers: float | 
     done = ("limit key", key_id, said)
     if not _with_ring(queue_url, lambda ring: ring.limit(key_id, quota), lambda _: done):
         raise NotFound(f"there is no key {key_id!r}; `tenure keys ls` lists those there are")
-    if as_json:
-        emit({"id": key_id, "quota": quota})
-    else:
-        emit_text(f"{key_id} {said}")
+    answer(as_json, {"id": key_id, "quota": quota}, f"{key_id} {said}")
 
 
 @keys_command.command("ls")
@@ -266,18 +256,9 @@ def ls(queue_url: str | None, as_json: bool) -> None:
     """List keys; the keys themselves are not kept."""
     keys = _with_ring(queue_url, lambda ring: ring.list())
     views = [{k: v for k, v in msgspec.to_builtins(key).items() if k != "secret_h"} for key in keys]
-    if as_json:
-        for view in views:
-            emit(view)
-    elif views:
-        emit_text(
-            table(
-                ["ID", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES", "LIMITS"],
-                map(_key_row, views),
-            )
-        )
-    else:
-        note("no keys: gateways on loopback are open, others do not start")
+    headers = ["ID", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES", "LIMITS"]
+    none = "no keys: gateways on loopback are open, others do not start"
+    answer_rows(as_json, views, headers, _key_row, none)
 
 
 @keys_command.command("revoke")
@@ -289,10 +270,7 @@ def revoke(key_id: str, queue_url: str | None, as_json: bool) -> None:
     done = ("revoke key", key_id, "ok")
     if not _with_ring(queue_url, lambda ring: ring.revoke(key_id), lambda _: done):
         raise NotFound(f"there is no key {key_id!r}; `tenure keys ls` lists those there are")
-    if as_json:
-        emit({"id": key_id, "revoked": True})
-    else:
-        emit_text(f"{key_id} revoked")
+    answer(as_json, {"id": key_id, "revoked": True}, f"{key_id} revoked")
 
 
 @keys_command.command("sessions")
@@ -300,25 +278,14 @@ def revoke(key_id: str, queue_url: str | None, as_json: bool) -> None:
 @json_option
 def sessions(queue_url: str | None, as_json: bool) -> None:
     """List the sessions that are signed in to the pages, and their keys."""
-    views = [
-        msgspec.to_builtins(each) for each in _with_ring(queue_url, lambda ring: ring.sessions())
-    ]
-    if as_json:
-        for view in views:
-            emit(view)
-    elif views:
-        rows = (
-            [
-                view["session_h"][:_SHOWN],
-                view["key_id"],
-                ago(view["created_ms"]),
-                ago(view["seen_ms"]),
-            ]
-            for view in views
-        )
-        emit_text(table(["SESSION", "KEY", "SIGNED IN", "LAST USED"], rows))
-    else:
-        note("no sessions: no browser is signed in")
+    found = _with_ring(queue_url, lambda ring: ring.sessions())
+    headers = ["SESSION", "KEY", "SIGNED IN", "LAST USED"]
+    answer_rows(as_json, found, headers, _session_row, "no sessions: no browser is signed in")
+
+
+def _session_row(session: Any) -> list[str]:
+    times = ago(session.created_ms), ago(session.seen_ms)
+    return [session.session_h[:_SHOWN], session.key_id, *times]
 
 
 @keys_command.command("sign-out")
@@ -346,10 +313,7 @@ def sign_out(session: str, key_id: str, queue_url: str | None, as_json: bool) ->
     )
     if not ended:
         raise NotFound("there is no such session; `tenure keys sessions` lists those there are")
-    if as_json:
-        emit({"ended": ended})
-    else:
-        emit_text(f"{ended} signed out")
+    answer(as_json, {"ended": ended}, f"{ended} signed out")
 
 
 def _key_row(view: dict[str, Any]) -> list[str]:
@@ -376,8 +340,6 @@ def _limits(quota: dict[str, Any]) -> str:
 
 
 def _day(ts_ms: int) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%d") if ts_ms else "never"
 
 
@@ -386,7 +348,7 @@ def _with_ring(
     ask: Callable[[Any], Awaitable[Answer]],
     did: Callable[[Answer], tuple[str, str, str]] | None = None,
 ) -> Answer:
-    """The ring's answer. What changed it, `did` says for the audit log: action, key and outcome."""
+    """The ring's answer. `did` names a change for the audit log: its action, key and outcome."""
     from tenure.gateway.keys import MemoryKeyRing
     from tenure.gateway.rings import open_keyring
 
@@ -396,12 +358,12 @@ def _with_ring(
         if isinstance(ring, MemoryKeyRing):
             raise UsageError("the keys of this queue live in its process and cannot be reached")
         try:
-            answer = await ask(ring)
+            found = await ask(ring)
         finally:
             await ring.close()
-        if did is not None and answer:
-            await _write_down(url, *did(answer))
-        return answer
+        if did is not None and found:
+            await _write_down(url, *did(found))
+        return found
 
     return asyncio.run(asked())
 
@@ -409,11 +371,7 @@ def _with_ring(
 async def _write_down(url: str, action: str, key_id: str, outcome: str) -> None:
     """An entry in the audit log beside the ring; the change itself has been made."""
     from tenure.dashboard.audit import Entry
-    from tenure.gateway.auditing import open_audit
-    from tenure.gateway.rings import open_side_store
 
-    side = open_side_store(url, "tenure-audit")
-    log = open_audit(url, side, keep=load_config().integer("gateway.audit_keep"))
     entry = Entry(
         ts_ms=time.time_ns() // 1_000_000,
         who=f"cli:{_unix_user()}",
@@ -421,10 +379,22 @@ async def _write_down(url: str, action: str, key_id: str, outcome: str) -> None:
         whose=(key_id,) if key_id else (),
         outcome=outcome,
     )
+    async with _audit_log(url) as log:
+        try:
+            await log.add(entry)
+        except StoreError as error:
+            note(f"the audit log has no entry of it: {error}")
+
+
+@asynccontextmanager
+async def _audit_log(url: str) -> AsyncIterator[Any]:
+    from tenure.gateway.auditing import open_audit
+    from tenure.gateway.rings import open_side_store
+
+    side = open_side_store(url, "tenure-audit")
+    log = open_audit(url, side, keep=load_config().integer("gateway.audit_keep"))
     try:
-        await log.add(entry)
-    except StoreError as error:
-        note(f"the audit log has no entry of it: {error}")
+        yield log
     finally:
         await log.close()
         if side is not None:
@@ -525,20 +495,12 @@ def _ms(moment: datetime) -> int:
 
 def _links(queue_url: str | None) -> list[Link]:
     from tenure.dashboard.audit import MemoryAudit
-    from tenure.gateway.auditing import open_audit
-    from tenure.gateway.rings import open_side_store
 
     async def read() -> list[Link]:
-        url = load_config().text("queue_url", queue_url)
-        side = open_side_store(url, "tenure-audit")
-        log = open_audit(url, side)
-        if isinstance(log, MemoryAudit):
-            raise UsageError("the audit log of this queue lives in its process; ask its gateway")
-        try:
+        async with _audit_log(load_config().text("queue_url", queue_url)) as log:
+            if isinstance(log, MemoryAudit):
+                where = "the audit log of this queue lives in its process"
+                raise UsageError(f"{where}; ask its gateway")
             return [link async for link in log.links()]
-        finally:
-            await log.close()
-            if side is not None:
-                await side[0].close()
 
     return asyncio.run(read())

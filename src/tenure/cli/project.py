@@ -13,7 +13,7 @@ import click
 from tenure import __version__
 from tenure.cli.config import SETTINGS, Config, load_config
 from tenure.cli.options import json_option, queue_option
-from tenure.cli.output import Exit, Failed, emit, emit_text, note, safe_url, table
+from tenure.cli.output import Exit, Failed, answer, emit, emit_text, note, safe_url, table
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -248,7 +248,5 @@ def version_command(as_json: bool) -> None:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if as_json:
-        emit(facts)
-    else:
-        emit_text(f"tenure {__version__} (Python {facts['python']}, {facts['system']})")
+    line = f"tenure {__version__} (Python {facts['python']}, {facts['system']})"
+    answer(as_json, facts, line)

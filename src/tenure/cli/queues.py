@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from tenure.cli.config import load_config
+from tenure.cli.config import load_config, with_options
 from tenure.cli.options import json_option, queue_option, with_ledger
 from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
 from tenure.core.errors import NotFound, UsageError
@@ -134,6 +134,4 @@ def _outbox_url(queue_url: str | None) -> str:
     text = load_config().text("queue_url", queue_url)
     if parse_url(text).contract != "inbox":
         raise UsageError(f"{parse_url(text).safe} has no outbox; name an inbox+... queue")
-    if "box=outbox" not in text:
-        text += "&box=outbox" if "?" in text else "?box=outbox"
-    return text
+    return text if "box=outbox" in text else with_options(text, box="outbox")

@@ -18,9 +18,10 @@ from tenure.cli.config import (
     load_config,
     notify_address,
     process_environment,
+    with_options,
 )
 from tenure.cli.output import emit_text, note
-from tenure.cli.supervisor import end_with_parent
+from tenure.cli.supervisor import end_with_parent, run_workers
 from tenure.core.errors import UsageError
 from tenure.worker.logs import PlainFormatter, plain_errors, plain_text, text_renderer
 
@@ -71,7 +72,7 @@ def _processors(as_text: bool) -> list[Any]:
     ]
 
 
-def set_up_traces(otlp_url: str, worker_id: str) -> None:
+def _set_up_traces(otlp_url: str, worker_id: str) -> None:
     """Make the process's tracer provider; it sends what is left when the process ends."""
     if not otlp_url.lower().startswith(("http://", "https://")):
         raise UsageError("worker.otlp_url is an http or https URL, such as http://127.0.0.1:4318")
@@ -126,21 +127,11 @@ def worker_command(
         return 0
     urls = config.texts("worker.queues", queue_urls) or [config.text("queue_url")]
     lease_ms = config.integer("worker.lease_ms", flags["lease_ms"])
-    urls = [with_lease(url, lease_ms) for url in urls]
+    if lease_ms:
+        urls = [with_options(url, lease_ms=lease_ms) for url in urls]
     if config.integer("worker.processes", flags["processes"]) > 1:
         return _many(targets, urls, config, flags)
     return _one(targets, urls, config, flags)
-
-
-def with_lease(url: str, lease_ms: int) -> str:
-    """The queue URL with another lease time.
-
-    >>> with_lease("streams+redis://h/0?ttl_s=60", 5000), with_lease("memory://a", 0)
-    ('streams+redis://h/0?ttl_s=60&lease_ms=5000', 'memory://a')
-    """
-    if not lease_ms:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}lease_ms={lease_ms}"
 
 
 def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
@@ -159,7 +150,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     worker_id = identity(process_environment())
     otlp_url = config.text("worker.otlp_url")
     if otlp_url:
-        set_up_traces(otlp_url, worker_id)
+        _set_up_traces(otlp_url, worker_id)
     settings = Settings(
         worker_id=worker_id,
         tracing=bool(otlp_url),
@@ -190,8 +181,6 @@ def _serve_metrics(port: int, registry: Any) -> None:
 
 
 def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from tenure.cli.supervisor import run_workers
-
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
@@ -201,9 +190,9 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
             base += [f"--{name.replace('_', '-')}", str(flags[name])]
     base += ["--drain-timeout", str(drain_s)]
     base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
-    herd = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
-    seen = {"TENURE_WORKER_QUEUES": as_list(urls)}
-    return run_workers(herd, seen, drain_s=drain_s, once=flags["burst"])
+    commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
+    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may hold a password
+    return run_workers(commands, queues, drain_s=drain_s, once=flags["burst"])
 
 
 @click.command("gateway")
@@ -299,26 +288,15 @@ def _ttl_s(config: Config) -> int:
 
 
 def _limits(config: Config) -> dict[str, Any]:
-    """How much callers may ask for, in the gateway's own units."""
-    return {
-        "streams_per_key": config.integer("gateway.streams_per_key"),
-        "heartbeat_ms": round(config.number("gateway.heartbeat_s") * 1000),
-        "depth_per_key": config.integer("gateway.depth_per_key"),
-        "rate_per_s": config.number("gateway.rate_per_s"),
-        "rate_burst": config.integer("gateway.rate_burst"),
-        "body_bytes_max": config.integer("gateway.body_bytes_max"),
-        "body_timeout_ms": round(config.number("gateway.body_timeout_s") * 1000),
-        "form_bytes_max": config.integer("gateway.form_bytes_max"),
-        "head_bytes_max": config.integer("gateway.head_bytes_max"),
-        "head_timeout_ms": round(config.number("gateway.head_timeout_s") * 1000),
-        "idle_timeout_s": config.integer("gateway.idle_timeout_s"),
-        "connections_max": config.integer("gateway.connections_max"),
-        "connections_per_address": config.integer("gateway.connections_per_address"),
-        "session_ms": round(config.number("gateway.session_s") * 1000),
-        "session_idle_ms": round(config.number("gateway.session_idle_s") * 1000),
-        "failed_logins_per_min": config.integer("gateway.failed_logins_per_min"),
-        "drain_ms": round(config.number("gateway.drain_timeout_s") * 1000),
-    }
+    """How much callers may ask for; settings in seconds become milliseconds."""
+    names = "streams_per_key depth_per_key rate_burst body_bytes_max form_bytes_max head_bytes_max"
+    names += " idle_timeout_s connections_max connections_per_address failed_logins_per_min"
+    limits: dict[str, Any] = {name: config.integer(f"gateway.{name}") for name in names.split()}
+    limits["rate_per_s"] = config.number("gateway.rate_per_s")
+    for name in ("heartbeat", "body_timeout", "head_timeout", "session", "session_idle"):
+        limits[f"{name}_ms"] = round(config.number(f"gateway.{name}_s") * 1000)
+    limits["drain_ms"] = round(config.number("gateway.drain_timeout_s") * 1000)
+    return limits
 
 
 def _first_line(path: str) -> str:
