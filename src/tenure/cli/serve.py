@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -192,7 +193,7 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
     commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
     queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may hold a password
-    return run_workers(commands, queues, drain_s=drain_s, once=flags["burst"])
+    return asyncio.run(run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
 
 
 @click.command("gateway")

@@ -1,10 +1,14 @@
-"""Child processes that are kept running, and what a child does about its parent."""
+"""Child processes that are kept running: for `tenure up`, and for a worker of several processes.
+
+Each child leads a session of its own, so that Ctrl-C in the terminal reaches the parent alone,
+which stops the children in the right order. A child that is asked to stop twice hands its jobs back
+at once, and one that does not end is killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import os
 import secrets
 import signal
@@ -22,6 +26,13 @@ from tenure.cli.output import Exit, Failed, note, paint
 from tenure.worker.notify import Notifier
 
 _PR_SET_PDEATHSIG = 1
+_USAGE = 2
+_LASTS_S = 10.0  # a child that lived this long did not die of its start
+_PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
+_QUICK_DEATHS_MAX = 6
+_KILLED_AFTER_S = 3.0
+_READY_WITHIN_S = 60.0
+_LOOK_EVERY_S = 0.05
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -39,15 +50,15 @@ def end_with_parent(parent_pid: int) -> None:
 
 @contextmanager
 def stopping_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
-    """Within the block SIGINT, SIGTERM and SIGHUP set `stop`, and then `hurry`."""
+    """Within the block the first SIGINT, SIGTERM or SIGHUP sets `stop`, the next one `hurry`."""
     loop = asyncio.get_running_loop()
 
-    def press() -> None:
+    def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
-        loop.add_signal_handler(number, press)
+        loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
@@ -55,15 +66,8 @@ def stopping_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[N
             loop.remove_signal_handler(number)
 
 
-_USAGE = 2
-_LASTS_S = 10.0  # a child that lived this long did not die of its start
-_PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
-_QUICK_DEATHS_MAX = 6
-_KILLED_AFTER_S = 3.0
-
-
 @dataclass(slots=True)
-class Part:
+class _Child:
     """One child, over all its restarts."""
 
     name: str
@@ -71,26 +75,22 @@ class Part:
     environment: Mapping[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     started_s: float = 0.0
-    restarts: int = 0
     quick_deaths: int = 0
     stopping: bool = False
     once: bool = False
-    last_words: list[str] = field(default_factory=list)
+    last_line: str = "it said nothing"
 
 
 class Supervisor:
-    """Starts parts, keeps them running, and stops them one by one."""
+    """Starts children, keeps them running, and stops them one by one.
 
-    def __init__(
-        self,
-        say: Callable[[str], None],
-        environment: Mapping[str, str],
-        paint: Callable[[str], str],
-    ) -> None:
+    `broken` is a future that fails when a child cannot be started.
+    """
+
+    def __init__(self, say: Callable[[str], None], environment: Mapping[str, str]) -> None:
         self._say = say
         self._environment = dict(environment)
-        self._paint = paint
-        self._parts: dict[str, Part] = {}
+        self._children: dict[str, _Child] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.hurry = asyncio.Event()
         self.worst_exit = 0
@@ -104,23 +104,23 @@ class Supervisor:
         *,
         once: bool = False,
     ) -> None:
-        """Start a part and keep it running until `stop`; with `once` it may end well by itself.
+        """Start a child and keep it running until `stop`; with `once` it may end with code 0.
 
-        `environment` is of this part alone. What may hold a password goes there: every user of the
-        machine can read `argv`.
+        `environment` is for this child alone. Passwords go there, since every user of the machine
+        can read `argv`.
         """
-        part = self._parts[name] = Part(name, argv, environment or {}, once=once)
-        await self._spawn(part)
-        self._watches[name] = asyncio.create_task(self._watch(part))
+        child = self._children[name] = _Child(name, argv, environment or {}, once=once)
+        await self._spawn(child)
+        self._watches[name] = asyncio.create_task(self._watch(child))
 
     def pid(self, name: str) -> int | None:
-        """The part's process id while it runs."""
-        part = self._parts.get(name)
-        running = part is not None and part.process is not None and part.process.returncode is None
-        return part.process.pid if part and part.process and running else None
+        """The child's process id while it runs."""
+        child = self._children.get(name)
+        process = child.process if child else None
+        return process.pid if process and process.returncode is None else None
 
     async def until(self, stop: asyncio.Event) -> None:
-        """Wait for `stop`, or until every part has ended by itself; raises if one cannot start."""
+        """Wait for `stop`, or until every child has ended by itself; raises if one cannot start."""
         stopped = asyncio.ensure_future(stop.wait())
         ended = asyncio.gather(*self._watches.values())
         try:
@@ -132,12 +132,12 @@ class Supervisor:
             stopped.cancel()
 
     async def stop(self, name: str, within_s: float) -> None:
-        """SIGTERM and patience; when `hurry` is set a second SIGTERM, and SIGKILL at the end."""
-        part = self._parts.pop(name, None)
-        if part is None or part.process is None:
+        """SIGTERM; after `within_s` or on `hurry` a second SIGTERM; at the end SIGKILL."""
+        child = self._children.pop(name, None)
+        if child is None or child.process is None:
             return
-        part.stopping = True
-        await self._end(part.process, within_s)
+        child.stopping = True
+        await self._end(child.process, within_s)
         await asyncio.gather(self._watches.pop(name), return_exceptions=True)
 
     async def _end(self, process: asyncio.subprocess.Process, within_s: float) -> None:
@@ -157,54 +157,56 @@ class Supervisor:
         finally:
             rushed.cancel()
 
-    async def _spawn(self, part: Part) -> None:
-        part.started_s = time.monotonic()
-        part.process = await asyncio.create_subprocess_exec(
-            *part.argv,
+    async def _spawn(self, child: _Child) -> None:
+        child.started_s = time.monotonic()
+        child.process = await asyncio.create_subprocess_exec(
+            *child.argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**self._environment, **part.environment},
+            env={**self._environment, **child.environment},
             start_new_session=True,
         )
 
-    async def _watch(self, part: Part) -> None:
-        while part.process is not None:
-            await self._pump(part, part.process)
-            code = await part.process.wait()
-            if part.stopping and code != -signal.SIGTERM:  # one that had not begun goes at once
+    async def _watch(self, child: _Child) -> None:
+        while child.process is not None:
+            await self._pump(child, child.process)
+            code = await child.process.wait()
+            if child.stopping and code != -signal.SIGTERM:  # one that had not begun goes at once
                 self.worst_exit = max(self.worst_exit, abs(code))
-            if part.stopping or (part.once and code == 0) or not await self._comes_back(part, code):
+            if (
+                child.stopping
+                or (child.once and code == 0)
+                or not await self._comes_back(child, code)
+            ):
                 return
-            await self._spawn(part)
-            part.restarts += 1
-            self._say(f"{part.name} runs again (pid {part.process.pid})")
+            await self._spawn(child)
+            self._say(f"{child.name} runs again (pid {child.process.pid})")
 
-    async def _comes_back(self, part: Part, code: int) -> bool:
-        """Say how the part ended and wait a little; False when it is no use."""
-        lasted = time.monotonic() - part.started_s > _LASTS_S
-        part.quick_deaths = 0 if lasted else part.quick_deaths + 1
-        if code == _USAGE or part.quick_deaths >= _QUICK_DEATHS_MAX:
-            words = part.last_words[-1] if part.last_words else "it said nothing"
-            why = f"{part.name} does not start ({_ended(code)}): {words}"
+    async def _comes_back(self, child: _Child, code: int) -> bool:
+        """Say how the child ended and wait a little; False when it is not to be started again."""
+        lasted = time.monotonic() - child.started_s > _LASTS_S
+        child.quick_deaths = 0 if lasted else child.quick_deaths + 1
+        if code == _USAGE or child.quick_deaths >= _QUICK_DEATHS_MAX:
+            why = f"{child.name} does not start ({_ended(code)}): {child.last_line}"
             if not self.broken.done():
                 self.broken.set_exception(Failed(Exit.ERROR, why))
             return False
-        self._say(f"{part.name} {_ended(code)}: starting it again")
-        await asyncio.sleep(min(_PAUSE_S * 2 ** max(part.quick_deaths - 1, 0), _PAUSE_S_MAX))
-        return not part.stopping
+        self._say(f"{child.name} {_ended(code)}: starting it again")
+        await asyncio.sleep(min(_PAUSE_S * 2 ** max(child.quick_deaths - 1, 0), _PAUSE_S_MAX))
+        return not child.stopping
 
-    async def _pump(self, part: Part, process: asyncio.subprocess.Process) -> None:
-        prefix = self._paint(f"{part.name:>8} | ")
+    async def _pump(self, child: _Child, process: asyncio.subprocess.Process) -> None:
+        prefix = paint(f"{child.name:>8} | ", "dim", sys.stderr)
         while process.stdout is not None:
             try:
                 line = await process.stdout.readline()
-            except ValueError:  # a line longer than the buffer: its pieces are lost, not the pump
+            except ValueError:  # a line longer than the buffer is dropped
                 continue
             if not line:
                 return
             text = line.decode(errors="replace").rstrip()
-            part.last_words = [*part.last_words[-9:], text]
+            child.last_line = text
             with contextlib.suppress(OSError):
                 note(f"{prefix}{text}")
 
@@ -220,12 +222,8 @@ def _ended(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-_READY_WITHIN_S = 60.0
-_LOOK_EVERY_S = 0.05
-
-
 async def until_ready(gateway_url: str, supervisor: Supervisor, stop: asyncio.Event) -> None:
-    """Return when it answers or `stop` is set; raises when a part cannot start, or in the end."""
+    """Wait until the gateway answers or `stop` is set; raises if a child cannot start."""
     deadline = time.monotonic() + _READY_WITHIN_S
     while not stop.is_set():
         if supervisor.broken.done():
@@ -241,6 +239,8 @@ async def until_ready(gateway_url: str, supervisor: Supervisor, stop: asyncio.Ev
 
 
 def _answers(gateway_url: str) -> bool:
+    import http.client
+
     parts = urlsplit(gateway_url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2)
     try:
@@ -252,42 +252,37 @@ def _answers(gateway_url: str) -> bool:
         connection.close()
 
 
-def run_workers(
-    commands: Sequence[Sequence[str]], seen: Mapping[str, str], *, drain_s: float, once: bool
+async def run_workers(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str], *, drain_s: float, once: bool
 ) -> int:
     """Run all commands until a signal, or with `once` until each has ended by itself.
 
-    `seen` is what they see in their environment beside ours.
+    To systemd they are one service: it is told that it is ready when all children are, and the
+    watchdog is fed for as long as this process, which restarts them, is alive.
     """
-    return asyncio.run(_run_workers(commands, seen, drain_s, once))
-
-
-async def _run_workers(
-    commands: Sequence[Sequence[str]], seen: Mapping[str, str], drain_s: float, once: bool
-) -> int:
     address, watchdog_ms = notify_address()
     notifier = Notifier(address)
     stop = asyncio.Event()
     names = [f"worker{number}" for number in range(1, len(commands) + 1)]
-    with ReadyListener(len(names), notifier) as ear:
-        environment = child_environment() | {"NOTIFY_SOCKET": ear.address, **seen}
-        supervisor = Supervisor(note, environment, lambda text: paint(text, "dim", sys.stderr))
+    with _ReadyListener(len(names), notifier) as listener:
+        ours = child_environment() | {"NOTIFY_SOCKET": listener.address}
+        supervisor = Supervisor(note, {**ours, **environment})
         with stopping_on_signals(stop, supervisor.hurry):
             for name, command in zip(names, commands, strict=True):
                 await supervisor.start(name, [*command, "--parent", str(os.getpid())], once=once)
-            beating = asyncio.create_task(_beat(notifier, watchdog_ms))
+            watchdog = asyncio.create_task(_feed_watchdog(notifier, watchdog_ms))
             try:
                 await supervisor.until(stop)
             finally:
-                beating.cancel()
+                watchdog.cancel()
                 notifier.stopping()
                 await asyncio.gather(*(supervisor.stop(name, drain_s + 10) for name in names))
                 notifier.close()
     return supervisor.worst_exit
 
 
-class ReadyListener:
-    """Hears READY from `count` children, as systemd would, and passes it on once."""
+class _ReadyListener:
+    """Receives READY from `count` children, as systemd would, and passes it on once."""
 
     def __init__(self, count: int, notifier: Notifier) -> None:
         self._count = count
@@ -295,25 +290,25 @@ class ReadyListener:
         self._ready = 0
         self.address = f"@tenure-{os.getpid()}-{secrets.token_hex(8)}"
 
-    def __enter__(self) -> ReadyListener:
+    def __enter__(self) -> _ReadyListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._socket.bind("\0" + self.address[1:])
-        asyncio.get_running_loop().add_reader(self._socket, self._heard)
+        asyncio.get_running_loop().add_reader(self._socket, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 
-    def _heard(self) -> None:
+    def _receive(self) -> None:
         if b"READY=1" in self._socket.recv(4096):
             self._ready += 1
             if self._ready == self._count:
                 self._notifier.ready(f"{self._count} worker processes")
 
 
-async def _beat(notifier: Notifier, watchdog_ms: int) -> None:
+async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
     while watchdog_ms:
         notifier.watchdog()
         await asyncio.sleep(watchdog_ms / 2000)

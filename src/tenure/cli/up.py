@@ -312,7 +312,7 @@ async def _up(wish: UpOptions, config: Config) -> int:
     if any(flow.contract == "inbox" for flow in flows):
         around = await set_up_inbox(config, wish.data, gateway_port=wish.port, samples=wish.samples)
     seen = {**child_environment(), **around.environment}
-    supervisor = Supervisor(_say, seen, lambda text: paint(text, "dim", sys.stderr))
+    supervisor = Supervisor(_say, seen)
     with stopping_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = wish.redis_url or await _start_redis(wish, stack)

@@ -27,7 +27,7 @@ STUBBORN = (
 class Scene:
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.supervisor = Supervisor(self.said.append, os.environ, lambda text: text)
+        self.supervisor = Supervisor(self.said.append, os.environ)
 
     async def start(self, code: str, name: str = "part", *, once: bool = False) -> int:
         await self.supervisor.start(name, [sys.executable, "-c", code], once=once)
