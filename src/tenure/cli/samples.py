@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -452,7 +453,7 @@ def _inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
 async def _feed_inbox(context: SampleContext) -> None:
     folder, receiver_url = context.stores.files, context.stores.receiver_url
     try:
-        await draw_clip(folder)
+        await asyncio.to_thread(draw_clip, folder)
     except UsageError as error:
         context.say(f"no samples of transcoding: {error}")
         return
@@ -482,47 +483,33 @@ def inbox_sample(number: int, folder: Path, receiver_url: str) -> NewJob:
     )
 
 
-async def draw_clip(folder: Path) -> None:
-    """Have ffmpeg draw two small seconds, unless they are there; raises `UsageError`."""
+def draw_clip(folder: Path) -> None:
+    """Have ffmpeg draw a clip of two seconds, unless there is one; raises `UsageError`."""
     from tenure.transcode.ffmpeg import locate_ffmpeg
 
     program = locate_ffmpeg()
-    if await asyncio.to_thread(_is_drawn, folder):
-        return
-    draft = folder / f".clip.{os.getpid()}.mp4"
-    try:
-        await _run([str(program), "-nostdin", "-y", "-loglevel", "error", *_DRAWING, str(draft)])
-        draft.replace(folder / "clip.mp4")
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _is_drawn(folder: Path) -> bool:
-    """Makes the folder and, at once, the source that is no clip."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "no-clip.txt").write_text("Nothing to be seen here.\n")
-    return (folder / "clip.mp4").exists()
-
-
-async def _run(command: Sequence[str]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    if (folder / "clip.mp4").exists():
+        return
+    draft = folder / f".clip.{os.getpid()}.mp4"
+    command = [program, "-nostdin", "-y", "-loglevel", "error", *_DRAWING, draft]
     try:
-        async with asyncio.timeout(_DRAWN_WITHIN_S):
-            _, said = await process.communicate()
-    except TimeoutError:
+        done = subprocess.run(  # nosec B603 # ffmpeg, as the transcoder finds it
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DRAWN_WITHIN_S,
+            check=False,
+        )
+        if done.returncode:
+            words = done.stderr.decode(errors="replace").strip()[-200:] or "no words"
+            raise UsageError(f"ffmpeg drew no clip ({done.returncode}): {words}")
+        draft.replace(folder / "clip.mp4")
+    except subprocess.TimeoutExpired:
         raise UsageError(f"ffmpeg drew no clip within {_DRAWN_WITHIN_S:g} s") from None
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        words = said.decode(errors="replace").strip()[-200:] or "no words"
-        raise UsageError(f"ffmpeg drew no clip ({process.returncode}): {words}")
+        draft.unlink(missing_ok=True)
 
 
 def _forget_old(outputs: Path) -> None:

@@ -1,4 +1,9 @@
-"""`tenure up`: everything on one machine with one command."""
+"""`tenure up`: everything on one machine with one command.
+
+It starts a Redis (unless one is named), a gateway and a worker as child processes, so that each can
+be killed without harm, and sample jobs with a receiver for their webhooks. Ctrl-C stops them from
+the top down: samples, worker (which finishes what it runs), gateway, receiver, store.
+"""
 
 from __future__ import annotations
 
@@ -43,140 +48,13 @@ from tenure.store.embedded import EmbeddedRedis
 from tenure.store.private import private_folder, write_private
 from tenure.store.sqlite import file_of
 
-
-def welcome(
-    url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
-) -> str:
-    """Where things are, and what to try next; `pages` is the URL of the dashboard."""
-    flowing = "sample jobs are flowing" if samples else "waiting for jobs"
-    metrics = f"{pages}/metrics"
-    more = "".join(f"\n  {line}" for line in invitations)
-    return f"""\
-{paint(f"tenure is up: {pages}", "bold")}   API {url}/docs   metrics {metrics}   ({flowing})
-
-  submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
-                    -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'
-  follow it       curl -sN {url}/v1/jobs/ID/events
-  read it         curl -s {url}/v1/jobs/ID{more}
-
-  or: {program} submit chat -d '{{"prompt": "hello"}}' --follow
-      {program} ls        {program} queues        {program} top
-  Ctrl-C drains and stops."""
-
-
-def how_to_call(data: Path) -> str:
-    """`tenure`, or where it is if a shell would not find it by that name.
-
-    Data that lie elsewhere than the other commands look are named before it.
-    """
-    mine = Path(sys.executable).with_name("tenure")
-    found = shutil.which("tenure")
-    program = str(mine)
-    if found is not None and Path(found).samefile(mine):
-        program = "tenure"
-    else:
-        with contextlib.suppress(ValueError):
-            program = str(mine.relative_to(Path.cwd()))
-    is_usual = data.resolve() == Path(DATA_FOLDER).resolve()
-    return program if is_usual else f"TENURE_DATA={shlex.quote(str(data))} {program}"
-
-
-HOST = "127.0.0.1"
-_RING = "vault.keys"
-_FILES = "transcode"
-_ABOVE, _TRIED = 10, 10
-
-
-@dataclass(frozen=True, slots=True)
-class InboxSetup:
-    """Settings for the children, the receiver's port (0: there is none), the samples' files."""
-
-    environment: Mapping[str, str]
-    port: int = 0
-    files: Path = Path()
-
-    @property
-    def receiver_url(self) -> str:
-        """Where the page is, and below it /hooks; empty without a receiver."""
-        return f"http://{HOST}:{self.port}" if self.port else ""
-
-    @property
-    def receiver_words(self) -> list[str]:
-        """The receiver as a command of the program."""
-        return ["receiver", "--port", str(self.port), "--requester", REQUESTER]
-
-
-async def set_up_inbox(
-    config: Config, data: Path, *, gateway_port: int, samples: bool
-) -> InboxSetup:
-    """A key ring where none is set; with `samples` a receiver and what leads to it."""
-    environment: dict[str, str] = {}
-    if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
-        environment["TENURE_VAULT_KEYS_FILE"] = str(kept_ring(data))
-    if not samples:
-        return InboxSetup(environment)
-    port = port_above(gateway_port)
-    allowed = [*config.texts("egress.allow"), f"{HOST}:{port}"]
-    environment["TENURE_EGRESS_ALLOW"] = ",".join(allowed)
-    environment["TENURE_WEBHOOKS_SECRETS"] = await _secrets(config.text("webhooks.secrets"))
-    if theirs := config.text("transcode.files"):
-        return InboxSetup(environment, port, _below(theirs))
-    environment["TENURE_TRANSCODE_FILES"] = str(data / _FILES)
-    return InboxSetup(environment, port, data / _FILES)
-
-
-def _below(theirs: str) -> Path:
-    """The samples' own part of the folder that the operator has chosen."""
-    return Path(theirs).expanduser().absolute() / REQUESTER
-
-
-def kept_ring(data: Path) -> Path:
-    """The key ring's file, for its owner only; whole or not there at all."""
-    from tenure.vault import new_kek
-
-    path = data / _RING
-    if path.exists():
-        return path
-    # Durable before it is used: what is sealed with it would be lost with it.
-    write_private(path, new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
-    return path
-
-
-def port_above(port: int) -> int:
-    """A free port a little above, the same at every start as long as nobody else takes it.
-
-    Not the next one: that is what a second `tenure up` is told to use.
-    """
-    first = port + _ABOVE
-    for each in [*(p for p in range(first, first + _TRIED) if p < 65_536), 0]:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, each))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise OSError("this machine has no free port")
-
-
-async def _secrets(theirs: str) -> str:
-    """The operator's own; where they have none for the samples, one made for this start."""
-    from tenure.webhooks import new_secret
-    from tenure.webhooks.secrets import read_secrets
-
-    if await read_secrets(theirs).live(REQUESTER):
-        return theirs
-    # Nobody's secrets are set: then whoever tries POST /transcode is verified too.
-    whose = REQUESTER if theirs.strip() else "*"
-    return f"{theirs}\n{whose} = {new_secret()}\n"
-
-
+HOST = "127.0.0.1"  # of the receiver
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
 _STORE_LOOK_EVERY_S = 0.5
 # -P: modules in the current folder, where other users may write, are not imported.
 _PROGRAM = (sys.executable, "-P", "-m", "tenure.cli")
-WORKER_KEY = "worker.key"
+_WORKER_KEY = "worker.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +130,7 @@ def up_command(
     tenure up --port 9000 --data /var/lib/tenure --no-samples
     """
     config = load_config()
-    wish = UpOptions(
+    options = UpOptions(
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         targets=targets,
@@ -265,16 +143,13 @@ def up_command(
         browser=not no_browser and browser_possible(),
         drain_timeout_s=config.number("worker.drain_timeout_s"),
     )
-    _check_tasks(wish.targets)
-    _check_free(wish)
-    return asyncio.run(_up(wish, config))
+    _check_tasks(options.targets)
+    _check_free(options)
+    return asyncio.run(_up(options, config))
 
 
 def _check_tasks(targets: Sequence[str]) -> None:
-    """A file that cannot be loaded is told of here, and not by a worker that ends again and again.
-
-    In a process of its own: what a handler's module does when it is imported is the worker's.
-    """
+    """Load the handlers once, in a process of their own: a broken file ends `up` at once."""
     if targets:
         words = [*_PROGRAM, "worker", *targets, "--only-load"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
@@ -282,78 +157,80 @@ def _check_tasks(targets: Sequence[str]) -> None:
             raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix("tenure: "))
 
 
-def _check_free(wish: UpOptions) -> None:
-    """Refuse early, before anything runs, with the way out."""
-    other = running_up(wish.data)
+def _check_free(options: UpOptions) -> None:
+    """Refuse if `up` already runs here or the port is taken, before anything is started."""
+    other = running_up(options.data)
     if other is not None:
         raise Failed(
             Exit.CONFLICT,
             f"`tenure up` already runs here (pid {other.pid}, {other.gateway_url}); "
             "stop it, or start another with --data and --port",
         )
-    family = socket.AF_INET6 if ":" in wish.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((wish.host, wish.port))
+            probe.bind((options.host, options.port))
         except OSError as error:
             raise Failed(
                 Exit.CONFLICT,
-                f"{wish.host}:{wish.port} cannot be used ({error.strerror}); "
-                f"stop what listens there, or choose another: tenure up --port {wish.port + 1}",
+                f"{options.host}:{options.port} cannot be used ({error.strerror}); "
+                f"stop what listens there, or choose another: tenure up --port {options.port + 1}",
             ) from None
 
 
-async def _up(wish: UpOptions, config: Config) -> int:
+async def _up(options: UpOptions, config: Config) -> int:
     stop = asyncio.Event()
-    private_folder(wish.data, mark=WORKER_KEY)
+    private_folder(options.data, mark=_WORKER_KEY)
     flows = usable_flows(_say)
-    around = InboxSetup({})
+    setup = InboxSetup({})
     if any(flow.contract == "inbox" for flow in flows):
-        around = await set_up_inbox(config, wish.data, gateway_port=wish.port, samples=wish.samples)
-    seen = {**child_environment(), **around.environment}
-    supervisor = Supervisor(_say, seen)
+        setup = await set_up_inbox(
+            config, options.data, gateway_port=options.port, samples=options.samples
+        )
+    supervisor = Supervisor(_say, {**child_environment(), **setup.environment})
     with stopping_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
-            redis_url = wish.redis_url or await _start_redis(wish, stack)
+            redis_url = options.redis_url or await _start_redis(options, stack)
             stores = Stores(
                 redis_url,
-                wish.data,
-                wish.gateway_url,
-                _fresh_worker_key(wish.data),
-                around.receiver_url,
-                around.files,
-                wish.postgres_url,
+                options.data,
+                options.gateway_url,
+                _fresh_worker_key(options.data),
+                setup.receiver_url,
+                setup.files,
+                options.postgres_url,
             )
             queues = [flow.queue_url(stores) for flow in flows]
             await _bring_schema(queues)
             await _check_store(queues[0])
             worked = [flow.served_at(stores) for flow in flows]
-            await _start_receiver(around, supervisor, stack)
-            await _start_parts(wish, queues, worked, stores.worker_key, supervisor, stack, stop)
+            await _start_receiver(setup, supervisor, stack)
+            await _start_parts(options, queues, worked, stores.worker_key, supervisor, stack, stop)
             if stop.is_set():
                 return Exit.OK
-            _announce(wish, flows, stores, stack)
-            if wish.samples:
-                await _start_samples(wish, config, flows, stores, stack)
+            _announce(options, flows, stores, stack)
+            if options.samples:
+                await _start_samples(options, config, flows, stores, stack)
             await supervisor.until(stop)
             _say("stopping: running jobs may finish; Ctrl-C again stops at once")
-    _say("stopped; the data stay in " + str(wish.data))
+    _say("stopped; the data stay in " + str(options.data))
     return Exit.OK
 
 
 async def _start_receiver(
-    around: InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
+    setup: InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Before the others, so that it ends after the worker that still delivers."""
-    if around.port:
-        words = [*_PROGRAM, *around.receiver_words, "--parent", str(os.getpid())]
+    """The receiver starts before the others, so that it ends after the worker that delivers."""
+    if setup.port:
+        words = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
+        words = [*_PROGRAM, *words, "--parent", str(os.getpid())]
         await supervisor.start("receiver", words)
         stack.push_async_callback(supervisor.stop, "receiver", _RECEIVER_ENDS_WITHIN_S)
 
 
-async def _start_redis(wish: UpOptions, stack: contextlib.AsyncExitStack) -> str:
-    server = EmbeddedRedis(wish.data / "redis", with_password=True)
+async def _start_redis(options: UpOptions, stack: contextlib.AsyncExitStack) -> str:
+    server = EmbeddedRedis(options.data / "redis", with_password=True)
     await asyncio.to_thread(server.start)
     stack.push_async_callback(asyncio.to_thread, server.stop)
     _background(stack, _keep_store(server))
@@ -361,7 +238,7 @@ async def _start_redis(wish: UpOptions, stack: contextlib.AsyncExitStack) -> str
 
 
 async def _keep_store(server: EmbeddedRedis) -> None:
-    """A store that died comes back on the same port with the same data."""
+    """Restart a store that died, on the same port with the same data."""
     while True:
         await asyncio.sleep(_STORE_LOOK_EVERY_S)
         if server.pid is None:
@@ -375,10 +252,10 @@ async def _keep_store(server: EmbeddedRedis) -> None:
 
 
 def _fresh_worker_key(folder: Path) -> Path:
-    """A key that only this gateway and this worker know: good whether others exist or not."""
+    """A key that only this gateway and this worker know, made anew at every start."""
     from tenure.gateway.keys import new_key
 
-    path = folder / WORKER_KEY
+    path = folder / _WORKER_KEY
     _, text = new_key(("jobs:work",), "up", None, 0)
     write_private(path, text + "\n")
     return path
@@ -393,7 +270,7 @@ async def _check_store(queue_url: str) -> None:
 
 
 async def _bring_schema(queues: Sequence[str]) -> None:
-    """What an older version left is brought to this one; a new SQLite file makes its own tables."""
+    """Migrate the databases of an older version; a new SQLite file makes its own tables."""
     for url in map(parse_url, queues):
         if _has_schema(url) and (done := await migrated(url)):
             _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
@@ -406,7 +283,7 @@ def _has_schema(url: QueueUrl) -> bool:
 
 
 async def _start_parts(
-    wish: UpOptions,
+    options: UpOptions,
     queues: list[str],
     worked: list[str],
     worker_key: Path,
@@ -414,70 +291,49 @@ async def _start_parts(
     stack: contextlib.AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Worker and gateway, for all queues; the stack stops them in the reverse of this order."""
+    """Gateway and worker, for all queues; the stack stops them in reverse order."""
     mine = ["--parent", str(os.getpid())]
-    gateway = [*_PROGRAM, "gateway", "--host", wish.host, "--port", str(wish.port), *mine]
+    gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port), *mine]
     gateway += ["--worker-key-file", str(worker_key)]
-    gateway += ["--admin-address", wish.admin_address] if wish.admin_address else []
-    tasks = ["tenure.tasks", *wish.targets]
+    gateway += ["--admin-address", options.admin_address] if options.admin_address else []
+    tasks = ["tenure.tasks", *options.targets]
     worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine]
-    worker += ["--drain-timeout", str(wish.drain_timeout_s)]
+    worker += ["--drain-timeout", str(options.drain_timeout_s)]
     await supervisor.start("gateway", gateway, {"TENURE_GATEWAY_QUEUES": as_list(queues)})
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
-    await until_ready(wish.gateway_url, supervisor, stop)  # the worker reaches the plane through it
+    # The worker reaches the plane through the gateway.
+    await until_ready(options.gateway_url, supervisor, stop)
     await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worked)})
-    stack.push_async_callback(supervisor.stop, "worker", wish.drain_timeout_s + 5)
+    stack.push_async_callback(supervisor.stop, "worker", options.drain_timeout_s + 5)
 
 
 def _announce(
-    wish: UpOptions, flows: Sequence[SampleFlow], stores: Stores, stack: contextlib.AsyncExitStack
+    options: UpOptions,
+    flows: Sequence[SampleFlow],
+    stores: Stores,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
     queues = [flow.queue_url(stores) for flow in flows]
     up = RunningUp(
         pid=os.getpid(),
-        gateway_url=wish.gateway_url,
+        gateway_url=options.gateway_url,
         queue_url=queues[0],
         redis_url=stores.redis_url,
         started_ms=time.time_ns() // 1_000_000,
         queues=queues,
     )
-    announce_up(wish.data, up)
-    stack.callback(withdraw_up, wish.data)
+    announce_up(options.data, up)
+    stack.callback(withdraw_up, options.data)
     lines = [flow.invitation(stores) for flow in flows if flow.invitation]
-    calls = how_to_call(wish.data)
-    urls = wish.gateway_url, wish.admin_url
-    emit_text(welcome(*urls, list(filter(None, lines)), calls, samples=wish.samples))
-    if wish.browser:
-        webbrowser.open(wish.admin_url)
-
-
-async def _start_samples(
-    wish: UpOptions,
-    config: Config,
-    flows: Sequence[SampleFlow],
-    stores: Stores,
-    stack: contextlib.AsyncExitStack,
-) -> None:
-    from tenure.tasks import real_tasks
-
-    real = await asyncio.to_thread(real_tasks, task_settings(config))
-    folder = wish.data / "samples"
-    context = SampleContext(stores, folder, _say, frozenset(real), wish.node)
-    for flow in flows:
-        if flow.feed is not None:
-            _background(stack, _fed(flow.contract, flow.feed(context)))
-
-
-async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
-    """Samples that break are told of; they are not what the rest stands on."""
-    try:
-        await feeding
-    except Exception as error:
-        _say(f"no more samples of {contract}: {type(error).__name__}: {error}")
+    calls = how_to_call(options.data)
+    urls = options.gateway_url, options.admin_url
+    emit_text(welcome(*urls, list(filter(None, lines)), calls, samples=options.samples))
+    if options.browser:
+        webbrowser.open(options.admin_url)
 
 
 def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Run beside the rest; ended with the stack."""
+    """Run in the background until the stack is closed."""
     task = asyncio.create_task(work)
 
     async def end() -> None:
@@ -489,3 +345,146 @@ def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None
 
 def _say(text: str) -> None:
     note(f"{paint('      up | ', 'dim', sys.stderr)}{text}")
+
+
+async def _start_samples(
+    options: UpOptions,
+    config: Config,
+    flows: Sequence[SampleFlow],
+    stores: Stores,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    from tenure.tasks import real_tasks
+
+    real = await asyncio.to_thread(real_tasks, task_settings(config))
+    folder = options.data / "samples"
+    context = SampleContext(stores, folder, _say, frozenset(real), options.node)
+    for flow in flows:
+        if flow.feed is not None:
+            _background(stack, _fed(flow.contract, flow.feed(context)))
+
+
+async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
+    """A feeder that fails is reported and does not stop the rest."""
+    try:
+        await feeding
+    except Exception as error:
+        _say(f"no more samples of {contract}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class InboxSetup:
+    """What the inbox needs: settings for the children, the receiver's port (0: none), files."""
+
+    environment: Mapping[str, str]
+    port: int = 0
+    files: Path = Path()
+
+    @property
+    def receiver_url(self) -> str:
+        """Where the page is, and below it /hooks; empty without a receiver."""
+        return f"http://{HOST}:{self.port}" if self.port else ""
+
+
+async def set_up_inbox(
+    config: Config, data: Path, *, gateway_port: int, samples: bool
+) -> InboxSetup:
+    """Make a key ring where none is set, and with `samples` what the receiver needs.
+
+    Webhooks may go to the receiver's port and `file://` may name one folder; without these two
+    permissions nobody could try the inbox on one machine. What the operator has set stays.
+    """
+    environment: dict[str, str] = {}
+    if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
+        environment["TENURE_VAULT_KEYS_FILE"] = str(kept_ring(data))
+    if not samples:
+        return InboxSetup(environment)
+    port = port_above(gateway_port)
+    allowed = [*config.texts("egress.allow"), f"{HOST}:{port}"]
+    environment["TENURE_EGRESS_ALLOW"] = ",".join(allowed)
+    environment["TENURE_WEBHOOKS_SECRETS"] = await _secrets(config.text("webhooks.secrets"))
+    if theirs := config.text("transcode.files"):
+        return InboxSetup(environment, port, _samples_folder(theirs))
+    environment["TENURE_TRANSCODE_FILES"] = str(data / "transcode")
+    return InboxSetup(environment, port, data / "transcode")
+
+
+def _samples_folder(theirs: str) -> Path:
+    return Path(theirs).expanduser().absolute() / REQUESTER
+
+
+def kept_ring(data: Path) -> Path:
+    """The key ring's file, for its owner only; whole or not there at all."""
+    from tenure.vault import new_kek
+
+    path = data / "vault.keys"
+    if path.exists():
+        return path
+    # Written durably before it is used: what is sealed with it would be lost with it.
+    write_private(path, new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
+    return path
+
+
+def port_above(port: int) -> int:
+    """A free port, ten or more above, so that it is the same at every start if possible.
+
+    Not the next one, which a second `tenure up` is advised to use.
+    """
+    for each in [*(p for p in range(port + 10, port + 20) if p < 65_536), 0]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, each))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError("this machine has no free port")
+
+
+async def _secrets(theirs: str) -> str:
+    """The operator's secrets; if they have none for the samples, one is made for this start."""
+    from tenure.webhooks import new_secret
+    from tenure.webhooks.secrets import read_secrets
+
+    if await read_secrets(theirs).live(REQUESTER):
+        return theirs
+    # Without any secrets of the operator, ours also serves whoever tries POST /transcode.
+    whose = REQUESTER if theirs.strip() else "*"
+    return f"{theirs}\n{whose} = {new_secret()}\n"
+
+
+def welcome(
+    url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
+) -> str:
+    """Where things are, and what to try next; `pages` is the URL of the dashboard."""
+    flowing = "sample jobs are flowing" if samples else "waiting for jobs"
+    metrics = f"{pages}/metrics"
+    more = "".join(f"\n  {line}" for line in invitations)
+    return f"""\
+{paint(f"tenure is up: {pages}", "bold")}   API {url}/docs   metrics {metrics}   ({flowing})
+
+  submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
+                    -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'
+  follow it       curl -sN {url}/v1/jobs/ID/events
+  read it         curl -s {url}/v1/jobs/ID{more}
+
+  or: {program} submit chat -d '{{"prompt": "hello"}}' --follow
+      {program} ls        {program} queues        {program} top
+  Ctrl-C drains and stops."""
+
+
+def how_to_call(data: Path) -> str:
+    """`tenure`, or where it is if a shell would not find it by that name.
+
+    Data that lie elsewhere than the other commands look are named before it.
+    """
+    mine = Path(sys.executable).with_name("tenure")
+    found = shutil.which("tenure")
+    program = str(mine)
+    if found is not None and Path(found).samefile(mine):
+        program = "tenure"
+    else:
+        with contextlib.suppress(ValueError):
+            program = str(mine.relative_to(Path.cwd()))
+    is_usual = data.resolve() == Path(DATA_FOLDER).resolve()
+    return program if is_usual else f"TENURE_DATA={shlex.quote(str(data))} {program}"

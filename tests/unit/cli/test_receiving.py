@@ -99,7 +99,7 @@ def test_one_sample_in_ten_is_no_clip(tmp_path: Path) -> None:
     assert {job.options["status_webhook_url"] for job in jobs} == {"http://127.0.0.1:9/hooks"}
 
 
-async def test_an_ffmpeg_that_fails_is_told_of_and_leaves_no_half_clip(
+def test_an_ffmpeg_that_fails_is_told_of_and_leaves_no_half_clip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "bin" / "ffmpeg"
@@ -110,5 +110,5 @@ async def test_an_ffmpeg_that_fails_is_told_of_and_leaves_no_half_clip(
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
     with pytest.raises(UsageError, match=r"drew no clip \(3\): no lavfi"):
-        await draw_clip(tmp_path / "files")
+        draw_clip(tmp_path / "files")
     assert [each.name for each in (tmp_path / "files").iterdir()] == ["no-clip.txt"]
