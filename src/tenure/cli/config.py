@@ -1,4 +1,12 @@
-"""Settings and where they come from: flags over TENURE_* over tenure.toml over defaults."""
+"""Settings and where they come from: flags over TENURE_* over tenure.toml over defaults.
+
+This module is the only reader of the environment and of settings files. `worker.concurrency` is
+`TENURE_WORKER_CONCURRENCY` in the environment and `concurrency` of the table `[worker]` in
+tenure.toml. A setting that may hold a secret (keys, URLs) can be read from a file:
+`TENURE_LLM_KEY_FILE` names it, or systemd's LoadCredential= brings it as `TENURE_LLM_KEY`.
+
+A running `tenure up` writes `up.json` into its data folder, so that other commands find its queues.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +27,7 @@ Value = str | int | float | list[str]
 PREFIX = "TENURE_"
 
 DATA_FOLDER = ".tenure"
-"""Where `tenure up` keeps its data, and the other commands look, unless told otherwise."""
+"""The default of the setting `data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ class Config:
         return list(cast("list[str]", self.find(name, list(flag)).value))
 
     def is_set(self, name: str) -> bool:
-        """Whether anybody chose this setting."""
+        """Whether a flag, variable or file sets this."""
         return self.find(name).origin != "default"
 
     @property
@@ -251,13 +259,11 @@ class Config:
     def _from_running_up(self, setting: Setting) -> Found | None:
         if setting.name not in ("queue_url", "redis_url"):
             return None
-
         up = running_up(self.data)
         return Found(getattr(up, setting.name), f"{_UP} in {self.data}") if up else None
 
     def queue_urls(self) -> list[str]:
         """The queues to show: those that were named, else all of a running `tenure up`."""
-
         named = self.texts("worker.queues")
         found = self.find("queue_url")
         up = None if named or not found.origin.startswith(_UP) else running_up(self.data)
@@ -295,9 +301,9 @@ def process_environment() -> Mapping[str, str]:
 
 
 def child_environment() -> dict[str, str]:
-    """What our own children see: ours, with plain text logs unless somebody chose a format.
+    """The environment of our children: ours, with text logs unless a format is set.
 
-    systemd's words are for us alone.
+    The variables of systemd are for this process alone.
     """
     ours = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", *_WATCHDOG)}
     return {"TENURE_LOG_FORMAT": "text", "PYTHONUNBUFFERED": "1", **ours}
@@ -400,9 +406,9 @@ def _parse(setting: Setting, raw: Any, where: str) -> Value:
         match setting.kind:
             case "text" if isinstance(raw, str):
                 return raw
-            case "integer" if not isinstance(raw, bool | float) and is_kept(int(raw)):
+            case "integer" if not isinstance(raw, bool | float) and is_storable(int(raw)):
                 return int(raw)
-            case "number" if not isinstance(raw, bool) and is_kept(float(raw)):
+            case "number" if not isinstance(raw, bool) and is_storable(float(raw)):
                 return float(raw)
             case "list":
                 parts = raw.split("\n" if "\n" in raw else ",") if isinstance(raw, str) else raw
@@ -414,10 +420,10 @@ def _parse(setting: Setting, raw: Any, where: str) -> Value:
     )
 
 
-def is_kept(number: float) -> bool:
-    """Whether a number of the command line or a setting is one that stores and clocks hold.
+def is_storable(number: float) -> bool:
+    """Whether stores and clocks can hold a number of the command line or of a setting.
 
-    >>> [is_kept(number) for number in (0, -1.5, 2**53, float("inf"), float("nan"), 10**400)]
+    >>> [is_storable(number) for number in (0, -1.5, 2**53, float("inf"), float("nan"), 10**400)]
     [True, True, True, False, False, False]
     """
     return abs(number) <= 2**53
@@ -482,8 +488,6 @@ def withdraw_up(folder: Path) -> None:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it is another user's
     return True

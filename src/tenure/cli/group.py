@@ -1,4 +1,4 @@
-"""The `tenure` group: which commands there are, loaded one by one, and how errors end."""
+"""The table of commands, each loaded when it is called, and how the program ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from tenure.cli.config import debug_wanted, is_kept
-from tenure.cli.output import emit, exit_code_of, line_of, note, problem_of
+from tenure.cli.config import debug_wanted, is_storable, load_config, running_up
+from tenure.cli.output import emit, exit_code_of, line_of, note, problem_of, safe_url
 from tenure.core.errors import traceback_of
 
 _TABLE = (
@@ -60,7 +60,7 @@ _PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when that command is asked for, and only then."""
+    """Imports the module of a command when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
 
 
 def _bounded(command: click.Command) -> click.Command:
-    """The command, which refuses numbers that no store and no clock holds (1e400, nan)."""
+    """Make all numeric options refuse numbers that no store can hold (1e400, nan)."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _bounded(inner)
@@ -103,7 +103,7 @@ def _bounded(command: click.Command) -> click.Command:
 
 def _converted(convert: Any, value: Any, param: Any, ctx: Any) -> Any:
     number = convert(value, param, ctx)
-    if not is_kept(number):
+    if not is_storable(number):
         raise click.BadParameter("a number is at most 2^53, and none is infinite", ctx, param)
     return number
 
@@ -131,7 +131,7 @@ def _say_version(ctx: click.Context) -> None:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; errors are told on stderr."""
+    """Run the command line and return its exit code; errors go to stderr."""
     words = list(sys.argv[1:] if args is None else args)
     try:
         if args is None:
@@ -146,15 +146,15 @@ def run(args: Sequence[str] | None = None) -> int:
         error.show()
         return 2
     except BrokenPipeError:
-        return _reader_went_away()
+        return _end_of_pipe()
     except (Exception, KeyboardInterrupt) as error:
-        return _tell(error, as_json="--json" in words)
+        return _report(error, as_json="--json" in words)
 
 
 def _keep_private(words: list[str]) -> None:
-    """Keep what is written from other users, and say where a password is shown to them.
+    """Make new files private to this user, and warn of a password on the command line.
 
-    The files of handlers and of a new project are the user's: their group may read as before.
+    Handlers and a new project may write files for the user's group as before.
     """
     before = os.umask(0o077)
     if words[:1] in (["worker"], ["init"]):
@@ -168,23 +168,19 @@ def _keep_private(words: list[str]) -> None:
 
 
 def _with_passwords(words: list[str]) -> list[str]:
-    """URLs of a running `tenure up`, as we show them, become those with their passwords."""
+    """Put the passwords back into URLs of a running `tenure up`, which we show masked."""
     if not any(_MASK in word for word in words):
         return words
-    from tenure.cli.config import load_config, running_up
-    from tenure.cli.output import safe_url
-
     up = running_up(load_config().data)
     known = {safe_url(url): url for url in (*up.queues, up.redis_url)} if up else {}
-    return [_replaced(word, known) for word in words]
+    found = []
+    for word in words:
+        option, mark, url = word.partition("=") if word.startswith("--") else ("", "", word)
+        found.append(option + mark + known.get(url, url))
+    return found
 
 
-def _replaced(word: str, known: dict[str, str]) -> str:
-    option, mark, url = word.partition("=") if word.startswith("--") else ("", "", word)
-    return option + mark + known.get(url, url)
-
-
-def _tell(error: BaseException, *, as_json: bool) -> int:
+def _report(error: BaseException, *, as_json: bool) -> int:
     code = exit_code_of(error)
     if debug_wanted():
         note(traceback_of(error).rstrip())
@@ -197,7 +193,7 @@ def _tell(error: BaseException, *, as_json: bool) -> int:
     return int(code)
 
 
-def _reader_went_away() -> int:
-    """`tenure ls | head`: not an error worth words. Keep the interpreter from flushing again."""
+def _end_of_pipe() -> int:
+    """`tenure ls | head` is no error; keep the interpreter from flushing stdout again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE

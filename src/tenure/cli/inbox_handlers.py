@@ -1,8 +1,7 @@
-"""The two handlers of an inbox, put together from the settings: `transcode` and `webhook`.
+"""The two handlers of an inbox, made from the settings: `transcode` and `webhook`.
 
 `tenure worker tenure.transcode --from inbox+sqlite:///jobs.db --from '...?box=outbox'` serves
-both; either queue alone will do. What they share (clients, the cage, the folder) is made in the
-loop of the worker, at the first job that needs it.
+both; either queue alone will do.
 """
 
 from __future__ import annotations
@@ -42,55 +41,41 @@ def inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> lis
         raise UsageError("name the inbox: --from inbox+sqlite:///jobs.db")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
-    parts = _Parts(config, urls[0], guard, vault, at_once)
+    turns = Turns(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
+    of_operator = read_secrets(config.text("webhooks.secrets"))
+
+    def secrets() -> EndpointSecrets:
+        """The secrets that requesters made, else those of the operator."""
+        of_requesters = open_part(urls[0], "endpoint_secrets", vault=vault)
+        return Remembered(Together(of_requesters, of_operator))
+
+    async def make_delivery() -> Handler:
+        standard = config.text("webhooks.headers") == "standard"
+        return delivery_handler(Client(guard), secrets(), standard=standard, turns=turns)
+
+    async def make_transcoder() -> Handler:
+        store, client = open_part(urls[0], "credentials"), Client(guard)
+        transcoder = Transcoder(
+            store=store,
+            vault=vault,
+            refresh=Refresher(client, secrets(), store, vault).refresh,
+            guard=guard,
+            client=client,
+            settings=transcode_settings(config),
+        )
+        await transcoder.start()
+        atexit.register(transcoder.close)  # the next worker removes what a killed one leaves
+        return transcode_handler(transcoder)
+
     if not all("box=outbox" in url for url in urls):  # else it only delivers
-        chosen = transcode_settings(config)
-        _sweep(chosen.work_folder)
-        _look_at_ffmpeg(chosen)
+        settings = transcode_settings(config)
+        _sweep(settings.work_folder)
+        _look_at_ffmpeg(settings)
     return [
         # Without a policy of its own: the contract's classes and the job's max_attempts decide.
-        task("transcode")(_late(parts.transcoding)),
-        task("webhook", retry=RETRY, timeout_s=TIMEOUT_S)(_late(parts.delivering)),
+        task("transcode")(_made_at_first_job(make_transcoder)),
+        task("webhook", retry=RETRY, timeout_s=TIMEOUT_S)(_made_at_first_job(make_delivery)),
     ]
-
-
-class _Parts:
-    """Makes the handlers when they are first needed."""
-
-    def __init__(self, config: Config, url: str, guard: Guard, vault: Vault, at_once: int) -> None:
-        self._config = config
-        self._url = url
-        self._guard = guard
-        self._vault = vault
-        self._turns = Turns(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
-        self._file = read_secrets(config.text("webhooks.secrets"))
-
-    def _secrets(self) -> EndpointSecrets:
-        """What requesters made for themselves, else what stands in the operator's file."""
-        kept = open_part(self._url, "endpoint_secrets", vault=self._vault)
-        return Remembered(Together(kept, self._file))
-
-    async def delivering(self) -> Handler:
-        standard = self._config.text("webhooks.headers") == "standard"
-        return delivery_handler(
-            Client(self._guard), self._secrets(), standard=standard, turns=self._turns
-        )
-
-    async def transcoding(self) -> Handler:
-        store = open_part(self._url, "credentials")
-        client = Client(self._guard)
-        refresher = Refresher(client, self._secrets(), store, self._vault)
-        shared = Transcoder(
-            store=store,
-            vault=self._vault,
-            refresh=refresher.refresh,
-            guard=self._guard,
-            client=client,
-            settings=transcode_settings(self._config),
-        )
-        await shared.start()
-        atexit.register(shared.close)  # a worker that is killed leaves its folder to the next one
-        return transcode_handler(shared)
 
 
 def transcode_settings(config: Config) -> TranscodeSettings:
@@ -115,7 +100,7 @@ def transcode_settings(config: Config) -> TranscodeSettings:
 
 
 def _look_at_ffmpeg(chosen: TranscodeSettings) -> None:
-    """Say at the start, and not at the first job, what it is and what it cannot be kept from."""
+    """Log at the start, not at the first job, which ffmpeg is used and how it is confined."""
     try:
         program = locate_ffmpeg(chosen.ffmpeg)
     except UsageError as error:
@@ -134,7 +119,7 @@ def _look_at_ffmpeg(chosen: TranscodeSettings) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """At the start, and not only before the first job: what was left is a customer's source."""
+    """Remove at the start what killed workers left: it is the source of a customer."""
     try:
         swept = sweep(folder)
     except OSError as error:
@@ -144,8 +129,8 @@ def _sweep(folder: Path) -> None:
             log.info("removed the work folders of workers that were killed", folders=swept)
 
 
-def _late(make: Callable[[], Awaitable[Handler]]) -> Handler:
-    """A handler that is made at its first job, once."""
+def _made_at_first_job(make: Callable[[], Awaitable[Handler]]) -> Handler:
+    """A handler that is made once, at its first job, in the event loop of the worker."""
     made: list[Handler] = []
     turn = asyncio.Lock()
 

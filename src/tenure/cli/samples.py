@@ -493,7 +493,7 @@ def draw_clip(folder: Path) -> None:
     if (folder / "clip.mp4").exists():
         return
     draft = folder / f".clip.{os.getpid()}.mp4"
-    command = [program, "-nostdin", "-y", "-loglevel", "error", *_DRAWING, draft]
+    command = [str(program), "-nostdin", "-y", "-loglevel", "error", *_DRAWING, str(draft)]
     try:
         done = subprocess.run(  # nosec B603 # ffmpeg, as the transcoder finds it
             command,
