@@ -2,7 +2,7 @@
 
 A job is leased in the old queue, stored in the new one under an id that follows from the old one,
 and settled in the old one. A bridge that was killed in between leases the job again, and the new
-queue answers that it already has it. That holds as long as nobody else works the old queue, so the
+queue answers that it already has it. That holds as long as no worker serves the old queue, so the
 command refuses while there are workers. Jobs that wait for their time cannot be leased: they are
 stored with what is left of their delay and removed from the old queue. What a bridge that was
 killed still holds is waited for: a run that ends has left nothing behind.
@@ -89,8 +89,8 @@ class Bridge:
         """The jobs that a bridge holds; this one holds none between two steps."""
         counts = await self.source_ledger.counts()
         contract = parse_url(self.from_url).contract
-        words = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "running"]
-        page = await self.source_ledger.find(Query(states=tuple(words), limit=_HELD_MAX))
+        states = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "running"]
+        page = await self.source_ledger.find(Query(states=tuple(states), limit=_HELD_MAX))
         return [job for job in page.jobs if job.worker_id == NAME]
 
     async def _move(self, moved: Moved) -> None:
@@ -128,11 +128,11 @@ class Bridge:
     async def _move_delayed(self, moved: Moved) -> None:
         counts = await self.source_ledger.counts()
         contract = parse_url(self.from_url).contract
-        words = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "waiting"]
+        states = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "waiting"]
         after = ""
         while True:
             page = await self.source_ledger.find(
-                Query(states=tuple(words), after=after, limit=_BATCH)
+                Query(states=tuple(states), after=after, limit=_BATCH)
             )
             now_ms = time.time_ns() // 1_000_000
             due = [

@@ -67,10 +67,10 @@ class GatewayClient:
     async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
         after, failures = "", 0
         while True:
-            heard = False
+            received = False
             try:
                 async for event in self._stream(job_id, after):
-                    heard, failures = True, 0
+                    received, failures = True, 0
                     after = event.event_id or after
                     yield event
                     if event.type in _ENDS:
@@ -80,7 +80,7 @@ class GatewayClient:
                 if failures > _RECONNECTS_MAX:
                     raise
             # The stream ended early: the gateway is going, or there is nothing more to say.
-            if not failures and not heard and _is_final((await self.job(job_id))["state"]):
+            if not failures and not received and _is_final((await self.job(job_id))["state"]):
                 return
             await asyncio.sleep(0.1 * 2**failures)
 

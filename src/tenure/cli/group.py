@@ -132,14 +132,14 @@ def _say_version(ctx: click.Context) -> None:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors go to stderr."""
-    words = list(sys.argv[1:] if args is None else args)
+    given = list(sys.argv[1:] if args is None else args)
     try:
         if args is None:
-            _keep_private(words)
-        words = _with_passwords(words)
-        answer: Any = group.main(words, prog_name="tenure", standalone_mode=False)
+            _keep_private(given)
+        given = _with_passwords(given)
+        code: Any = group.main(given, prog_name="tenure", standalone_mode=False)
         sys.stdout.flush()
-        return answer if isinstance(answer, int) else 0
+        return code if isinstance(code, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -148,18 +148,18 @@ def run(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _end_of_pipe()
     except (Exception, KeyboardInterrupt) as error:
-        return _report(error, as_json="--json" in words)
+        return _report(error, as_json="--json" in given)
 
 
-def _keep_private(words: list[str]) -> None:
+def _keep_private(args: list[str]) -> None:
     """Make new files private to this user, and warn of a password on the command line.
 
     Handlers and a new project may write files for the user's group as before.
     """
     before = os.umask(0o077)
-    if words[:1] in (["worker"], ["init"]):
+    if args[:1] in (["worker"], ["init"]):
         os.umask(before & 0o077)
-    if any(_PASSWORD.search(word) for word in words):
+    if any(_PASSWORD.search(arg) for arg in args):
         sys.stderr.write(
             "tenure: every user of this machine can read a password on a command line; put the "
             "URL into the environment, or into a file that a variable such as "
@@ -167,15 +167,15 @@ def _keep_private(words: list[str]) -> None:
         )
 
 
-def _with_passwords(words: list[str]) -> list[str]:
+def _with_passwords(args: list[str]) -> list[str]:
     """Put the passwords back into URLs of a running `tenure up`, which we show masked."""
-    if not any(_MASK in word for word in words):
-        return words
+    if not any(_MASK in arg for arg in args):
+        return args
     up = running_up(load_config().data)
     known = {safe_url(url): url for url in (*up.queues, up.redis_url)} if up else {}
     found = []
-    for word in words:
-        option, mark, url = word.partition("=") if word.startswith("--") else ("", "", word)
+    for arg in args:
+        option, mark, url = arg.partition("=") if arg.startswith("--") else ("", "", arg)
         found.append(option + mark + known.get(url, url))
     return found
 

@@ -34,7 +34,7 @@ _NPM_QUIET = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=err
 
 
 class NodeUnusable(Exception):
-    """Why a Node program cannot be run here, in words for whoever watches."""
+    """Why a Node program cannot be run here, as a message for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class NodeProgram:
     async def run(
         self, *args: str, environment: Mapping[str, str], say: Callable[[str], None]
     ) -> str:
-        """Run until it ends or this is cancelled, passing on its words; returns how it ended."""
+        """Run until it ends or this is cancelled, passing on its output; returns how it ended."""
         command = [str(self.node), "main.mjs", *args]
         async with _child(command, self.folder, environment) as process:
             async for line in _lines(process):
@@ -97,23 +97,23 @@ async def _install(npm: Sequence[str], sources: Path, folder: Path, name: str) -
     try:
         await asyncio.to_thread(shutil.copytree, sources, draft)
         await _run_npm(npm, draft)
-        with contextlib.suppress(OSError):  # somebody else was quicker
+        with contextlib.suppress(OSError):  # another process was quicker
             draft.rename(folder / name)
     finally:
         await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
 
 
 async def _run_npm(npm: Sequence[str], folder: Path) -> None:
-    words: list[str] = []
+    lines: list[str] = []
     async with _child([*npm, *_NPM_WORDS, *_NPM_QUIET], folder, {}) as process:
         try:
             async with asyncio.timeout(_NPM_WITHIN_S):
-                words = [line async for line in _lines(process)]
+                lines = [line async for line in _lines(process)]
                 code = await process.wait()
         except TimeoutError:
             raise NodeUnusable(f"npm was not done after {_NPM_WITHIN_S:g} s") from None
     if code:
-        said = next((word for word in words if word.strip()), "it said nothing")
+        said = next((line for line in lines if line.strip()), "it said nothing")
         raise NodeUnusable(f"npm could not bring the package ({said.strip()})")
 
 

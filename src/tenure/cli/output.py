@@ -62,7 +62,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
 
 
 def exit_code_of(error: BaseException) -> Exit:
-    """The exit code for an error; what nobody foresaw is 1."""
+    """The exit code for an error; an unexpected one is 1."""
     if isinstance(error, Failed):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | click.Abort):

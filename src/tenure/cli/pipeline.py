@@ -15,7 +15,7 @@ import msgspec
 
 from tenure.cli.config import load_config
 from tenure.cli.options import json_option
-from tenure.cli.output import Exit, emit, emit_text, note, paint, table
+from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def spark_options(function: Function) -> Function:
+def _spark_options(function: Function) -> Function:
     """Where Spark runs; the same for every command."""
     for option in (
         click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
@@ -40,21 +40,19 @@ def spark_options(function: Function) -> Function:
 
 
 @contextmanager
-def session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
+def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
     """Open Spark for one command. `quick` suits what takes seconds, not hours."""
     from tenure.pipeline.session import SparkSettings, open_session
 
-    conf = dict(_pair(each) for each in spark["conf"])
-    is_seen = sys.stderr.isatty()
     note("starting Spark")
     opened = open_session(
         SparkSettings(
             master=spark["master"],
             remote=spark["remote"],
             driver_memory=spark["driver_memory"],
-            conf=conf,
+            conf=dict(_pair(each) for each in spark["conf"]),
             quick=quick and spark["master"].startswith("local"),
-            progress=is_seen,
+            progress=sys.stderr.isatty(),
             ship=spark["ship"],
         ),
         environment=os.environ,
@@ -76,24 +74,24 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 # From here on Java's second compiler is worth its start: a few million events.
-LARGE_BYTES = 32 << 20
+_LARGE_BYTES = 32 << 20
 
 Found = tuple["Audited", list[dict[str, Any]]]
 
 
-def is_large(history: Sequence[str], lake: str, *, full: bool) -> bool:
+def _is_large(history: Sequence[str], lake: str, *, full: bool) -> bool:
     """Whether the audit will run long, as far as sizes of local files tell."""
     if history:
         paths = [Path(each) for each in history if "://" not in each]
         each_file = (file for path in paths for file in (path, *path.rglob("*.parquet")))
-        return sum(file.stat().st_size for file in each_file if file.is_file()) > LARGE_BYTES
+        return sum(file.stat().st_size for file in each_file if file.is_file()) > _LARGE_BYTES
     from tenure.pipeline.audit.lakes import bytes_to_read
 
     size = bytes_to_read(lake, full=full)
-    return size is None or size > LARGE_BYTES
+    return size is None or size > _LARGE_BYTES
 
 
-def audit_anything(
+def _audit_anything(
     spark: SparkSession,
     history: Sequence[str],
     lake: str,
@@ -173,12 +171,11 @@ def _shown(found: DataFrame | None, show: int) -> list[dict[str, Any]]:
     return [row.asDict() for row in rows.collect()]
 
 
-LAKE = "lake"
 _MARKS = {"BROKEN": "red", "sound": "green", "not seen": "dim"}
 
 
-lake_option = click.option(
-    "--lake", default=LAKE, show_default=True, metavar="PATH", help="Folder or s3:// address."
+_lake_option = click.option(
+    "--lake", default="lake", show_default=True, metavar="PATH", help="Folder or s3:// address."
 )
 
 
@@ -202,7 +199,7 @@ def pipeline_command() -> None:
 
 @pipeline_command.command("capture")
 @click.argument("urls", metavar="[URL]...", nargs=-1)
-@lake_option
+@_lake_option
 @click.option("--once", is_flag=True, help="Only what there is now.")
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS", help="Between batches.")
 @click.option("--max-rows", default=1_000_000, show_default=True, help="About so many in a batch.")
@@ -212,7 +209,7 @@ def pipeline_command() -> None:
 )  # fmt: skip
 @click.option("--release", is_flag=True, help="Capture no more: the store may trim again.")
 @click.option("--reader", default="", metavar="NAME", help="With --release: of a lost lake.")
-@spark_options
+@_spark_options
 @json_option
 def capture_command(
     urls: tuple[str, ...],
@@ -240,7 +237,7 @@ def capture_command(
         give_up(chosen, lake, reader)
         note(f"released: the stores no longer wait for {reader or lake} when they trim")
         return
-    with session(spark) as opened:
+    with _session(spark) as opened:
         from tenure.pipeline.capture import capture
 
         if not once:
@@ -253,31 +250,25 @@ def capture_command(
         except KeyboardInterrupt:
             note("stopped; the next capture goes on from here")
             return
-    if as_json:
-        emit(msgspec.to_builtins(done))
-    else:
-        emit_text(f"{done.events:,} new events; {lake} holds {done.total:,}")
+    answer(as_json, done, f"{done.events:,} new events; {lake} holds {done.total:,}")
 
 
 @pipeline_command.command("tables")
-@lake_option
+@_lake_option
 @click.option("--scratch", is_flag=True, help="Make them anew from all events.")
 @click.option(
     "--target", "targets", multiple=True, metavar="[QUEUE=]SECONDS",
     help="What a job may take from submit to end, for the table slo.  [default: 60]",
 )  # fmt: skip
-@spark_options
+@_spark_options
 @json_option
 def tables_command(
     lake: str, scratch: bool, targets: tuple[str, ...], as_json: bool, **spark: Any
 ) -> None:
     """Make attempts, jobs, hourly metrics and slo, or bring them up to date with the lake."""
-    with session(spark) as opened:
+    with _session(spark) as opened:
         done = _tables(opened, lake, scratch, targets)
-    if as_json:
-        emit(msgspec.to_builtins(done))
-    else:
-        emit_text(f"run {done.run}: {', '.join(done.days) or 'nothing new'}")
+    answer(as_json, done, f"run {done.run}: {', '.join(done.days) or 'nothing new'}")
 
 
 def _tables(spark: SparkSession, lake: str, scratch: bool, targets: tuple[str, ...]) -> Any:
@@ -297,12 +288,12 @@ def _target(text: str) -> tuple[str, int]:
 
 @pipeline_command.command("audit")
 @click.argument("history", metavar="[FILE|URL]...", nargs=-1)
-@lake_option
+@_lake_option
 @click.option("--full", is_flag=True, help="All of the lake again, not only what is new.")
 @click.option("--quiesced", is_flag=True, help="Everything had time to end: open jobs are lost.")
 @click.option("--partial", is_flag=True, help="FILE begins in the middle: its first part is cut.")
 @click.option("--show", default=20, show_default=True, help="How many violations to show.")
-@spark_options
+@_spark_options
 @json_option
 def audit_command(
     history: tuple[str, ...],
@@ -320,9 +311,9 @@ def audit_command(
     may be of another system: see docs/howto/pipeline.md for its columns.
     """
 
-    with session(spark, quick=not is_large(history, lake, full=full or quiesced)) as opened:
+    with _session(spark, quick=not _is_large(history, lake, full=full or quiesced)) as opened:
         began = time.perf_counter()
-        audited, rows = audit_anything(
+        audited, rows = _audit_anything(
             opened, history, lake, full=full, quiesced=quiesced, partial=partial, show=show
         )
         took_s = time.perf_counter() - began
@@ -365,7 +356,7 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
 @click.option("--rate", default=0.0, help="At most so many a second.")
 @click.option("--tasks", default=8, show_default=True, help="How many tasks write side by side.")
 @click.option("--dry-run", is_flag=True, help="Only count, and show the first jobs.")
-@spark_options
+@_spark_options
 @json_option
 def enqueue_command(
     source: str,
@@ -384,7 +375,7 @@ def enqueue_command(
     from tenure.core.opening import parse_url
 
     target = url or load_config().text("queue_url")
-    with session(spark) as opened:
+    with _session(spark) as opened:
         from tenure.pipeline.enqueue import enqueue, jobs_of, read_rows, run_name
 
         where = str(Path(source).absolute()) if "://" not in source else source
@@ -413,12 +404,12 @@ def enqueue_command(
 
 @pipeline_command.command("replay")
 @click.option("--where", required=True, metavar="SQL", help="On the columns of the table jobs.")
-@lake_option
+@_lake_option
 @click.option("--from", "urls", multiple=True, metavar="URL", help="Where the jobs are kept.")
 @click.option("--to", default="", metavar="URL", help="Another queue; default: their own.")
 @click.option("--rate", default=0.0, help="At most so many a second.")
 @click.option("--yes", is_flag=True, help="Do it; without, only count.")
-@spark_options
+@_spark_options
 @json_option
 def replay_command(
     where: str,
@@ -435,7 +426,7 @@ def replay_command(
     \b
       tenure pipeline replay --where "error_code = '503' and day >= '2026-11-01'"
     """
-    with session(spark) as opened:
+    with _session(spark) as opened:
         from tenure.pipeline import replay as replaying
         from tenure.pipeline.lake.files import LakeFiles
 
@@ -450,13 +441,9 @@ def replay_command(
             note("nothing was sent; --yes does it" if counts else "no job is like that")
             return Exit.OK if counts else Exit.NOT_FOUND
         done = replaying.replay(rows, replaying.sources(files, urls), to=to, rate=rate)
-    if as_json:
-        emit(msgspec.to_builtins(done))
-    else:
-        emit_text(
-            f"{done.again:,} run again, {done.changed:,} had moved on, "
-            f"{done.missing:,} are gone, {done.refused:,} refused"
-        )
+    said = f"{done.again:,} run again, {done.changed:,} had moved on, "
+    said += f"{done.missing:,} are gone, {done.refused:,} refused"
+    answer(as_json, done, said)
     return Exit.CONFLICT if done.refused else Exit.OK
 
 
@@ -465,27 +452,18 @@ def _show_choice(counts: list[dict[str, Any]], as_json: bool) -> None:
         for row in counts:
             emit(row)
         return
-    lines = [
-        [
-            row["contract"],
-            row["queue"],
-            row["task"],
-            row["state"],
-            row["error_code"],
-            str(row["count"]),
-        ]
-        for row in counts
-    ]
+    names = ("contract", "queue", "task", "state", "error_code", "count")
+    lines = [[str(row[name]) for name in names] for row in counts]
     emit_text(table(["CONTRACT", "QUEUE", "TASK", "STATE", "ERROR", "JOBS"], lines))
 
 
 @pipeline_command.command("report")
-@lake_option
+@_lake_option
 @click.option("--out", default="report.html", show_default=True, metavar="FILE")
-@spark_options
+@_spark_options
 def report_command(lake: str, out: str, **spark: Any) -> None:
     """Bring the tables up to date and write one page with charts, complete in itself."""
-    with session(spark) as opened:
+    with _session(spark) as opened:
         _tables(opened, lake, False, ())
         from tenure.pipeline.report.figures import figures_of
         from tenure.pipeline.report.page import page

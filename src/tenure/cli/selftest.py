@@ -15,8 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,19 @@ import msgspec
 
 from tenure.cli.config import child_environment
 from tenure.cli.options import json_option
-from tenure.cli.output import Exit, emit, emit_text, note, paint, table
+from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.opening import QueueUrl, open_ledger, open_part, open_queue, parse_url
 from tenure.store.embedded import embedded_redis
 from tenure.store.private import why_untrusted
 from tenure.store.redis import Redis
-from tenure.worker import Job, Settings, Task, Worker, task
+from tenure.worker import Job, Settings, Worker, task
 from tenure.worker.logs import configure_logs
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)
-RESULT = "TENURE_CHECK_RESULT"
-ADAPTER = "TENURE_CHECK_ADAPTER"
+_RESULT = "TENURE_CHECK_RESULT"
+_ADAPTER = "TENURE_CHECK_ADAPTER"
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -59,7 +58,7 @@ class Clause(msgspec.Struct, frozen=True):
     failed: tuple[str, ...] = ()
 
 
-def suite_folder() -> Path:
+def _suite_folder() -> Path:
     """Where the suite is; raises if this is an installed package without its source."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / "tests" / "contract" / "suite").is_dir():
@@ -69,16 +68,16 @@ def suite_folder() -> Path:
     raise UsageError("the conformance suite comes with the source: run this in a checkout of it")
 
 
-def run_suite(url: QueueUrl, *, words: str = "") -> list[Ran]:
+def _run_suite(url: QueueUrl, *, only: str = "") -> list[Ran]:
     """Run the tests of the suite that concern this contract, on this store."""
-    root = suite_folder()
-    environment = child_environment() | stores_of(url) | {ADAPTER: adapter_of(url)}
+    root = _suite_folder()
+    environment = child_environment() | _stores_of(url) | {_ADAPTER: _adapter_of(url)}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "ran.json"
-        environment[RESULT] = str(result)
+        environment[_RESULT] = str(result)
         command = [sys.executable, "-P", "-m", "pytest", "tests/contract/suite", "-q", "-p"]
         command += ["tenure.cli.selftest", "-p", "no:cacheprovider"]
-        command += ["-k", words] if words else []
+        command += ["-k", only] if only else []
         done = subprocess.Popen(  # nosec B603 # our own pytest
             command, cwd=root, env={**os.environ, **environment}, stdout=sys.stderr
         )
@@ -121,11 +120,11 @@ async def _unlink(redis: Redis, pattern: str) -> None:
             return
 
 
-def adapter_of(url: QueueUrl) -> str:
+def _adapter_of(url: QueueUrl) -> str:
     """What the suite calls this contract on this kind of store.
 
     >>> from tenure.core.opening import parse_url
-    >>> adapter_of(parse_url("plane+postgresql://h/db?redis=redis://h/0"))
+    >>> _adapter_of(parse_url("plane+postgresql://h/db?redis=redis://h/0"))
     'plane_postgres_redis'
     """
     parts = [url.contract]
@@ -134,7 +133,7 @@ def adapter_of(url: QueueUrl) -> str:
     return "_".join(parts)
 
 
-def stores_of(url: QueueUrl) -> dict[str, str]:
+def _stores_of(url: QueueUrl) -> dict[str, str]:
     """Where the suite finds the store; files of its own lie beside the one that is named."""
     found = {"TENURE_REDIS_URL": url.options["redis"]} if url.options.get("redis") else {}
     if url.store.startswith(("redis", "unix")):
@@ -151,8 +150,8 @@ def stores_of(url: QueueUrl) -> dict[str, str]:
     return found
 
 
-async def check_reachable(url: QueueUrl) -> None:
-    """Raise what stands between us and the store, before any test is run against nothing."""
+async def _check_reachable(url: QueueUrl) -> None:
+    """Raise if the store cannot be reached, before any test is run."""
     if url.store.startswith("http"):
         raise UsageError(
             f"{url.safe} is a worker's side; check the plane at its database, by plane+sqlite:// "
@@ -174,7 +173,7 @@ _ran: dict[str, Ran] = {}
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Within pytest, of which this module is a plugin: keep the tests of the chosen store."""
-    if wanted := os.environ.get(ADAPTER):
+    if wanted := os.environ.get(_ADAPTER):
         items[:] = [item for item in items if _adapter_of_test(item) == wanted]
         for item in items:
             clauses = [str(arg) for mark in item.iter_markers("clause") for arg in mark.args]
@@ -194,14 +193,14 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def pytest_sessionfinish() -> None:
     """Leave the results where the command looks for them."""
-    if RESULT in os.environ:
-        Path(os.environ[RESULT]).write_bytes(msgspec.json.encode(list(_ran.values())))
+    if _RESULT in os.environ:
+        Path(os.environ[_RESULT]).write_bytes(msgspec.json.encode(list(_ran.values())))
 
 
 def judge(ran: list[Ran]) -> list[Clause]:
     """What the tests say of each clause."""
     found = []
-    for clause, text in clauses().items():
+    for clause, text in _clauses().items():
         mine = [test for test in ran if clause in test.clauses]
         failed = tuple(test.name for test in mine if not test.passed)
         verdict = "broken" if failed else "held" if mine else "not asked"
@@ -209,7 +208,7 @@ def judge(ran: list[Ran]) -> list[Clause]:
     return found
 
 
-def clauses() -> dict[str, str]:
+def _clauses() -> dict[str, str]:
     """The clauses of the reference by number, in the order of its text."""
     spec = files("tenure.contracts.memory") / "SPEC.md"
     return dict(_CLAUSE.findall(spec.read_text()))
@@ -220,9 +219,9 @@ _COLOURS = {"held": "green", "broken": "red", "not asked": "dim"}
 
 @click.command("check")
 @click.argument("url", metavar="URL")
-@click.option("--only", "words", default="", help="Only tests whose names match, as pytest's -k.")
+@click.option("--only", default="", help="Only tests whose names match, as pytest's -k.")
 @json_option
-def check_command(url: str, words: str, as_json: bool) -> int:
+def check_command(url: str, only: str, as_json: bool) -> int:
     """Run the conformance suite on a store that runs, and say which clauses hold.
 
     The clauses are what every contract means by submit, claim, extend and settle.
@@ -235,14 +234,14 @@ def check_command(url: str, words: str, as_json: bool) -> int:
     tenure check streams+redis://127.0.0.1:6379/15
     """
     parsed = parse_url(url)
-    asyncio.run(check_reachable(parsed))
-    ran = run_suite(parsed, words=words)
+    asyncio.run(_check_reachable(parsed))
+    ran = _run_suite(parsed, only=only)
     clauses = judge(ran)
     if as_json:
         for clause in clauses:
-            emit(msgspec.to_builtins(clause))
+            emit(clause)
     else:
-        emit_text(table(["CLAUSE", "", "TESTS", "SAYS"], map(_row, clauses)))
+        emit_text(table(["CLAUSE", "", "TESTS", "SAYS"], map(_clause_row, clauses)))
         tally = Counter(clause.verdict for clause in clauses)
         failed = sum(not test.passed for test in ran)
         said = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
@@ -250,7 +249,7 @@ def check_command(url: str, words: str, as_json: bool) -> int:
     return Exit.PROBLEMS if any(not test.passed for test in ran) else Exit.OK
 
 
-def _row(clause: Clause) -> list[str]:
+def _clause_row(clause: Clause) -> list[str]:
     verdict = paint(clause.verdict, _COLOURS[clause.verdict])
     return [clause.clause, verdict, str(clause.tests or "-"), clause.text[:90]]
 
@@ -278,10 +277,7 @@ def bench_command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
     configure_logs(level="error", json=False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(_bench(jobs, seconds, fsync))
-    if as_json:
-        emit(figures)
-    else:
-        emit_text(_text(figures))
+    answer(as_json, figures, _figures_text(figures))
 
 
 async def _bench(jobs: int, seconds: float, fsync: str) -> dict[str, Any]:
@@ -300,7 +296,7 @@ async def _bench(jobs: int, seconds: float, fsync: str) -> dict[str, Any]:
         "enqueue_per_s": round(jobs / enqueue_s),
         "run_per_s": round(jobs / run_s),
         "worker_cpu_us_per_job": round(cpu_s / jobs * 1e6, 1),
-        "start_latency_ms": {"p50": quantile(waits_ms, 0.5), "p99": quantile(waits_ms, 0.99)},
+        "start_latency_ms": {"p50": _quantile(waits_ms, 0.5), "p99": _quantile(waits_ms, 0.99)},
         "probes": len(waits_ms),
     }
 
@@ -308,20 +304,25 @@ async def _bench(jobs: int, seconds: float, fsync: str) -> dict[str, Any]:
 async def _enqueue(url: str, jobs: int) -> float:
     queue = open_queue(url, worker_id="bench")
     new = [NewJob(task="noop", payload=b"{}") for _ in range(_BULK)]
-    with _stopwatch() as elapsed:
-        for start in range(0, jobs, _BULK):
-            await queue.submit(new[: min(_BULK, jobs - start)])
+    begin = time.perf_counter()
+    for start in range(0, jobs, _BULK):
+        await queue.submit(new[: min(_BULK, jobs - start)])
+    took_s = time.perf_counter() - begin
     await queue.close()
-    return elapsed[0]
+    return took_s
 
 
 async def _run_all(url: str) -> tuple[float, float]:
     """Seconds and CPU seconds of this process until the queue is empty."""
-    worker = Worker([_noop()], queues=[url], settings=Settings(burst=True, concurrency=_BULK))
-    cpu_s = time.process_time()
-    with _stopwatch() as elapsed:
-        await worker.serve()
-    return elapsed[0], time.process_time() - cpu_s
+
+    async def noop(job: Job) -> None:
+        return None
+
+    settings = Settings(burst=True, concurrency=_BULK)
+    worker = Worker([task("noop")(noop)], queues=[url], settings=settings)
+    begin, cpu_s = time.perf_counter(), time.process_time()
+    await worker.serve()
+    return time.perf_counter() - begin, time.process_time() - cpu_s
 
 
 async def _latency(url: str, seconds: float) -> list[float]:
@@ -352,32 +353,17 @@ async def _latency(url: str, seconds: float) -> list[float]:
     return waits_ms
 
 
-def _noop() -> Task:
-    async def noop(job: Job) -> None:
-        return None
-
-    return task("noop")(noop)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
+def _quantile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of the values lie, by nearest rank.
 
-    >>> quantile([5.0, 1.0, 3.0], 0.5), quantile([1.0, 2.0], 0.99)
+    >>> _quantile([5.0, 1.0, 3.0], 0.5), _quantile([1.0, 2.0], 0.99)
     (3.0, 2.0)
     """
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
 
 
-@contextmanager
-def _stopwatch() -> Iterator[list[float]]:
-    elapsed = [0.0]
-    begin = time.perf_counter()
-    yield elapsed
-    elapsed[0] = time.perf_counter() - begin
-
-
-def _text(figures: dict[str, Any]) -> str:
+def _figures_text(figures: dict[str, Any]) -> str:
     latency, cpu_us = figures["start_latency_ms"], figures["worker_cpu_us_per_job"]
     probes = f"{figures['probes']} jobs at {_PROBES_PER_S} a second"
     lines = [

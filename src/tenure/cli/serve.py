@@ -263,7 +263,7 @@ def gateway_command(
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
-        lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
+        lent=_inbox_parts(config) if any(url.startswith("inbox+") for url in queues) else {},
         redact=tuple(config.texts("gateway.redact")),
         audit_keep=config.integer("gateway.audit_keep"),
         trace_url=config.text("gateway.trace_url"),
@@ -307,8 +307,8 @@ def _first_line(path: str) -> str:
         raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 
 
-def _lent(config: Config) -> dict[str, Any]:
-    """What an inbox seals credentials with, and who may be named in a job."""
+def _inbox_parts(config: Config) -> dict[str, Any]:
+    """What the routes of an inbox use: to seal credentials, to check addresses and secrets."""
     from tenure.cli.keys import open_seal
     from tenure.egress import Guard, Policy
     from tenure.webhooks.secrets import read_secrets

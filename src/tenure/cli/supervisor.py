@@ -257,7 +257,7 @@ async def run_workers(
 ) -> int:
     """Run all commands until a signal, or with `once` until each has ended by itself.
 
-    To systemd they are one service: it is told that it is ready when all children are, and the
+    To systemd they are one service, which is ready when all children are, and the
     watchdog is fed for as long as this process, which restarts them, is alive.
     """
     address, watchdog_ms = notify_address()

@@ -151,8 +151,8 @@ def up_command(
 def _check_tasks(targets: Sequence[str]) -> None:
     """Load the handlers once, in a process of their own: a broken file ends `up` at once."""
     if targets:
-        words = [*_PROGRAM, "worker", *targets, "--only-load"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
+        command = [*_PROGRAM, "worker", *targets, "--only-load"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
         if done.returncode:
             raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix("tenure: "))
 
@@ -223,9 +223,9 @@ async def _start_receiver(
 ) -> None:
     """The receiver starts before the others, so that it ends after the worker that delivers."""
     if setup.port:
-        words = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
-        words = [*_PROGRAM, *words, "--parent", str(os.getpid())]
-        await supervisor.start("receiver", words)
+        receiver = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
+        command = [*_PROGRAM, *receiver, "--parent", str(os.getpid())]
+        await supervisor.start("receiver", command)
         stack.push_async_callback(supervisor.stop, "receiver", _RECEIVER_ENDS_WITHIN_S)
 
 
