@@ -22,7 +22,7 @@ import msgspec
 from click.termui import progressbar
 
 from tenure.cli.config import with_options
-from tenure.cli.options import json_option
+from tenure.cli.group import json_option
 from tenure.cli.output import Exit, Failed, emit, emit_text, note
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted

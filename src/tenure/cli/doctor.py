@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from tenure.cli.config import Config, load_config
-from tenure.cli.options import json_option
+from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, paint
 from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError, StoreError, TenureError

@@ -1,4 +1,4 @@
-"""The table of commands, each loaded when it is called, and how the program ends."""
+"""The table of commands, each loaded when it is called; what they share; how the program ends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tenure.cli.config import debug_wanted, is_storable, load_config, running_up
 from tenure.cli.output import emit, exit_code_of, line_of, note, problem_of, safe_url
 from tenure.core.errors import traceback_of
+
+if TYPE_CHECKING:
+    from tenure.core.seam import Ledger
 
 _TABLE = (
     ("up", "up", "Start everything: a store, a gateway, a worker with samples."),
@@ -54,6 +57,13 @@ _TABLE = (
 
 COMMANDS = {name: line for name, _, line in _TABLE}
 _MODULES = {name: module for name, module, _ in _TABLE}
+
+Answer = TypeVar("Answer")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+queue_option = click.option(
+    "--queue", "-q", "queue_url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL."
+)
 
 _MASK = ":***@"
 _PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")
@@ -197,3 +207,19 @@ def _end_of_pipe() -> int:
     """`tenure ls | head` is no error; keep the interpreter from flushing stdout again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def with_ledger(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]]) -> Answer:
+    """Open the ledger of this queue, or of the configured one, ask it, and close it."""
+    import asyncio  # here, so that commands which ask no queue start faster
+
+    from tenure.core.opening import open_ledger
+
+    async def asked() -> Answer:
+        ledger = open_ledger(load_config().text("queue_url", queue_url))
+        try:
+            return await ask(ledger)
+        finally:
+            await ledger.close()
+
+    return asyncio.run(asked())

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config
-from tenure.cli.options import json_option, queue_option, with_ledger
+from tenure.cli.group import json_option, queue_option, with_ledger
 from tenure.cli.output import (
     Exit,
     Failed,

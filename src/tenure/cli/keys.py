@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from tenure.cli.config import Config, load_config
-from tenure.cli.options import json_option, queue_option
+from tenure.cli.group import json_option, queue_option
 from tenure.cli.output import Exit, ago, answer, answer_rows, emit, emit_text, note
 from tenure.core.endpoint import SCOPES, Scope
 from tenure.core.errors import NotFound, StoreError, UsageError

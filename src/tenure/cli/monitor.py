@@ -15,7 +15,7 @@ import click
 from click.termui import progressbar
 
 from tenure.cli.config import load_config
-from tenure.cli.options import json_option
+from tenure.cli.group import json_option
 from tenure.cli.output import (
     Exit,
     ago,

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config, with_options
-from tenure.cli.options import json_option, queue_option, with_ledger
+from tenure.cli.group import json_option, queue_option, with_ledger
 from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord

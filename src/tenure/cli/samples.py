@@ -445,7 +445,7 @@ def _inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
     ours = [url for url in urls if url.startswith("inbox+")]
     if not ours:
         return []
-    from tenure.cli.inbox_handlers import inbox_tasks
+    from tenure.cli.handlers import inbox_tasks
 
     return inbox_tasks(config, ours)
 

@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from tenure.cli.config import child_environment
-from tenure.cli.options import json_option
+from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
