@@ -108,9 +108,11 @@ def load_tasks(
         made = handlers(task_settings(config), samples=samples)
         if not samples:
             return made
-        from tenure.cli.samples import sample_tasks
+        from tenure.cli.samples import FLOWS
 
-        return [*made, *sample_tasks(config, urls)]
+        made += [each for flow in FLOWS for each in flow.tasks]
+        inbox = [url for url in urls if url.startswith("inbox+")]
+        return [*made, *inbox_tasks(config, inbox)] if inbox else made
     if samples:
         raise UsageError(f"--samples goes with {BUILT_IN} only")
     if target == INBOX:

@@ -22,7 +22,6 @@ from uuid import uuid4
 
 import msgspec
 
-from tenure.cli.config import Config
 from tenure.cli.node import NodeProgram, NodeUnusable, prepare
 from tenure.cli.output import safe_url
 from tenure.contracts.bullmq import open_producer
@@ -82,9 +81,9 @@ class SampleFlow:
     """The samples of a contract.
 
     `feed` submits jobs until cancelled; an outbox has none, because its inbox fills it.
-    `invitation` is a line of at most 80 columns that says how to reach the queue with a program of
-    one's own. `handlers` makes tasks from the settings and the URLs that the worker serves, where
-    `tasks` will not do. `needs` are modules of an optional extra.
+    `tasks` are its handlers; the inbox has its real ones. `invitation` is a line of at most 80
+    columns that says how to reach the queue with a program of one's own. `needs` are modules of an
+    optional extra.
     """
 
     contract: str
@@ -93,7 +92,6 @@ class SampleFlow:
     tasks: tuple[Task, ...] = ()
     invitation: Callable[[Stores], str] | None = None
     worker_url: Callable[[Stores], str] | None = None
-    handlers: Callable[[Config, Sequence[str]], list[Task]] | None = None
     needs: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
@@ -440,16 +438,6 @@ def _inbox_invitation(stores: Stores) -> str:
     return f"see webhooks    {stores.receiver_url}/ shows those of the transcodes, verified"
 
 
-def _inbox_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
-    """The real handlers: transcoding and delivering."""
-    ours = [url for url in urls if url.startswith("inbox+")]
-    if not ours:
-        return []
-    from tenure.cli.handlers import inbox_tasks
-
-    return inbox_tasks(config, ours)
-
-
 async def _feed_inbox(context: SampleContext) -> None:
     folder, receiver_url = context.stores.files, context.stores.receiver_url
     try:
@@ -531,7 +519,6 @@ FLOWS = (
         _inbox_url,
         _feed_inbox,
         invitation=_inbox_invitation,
-        handlers=_inbox_tasks,
         needs=_NEEDS,
     ),
     SampleFlow("inbox", _outbox_url, needs=_NEEDS),
@@ -548,10 +535,3 @@ def usable_flows(say: Callable[[str], None]) -> list[SampleFlow]:
             "(pip install 'tenure[transcode]')"
         )
     return [flow for flow in FLOWS if flow.contract not in lacking]
-
-
-def sample_tasks(config: Config, urls: Sequence[str]) -> list[Task]:
-    """Handlers for the sample jobs of every contract, beyond the built-in tasks."""
-    ready = [task for flow in FLOWS for task in flow.tasks]
-    made = [task for flow in FLOWS if flow.handlers for task in flow.handlers(config, urls)]
-    return [*ready, *made]
