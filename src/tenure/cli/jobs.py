@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import click
 import msgspec
@@ -21,24 +22,36 @@ from tenure.cli.output import (
     answer_rows,
     emit,
     emit_text,
+    is_final,
     job_object,
     note,
     paint,
     paint_state,
     plain_json,
 )
-from tenure.core.errors import Conflict, InvalidJob, NotFound, QueueFull
+from tenure.core.errors import (
+    Conflict,
+    InvalidJob,
+    NotFound,
+    QueueFull,
+    ReplyLost,
+    StoreUnreachable,
+)
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.opening import open_ledger, open_queue
 from tenure.core.printable import one_line
 from tenure.core.seam import Ledger, Query
 from tenure.core.storable import check_json
 from tenure.core.submission import new_job_id
 
 if TYPE_CHECKING:
-    from tenure.cli.client import Client
+    from tenure.cli.gateway_client import GatewayClient
 
 _SUCCESS = frozenset({"done", "completed", "succeeded"})
 _STEERED = {"ok", "requested"}  # "requested": the worker that runs the job ends it
+# A store has no call to wait for one job's next event; ask often at first, then less.
+_POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
+_AWAY_S_MAX = 30.0  # a client outlasts a restart of the store
 
 
 def _checked_timeout(_ctx: click.Context, _param: click.Parameter, value: float | None) -> Any:
@@ -135,13 +148,65 @@ def _payload(data: str) -> bytes:
         ) from None
 
 
+class StoreClient:
+    """Speaks to the store itself."""
+
+    def __init__(self, url: str) -> None:
+        self._queue = open_queue(url, worker_id="tenure-cli")
+        self._ledger = open_ledger(url)
+        self._answered_at = float("-inf")
+
+    async def submit(self, job: NewJob) -> Submitted:
+        submitted = (await self._queue.submit([job]))[0]
+        self._answered_at = time.monotonic()
+        return submitted
+
+    async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
+        after, pause_s = "", _POLL_S_MIN
+        while True:
+            try:
+                # The order matters: a job that was final before its events were read has no more.
+                job = await self.job(job_id)
+                ended = is_final(job["state"], job["contract"])
+                events = await self._ledger.events(job_id, after=after)
+            except (StoreUnreachable, ReplyLost):
+                if time.monotonic() - self._answered_at > _AWAY_S_MAX:
+                    raise
+                await asyncio.sleep(_POLL_S_MAX)
+                continue
+            self._answered_at = time.monotonic()
+            for event in events:
+                yield event
+                after = event.event_id
+            if ended and not events:
+                return
+            pause_s = _POLL_S_MIN if events else min(pause_s * 1.5, _POLL_S_MAX)
+            if not ended:
+                await asyncio.sleep(pause_s)
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        record = await self._ledger.get(job_id)
+        if record is None:
+            raise NotFound(
+                f"there is no job {job_id} (any more); `tenure ls` lists those there are"
+            )
+        return job_object(record)
+
+    async def close(self) -> None:
+        await self._queue.close()
+        await self._ledger.close()
+
+
+Client = Union[StoreClient, "GatewayClient"]
+
+
 def _open_client(queue_url: str | None, gateway_url: str | None) -> Client:
     """The gateway if one is named or set, unless a queue is named; else the store."""
-    from tenure.cli.client import GatewayClient, StoreClient
-
     config = load_config()
     gateway = config.text("gateway_url", gateway_url) if queue_url is None else gateway_url
     if gateway:
+        from tenure.cli.gateway_client import GatewayClient
+
         return GatewayClient(gateway, config.text("api_key"))
     return StoreClient(config.text("queue_url", queue_url))
 

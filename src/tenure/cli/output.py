@@ -232,6 +232,19 @@ def _visible(text: str) -> int:
 _JSON_FIELDS = ("payload", "result", "error", "progress")
 
 
+def is_final(state: str, contract: str = "") -> bool:
+    """Whether a job in this state has ended, by its contract or else by any.
+
+    >>> is_final("failed"), is_final("failed", "inbox"), is_final("dead_letter", "inbox")
+    (True, False, True)
+    """
+    from tenure.core.state import MACHINES
+
+    if contract in MACHINES:
+        return state in MACHINES[contract].final
+    return state.lower() in {name.lower() for each in MACHINES.values() for name in each.final}
+
+
 def job_object(record: JobRecord) -> dict[str, Any]:
     """The job for a program: JSON fields as values, None where there is nothing."""
     import msgspec

@@ -16,8 +16,8 @@ import pytest
 import tenure.cli
 import tenure.tasks
 from tenure.cli import doctor
-from tenure.cli.client import GatewayClient, parse_sse
 from tenure.cli.doctor import clock_finding, version_finding
+from tenure.cli.gateway_client import GatewayClient, parse_sse
 from tenure.cli.samples import streams_sample
 from tenure.cli.up import UpOptions, how_to_call, welcome
 from tenure.core.errors import UsageError

@@ -1,7 +1,4 @@
-"""The two ways to reach jobs: through their store, or over a gateway's HTTP.
-
-The HTTP client is the standard library's, because `submit` must start fast.
-"""
+"""Jobs over a gateway's HTTP, with the standard library's client: `submit` must start fast."""
 
 from __future__ import annotations
 
@@ -9,23 +6,19 @@ import asyncio
 import contextlib
 import http.client
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from tenure.cli.output import Exit, Failed, job_object
+from tenure.cli.output import Exit, Failed, is_final
 from tenure.core.errors import NotFound, QueueFull, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
-from tenure.core.opening import open_ledger, open_queue
-from tenure.core.state import MACHINES
 
 _TIMEOUT_S = 30.0  # longer than the heartbeat of an event stream
 _RECONNECTS_MAX = 5
 _ENDS = ("done", "error", "canceled")
-_FINAL = frozenset(state.lower() for machine in MACHINES.values() for state in machine.final)
 
 
 class GatewayClient:
@@ -80,7 +73,7 @@ class GatewayClient:
                 if failures > _RECONNECTS_MAX:
                     raise
             # The stream ended early: the gateway is going, or there is nothing more to say.
-            if not failures and not received and _is_final((await self.job(job_id))["state"]):
+            if not failures and not received and is_final((await self.job(job_id))["state"]):
                 return
             await asyncio.sleep(0.1 * 2**failures)
 
@@ -200,75 +193,8 @@ def _refusal(status: int, content: bytes, headers: Any) -> Exception:
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:
-    """Wakes a thread that still waits for a line; closing alone would leave it waiting."""
+    """Wake a thread that still waits for a line; closing alone would leave it waiting."""
     if connection.sock is not None:
         with contextlib.suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-
-
-# A store has no call to wait for one job's next event; ask often at first, then less.
-_POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
-_AWAY_S_MAX = 30.0  # a client outlasts a restart of the store
-
-
-class StoreClient:
-    """Speaks to the store itself."""
-
-    def __init__(self, url: str) -> None:
-        self._queue = open_queue(url, worker_id="tenure-cli")
-        self._ledger = open_ledger(url)
-        self._answered_at = float("-inf")
-
-    async def submit(self, job: NewJob) -> Submitted:
-        submitted = (await self._queue.submit([job]))[0]
-        self._answered_at = time.monotonic()
-        return submitted
-
-    async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
-        after, pause_s = "", _POLL_S_MIN
-        while True:
-            try:
-                # The order matters: a job that was final before its events were read has no more.
-                job = await self.job(job_id)
-                ended = _is_final(job["state"], job["contract"])
-                events = await self._ledger.events(job_id, after=after)
-            except (StoreUnreachable, ReplyLost):
-                if time.monotonic() - self._answered_at > _AWAY_S_MAX:
-                    raise
-                await asyncio.sleep(_POLL_S_MAX)
-                continue
-            self._answered_at = time.monotonic()
-            for event in events:
-                yield event
-                after = event.event_id
-            if ended and not events:
-                return
-            pause_s = _POLL_S_MIN if events else min(pause_s * 1.5, _POLL_S_MAX)
-            if not ended:
-                await asyncio.sleep(pause_s)
-
-    async def job(self, job_id: str) -> dict[str, Any]:
-        record = await self._ledger.get(job_id)
-        if record is None:
-            raise NotFound(
-                f"there is no job {job_id} (any more); `tenure ls` lists those there are"
-            )
-        return job_object(record)
-
-    async def close(self) -> None:
-        await self._queue.close()
-        await self._ledger.close()
-
-
-Client = StoreClient | GatewayClient
-
-
-def _is_final(state: str, contract: str = "") -> bool:
-    """Whether a job in this state has ended, by its contract or else by any.
-
-    >>> _is_final("failed"), _is_final("failed", "inbox"), _is_final("dead_letter", "inbox")
-    (True, False, True)
-    """
-    machine = MACHINES.get(contract)
-    return state in machine.final if machine else state.lower() in _FINAL
