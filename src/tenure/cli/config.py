@@ -165,7 +165,7 @@ SETTINGS = {
 }
 
 
-FILE_NAME = "tenure.toml"
+_FILE_NAME = "tenure.toml"
 _UP = "`tenure up`"
 _WATCHDOG = ("WATCHDOG_PID", "WATCHDOG_USEC")
 
@@ -335,7 +335,7 @@ def notify_address() -> tuple[str, int]:
 
 def _read_file(environment: Mapping[str, str], folder: Path) -> tuple[Path, dict[str, Any]]:
     named = environment.get("TENURE_CONFIG")
-    path = folder / Path(named or FILE_NAME).expanduser()
+    path = folder / Path(named or _FILE_NAME).expanduser()
     if not path.exists():
         if named:
             raise UsageError(f"TENURE_CONFIG names {path}, which does not exist")
@@ -438,7 +438,7 @@ def _read_secret(setting: Setting, path: str, where: str) -> Value:
     return _parse(setting, text.splitlines() if setting.kind == "list" else text, where)
 
 
-UP_FILE = "up.json"
+_UP_FILE = "up.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +464,7 @@ def running_up(folder: Path) -> RunningUp | None:
     import msgspec
 
     try:
-        with (folder / UP_FILE).open("rb") as file:
+        with (folder / _UP_FILE).open("rb") as file:
             ours = os.fstat(file.fileno()).st_uid == os.geteuid()
             up = msgspec.json.decode(file.read(), type=RunningUp)
     except (OSError, msgspec.MsgspecError):
@@ -477,12 +477,12 @@ def announce_up(folder: Path, up: RunningUp) -> None:
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(up), indent=2).decode()
-    write_private(folder / UP_FILE, text + "\n")
+    write_private(folder / _UP_FILE, text + "\n")
 
 
 def withdraw_up(folder: Path) -> None:
     """Say that it runs no more."""
-    (folder / UP_FILE).unlink(missing_ok=True)
+    (folder / _UP_FILE).unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:

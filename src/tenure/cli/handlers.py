@@ -34,7 +34,7 @@ Handler = Callable[[Any], Awaitable[Any]]
 log = structlog.get_logger("tenure.worker")
 
 
-BUILT_IN = "tenure.tasks"
+_BUILT_IN = "tenure.tasks"
 INBOX = "tenure.transcode"
 # By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
 # claim (section 12), and as many again as are delivered at once while the next claim is under way.
@@ -74,19 +74,19 @@ def load_all(
     `chat` instead of the sample of that name. `concurrency` is what the operator chose, 0 for
     nothing.
     """
-    if samples and BUILT_IN not in targets:
-        raise UsageError(f"--samples goes with {BUILT_IN} only")
+    if samples and _BUILT_IN not in targets:
+        raise UsageError(f"--samples goes with {_BUILT_IN} only")
     found: dict[str, list[Task]] = {}
     origin: dict[str, str] = {}
     for target in targets:
         mine: dict[str, list[Task]] = {}
-        with_samples = samples and target == BUILT_IN
+        with_samples = samples and target == _BUILT_IN
         given: dict[str, Any] = {"urls": urls, "concurrency": concurrency}
         for each in load_tasks(target, config, samples=with_samples, **given):
             mine.setdefault(each.name, []).append(each)
         for name, tasks in mine.items():
-            before = origin.get(name, BUILT_IN)
-            if before != BUILT_IN and not _same(tasks, found[name]):
+            before = origin.get(name, _BUILT_IN)
+            if before != _BUILT_IN and not _same(tasks, found[name]):
                 raise UsageError(f"task {name!r} is in {before} and in {target}; one must go")
             origin[name] = target
         found |= mine
@@ -102,7 +102,7 @@ def load_tasks(
     concurrency: int = 0,
 ) -> list[Task]:
     """All `@task` functions of a file or module; the built-in ones are made from the settings."""
-    if target == BUILT_IN:
+    if target == _BUILT_IN:
         from tenure.tasks import handlers
 
         made = handlers(task_settings(config), samples=samples)
@@ -112,11 +112,11 @@ def load_tasks(
 
         made += [each for flow in FLOWS for each in flow.tasks]
         inbox = [url for url in urls if url.startswith("inbox+")]
-        return [*made, *inbox_tasks(config, inbox)] if inbox else made
+        return [*made, *_inbox_tasks(config, inbox)] if inbox else made
     if samples:
-        raise UsageError(f"--samples goes with {BUILT_IN} only")
+        raise UsageError(f"--samples goes with {_BUILT_IN} only")
     if target == INBOX:
-        return inbox_tasks(config, urls, at_once=concurrency)
+        return _inbox_tasks(config, urls, at_once=concurrency)
     module = _file(Path(target)) if _is_path(target) else _module(target)
     named = {id(value): value for value in vars(module).values() if isinstance(value, Task)}
     found = list(named.values())  # once each, whatever names it has in the module
@@ -204,7 +204,7 @@ def _add_to_path(folder: Path) -> str:
     return ""
 
 
-def inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> list[Task]:
+def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> list[Task]:
     """The handlers for the inbox that the first URL names; `at_once` deliveries, or the usual.
 
     `--from inbox+sqlite:///jobs.db --from '...?box=outbox'` serves both; either queue will do.

@@ -148,7 +148,7 @@ def _payload(data: str) -> bytes:
         ) from None
 
 
-class StoreClient:
+class _StoreClient:
     """Speaks to the store itself."""
 
     def __init__(self, url: str) -> None:
@@ -197,7 +197,7 @@ class StoreClient:
         await self._ledger.close()
 
 
-Client = Union[StoreClient, "GatewayClient"]
+Client = Union[_StoreClient, "GatewayClient"]
 
 
 def _open_client(queue_url: str | None, gateway_url: str | None) -> Client:
@@ -208,7 +208,7 @@ def _open_client(queue_url: str | None, gateway_url: str | None) -> Client:
         from tenure.cli.gateway_client import GatewayClient
 
         return GatewayClient(gateway, config.text("api_key"))
-    return StoreClient(config.text("queue_url", queue_url))
+    return _StoreClient(config.text("queue_url", queue_url))
 
 
 async def _submit(client: Client, job: NewJob) -> Submitted:
@@ -267,7 +267,7 @@ async def _wait_for_end(
 
 def _event_printer(as_json: bool) -> Callable[[JobEvent], None]:
     if as_json:
-        return lambda event: emit(event_object(event))
+        return lambda event: emit(_event_object(event))
     return lambda event: emit_text(event_line(event))
 
 
@@ -327,7 +327,7 @@ def watch_command(
     return Exit.OK if ended["state"].lower() in _SUCCESS else Exit.JOB_FAILED
 
 
-def event_object(event: JobEvent) -> dict[str, Any]:
+def _event_object(event: JobEvent) -> dict[str, Any]:
     """The event for a program."""
     return {
         "id": event.event_id,
@@ -412,7 +412,7 @@ def inspect_command(job_id: str, queue_url: str | None, as_json: bool) -> None:
         raise NotFound(f"there is no job {job_id} (any more); `tenure ls` lists those there are")
     job = job_object(record)
     lines = [*_job_lines(job), *(f"  {event_line(event)}" for event in events)]
-    found = job | {"events": [event_object(event) for event in events]}
+    found = job | {"events": [_event_object(event) for event in events]}
     answer(as_json, found, "\n".join(lines))
 
 

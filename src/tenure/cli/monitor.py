@@ -42,7 +42,7 @@ from tenure.worker.logs import ensure_logs
 
 
 @dataclass(frozen=True, slots=True)
-class OpenQueue:
+class _OpenQueue:
     """One queue; nothing connects before it is asked something."""
 
     name: str
@@ -73,12 +73,12 @@ async def open_queues(urls: Sequence[str]) -> AsyncIterator[Street]:
                 await part.close()
 
 
-def _opened(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
+def _opened(url: str, number: int, urls: Sequence[str]) -> _OpenQueue:
     parsed = parse_url(url)
     same = sum(parse_url(other).name == parsed.name for other in urls[:number])
     name = f"{parsed.name}~{same + 1}" if same else parsed.name
     parts = open_queue(url), open_ledger(url), open_journal(url)
-    return OpenQueue(name, parsed.contract, *parts, address=parsed.safe)
+    return _OpenQueue(name, parsed.contract, *parts, address=parsed.safe)
 
 
 @click.command("workers")

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tenure.cli.config import process_environment
+from tenure.cli.supervisor import output_lines
 from tenure.core.errors import NotFound
 from tenure.store.embedded import locate_node
 from tenure.store.embedded.spawn import tied
@@ -51,7 +52,7 @@ class NodeProgram:
         """Run until it ends or this is cancelled, passing on its output; returns how it ended."""
         command = [str(self.node), "main.mjs", *args]
         async with _child(command, self.folder, environment) as process:
-            async for line in _lines(process):
+            async for line in output_lines(process):
                 say(line)
             code = await process.wait()
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
@@ -108,7 +109,7 @@ async def _run_npm(npm: Sequence[str], folder: Path) -> None:
     async with _child([*npm, *_NPM_WORDS, *_NPM_QUIET], folder, {}) as process:
         try:
             async with asyncio.timeout(_NPM_WITHIN_S):
-                lines = [line async for line in _lines(process)]
+                lines = [line async for line in output_lines(process)]
                 code = await process.wait()
         except TimeoutError:
             raise NodeUnusable(f"npm was not done after {_NPM_WITHIN_S:g} s") from None
@@ -146,14 +147,3 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _ENDS_WITHIN_S)
-
-
-async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
-    while process.stdout is not None:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:  # longer than the buffer: its pieces are lost, the rest is read
-            continue
-        if not line:
-            return
-        yield line.decode(errors="replace").rstrip()

@@ -89,7 +89,7 @@ def outbox_command() -> None:
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, help="How many (50).")
 @queue_option
 @json_option
-def outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: bool) -> None:
+def _outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: bool) -> None:
     """List events, newest first."""
     states = (status,) if status else ()
     query = Query(states=states, limit=limit)
@@ -103,7 +103,7 @@ def outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: bo
 @click.argument("event_ids", metavar="EVENT...", nargs=-1, required=True)
 @queue_option
 @json_option
-def redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
+def _redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
     """Send events again that were delivered or given up, under the same ids."""
     answers = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.retry(event_ids))
     for event_id, said in zip(event_ids, answers, strict=True):

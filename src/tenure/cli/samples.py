@@ -222,7 +222,7 @@ def _bullmq_invitation(stores: Stores) -> str:
 
 
 @task(_VIDEOS, timeout_s=60)
-async def make_video(job: Job) -> dict[str, Any]:
+async def _make_video(job: Job) -> dict[str, Any]:
     """Make no video: report the scenes one by one, and say that it is a sample."""
     try:
         check(job.payload, _VIDEO_SCHEMA)
@@ -328,7 +328,7 @@ def _omniq_url(stores: Stores) -> str:
 
 
 @task(_LETTERS, timeout_s=60)
-async def send_letter(job: Job) -> dict[str, Any]:
+async def _send_letter(job: Job) -> dict[str, Any]:
     """Send no letter: take a moment, and say that it is a sample."""
     play = job.payload.get("sample", {})
     await asyncio.sleep(min(play.get("seconds", 0.2), 5))
@@ -376,7 +376,7 @@ def _plane_invitation(stores: Stores) -> str:
 
 
 @task("report")
-async def write_report(job: Job) -> dict[str, Any]:
+async def _write_report(job: Job) -> dict[str, Any]:
     """Write a report: some pages, a failure where the sample asks for one, artifacts."""
     play = job.payload
     began_s = asyncio.get_running_loop().time()
@@ -509,10 +509,10 @@ def _forget_old(outputs: Path) -> None:
 
 FLOWS = (
     SampleFlow("streams", _streams_url, _feed_streams),
-    SampleFlow("bullmq", _bullmq_url, _feed_bullmq, (make_video,), _bullmq_invitation),
-    SampleFlow("omniq", _omniq_url, _feed_omniq, (send_letter,)),
+    SampleFlow("bullmq", _bullmq_url, _feed_bullmq, (_make_video,), _bullmq_invitation),
+    SampleFlow("omniq", _omniq_url, _feed_omniq, (_send_letter,)),
     SampleFlow(
-        "plane", _plane_url, _feed_plane, (write_report,), _plane_invitation, _plane_worker_url
+        "plane", _plane_url, _feed_plane, (_write_report,), _plane_invitation, _plane_worker_url
     ),
     SampleFlow(
         "inbox",

@@ -48,7 +48,7 @@ class Ran(msgspec.Struct, frozen=True):
     clauses: tuple[str, ...] = ()
 
 
-class Clause(msgspec.Struct, frozen=True):
+class _Clause(msgspec.Struct, frozen=True):
     """A clause of the reference: `held`, `broken`, or `not asked` of this contract."""
 
     clause: str
@@ -197,14 +197,14 @@ def pytest_sessionfinish() -> None:
         Path(os.environ[_RESULT]).write_bytes(msgspec.json.encode(list(_ran.values())))
 
 
-def judge(ran: list[Ran]) -> list[Clause]:
+def judge(ran: list[Ran]) -> list[_Clause]:
     """What the tests say of each clause."""
     found = []
     for clause, text in _clauses().items():
         mine = [test for test in ran if clause in test.clauses]
         failed = tuple(test.name for test in mine if not test.passed)
         verdict = "broken" if failed else "held" if mine else "not asked"
-        found.append(Clause(clause, verdict, text, len(mine), failed))
+        found.append(_Clause(clause, verdict, text, len(mine), failed))
     return found
 
 
@@ -249,7 +249,7 @@ def check_command(url: str, only: str, as_json: bool) -> int:
     return Exit.PROBLEMS if any(not test.passed for test in ran) else Exit.OK
 
 
-def _clause_row(clause: Clause) -> list[str]:
+def _clause_row(clause: _Clause) -> list[str]:
     verdict = paint(clause.verdict, _COLOURS[clause.verdict])
     return [clause.clause, verdict, str(clause.tests or "-"), clause.text[:90]]
 

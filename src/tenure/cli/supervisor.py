@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,17 +198,22 @@ class Supervisor:
 
     async def _pump(self, child: _Child, process: asyncio.subprocess.Process) -> None:
         prefix = paint(f"{child.name:>8} | ", "dim", sys.stderr)
-        while process.stdout is not None:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # a line longer than the buffer is dropped
-                continue
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
+        async for text in output_lines(process):
             child.last_line = text
             with contextlib.suppress(OSError):
                 note(f"{prefix}{text}")
+
+
+async def output_lines(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
+    """What a process writes, line by line; lines longer than the buffer are dropped."""
+    while process.stdout is not None:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        yield line.decode(errors="replace").rstrip()
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -183,7 +183,7 @@ async def _up(options: UpOptions, config: Config) -> int:
     stop = asyncio.Event()
     private_folder(options.data, mark=_WORKER_KEY)
     flows = usable_flows(_say)
-    setup = InboxSetup({})
+    setup = _InboxSetup({})
     if any(flow.contract == "inbox" for flow in flows):
         setup = await set_up_inbox(
             config, options.data, gateway_port=options.port, samples=options.samples
@@ -219,7 +219,7 @@ async def _up(options: UpOptions, config: Config) -> int:
 
 
 async def _start_receiver(
-    setup: InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
+    setup: _InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
 ) -> None:
     """The receiver starts before the others, so that it ends after the worker that delivers."""
     if setup.port:
@@ -373,7 +373,7 @@ async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class InboxSetup:
+class _InboxSetup:
     """What the inbox needs: settings for the children, the receiver's port (0: none), files."""
 
     environment: Mapping[str, str]
@@ -388,7 +388,7 @@ class InboxSetup:
 
 async def set_up_inbox(
     config: Config, data: Path, *, gateway_port: int, samples: bool
-) -> InboxSetup:
+) -> _InboxSetup:
     """Make a key ring where none is set, and with `samples` what the receiver needs.
 
     Webhooks may go to the receiver's port and `file://` may name one folder; without these two
@@ -398,15 +398,15 @@ async def set_up_inbox(
     if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
         environment["TENURE_VAULT_KEYS_FILE"] = str(kept_ring(data))
     if not samples:
-        return InboxSetup(environment)
+        return _InboxSetup(environment)
     port = port_above(gateway_port)
     allowed = [*config.texts("egress.allow"), f"{HOST}:{port}"]
     environment["TENURE_EGRESS_ALLOW"] = ",".join(allowed)
     environment["TENURE_WEBHOOKS_SECRETS"] = await _secrets(config.text("webhooks.secrets"))
     if theirs := config.text("transcode.files"):
-        return InboxSetup(environment, port, _samples_folder(theirs))
+        return _InboxSetup(environment, port, _samples_folder(theirs))
     environment["TENURE_TRANSCODE_FILES"] = str(data / "transcode")
-    return InboxSetup(environment, port, data / "transcode")
+    return _InboxSetup(environment, port, data / "transcode")
 
 
 def _samples_folder(theirs: str) -> Path:

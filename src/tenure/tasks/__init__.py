@@ -121,7 +121,7 @@ class SampleFailure(Exception):
     code = "sample_failure"
 
 
-class Play(msgspec.Struct, forbid_unknown_fields=True):
+class _Play(msgspec.Struct, forbid_unknown_fields=True):
     """How a sample job shall behave: `"sample"` in its payload."""
 
     steps: int = 5
@@ -150,10 +150,10 @@ def _sample(name: str) -> Handler:
     return handle
 
 
-def _play(payload: Any) -> Play:
+def _play(payload: Any) -> _Play:
     asked = payload.get("sample", {}) if isinstance(payload, dict) else {}
     try:
-        play = msgspec.convert(asked, Play)
+        play = msgspec.convert(asked, _Play)
     except msgspec.ValidationError as error:
         raise Fatal(f'the payload\'s "sample" does not fit: {error}') from None
     if not (1 <= play.steps <= 1000 and 0 <= play.delay_s <= 60 and play.fail >= 0):

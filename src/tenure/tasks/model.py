@@ -56,18 +56,18 @@ class Running(Protocol):
     ) -> Awaitable[None]: ...
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
     role: str
     content: str
 
 
-class Chat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Chat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A prompt, or the turns so far."""
 
     prompt: str = ""
-    messages: list[Message] = []
+    messages: list[_Message] = []
     system: str = ""
     model: str = ""
     temperature: float | None = None
@@ -79,7 +79,7 @@ class Chat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError('give either "prompt" or "messages", and not empty')
 
 
-class Plan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Plan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A goal to be cut into steps."""
 
     goal: str
@@ -92,7 +92,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError('"goal" says what to plan and "steps_max" is 1 to 50')
 
 
-class Code(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Code(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What to write, and what is there already."""
 
     prompt: str
@@ -114,7 +114,7 @@ def read(payload: Any, shape: type[Shape], task: str) -> Shape:
         raise Fatal(f"the payload of {task!r} does not fit: {error} (fields: {names})") from None
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class _Chunk(msgspec.Struct, frozen=True):
     """A part of a streamed answer; the last ones say why it ended and what it cost."""
 
     text: str = ""
@@ -134,7 +134,7 @@ class ModelServer:
 
     async def chat(
         self, messages: list[dict[str, str]], *, model: str = "", options: Mapping[str, Any]
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[_Chunk, None]:
         """The answer, in chunks as the model writes it."""
         body = {
             "model": model or await self.default_model(),
@@ -257,10 +257,10 @@ def _root(url: str) -> str:
     return url.rstrip("/") if parts.path.strip("/") else url.rstrip("/") + "/v1"
 
 
-def _chunk(answer: dict[str, Any], field: str, finish: str = "") -> Chunk:
+def _chunk(answer: dict[str, Any], field: str, finish: str = "") -> _Chunk:
     choice = (answer.get("choices") or [{}])[0]
     text = (choice.get(field) or {}).get("content") or ""
-    return Chunk(text, choice.get("finish_reason") or finish, answer.get("usage"))
+    return _Chunk(text, choice.get("finish_reason") or finish, answer.get("usage"))
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -296,7 +296,7 @@ _NUMBERED = re.compile(r"^\s*(?:\d+[.)]|[-*])\s+(.*\S)", re.MULTILINE)
 
 async def chat(job: Running, server: ModelServer) -> dict[str, Any]:
     """Answer a prompt or a conversation."""
-    asked = read(job.payload, Chat, "chat")
+    asked = read(job.payload, _Chat, "chat")
     turns = [{"role": turn.role, "content": turn.content} for turn in asked.messages]
     if asked.prompt:
         turns = [{"role": "user", "content": asked.prompt}]
@@ -312,7 +312,7 @@ async def chat(job: Running, server: ModelServer) -> dict[str, Any]:
 
 async def plan(job: Running, server: ModelServer) -> dict[str, Any]:
     """Cut a goal into steps; the result has them as a list."""
-    asked = read(job.payload, Plan, "plan")
+    asked = read(job.payload, _Plan, "plan")
     goal = asked.goal + (f"\n\nContext:\n{asked.context}" if asked.context else "")
     system = _PLAN.format(steps_max=asked.steps_max)
     answer = await converse(job, server, turns_of(system, goal), model=asked.model)
@@ -321,7 +321,7 @@ async def plan(job: Running, server: ModelServer) -> dict[str, Any]:
 
 async def code(job: Running, server: ModelServer) -> dict[str, Any]:
     """Write code; the result has the block by itself beside the whole answer."""
-    asked = read(job.payload, Code, "code")
+    asked = read(job.payload, _Code, "code")
     system = _CODE.format(language=f"{asked.language} " if asked.language else "")
     prompt = asked.prompt + (f"\n\nWhat is there:\n{asked.context}" if asked.context else "")
     answer = await converse(job, server, turns_of(system, prompt), model=asked.model)

@@ -26,7 +26,7 @@ _RAG = (
 )
 
 
-class Embed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Embed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One text or many."""
 
     input: str | list[str]
@@ -42,18 +42,18 @@ class Embed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-class Document(msgspec.Struct, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
     """A text to search, and the name to cite it by."""
 
     text: str
     id: str = ""
 
 
-class Rag(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Rag(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A question, and the documents to search (else the configured folder)."""
 
     question: str
-    documents: list[str | Document] = []
+    documents: list[str | _Document] = []
     top_k: int = 4
     chunk_chars: int = 1_000
     answer: bool = True
@@ -68,7 +68,7 @@ class Rag(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 async def embed(job: Running, server: ModelServer) -> dict[str, Any]:
     """Vectors for one text or many, in batches with progress."""
-    asked = read(job.payload, Embed, "embed")
+    asked = read(job.payload, _Embed, "embed")
     vectors: list[list[float]] = []
     used: dict[str, Any] = {}
     for start in range(0, len(asked.texts), _BATCH):
@@ -81,7 +81,7 @@ async def embed(job: Running, server: ModelServer) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class _Passage:
     """A part of a document, and where it starts."""
 
     document: str
@@ -113,7 +113,7 @@ class VectorCache:
 
 async def rag(job: Running, cache: VectorCache, folder: Path | None) -> dict[str, Any]:
     """The passages nearest to the question by cosine, and an answer made from them."""
-    asked = read(job.payload, Rag, "rag")
+    asked = read(job.payload, _Rag, "rag")
     passages = [
         passage
         for name, text in _documents(asked, folder)
@@ -139,8 +139,8 @@ async def rag(job: Running, cache: VectorCache, folder: Path | None) -> dict[str
     return {"passages": found, **answer}
 
 
-def _documents(asked: Rag, folder: Path | None) -> list[tuple[str, str]]:
-    given = [Document(doc) if isinstance(doc, str) else doc for doc in asked.documents]
+def _documents(asked: _Rag, folder: Path | None) -> list[tuple[str, str]]:
+    given = [_Document(doc) if isinstance(doc, str) else doc for doc in asked.documents]
     if given:
         return [(doc.id or f"document {i}", doc.text) for i, doc in enumerate(given, 1)]
     if folder is None:
@@ -162,7 +162,7 @@ def read_folder(folder: Path) -> list[tuple[str, str]]:
     ]
 
 
-def cut(document: str, text: str, chars: int) -> list[Passage]:
+def cut(document: str, text: str, chars: int) -> list[_Passage]:
     """Overlapping passages of about `chars`, ending at a paragraph, sentence or word if possible.
 
     >>> [p.text for p in cut("d", "One two three. Four five six.", 16)]
@@ -172,7 +172,7 @@ def cut(document: str, text: str, chars: int) -> list[Passage]:
     while start < len(text):
         end = _good_end(text, start, chars)
         if part := text[start:end].strip():
-            passages.append(Passage(document, start, part))
+            passages.append(_Passage(document, start, part))
         if end >= len(text):
             break
         start = max(end - chars // 8 if chars >= 100 else end, start + 1)
