@@ -87,16 +87,20 @@ class Bridge:
 
     async def _held(self) -> list[JobRecord]:
         """The jobs that a bridge holds; this one holds none between two steps."""
-        counts = await self.source_ledger.counts()
-        contract = parse_url(self.from_url).contract
-        states = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "running"]
-        page = await self.source_ledger.find(Query(states=tuple(states), limit=_HELD_MAX))
+        states = await self._states("running")
+        page = await self.source_ledger.find(Query(states=states, limit=_HELD_MAX))
         return [job for job in page.jobs if job.worker_id == NAME]
+
+    async def _states(self, kind: str) -> tuple[str, ...]:
+        """What the old queue's contract calls the states of this kind."""
+        counts = await self.source_ledger.counts()
+        states = states_of(parse_url(self.from_url).contract, tuple(counts.states))
+        return tuple(state for state in states if kind_of(state) == kind)
 
     async def _move(self, moved: Moved) -> None:
         while leases := await self.source.claim(_BATCH, wait_ms=_CLAIM_WAIT_MS):
             if all(lease.job_id in moved.refused for lease in leases):
-                await self._settle(leases, "release")
+                await self._release(leases)
                 break
             await self._carry(leases, moved)
         await self._move_delayed(moved)
@@ -105,7 +109,7 @@ class Bridge:
         try:
             answers = await self._store(leases)
         except BaseException:  # a target that is away costs no job an attempt, or its time
-            await self._settle(leases, "release")
+            await self._release(leases)
             raise
         gone: list[tuple[Lease, str]] = []
         left: list[tuple[Lease, str]] = []
@@ -114,26 +118,21 @@ class Bridge:
             (gone if answer.accepted else left).append((lease, answer.job_id))
         if gone:
             await self.source.settle(
-                [Outcome(lease, "complete", _word(new)) for lease, new in gone]
+                [Outcome(lease, "complete", _result(new)) for lease, new in gone]
             )
             if not self.keep:
                 await self.source_ledger.remove([lease.job_id for lease, _ in gone])
         if left:
-            await self._settle([lease for lease, _ in left], "release")
+            await self._release([lease for lease, _ in left])
         self.on_moved(len(gone))
 
-    async def _settle(self, leases: Sequence[Lease], kind: str) -> None:
-        await self.source.settle([Outcome(lease, kind) for lease in leases])  # type: ignore[arg-type]
+    async def _release(self, leases: Sequence[Lease]) -> None:
+        await self.source.settle([Outcome(lease, "release") for lease in leases])
 
     async def _move_delayed(self, moved: Moved) -> None:
-        counts = await self.source_ledger.counts()
-        contract = parse_url(self.from_url).contract
-        states = [s for s in states_of(contract, tuple(counts.states)) if kind_of(s) == "waiting"]
-        after = ""
+        states, after = await self._states("waiting"), ""
         while True:
-            page = await self.source_ledger.find(
-                Query(states=tuple(states), after=after, limit=_BATCH)
-            )
+            page = await self.source_ledger.find(Query(states=states, after=after, limit=_BATCH))
             now_ms = time.time_ns() // 1_000_000
             due = [
                 job for job in page.jobs if job.due_ms > now_ms and job.job_id not in moved.refused
@@ -220,7 +219,7 @@ def _note(moved: Moved, job_id: str, answer: Submitted) -> None:
         moved.refused[job_id] = answer.reason or answer.status
 
 
-def _word(new_id: str) -> bytes:
+def _result(new_id: str) -> bytes:
     return msgspec.json.encode({"moved_to": new_id})
 
 

@@ -43,10 +43,10 @@ class Exit(IntEnum):
 class Failed(Exception):
     """A command's own way to end: an exit code, what was wrong, and what would be right."""
 
-    def __init__(self, exit_code: Exit, detail: str, *, code: str = "", **extra: Any) -> None:
+    def __init__(self, exit_code: Exit, detail: str, **extra: Any) -> None:
         super().__init__(detail)
         self.exit_code = exit_code
-        self.code = code or exit_code.name.lower()
+        self.code = exit_code.name.lower()
         self.extra = extra
 
 
