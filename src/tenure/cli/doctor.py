@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import platform
 import shutil
@@ -11,16 +10,15 @@ import socket
 import sqlite3
 import sys
 import time
-import urllib.request
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
-from urllib.error import HTTPError
 
 import click
 import msgspec
 
 from tenure.cli.config import Config, load_config
+from tenure.cli.gateway_client import fetch
 from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, paint
 from tenure.contracts.streams.options import GROUP, Options, keys
@@ -139,7 +137,7 @@ def _server_program() -> Finding:
 def _port(host: str, port: int) -> Finding:
     if _is_free(host, port):
         return Finding("ok", "gateway port", f"{host}:{port} is free")
-    if _is_gateway(host, port):
+    if _is_gateway(f"http://{f'[{host}]' if ':' in host else host}:{port}"):
         return Finding("ok", "gateway port", f"a gateway answers on {host}:{port}")
     taken = f"{host}:{port} is taken by something that is no gateway"
     remedy = f"stop it, or choose another port: --port {port + 1} or TENURE_GATEWAY_PORT"
@@ -156,15 +154,11 @@ def _is_free(host: str, port: int) -> bool:
         return True
 
 
-def _is_gateway(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=2)
+def _is_gateway(url: str) -> bool:
     try:
-        connection.request("GET", "/livez")
-        return connection.getresponse().read() == b"ok\n"
-    except (OSError, http.client.HTTPException):
+        return fetch(f"{url}/livez", 2)[1] == b"ok\n"
+    except OSError:
         return False
-    finally:
-        connection.close()
 
 
 # A queue, after its store.
@@ -255,18 +249,17 @@ def clock_finding(skew_ms: float) -> Finding:
 
 def _remote_findings(store: str, name: str) -> list[Finding]:
     """`/livez` and `/readyz` of the gateway; blocking."""
-    found = []
+    found: list[Finding] = []
     for check, path, remedy in (
         ("gateway", "/livez", "start it: tenure gateway --from plane+sqlite:///plane.db"),
         ("gateway ready", "/readyz?verbose", "its store does not answer: tenure doctor there"),
     ):
         try:
-            with urllib.request.urlopen(f"{_base(store)}{path}", timeout=5) as response:  # nosec B310 # plane+http(s)
-                found.append(Finding("ok", check, f"{name} answers {response.status}"))
-        except HTTPError as error:
-            found.append(Finding("problem", check, f"{name} answers {error.code}", remedy))
+            status, _ = fetch(f"{_base(store)}{path}", 5)
         except (OSError, ValueError) as error:
             return [*found, Finding("problem", check, f"{name}: {error}", remedy)]
+        detail = f"{name} answers {status}"
+        found.append(judged(check, detail, bad=status != 200, remedy=remedy))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Jobs over a gateway's HTTP, with the standard library's client: `submit` must start fast."""
+"""What the commands ask of a gateway, with the standard library's HTTP client: it loads fast."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ class GatewayClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no gateway; one looks like http://127.0.0.1:8470")
         self._url = f"{parts.scheme}://{parts.netloc}"
-        self._kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        self._kind = _connection_kind(parts.scheme)
         self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -143,6 +141,24 @@ class GatewayClient:
             f"the gateway {self._url} was asked and did not answer ({error!r}): "
             "the request may have been executed"
         )
+
+
+def fetch(url: str, timeout_s: float) -> tuple[int, bytes]:
+    """The status and body of a GET, without proxies and redirects; blocking; raises `OSError`."""
+    parts = urlsplit(url)
+    connection = _connection_kind(parts.scheme)(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", parts._replace(scheme="", netloc="").geturl())
+        response = connection.getresponse()
+        return response.status, response.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"no HTTP: {error!r}") from None
+    finally:
+        connection.close()
+
+
+def _connection_kind(scheme: str) -> type[http.client.HTTPConnection]:
+    return http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
 
 
 def parse_sse(lines: list[str]) -> Iterator[JobEvent]:

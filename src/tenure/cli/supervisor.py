@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from tenure.cli.config import child_environment, notify_address
 from tenure.cli.output import Exit, Failed, note, paint
@@ -233,7 +232,7 @@ async def until_ready(gateway_url: str, supervisor: Supervisor, stop: asyncio.Ev
     while not stop.is_set():
         if supervisor.broken.done():
             supervisor.broken.result()
-        if await asyncio.to_thread(_answers, gateway_url):
+        if await asyncio.to_thread(_is_ready, gateway_url):
             return
         if time.monotonic() > deadline:
             raise Failed(
@@ -243,18 +242,13 @@ async def until_ready(gateway_url: str, supervisor: Supervisor, stop: asyncio.Ev
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _answers(gateway_url: str) -> bool:
-    import http.client
+def _is_ready(gateway_url: str) -> bool:
+    from tenure.cli.gateway_client import fetch
 
-    parts = urlsplit(gateway_url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2)
     try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
+        return fetch(f"{gateway_url}/readyz", 2)[0] == 200
+    except OSError:
         return False
-    finally:
-        connection.close()
 
 
 async def run_workers(
