@@ -1,16 +1,16 @@
-"""The commands that serve until they are stopped: worker, gateway and receiver."""
+"""The commands that serve until they are stopped: worker, gateway and receiver.
+
+Heavy modules are imported in functions, so that `--help` and wrong options answer fast.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import structlog
 
 from tenure.cli.config import (
     Config,
@@ -22,11 +22,9 @@ from tenure.cli.config import (
     with_options,
 )
 from tenure.cli.output import emit_text, note
-from tenure.cli.supervisor import end_with_parent, run_workers
 from tenure.core.errors import UsageError
-from tenure.worker.logs import PlainFormatter, plain_errors, plain_text, text_renderer
 
-_LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
+_LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("auto", "json", "text")
 
 
@@ -35,25 +33,36 @@ def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] 
 
     `add` are further processors, such as the worker's that adds the ids of the running job.
     """
+    import logging
+
+    import structlog
+
+    from tenure.worker.logs import PlainFormatter
+
     name, style = config.text("log_level", level).lower(), config.text("log_format")
     if name not in _LEVELS:
         raise UsageError(f"log_level is {name!r}; it is one of {', '.join(_LEVELS)}")
     if style not in _FORMATS:
         raise UsageError(f"log_format is {style!r}; it is one of {', '.join(_FORMATS)}")
+    threshold = getattr(logging, name.upper())
     as_text = style == "text" or (style == "auto" and sys.stderr.isatty())
     structlog.configure(
         processors=[*add, *_processors(as_text)],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[name]),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainFormatter(logging.BASIC_FORMAT))
-    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), handlers=[handler], force=True)
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
     return name
 
 
 def _processors(as_text: bool) -> list[Any]:
+    import structlog
+
+    from tenure.worker.logs import plain_errors, plain_text, text_renderer
+
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -119,6 +128,8 @@ def worker_command(
     tenure worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
     tenure worker app.py --burst
     """
+    from tenure.cli.supervisor import end_with_parent
+
     end_with_parent(parent)
     config = load_config()
     if flags["only_load"]:
@@ -182,6 +193,10 @@ def _serve_metrics(port: int, registry: Any) -> None:
 
 
 def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+    import asyncio
+
+    from tenure.cli.supervisor import run_workers
+
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
@@ -243,6 +258,8 @@ def gateway_command(
     tenure gateway --from streams+redis://127.0.0.1:6379/0
     tenure gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
     """
+    from tenure.cli.supervisor import end_with_parent
+
     end_with_parent(parent)
     config = load_config()
     urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
@@ -336,6 +353,8 @@ def receiver_command(port: int, requester: str, parent: int) -> None:
     \b
     tenure receiver --port 8471
     """
+    from tenure.cli.supervisor import end_with_parent
+
     end_with_parent(parent)
     try:
         import uvicorn

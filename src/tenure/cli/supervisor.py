@@ -18,11 +18,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.cli.config import child_environment, notify_address
 from tenure.cli.output import Exit, Failed, note, paint
-from tenure.worker.notify import Notifier
+
+if TYPE_CHECKING:
+    from tenure.worker.notify import Notifier
 
 _PR_SET_PDEATHSIG = 1
 _USAGE = 2
@@ -259,6 +261,8 @@ async def run_workers(
     To systemd they are one service, which is ready when all children are, and the
     watchdog is fed for as long as this process, which restarts them, is alive.
     """
+    from tenure.worker.notify import Notifier
+
     address, watchdog_ms = notify_address()
     notifier = Notifier(address)
     stop = asyncio.Event()
