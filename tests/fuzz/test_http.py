@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_seal
+from tenure.cli.keys import open_seal
 from tenure.egress import Guard
 from tenure.gateway.rings import open_keyring
 from tenure.gateway.serve import serving

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from tenure import Worker
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_seal
-from tenure.cli.loading import load_tasks
+from tenure.cli.handlers import load_tasks
+from tenure.cli.keys import open_seal
 from tenure.gateway.serve import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.pipeline.capture import capture

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from tenure.cli.exits import Exit
 from tenure.cli.group import run
+from tenure.cli.output import Exit
 from tenure.core.errors import NotFound, ServerError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue

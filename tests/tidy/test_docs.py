@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tenure.cli.commands.api import described
+from tenure.cli.project import described
 from tests.tidy.reading import ROOT, TESTS, files, listed, shown, text, tree
 
 DOCUMENTS = files(ROOT, "*.md")

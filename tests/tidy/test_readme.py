@@ -13,15 +13,14 @@ from pathlib import Path
 import click
 import pytest
 
-from tenure.cli.config import Config
-from tenure.cli.exits import Exit
+from tenure.cli.config import SETTINGS, Config
 from tenure.cli.group import COMMANDS, LazyGroup, group
-from tenure.cli.settings import SETTINGS
+from tenure.cli.output import Exit
 from tenure.contracts.bullmq.options import Options as BullmqOptions
 from tenure.contracts.omniq.options import Options as OmniqOptions
 from tenure.contracts.streams.options import Options, keys
 from tenure.core.opening import contract_names
-from tenure.tasks.toolbox import load_tools
+from tenure.tasks.tools import load_tools
 from tests.tidy.reading import files
 
 ROOT = Path(__file__).parents[2]

@@ -155,7 +155,7 @@ def imported_by(path: Path) -> set[str]:
 def looked_up_by(path: Path) -> set[str]:
     """Modules named in strings: loaded when first used, or started as a program.
 
-    `f"tenure.cli.commands.{name}"` reaches what the same file's other strings name.
+    `f"tenure.cli.{name}"` reaches what the same file's other strings name.
     """
     words = {
         node.value.partition(":")[0]

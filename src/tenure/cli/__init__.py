@@ -1,8 +1,7 @@
 """The command line: the composition root, and the only place that reads the environment.
 
-A command is one file under `commands`, imported when it is called, so that `tenure submit` never
-pays for the web server. `group` finds commands, `config` knows where a setting comes from, `exits`
-turns errors into one line and an exit code, `output` keeps data on stdout and talk on stderr.
+`group` has the table of commands; the module of a command is imported when the command is called,
+so that `tenure submit` never pays for the web server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `tenure` group: which commands there are, loaded one by one, and how errors end."""
+"""The table of commands, each loaded when it is called; what they share; how the program ends."""
 
 from __future__ import annotations
 
@@ -7,59 +7,70 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tenure.cli.config import debug_wanted, is_kept
-from tenure.cli.exits import exit_code_of, line_of, problem_of
-from tenure.cli.output import emit, note
+from tenure.cli.config import debug_wanted, is_storable, load_config, running_up
+from tenure.cli.output import emit, exit_code_of, line_of, note, problem_of, safe_url
 from tenure.core.errors import traceback_of
 
-COMMANDS = {
-    "up": "Start everything: a store, a gateway, a worker with samples.",
-    "gateway": "Serve jobs over HTTP.",
-    "worker": "Run the tasks of a file or module.",
-    "submit": "Put a job into a queue.",
-    "watch": "Follow a job's events until it ends.",
-    "ls": "List jobs, newest first.",
-    "inspect": "Show one job in full.",
-    "cancel": "End jobs: waiting ones now, running ones through their worker.",
-    "retry": "Send finished jobs back to their queue.",
-    "remove": "Delete jobs that nobody runs.",
-    "pause": "Stop handing out jobs; what runs goes on.",
-    "resume": "Hand out jobs again.",
-    "queues": "Show how many jobs are in which state.",
-    "outbox": "List events to be delivered, and send them again.",
-    "workers": "Show who works, and on what.",
-    "dead": "Show failed jobs by error class, retry or remove a class.",
-    "top": "Watch queues and workers in the terminal.",
-    "bridge": "Move waiting jobs from one queue to another.",
-    "init": "Begin a project: a handler, settings, systemd units.",
-    "audit": "Verify and export the audit log of gateways.",
-    "keys": "Create, list and revoke API keys.",
-    "api": "Print the OpenAPI or AsyncAPI document, or the rights.",
-    "db": "Bring a database to the schema of this version.",
-    "receiver": "Receive webhooks and show them on a page.",
-    "pipeline": "Keep, count and audit the history of queues, on Spark.",
-    "doctor": "Look for what will hurt, and say what helps.",
-    "check": "Run the conformance suite on a live store.",
-    "bench": "Measure this machine on a private store.",
-    "completion": "Print the completion script for a shell.",
-    "config": "Show settings and where they come from.",
-    "version": "Say which version this is.",
-}
-"""Name and help line, so that `--help` imports no command. A test holds them to the commands."""
+if TYPE_CHECKING:
+    from tenure.core.seam import Ledger
 
+_TABLE = (
+    ("up", "up", "Start everything: a store, a gateway, a worker with samples."),
+    ("gateway", "serve", "Serve jobs over HTTP."),
+    ("worker", "serve", "Run the tasks of a file or module."),
+    ("submit", "jobs", "Put a job into a queue."),
+    ("watch", "jobs", "Follow a job's events until it ends."),
+    ("ls", "jobs", "List jobs, newest first."),
+    ("inspect", "jobs", "Show one job in full."),
+    ("cancel", "jobs", "End jobs: waiting ones now, running ones through their worker."),
+    ("retry", "jobs", "Send finished jobs back to their queue."),
+    ("remove", "jobs", "Delete jobs that nobody runs."),
+    ("pause", "queues", "Stop handing out jobs; what runs goes on."),
+    ("resume", "queues", "Hand out jobs again."),
+    ("queues", "queues", "Show how many jobs are in which state."),
+    ("outbox", "queues", "List events to be delivered, and send them again."),
+    ("workers", "monitor", "Show who works, and on what."),
+    ("dead", "monitor", "Show failed jobs by error class, retry or remove a class."),
+    ("top", "monitor", "Watch queues and workers in the terminal."),
+    ("bridge", "bridge", "Move waiting jobs from one queue to another."),
+    ("init", "project", "Begin a project: a handler, settings, systemd units."),
+    ("audit", "keys", "Verify and export the audit log of gateways."),
+    ("keys", "keys", "Create, list and revoke API keys."),
+    ("api", "project", "Print the OpenAPI or AsyncAPI document, or the rights."),
+    ("db", "project", "Bring a database to the schema of this version."),
+    ("receiver", "serve", "Receive webhooks and show them on a page."),
+    ("pipeline", "pipeline", "Keep, count and audit the history of queues, on Spark."),
+    ("doctor", "doctor", "Look for what will hurt, and say what helps."),
+    ("check", "selftest", "Run the conformance suite on a live store."),
+    ("bench", "selftest", "Measure this machine on a private store."),
+    ("completion", "project", "Print the completion script for a shell."),
+    ("config", "project", "Show settings and where they come from."),
+    ("version", "project", "Say which version this is."),
+)
+"""Name, module and help line: `submit` is `submit_command` in `jobs.py`. `--help` imports none."""
+
+COMMANDS = {name: line for name, _, line in _TABLE}
+_MODULES = {name: module for name, module, _ in _TABLE}
+
+Answer = TypeVar("Answer")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+queue_option = click.option(
+    "--queue", "-q", "queue_url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL."
+)
 
 _MASK = ":***@"
 _PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when that command is asked for, and only then."""
+    """Imports the module of a command when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -67,8 +78,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"tenure.cli.commands.{cmd_name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"tenure.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        command.short_help = COMMANDS[cmd_name]
         return _bounded(command)
 
     def resolve_command(
@@ -88,7 +100,7 @@ class LazyGroup(click.Group):
 
 
 def _bounded(command: click.Command) -> click.Command:
-    """The command, which refuses numbers that no store and no clock holds (1e400, nan)."""
+    """Make all numeric options refuse numbers that no store can hold (1e400, nan)."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _bounded(inner)
@@ -101,7 +113,7 @@ def _bounded(command: click.Command) -> click.Command:
 
 def _converted(convert: Any, value: Any, param: Any, ctx: Any) -> Any:
     number = convert(value, param, ctx)
-    if not is_kept(number):
+    if not is_storable(number):
         raise click.BadParameter("a number is at most 2^53, and none is infinite", ctx, param)
     return number
 
@@ -129,35 +141,35 @@ def _say_version(ctx: click.Context) -> None:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; errors are told on stderr."""
-    words = list(sys.argv[1:] if args is None else args)
+    """Run the command line and return its exit code; errors go to stderr."""
+    given = list(sys.argv[1:] if args is None else args)
     try:
         if args is None:
-            _keep_private(words)
-        words = _with_passwords(words)
-        answer: Any = group.main(words, prog_name="tenure", standalone_mode=False)
+            _keep_private(given)
+        given = _with_passwords(given)
+        code: Any = group.main(given, prog_name="tenure", standalone_mode=False)
         sys.stdout.flush()
-        return answer if isinstance(answer, int) else 0
+        return code if isinstance(code, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except BrokenPipeError:
-        return _reader_went_away()
+        return _end_of_pipe()
     except (Exception, KeyboardInterrupt) as error:
-        return _tell(error, as_json="--json" in words)
+        return _report(error, as_json="--json" in given)
 
 
-def _keep_private(words: list[str]) -> None:
-    """Keep what is written from other users, and say where a password is shown to them.
+def _keep_private(args: list[str]) -> None:
+    """Make new files private to this user, and warn of a password on the command line.
 
-    The files of handlers and of a new project are the user's: their group may read as before.
+    Handlers and a new project may write files for the user's group as before.
     """
     before = os.umask(0o077)
-    if words[:1] in (["worker"], ["init"]):
+    if args[:1] in (["worker"], ["init"]):
         os.umask(before & 0o077)
-    if any(_PASSWORD.search(word) for word in words):
+    if any(_PASSWORD.search(arg) for arg in args):
         sys.stderr.write(
             "tenure: every user of this machine can read a password on a command line; put the "
             "URL into the environment, or into a file that a variable such as "
@@ -165,25 +177,20 @@ def _keep_private(words: list[str]) -> None:
         )
 
 
-def _with_passwords(words: list[str]) -> list[str]:
-    """URLs of a running `tenure up`, as we show them, become those with their passwords."""
-    if not any(_MASK in word for word in words):
-        return words
-    from tenure.cli.config import load_config
-    from tenure.cli.running import running_up
-    from tenure.cli.views import safe_url
-
+def _with_passwords(args: list[str]) -> list[str]:
+    """Put the passwords back into URLs of a running `tenure up`, which we show masked."""
+    if not any(_MASK in arg for arg in args):
+        return args
     up = running_up(load_config().data)
     known = {safe_url(url): url for url in (*up.queues, up.redis_url)} if up else {}
-    return [_replaced(word, known) for word in words]
+    found = []
+    for arg in args:
+        option, mark, url = arg.partition("=") if arg.startswith("--") else ("", "", arg)
+        found.append(option + mark + known.get(url, url))
+    return found
 
 
-def _replaced(word: str, known: dict[str, str]) -> str:
-    option, mark, url = word.partition("=") if word.startswith("--") else ("", "", word)
-    return option + mark + known.get(url, url)
-
-
-def _tell(error: BaseException, *, as_json: bool) -> int:
+def _report(error: BaseException, *, as_json: bool) -> int:
     code = exit_code_of(error)
     if debug_wanted():
         note(traceback_of(error).rstrip())
@@ -196,7 +203,23 @@ def _tell(error: BaseException, *, as_json: bool) -> int:
     return int(code)
 
 
-def _reader_went_away() -> int:
-    """`tenure ls | head`: not an error worth words. Keep the interpreter from flushing again."""
+def _end_of_pipe() -> int:
+    """`tenure ls | head` is no error; keep the interpreter from flushing stdout again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def with_ledger(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]]) -> Answer:
+    """Open the ledger of this queue, or of the configured one, ask it, and close it."""
+    import asyncio  # here, so that commands which ask no queue start faster
+
+    from tenure.core.opening import open_ledger
+
+    async def asked() -> Answer:
+        ledger = open_ledger(load_config().text("queue_url", queue_url))
+        try:
+            return await ask(ledger)
+        finally:
+            await ledger.close()
+
+    return asyncio.run(asked())

@@ -1,8 +1,4 @@
-"""`rag`: find the passages that know, and let the model answer from them.
-
-Documents are cut into overlapping passages, embedded, and ranked by cosine similarity. Without a
-chat model, or with `"answer": false`, the passages themselves are the result.
-"""
+"""`embed` makes vectors of texts; `rag` finds the passages nearest to a question and answers it."""
 
 from __future__ import annotations
 
@@ -13,106 +9,138 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tenure.core.outcome import Fatal
-from tenure.tasks import payload as shapes
-from tenure.tasks.embedding import Embedder
-from tenure.tasks.running import Running
-from tenure.tasks.server import ModelServer
-from tenure.tasks.talk import converse
+import msgspec
 
-PASSAGES_MAX = 2_000
+from tenure.core.outcome import Fatal
+from tenure.tasks.model import ModelServer, Running, converse, read, turns_of
+
+_BATCH = 64
+_TEXTS_MAX = 512
+_PASSAGES_MAX = 2_000
 _SUFFIXES = (".txt", ".md", ".rst")
 _FILE_BYTES_MAX = 2_000_000
-_BATCH = 64
-_KEPT_VECTORS_MAX = 20_000
-_SYSTEM = (
+_CACHED_VECTORS_MAX = 20_000
+_RAG = (
     "Answer from the numbered passages only and name the numbers you used in brackets. "
     "If they do not say it, say that they do not."
 )
 
 
+class _Embed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One text or many."""
+
+    input: str | list[str]
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.texts) <= _TEXTS_MAX or not all(text.strip() for text in self.texts):
+            raise ValueError(f'"input" is a text or 1 to {_TEXTS_MAX} texts, none of them empty')
+
+    @property
+    def texts(self) -> list[str]:
+        """The input as a list."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """A text to search, and the name to cite it by."""
+
+    text: str
+    id: str = ""
+
+
+class _Rag(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A question, and the documents to search (else the configured folder)."""
+
+    question: str
+    documents: list[str | _Document] = []
+    top_k: int = 4
+    chunk_chars: int = 1_000
+    answer: bool = True
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.question.strip():
+            raise ValueError('"question" says what to look for')
+        if not 1 <= self.top_k <= 50 or not 100 <= self.chunk_chars <= 8_000:
+            raise ValueError('"top_k" is 1 to 50 and "chunk_chars" is 100 to 8000')
+
+
+async def embed(job: Running, server: ModelServer) -> dict[str, Any]:
+    """Vectors for one text or many, in batches with progress."""
+    asked = read(job.payload, _Embed, "embed")
+    vectors: list[list[float]] = []
+    used: dict[str, Any] = {}
+    for start in range(0, len(asked.texts), _BATCH):
+        found, used = await server.embed(asked.texts[start : start + _BATCH], model=asked.model)
+        vectors += found
+        if len(asked.texts) > _BATCH:
+            done = {"done": len(vectors), "of": len(asked.texts)}
+            await job.report(None, "embed", type="progress", data=done)
+    return {"embeddings": vectors, "dimensions": len(vectors[0]), **used}
+
+
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A piece of a document, by where it starts."""
+class _Passage:
+    """A part of a document, and where it starts."""
 
     document: str
     start: int
     text: str
 
 
-class PassageVectors:
+class VectorCache:
     """Vectors of passages seen before, so that a folder is embedded once and not for every job."""
 
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self._kept: OrderedDict[str, list[float]] = OrderedDict()
+    def __init__(self, server: ModelServer) -> None:
+        self.server = server
+        self._cached: OrderedDict[str, list[float]] = OrderedDict()
 
-    async def of(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector a text; asks the embedder only for what it has not seen."""
-        missing = [text for text in dict.fromkeys(texts) if text not in self._kept]
+    async def vectors(self, texts: Sequence[str]) -> list[list[float]]:
+        """One unit vector a text; asks the server only for those that are not cached."""
+        missing = [text for text in dict.fromkeys(texts) if text not in self._cached]
         fresh: dict[str, list[float]] = {}
         for start in range(0, len(missing), _BATCH):
             batch = missing[start : start + _BATCH]
-            vectors, _ = await self._embedder.embed(batch)
-            fresh |= {text: unit(vector) for text, vector in zip(batch, vectors, strict=True)}
-        found = [fresh[text] if text in fresh else self._kept[text] for text in texts]
-        self._kept |= fresh
-        while len(self._kept) > _KEPT_VECTORS_MAX:
-            self._kept.popitem(last=False)
+            vectors, _ = await self.server.embed(batch)
+            fresh |= {text: _unit(vector) for text, vector in zip(batch, vectors, strict=True)}
+        found = [fresh[text] if text in fresh else self._cached[text] for text in texts]
+        self._cached |= fresh
+        while len(self._cached) > _CACHED_VECTORS_MAX:
+            self._cached.popitem(last=False)
         return found
 
 
-async def rag(
-    job: Running, vectors: PassageVectors, server: ModelServer | None, folder: Path | None
-) -> dict[str, Any]:
-    """Passages nearest to the question, and an answer made from them."""
-    asked = shapes.read(job.payload, shapes.Rag)
+async def rag(job: Running, cache: VectorCache, folder: Path | None) -> dict[str, Any]:
+    """The passages nearest to the question by cosine, and an answer made from them."""
+    asked = read(job.payload, _Rag, "rag")
     passages = [
         passage
         for name, text in _documents(asked, folder)
         for passage in cut(name, text, asked.chunk_chars)
     ]
-    if not 0 < len(passages) <= PASSAGES_MAX:
-        raise Fatal(f"there are {len(passages)} passages to search; 1 to {PASSAGES_MAX} will do")
-    question, *rows = await vectors.of([asked.question, *(p.text for p in passages)])
-    ranked = sorted(
-        ((dot(question, row), passage) for row, passage in zip(rows, passages, strict=True)),
-        key=lambda pair: -pair[0],
-    )[: asked.top_k]
+    if not 0 < len(passages) <= _PASSAGES_MAX:
+        raise Fatal(f"there are {len(passages)} passages to search; 1 to {_PASSAGES_MAX} will do")
+    question, *rows = await cache.vectors([asked.question, *(p.text for p in passages)])
+    scores = [math.fsum(a * b for a, b in zip(question, row, strict=True)) for row in rows]
+    ranked = sorted(zip(scores, passages, strict=True), key=lambda pair: -pair[0])[: asked.top_k]
     found = [
         {"document": p.document, "start": p.start, "score": round(score, 4), "text": p.text}
         for score, p in ranked
     ]
-    await job.report(
-        None, "search", type="progress", data={"passages": len(passages), "found": len(found)}
-    )
-    return await _answered(job, asked, found, server)
-
-
-async def _answered(
-    job: Running, asked: shapes.Rag, found: list[dict[str, Any]], server: ModelServer | None
-) -> dict[str, Any]:
+    done = {"passages": len(passages), "found": len(found)}
+    await job.report(None, "search", type="progress", data=done)
     if not asked.answer:
         return {"passages": found}
-    if server is None:
-        note = "no model configured: set TENURE_LLM_URL for an answer in words"
-        return {"passages": found, "answer": None, "note": note}
     text = "\n\n".join(f"[{i}] ({p['document']}) {p['text']}" for i, p in enumerate(found, 1))
-    turns = [
-        {"role": "system", "content": _SYSTEM},
-        {"role": "user", "content": f"{text}\n\nQuestion: {asked.question}"},
-    ]
-    said = await converse(job, server, turns, model=asked.model)
-    return {
-        "passages": found,
-        "answer": said["text"],
-        "model": said["model"],
-        "usage": said["usage"],
-    }
+    turns = turns_of(_RAG, f"{text}\n\nQuestion: {asked.question}")
+    said = await converse(job, cache.server, turns, model=asked.model)
+    answer = {"answer": said["text"], "model": said["model"], "usage": said["usage"]}
+    return {"passages": found, **answer}
 
 
-def _documents(asked: shapes.Rag, folder: Path | None) -> list[tuple[str, str]]:
-    given = [shapes.Document(doc) if isinstance(doc, str) else doc for doc in asked.documents]
+def _documents(asked: _Rag, folder: Path | None) -> list[tuple[str, str]]:
+    given = [_Document(doc) if isinstance(doc, str) else doc for doc in asked.documents]
     if given:
         return [(doc.id or f"document {i}", doc.text) for i, doc in enumerate(given, 1)]
     if folder is None:
@@ -134,7 +162,7 @@ def read_folder(folder: Path) -> list[tuple[str, str]]:
     ]
 
 
-def cut(document: str, text: str, chars: int) -> list[Passage]:
+def cut(document: str, text: str, chars: int) -> list[_Passage]:
     """Overlapping passages of about `chars`, ending at a paragraph, sentence or word if possible.
 
     >>> [p.text for p in cut("d", "One two three. Four five six.", 16)]
@@ -143,9 +171,8 @@ def cut(document: str, text: str, chars: int) -> list[Passage]:
     passages, start = [], 0
     while start < len(text):
         end = _good_end(text, start, chars)
-        piece = text[start:end].strip()
-        if piece:
-            passages.append(Passage(document, start, piece))
+        if part := text[start:end].strip():
+            passages.append(_Passage(document, start, part))
         if end >= len(text):
             break
         start = max(end - chars // 8 if chars >= 100 else end, start + 1)
@@ -163,12 +190,7 @@ def _good_end(text: str, start: int, chars: int) -> int:
     return limit
 
 
-def unit(vector: Sequence[float]) -> list[float]:
+def _unit(vector: Sequence[float]) -> list[float]:
     """The vector with length 1; a zero vector stays as it is."""
     length = math.sqrt(math.fsum(x * x for x in vector))
     return [x / length for x in vector] if length else list(vector)
-
-
-def dot(left: Sequence[float], right: Sequence[float]) -> float:
-    """The cosine of two unit vectors."""
-    return math.fsum(a * b for a, b in zip(left, right, strict=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.bridging import patient
+from tenure.cli.bridge import patient
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.opening import contract_names, open_ledger, open_queue
 from tenure.core.seam import Query

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tenure.cli.checks.sql import server_findings
+from tenure.cli.doctor import server_findings
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.store.embedded import EmbeddedRedis

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tenure.cli.bridging import Bridge, moved_id
+from tenure.cli.bridge import Bridge, moved_id
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Failure, Outcome
@@ -302,7 +302,7 @@ def test_check_of_a_file_runs_beside_it_and_on_no_other_store(cli: Cli, tmp_path
 
 
 def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
-    from tenure.cli.conformance import Ran, judge
+    from tenure.cli.selftest import Ran, judge
 
     ran = [Ran("a", True, ("M-10",)), Ran("b", False, ("M-10", "M-2"))]
     verdicts = {clause.clause: clause for clause in judge(ran)}

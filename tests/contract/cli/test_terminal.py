@@ -15,8 +15,8 @@ import pytest
 import structlog
 
 from tenure.cli.config import Config
-from tenure.cli.logs import set_up_logs
 from tenure.cli.output import paint, shown, table
+from tenure.cli.serve import set_up_logs
 from tenure.contracts.streams import StreamsLedger
 from tenure.core.job import NewJob
 from tenure.core.opening import open_ledger

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tenure.cli.commands.api import described
+from tenure.cli.project import described
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
 

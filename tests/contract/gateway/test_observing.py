@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tenure.cli.houses import open_street
+from tenure.cli.monitor import open_queues
 from tenure.core.job import NewJob
 from tenure.core.opening import contract_names, open_queue
 from tenure.core.outcome import Failure, Outcome
@@ -213,7 +213,7 @@ async def test_the_first_look_sees_the_last_minutes_and_a_later_one_counts_none_
     place: Place,
 ) -> None:
     await place.submit(5)
-    async with open_street([served_url(place.stage)]) as street:
+    async with open_queues([served_url(place.stage)]) as street:
         watch = Watch(street)
         (observer,) = watch.observers.values()
         for _ in range(2):  # it stops when nobody looks, and begins again
@@ -340,7 +340,7 @@ async def test_leases_that_nobody_takes_back_are_told_of_in_any_contract(
         assert await queue.claim(1, wait_ms=2_000)
         if contract != "plane":  # a plane takes back by itself what ran out
             await stage.advance(400)
-        async with open_street([served_url(stage)]) as street:
+        async with open_queues([served_url(stage)]) as street:
             finder = Finder(street, Redaction())
             now_ms = time.time_ns() // 1_000_000
             assert await overdue(finder, now_ms=now_ms) == []

@@ -22,7 +22,7 @@ import pytest
 from starlette.routing import Route
 
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_seal
+from tenure.cli.keys import open_seal
 from tenure.core.endpoint import SCOPES, Right
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_seal
+from tenure.cli.keys import open_seal
 from tenure.egress import Guard
 from tenure.gateway.app import Gateway
 from tenure.gateway.keys import MemoryKeyRing

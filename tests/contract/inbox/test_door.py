@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_seal
+from tenure.cli.keys import open_seal
 from tenure.core.outcome import Failure
 from tenure.egress import Guard, Policy
 from tenure.gateway.serve import serving

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.key_ring import open_seal
+from tenure.cli.keys import open_seal
 from tenure.core.opening import open_queue
 from tenure.gateway.rings import open_keyring
 from tenure.gateway.serve import serving

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from tenure.cli.checks.sql import postgres_findings, sqlite_findings
+from tenure.cli.doctor import postgres_findings, sqlite_findings
 from tenure.contracts.inbox.credentials import SealedColumns
 from tenure.core.errors import LeaseLost, ServerError, StoreError
 from tenure.core.lease import Lease, Report

@@ -10,7 +10,7 @@ import pytest
 
 from tenure.cli.config import load_config
 from tenure.cli.group import run
-from tenure.cli.key_ring import open_seal
+from tenure.cli.keys import open_seal
 from tenure.contracts.inbox import open_endpoint_secrets
 from tenure.contracts.inbox.credentials import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError

@@ -15,7 +15,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tenure.cli.migrating import migrated
+from tenure.cli.project import migrated
 from tenure.core.errors import ServerError
 from tenure.core.job import NewJob
 from tenure.core.opening import open_ledger, open_part, open_queue, parse_url

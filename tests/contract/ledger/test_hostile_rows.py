@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tenure.cli.migrating import migrated
+from tenure.cli.project import migrated
 from tenure.core.event import JournalEvent
 from tenure.core.job import NewJob
 from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url

@@ -11,8 +11,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from tenure.cli.checks.sql import postgres_findings
-from tenure.cli.migrating import migrated
+from tenure.cli.doctor import postgres_findings
+from tenure.cli.project import migrated
 from tenure.core.errors import StoreUnreachable
 from tenure.core.opening import open_ledger, open_part, parse_url
 from tenure.dashboard.audit import Entry

@@ -11,7 +11,7 @@ import pytest
 
 from tenure import NewJob, Worker, open_ledger, open_queue
 from tenure.cli.config import Config
-from tenure.cli.loading import load_tasks
+from tenure.cli.handlers import load_tasks
 from tenure.contracts.inbox.queue import THROTTLED_FACTOR
 from tenure.core.lease import Lease
 from tenure.core.outcome import Retry

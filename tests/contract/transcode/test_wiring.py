@@ -15,8 +15,7 @@ import pytest
 
 from tenure import NewJob, Worker, open_ledger, open_queue
 from tenure.cli.config import Config
-from tenure.cli.inbox_tasks import transcode_settings
-from tenure.cli.loading import load_tasks, usual, with_slots
+from tenure.cli.handlers import load_tasks, transcode_settings, usual, with_slots
 from tenure.core import opening
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.config import Config
-from tenure.cli.running import RunningUp, announce_up, running_up, withdraw_up
-from tenure.cli.settings import SETTINGS
+from tenure.cli.config import SETTINGS, Config, RunningUp, announce_up, running_up, withdraw_up
 from tenure.core.errors import UsageError
 
 NOBODY = 65534

@@ -15,12 +15,11 @@ import pytest
 
 import tenure.cli
 import tenure.tasks
-from tenure.cli import checks
-from tenure.cli.checks.redis import clock_finding, version_finding
-from tenure.cli.commands.up import Wish
-from tenure.cli.gateway_side import GatewaySide, parse_sse
-from tenure.cli.samples.streams import sample_job
-from tenure.cli.welcome import how_to_call, welcome
+from tenure.cli import doctor
+from tenure.cli.doctor import clock_finding, version_finding
+from tenure.cli.gateway_client import GatewayClient, parse_sse
+from tenure.cli.samples import streams_sample
+from tenure.cli.up import UpOptions, how_to_call, welcome
 from tenure.core.errors import UsageError
 from tenure.tasks import TASKS
 
@@ -39,7 +38,7 @@ def test_the_examples_in_docstrings_are_true(name: str) -> None:
 
 def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
     chance = random.Random(1)
-    jobs = [sample_job(TASKS[n % 6], chance) for n in range(3000)]
+    jobs = [streams_sample(TASKS[n % 6], chance) for n in range(3000)]
     plays = [msgspec.json.decode(job.payload)["sample"] for job in jobs]
     fails = Counter(play["fail"] for play in plays)
     assert 0.02 < fails[9] / 3000 < 0.06
@@ -74,7 +73,9 @@ def test_data_that_lie_elsewhere_are_named_to_the_other_commands(tmp_path: Path)
 def test_the_gateway_is_named_by_an_address_that_can_be_opened(host: str, url: str) -> None:
     from pathlib import Path
 
-    wish = Wish(host, 8470, Path(), "", samples=False, node=False, browser=False, drain_timeout_s=1)
+    wish = UpOptions(
+        host, 8470, Path(), "", samples=False, node=False, browser=False, drain_timeout_s=1
+    )
     assert wish.gateway_url == url
 
 
@@ -109,25 +110,24 @@ def test_the_doctor_notices_clocks_that_disagree(skew_ms: int, level: str) -> No
 
 def test_an_address_that_is_no_gateway_is_told() -> None:
     with pytest.raises(UsageError, match=r"one looks like http://127\.0\.0\.1:8470"):
-        GatewaySide("127.0.0.1:8470")
+        GatewayClient("127.0.0.1:8470")
 
 
 def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
     """In the code itself: there is no finding without one that somebody may meet some day."""
     without, seen = [], 0
-    for path in sorted(Path(checks.__file__).parent.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            names = {keyword.arg for keyword in node.keywords}
-            level = node.args[0] if node.args else None
-            if node.func.id == "Finding" and getattr(level, "value", "") != "ok":
-                seen += 1
-                if len(node.args) < 4 and "remedy" not in names:
-                    without.append(f"{path.name}:{node.lineno}")
-            elif node.func.id == "judged":
-                seen += 1
-                if "remedy" not in names:
-                    without.append(f"{path.name}:{node.lineno}")
+    for node in ast.walk(ast.parse(Path(doctor.__file__).read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        names = {keyword.arg for keyword in node.keywords}
+        level = node.args[0] if node.args else None
+        if node.func.id == "Finding" and getattr(level, "value", "") != "ok":
+            seen += 1
+            if len(node.args) < 4 and "remedy" not in names:
+                without.append(node.lineno)
+        elif node.func.id == "judged":
+            seen += 1
+            if "remedy" not in names:
+                without.append(node.lineno)
     assert seen > 20
     assert not without

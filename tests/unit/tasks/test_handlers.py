@@ -7,21 +7,24 @@ from pathlib import Path
 import pytest
 
 from tenure.core.outcome import Fatal
-from tenure.tasks import TASKS, ModelSettings, TaskSettings, handlers, real_tasks
-from tenure.tasks.embedding import local_model_installed
-from tenure.tasks.samples import SampleFailure
+from tenure.tasks import (
+    TASKS,
+    ModelSettings,
+    SampleFailure,
+    TaskSettings,
+    handlers,
+    real_tasks,
+)
 from tenure.worker.task import Task
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import model_server
-
-LOCAL = ["rag", "embed"] if local_model_installed() else []
 
 
 def by_name(settings: TaskSettings, *, samples: bool = False) -> dict[str, Task]:
     return {task.name: task for task in handlers(settings, samples=samples)}
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in LOCAL])
+@pytest.mark.parametrize("name", TASKS)
 async def test_a_sample_says_that_it_is_one_and_what_to_set(name: str) -> None:
     job = Attempt({"sample": {"steps": 2, "delay_s": 0}})
     result = await by_name(TaskSettings(), samples=True)[name](job)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tenure.core.outcome import Fatal
-from tenure.tasks.embedding import embed
-from tenure.tasks.rag import PassageVectors, cut, rag, read_folder
-from tenure.tasks.server import ModelServer
-from tenure.tasks.settings import ModelSettings
+from tenure.tasks import ModelSettings
+from tenure.tasks.model import ModelServer
+from tenure.tasks.rag import VectorCache, cut, embed, rag, read_folder
 from tests.unit.tasks.attempt import Attempt
 from tests.unit.tasks.model_server import Script, model_server
 
@@ -62,7 +61,7 @@ async def test_the_passage_that_knows_comes_first_and_the_answer_cites_it(
     script: Script, server: ModelServer
 ) -> None:
     job = Attempt({"question": "Who make honey?", "documents": DOCUMENTS, "top_k": 2})
-    result = await rag(job, PassageVectors(server), server, None)
+    result = await rag(job, VectorCache(server), None)
     assert result["passages"][0]["document"] == "bees"
     assert len(result["passages"]) == 2
     assert result["answer"] == "Bees do [1]."
@@ -70,22 +69,15 @@ async def test_the_passage_that_knows_comes_first_and_the_answer_cites_it(
     assert "[1] (bees) Bees make honey" in script.asked[-1][1]["messages"][1]["content"]
 
 
-async def test_without_a_chat_model_the_passages_are_the_result(server: ModelServer) -> None:
-    job = Attempt({"question": "Who make honey?", "documents": ["Bees make honey."]})
-    result = await rag(job, PassageVectors(server), None, None)
-    assert result["answer"] is None
-    assert "TENURE_LLM_URL" in result["note"]
-
-
 async def test_a_folder_is_searched_and_embedded_only_once(
     tmp_path: Path, script: Script, server: ModelServer
 ) -> None:
     (tmp_path / "bees.md").write_text("Bees make honey in hives.")
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
-    vectors = PassageVectors(server)
+    cache = VectorCache(server)
     for question in ("Who make honey?", "What do hives hold?"):
         job = Attempt({"question": question, "answer": False})
-        result = await rag(job, vectors, server, tmp_path)
+        result = await rag(job, cache, tmp_path)
         assert result["passages"][0]["document"] == "bees.md"
     assert [len(body["input"]) for _, body, _ in script.asked] == [2, 1]
 
@@ -101,7 +93,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
 
 async def test_no_documents_and_no_folder_says_what_to_set(server: ModelServer) -> None:
     with pytest.raises(Fatal, match="TENURE_RAG_FOLDER"):
-        await rag(Attempt({"question": "?!"}), PassageVectors(server), None, None)
+        await rag(Attempt({"question": "?!"}), VectorCache(server), None)
 
 
 def test_passages_overlap_and_lose_nothing() -> None:

@@ -33,7 +33,7 @@ def tell():
 """
 CLI = """
 from tenure.cli.config import load_config
-from tenure.cli.logs import set_up_logs
+from tenure.cli.serve import set_up_logs
 set_up_logs(load_config())
 tell()
 """
@@ -52,9 +52,9 @@ tell()
 """
 LOOKING = """
 import asyncio
-from tenure.cli.houses import open_street
+from tenure.cli.monitor import open_queues
 async def look():
-    async with open_street(["memory://"]):
+    async with open_queues(["memory://"]):
         tell()
 asyncio.run(look())
 """

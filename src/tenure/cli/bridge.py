@@ -1,0 +1,296 @@
+"""Moving waiting jobs from one queue to another, each exactly once, whatever stops it on the way.
+
+A job is leased in the old queue, stored in the new one under an id that follows from the old one,
+and settled in the old one. A bridge that was killed in between leases the job again, and the new
+queue answers that it already has it. That holds as long as no worker serves the old queue, so the
+command refuses while there are workers. Jobs that wait for their time cannot be leased: they are
+stored with what is left of their delay and removed from the old queue. What a bridge that was
+killed still holds is waited for: a run that ends has left nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import click
+import msgspec
+from click.termui import progressbar
+
+from tenure.cli.config import with_options
+from tenure.cli.group import json_option
+from tenure.cli.output import Exit, Failed, emit, emit_text, note
+from tenure.core.errors import UsageError
+from tenure.core.job import JobRecord, NewJob, Submitted
+from tenure.core.lease import Lease
+from tenure.core.opening import open_ledger, open_queue, parse_url
+from tenure.core.outcome import Outcome
+from tenure.core.seam import Ledger, Query, Queue, Staffed
+from tenure.dashboard.gathering import by_kind
+from tenure.dashboard.kinds import kind_of, states_of
+
+_BATCH = 100
+_CLAIM_WAIT_MS = 200
+_FULL_WAIT_S = 1.0
+_HELD_MAX = 1_000
+NAME = "tenure-bridge"
+# What each contract calls the number of times that a lease may run out before its job is given up.
+_LOST_MAX = dict.fromkeys(("streams", "inbox", "plane"), "lost_max") | {"bullmq": "stalled_max"}
+
+
+@dataclass
+class Moved:
+    """How many arrived, how many of these had arrived before, and what could not go."""
+
+    moved: int = 0
+    replayed: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Bridge:
+    """Moves the jobs of one queue to another.
+
+    `on_moved` gets the number of jobs of each step; `on_wait` how many jobs a killed bridge still
+    holds, and for how many milliseconds at most. `plain` leaves out groups and priorities, for a
+    queue that has none.
+    """
+
+    from_url: str
+    source: Queue
+    source_ledger: Ledger
+    target: Queue
+    on_moved: Callable[[int], object] = lambda count: None
+    keep: bool = False
+    on_wait: Callable[[int, int], object] = lambda count, ms: None
+    plain: bool = False
+    checked: set[str] = field(default_factory=set)
+
+    async def run(self) -> Moved:
+        """Move everything that waits; ends when nothing that can go is left."""
+        moved = Moved()
+        await self._move(moved)
+        held = await self._held()
+        if held:
+            now_ms = time.time_ns() // 1_000_000
+            longest_ms = max(job.lease_until_ms for job in held) - now_ms
+            self.on_wait(len(held), max(0, longest_ms))
+        while held:
+            await self.source.upkeep()
+            await self._move(moved)
+            held = await self._held()
+        return moved
+
+    async def _held(self) -> list[JobRecord]:
+        """The jobs that a bridge holds; this one holds none between two steps."""
+        states = await self._states("running")
+        page = await self.source_ledger.find(Query(states=states, limit=_HELD_MAX))
+        return [job for job in page.jobs if job.worker_id == NAME]
+
+    async def _states(self, kind: str) -> tuple[str, ...]:
+        """What the old queue's contract calls the states of this kind."""
+        counts = await self.source_ledger.counts()
+        states = states_of(parse_url(self.from_url).contract, tuple(counts.states))
+        return tuple(state for state in states if kind_of(state) == kind)
+
+    async def _move(self, moved: Moved) -> None:
+        while leases := await self.source.claim(_BATCH, wait_ms=_CLAIM_WAIT_MS):
+            if all(lease.job_id in moved.refused for lease in leases):
+                await self._release(leases)
+                break
+            await self._carry(leases, moved)
+        await self._move_delayed(moved)
+
+    async def _carry(self, leases: Sequence[Lease], moved: Moved) -> None:
+        try:
+            answers = await self._store(leases)
+        except BaseException:  # a target that is away costs no job an attempt, or its time
+            await self._release(leases)
+            raise
+        gone: list[tuple[Lease, str]] = []
+        left: list[tuple[Lease, str]] = []
+        for lease, answer in zip(leases, answers, strict=True):
+            _note(moved, lease.job_id, answer)
+            (gone if answer.accepted else left).append((lease, answer.job_id))
+        if gone:
+            await self.source.settle(
+                [Outcome(lease, "complete", _result(new)) for lease, new in gone]
+            )
+            if not self.keep:
+                await self.source_ledger.remove([lease.job_id for lease, _ in gone])
+        if left:
+            await self._release([lease for lease, _ in left])
+        self.on_moved(len(gone))
+
+    async def _release(self, leases: Sequence[Lease]) -> None:
+        await self.source.settle([Outcome(lease, "release") for lease in leases])
+
+    async def _move_delayed(self, moved: Moved) -> None:
+        states, after = await self._states("waiting"), ""
+        while True:
+            page = await self.source_ledger.find(Query(states=states, after=after, limit=_BATCH))
+            now_ms = time.time_ns() // 1_000_000
+            due = [
+                job for job in page.jobs if job.due_ms > now_ms and job.job_id not in moved.refused
+            ]
+            answers = await self._store(due, now_ms)
+            for job, answer in zip(due, answers, strict=True):
+                _note(moved, job.job_id, answer)
+            gone = [job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted]
+            if gone:
+                await self.source_ledger.remove(gone)
+                self.on_moved(len(gone))
+            after = page.after
+            if not after:
+                return
+
+    def _new(self, job: Lease | JobRecord, now_ms: int = 0) -> NewJob:
+        """The job as it is stored in the new queue."""
+        due_ms = job.due_ms if isinstance(job, JobRecord) else 0
+        return NewJob(
+            task=job.task,
+            payload=job.payload,
+            job_id=moved_id(self.from_url, job.job_id),
+            max_attempts=job.max_attempts or None,
+            delay_ms=max(0, due_ms - now_ms),
+            priority=0 if self.plain else job.priority,
+            gid="" if self.plain else job.gid,
+            trace=job.trace,
+        )
+
+    async def _store(
+        self, old: Sequence[Lease] | Sequence[JobRecord], now_ms: int = 0
+    ) -> list[Submitted]:
+        """Store them, waiting as long as the new queue is full."""
+        jobs = [self._new(job, now_ms) for job in old]
+        answers: dict[int, Submitted] = {}
+        todo = list(range(len(jobs)))
+        while todo:
+            got = await self.target.submit([jobs[at] for at in todo])
+            answers |= dict(zip(todo, got, strict=True))
+            todo = [at for at in todo if answers[at].status == "full"]
+            if todo:
+                await asyncio.sleep(max(_FULL_WAIT_S, answers[todo[0]].retry_after_ms / 1000))
+        stored = [answers[at] for at in range(len(jobs))]
+        accepted = [answer.job_id for answer in stored if answer.accepted]
+        await self._check_two(accepted, {job.queue for job in old})
+        return stored
+
+    async def _check_two(self, stored: Sequence[str], queues: set[str]) -> None:
+        """One queue may have two URLs: then the old one has what was stored in the new one.
+
+        Asked once a queue, of the first that was stored; nothing has left it before. Two queues of
+        one database are two: the record says in which of them a job is.
+        """
+        if not stored or queues <= self.checked:
+            return
+        self.checked |= queues
+        found = await self.source_ledger.get(stored[0])
+        if found is not None and found.queue in self.checked:
+            await self.source_ledger.remove(stored)
+            raise UsageError("both URLs name the same queue; a bridge needs two")
+
+
+def moved_id(from_url: str, job_id: str) -> str:
+    """The id of a job in the new queue: the same each time, and no other job's."""
+    parsed = parse_url(from_url)
+    place = f"{parsed.contract}+{parsed.store}?{sorted(parsed.options.items())}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tenure bridge {place} {job_id}"))
+
+
+def patient(url: str) -> str:
+    """The old queue for a bridge: however often one is killed, no job is given up for it."""
+    parsed = parse_url(url)
+    option = _LOST_MAX.get(parsed.contract)
+    if option is None or option in parsed.options:
+        return url
+    return with_options(url, **{option: 1_000_000})
+
+
+def _note(moved: Moved, job_id: str, answer: Submitted) -> None:
+    if answer.accepted:
+        moved.moved += 1
+        moved.replayed += answer.status == "replayed"
+    else:
+        moved.refused[job_id] = answer.reason or answer.status
+
+
+def _result(new_id: str) -> bytes:
+    return msgspec.json.encode({"moved_to": new_id})
+
+
+@click.command("bridge")
+@click.argument("from_url", metavar="FROM_URL")
+@click.argument("to_url", metavar="TO_URL")
+@click.option("--keep", is_flag=True, help="Keep the old job as done, instead of removing it.")
+@click.option("--plain", is_flag=True, help="Leave out groups and priorities.")
+@click.option("--with-workers", is_flag=True, help="Go on although workers serve the old queue.")
+@json_option
+def bridge_command(
+    from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
+) -> int:
+    """Move what waits in one queue to another, of whichever contracts, each job exactly once.
+
+    It may be stopped and started again: no job is lost, none arrives twice. Stop the workers of the
+    old queue first. Jobs that the new queue does not take stay where they are, and are named; where
+    it has no groups or no priorities, --plain leaves them out.
+
+    \b
+    tenure bridge 'bullmq+redis://127.0.0.1:6379/0?queue=mail' streams+redis://127.0.0.1:6379/0
+    """
+    if from_url == to_url:
+        raise UsageError("both URLs name the same queue; a bridge needs two")
+    moved = asyncio.run(_bridge(from_url, to_url, keep, plain, with_workers))
+    if as_json:
+        emit(moved)
+    else:
+        emit_text(f"{moved.moved} jobs moved, {moved.replayed} of them had arrived before")
+        for job_id, why in moved.refused.items():
+            note(f"tenure: {job_id} stays where it is: {why}")
+    return Exit.CONFLICT if moved.refused else Exit.OK
+
+
+async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool) -> Moved:
+    ledger = open_ledger(from_url)
+    source, target = open_queue(patient(from_url), worker_id=NAME), open_queue(to_url)
+    try:
+        counts = await ledger.counts()
+        workers = await _workers(ledger, counts.workers)
+        if workers and not with_workers:
+            raise Failed(
+                Exit.CONFLICT,
+                f"{workers} workers serve the old queue and could run a job that is on its "
+                "way: stop them first (or say --with-workers)",
+            )
+        waiting = by_kind(counts).get("waiting", 0)
+        with progressbar(length=waiting, label="moving", file=sys.stderr) as bar:
+            way = Bridge(
+                from_url,
+                source,
+                ledger,
+                target,
+                bar.update,
+                keep=keep,
+                on_wait=_say_wait,
+                plain=plain,
+            )
+            return await way.run()
+    finally:
+        for part in (source, target, ledger):
+            await part.close()
+
+
+async def _workers(ledger: Ledger, counted: int) -> int:
+    """Those that could run a job; a bridge that was killed is no such worker."""
+    if not isinstance(ledger, Staffed):
+        return counted
+    return sum(beat.worker_id != NAME for beat in await ledger.workers())
+
+
+def _say_wait(count: int, ms: int) -> None:
+    within = f"{ms / 1000:.0f} s at most"
+    note(f"tenure: a bridge that was stopped holds {count} jobs; waiting for them, {within}")

@@ -1,1 +1,0 @@
-"""What `tenure doctor` looks at: this machine, the stores, the queues."""

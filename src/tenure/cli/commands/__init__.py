@@ -1,1 +1,0 @@
-"""One file a command; each offers `command`. `tenure.cli.group` lists and loads them."""

@@ -1,0 +1,533 @@
+"""`tenure doctor`: check this machine, the stores and the queues; each problem has a remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import click
+import msgspec
+
+from tenure.cli.config import Config, load_config
+from tenure.cli.gateway_client import fetch
+from tenure.cli.group import json_option
+from tenure.cli.output import Exit, answer, paint
+from tenure.contracts.streams.options import GROUP, Options, keys
+from tenure.core.errors import ServerError, StoreError, TenureError
+from tenure.core.opening import open_ledger, open_part, parse_url
+from tenure.core.seam import Counts
+from tenure.dashboard.gathering import by_kind
+from tenure.store.redis import Redis
+
+Level = Literal["ok", "note", "problem"]
+
+_MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
+_DOWN = ("reachable", "folder", "database file")  # with such a problem the queue is not asked
+_SQLITE_OLDEST = (3, 35, 0)  # the first with RETURNING
+_REDIS_OLDEST, _REDIS_GOOD = (6, 2), (7, 0)
+_POSTGRES_OLDEST = 130_000
+_SKEW_MS_NOTE, _SKEW_MS_PROBLEM = 1_000, 30_000
+_WAITING_MS_MAX = 600_000
+_FREE_BYTES_MIN = 1 << 30
+_OPEN_S_MAX = 300
+_LATE_LEASES = 3  # a healthy worker takes over what ran out within two
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check found: `problem` will hurt, `note` may; `remedy` says what to do."""
+
+    level: Level
+    check: str
+    detail: str
+    remedy: str = ""
+
+
+def judged(check: str, detail: str, *, bad: bool, remedy: str, level: Level = "problem") -> Finding:
+    """A finding of `level` with its remedy if it is bad, else ok."""
+    return Finding(level, check, detail, remedy) if bad else Finding("ok", check, detail)
+
+
+@click.command("doctor")
+@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@json_option
+def doctor_command(queue_urls: tuple[str, ...], as_json: bool) -> int:
+    """Check this machine, the queues and their stores; exit code 8 if there is a problem.
+
+    \b
+    tenure doctor
+    tenure doctor 'inbox+postgresql://user@host/db' --json
+    """
+    config = load_config()
+    findings = _machine_findings(config)
+    for url in list(queue_urls) or config.queue_urls():
+        found = asyncio.run(_queue_findings(url))
+        # Queues may share a store: its findings are shown once.
+        findings += [finding for finding in found if finding not in findings]
+    for finding in findings:
+        answer(as_json, finding, _line(finding))
+    return Exit.PROBLEMS if any(f.level == "problem" for f in findings) else Exit.OK
+
+
+def _line(finding: Finding) -> str:
+    mark, colour = _MARKS[finding.level]
+    line = f"{paint(mark, colour)}  {finding.check:<17} {finding.detail}"
+    if finding.remedy:
+        line += f"\n{' ' * 27}{paint('-> ' + finding.remedy, 'bold', sys.stdout)}"
+    return line
+
+
+# This machine.
+
+
+def _machine_findings(config: Config) -> list[Finding]:
+    java, strange = shutil.which("java"), config.unknown_variables
+    return [
+        judged(
+            "python",
+            platform.python_version(),
+            bad=sys.version_info < (3, 11),
+            remedy="install Python 3.11 or newer",
+        ),
+        judged(
+            "sqlite",
+            sqlite3.sqlite_version,
+            bad=sqlite3.sqlite_version_info < _SQLITE_OLDEST,
+            level="note",
+            remedy="inbox and plane on SQLite need 3.35; use a newer Python build",
+        ),
+        judged(
+            "java",
+            java or "not found",
+            bad=not java,
+            level="note",
+            remedy="only the pipeline needs it: pip install 'tenure[spark]' brings one",
+        ),
+        _server_program(),
+        _port(config.text("gateway.host"), config.integer("gateway.port")),
+        judged(
+            "settings",
+            f"unknown: {', '.join(strange)}" if strange else "every TENURE_* variable is known",
+            bad=bool(strange),
+            level="note",
+            remedy="`tenure config show --json` lists the right names",
+        ),
+    ]
+
+
+def _server_program() -> Finding:
+    from tenure.store.embedded.programs import redis_program
+
+    try:
+        return Finding("ok", "redis program", str(redis_program()))
+    except TenureError as error:
+        remedy = "`tenure up` and `bench` need one: apt-get install redis-server, "
+        remedy += "or pip install 'tenure[embedded]'"
+        return Finding("note", "redis program", str(error), remedy)
+
+
+def _port(host: str, port: int) -> Finding:
+    if _is_free(host, port):
+        return Finding("ok", "gateway port", f"{host}:{port} is free")
+    if _is_gateway(f"http://{f'[{host}]' if ':' in host else host}:{port}"):
+        return Finding("ok", "gateway port", f"a gateway answers on {host}:{port}")
+    taken = f"{host}:{port} is taken by something that is no gateway"
+    remedy = f"stop it, or choose another port: --port {port + 1} or TENURE_GATEWAY_PORT"
+    return Finding("problem", "gateway port", taken, remedy)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _is_gateway(url: str) -> bool:
+    try:
+        return fetch(f"{url}/livez", 2)[1] == b"ok\n"
+    except OSError:
+        return False
+
+
+# A queue, after its store.
+
+
+async def _queue_findings(url: str) -> list[Finding]:
+    """The queue is asked only where its store is well enough to answer."""
+    parsed = parse_url(url)
+    kind = parsed.store.partition("://")[0]
+    if kind.startswith("http"):
+        return await asyncio.to_thread(_remote_findings, parsed.store, parsed.safe)
+    if kind.startswith("redis"):
+        found = await _redis_queue_findings(url)
+    elif kind.startswith("postgres"):
+        found = await postgres_findings(open_part(url, "database").database.url)
+    elif kind in ("sqlite", "libsql"):
+        found = sqlite_findings(parsed.store)
+    else:
+        found = []
+    if any(f.level == "problem" and f.check in _DOWN for f in found):
+        return found
+    checked = {finding.check for finding in found}
+    return [*found, *(f for f in await _ledger_findings(url) if f.check not in checked)]
+
+
+async def _ledger_findings(url: str) -> list[Finding]:
+    """What any queue's counts say. A queue that does not answer is one finding and ends it."""
+    name = parse_url(url).safe
+    ledger = open_ledger(url)
+    begun = time.monotonic()
+    try:
+        counts = await ledger.counts()
+    except TenureError as error:
+        remedy = "start the store, or name another queue; after an upgrade: tenure db migrate"
+        return [Finding("problem", "queue", f"{name}: {error}", remedy)]
+    finally:
+        await ledger.close()
+    took_ms = (time.monotonic() - begun) * 1000
+    return [Finding("ok", "queue", f"{name} in {took_ms:.1f} ms"), *_count_findings(name, counts)]
+
+
+def _count_findings(name: str, counts: Counts) -> list[Finding]:
+    kinds = by_kind(counts)
+    waiting, failed = kinds.get("waiting", 0), kinds.get("failed", 0)
+    return [
+        judged(
+            "workers",
+            f"{counts.workers}, and {waiting} jobs wait",
+            bad=bool(waiting and not counts.workers and not counts.paused),
+            remedy=f"start one: tenure worker app.py --from '{name}'",
+        ),
+        _pause(counts.paused, f"tenure resume --queue '{name}'"),
+        judged(
+            "oldest waiting",
+            f"{counts.oldest_waiting_ms / 1000:.0f} s",
+            bad=counts.oldest_waiting_ms > _WAITING_MS_MAX,
+            level="note",
+            remedy="add workers or slots: tenure worker --concurrency, --processes",
+        ),
+        judged(
+            "dead letters",
+            f"{failed} jobs failed for good",
+            bad=bool(failed),
+            level="note",
+            remedy=f"tenure dead '{name}' groups them by error",
+        ),
+    ]
+
+
+def _pause(paused: bool, remedy: str) -> Finding:
+    detail = "paused" if paused else "handing out jobs"
+    return judged("pause", detail, bad=paused, level="note", remedy=remedy)
+
+
+def clock_finding(skew_ms: float) -> Finding:
+    """`skew_ms` is positive when the store is ahead."""
+    return judged(
+        "clock",
+        f"the store is {abs(skew_ms):.0f} ms {'ahead of' if skew_ms > 0 else 'behind'} us",
+        bad=abs(skew_ms) > _SKEW_MS_NOTE,
+        level="problem" if abs(skew_ms) > _SKEW_MS_PROBLEM else "note",
+        remedy="leases go by the store's clock, but ages shown here do not: set up NTP",
+    )
+
+
+# A control plane, as a worker reaches it.
+
+
+def _remote_findings(store: str, name: str) -> list[Finding]:
+    """`/livez` and `/readyz` of the gateway; blocking."""
+    found: list[Finding] = []
+    for check, path, remedy in (
+        ("gateway", "/livez", "start it: tenure gateway --from plane+sqlite:///plane.db"),
+        ("gateway ready", "/readyz?verbose", "its store does not answer: tenure doctor there"),
+    ):
+        try:
+            status, _ = fetch(f"{_base(store)}{path}", 5)
+        except (OSError, ValueError) as error:
+            return [*found, Finding("problem", check, f"{name}: {error}", remedy)]
+        detail = f"{name} answers {status}"
+        found.append(judged(check, detail, bad=status != 200, remedy=remedy))
+    return found
+
+
+def _base(store: str) -> str:
+    """The gateway's address: without key and options.
+
+    >>> _base("http://:key@host:8470/?streams=a")
+    'http://host:8470'
+    """
+    scheme, _, rest = store.partition("://")
+    authority = rest.partition("?")[0].partition("/")[0]
+    return f"{scheme}://{authority.rpartition('@')[2]}"
+
+
+# A Redis server, and what only the streams contract has.
+
+
+async def _redis_queue_findings(url: str) -> list[Finding]:
+    parsed = parse_url(url)
+    shape = import_module(f"tenure.contracts.{parsed.contract}.options").Options
+    options, store = parsed.read(shape)
+    redis = Redis(store, name="tenure-doctor", connect_timeout_ms=2_000, timeout_ms=5_000)
+    try:
+        findings = await _redis_findings(redis, parsed.safe)
+        if findings[0].level == "ok" and parsed.contract == "streams":
+            findings += await _streams_findings(redis, cast("Options", options))
+        return findings
+    finally:
+        await redis.close()
+
+
+async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
+    """What INFO, CONFIG and TIME say; a server that is away is one finding and ends it."""
+    try:
+        before_ms = time.time() * 1000
+        clock = await redis.call("TIME")
+        after_ms = time.time() * 1000
+        lines = (await redis.call("INFO")).decode(errors="replace").splitlines()
+    except StoreError as error:
+        remedy = "start it (`tenure up` brings one along) or name another: tenure doctor URL"
+        return [Finding("problem", "reachable", f"{name}: {error}", remedy)]
+    info = dict(line.split(":", 1) for line in lines if ":" in line)
+    skew_ms = int(clock[0]) * 1000 + int(clock[1]) / 1000 - (before_ms + after_ms) / 2
+    role = info.get("role", "?")
+    remedy = "use the address of the primary; a replica takes no writes"
+    return [
+        Finding("ok", "reachable", f"{name} in {after_ms - before_ms:.1f} ms"),
+        version_finding(info),
+        judged("role", role, bad=role != "master", remedy=remedy),
+        _append_only_file(info),
+        *await _redis_settings(redis),
+        clock_finding(skew_ms),
+    ]
+
+
+def version_finding(info: dict[str, str]) -> Finding:
+    """6.2 is needed (XAUTOCLAIM, XPENDING IDLE), 7 is better."""
+    text = info.get("valkey_version") or info.get("redis_version", "0")
+    # Valkey calls itself Redis 7.2 here, so that the comparison holds for both.
+    number = tuple(int(part) for part in info.get("redis_version", "0.0").split(".")[:2])
+    if number < _REDIS_OLDEST:
+        remedy = "upgrade to 6.2 or newer, better 7 or newer"
+        return Finding("problem", "redis version", text, remedy)
+    remedy = "upgrade to 7 or newer: it counts waiting entries itself"
+    return judged("redis version", text, bad=number < _REDIS_GOOD, level="note", remedy=remedy)
+
+
+def _append_only_file(info: dict[str, str]) -> Finding:
+    check = "append-only file"
+    if info.get("aof_enabled") != "1":
+        remedy = "redis-cli config set appendonly yes, then config rewrite"
+        return Finding("problem", check, "off", f"jobs die with the server: {remedy}")
+    status = info.get("aof_last_write_status", "ok")
+    remedy = "the last write failed: look at the disk and the server's log"
+    return judged(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
+
+
+async def _redis_settings(redis: Redis) -> list[Finding]:
+    values: dict[str, str] = {}
+    for name in ("appendfsync", "maxmemory-policy", "maxmemory"):
+        try:
+            pair = await redis.call("CONFIG", "GET", name)
+        except ServerError as error:
+            remedy = "ask whoever runs the server for appendfsync and maxmemory-policy"
+            return [Finding("note", "server settings", f"not readable: {error}", remedy)]
+        values[name] = pair[1].decode() if pair else "?"
+    fsync, policy, limit = values.values()
+    meaning = ": a power cut may lose the last second, a crash of Redis nothing"
+    return [
+        judged(
+            "appendfsync",
+            fsync + (meaning if fsync == "everysec" else ""),
+            bad=fsync not in ("everysec", "always"),
+            remedy="redis-cli config set appendfsync everysec (or always), then config rewrite",
+        ),
+        judged(
+            "eviction",
+            f"{policy}, maxmemory {limit or '0'}",
+            bad=policy != "noeviction",
+            level="problem" if limit not in ("", "0") else "note",
+            remedy="redis-cli config set maxmemory-policy noeviction, "
+            "or jobs vanish when memory is full",
+        ),
+    ]
+
+
+async def _streams_findings(redis: Redis, options: Options) -> list[Finding]:
+    """The stream and its consumer group: leases that ran out, workers that went away, depth."""
+    stream, _, delayed, _, _, _, _, paused, _ = keys(options.namespace)
+    groups, consumers, is_paused, waiting, length = await redis.pipeline(
+        [
+            ("XINFO", "GROUPS", stream),
+            ("XINFO", "CONSUMERS", stream, GROUP),
+            ("EXISTS", paused),
+            ("ZCARD", delayed),
+            ("XLEN", stream),
+        ]
+    )
+    if isinstance(groups, ServerError) or not groups:
+        return [
+            judged(
+                "consumer group",
+                f"{length} jobs, no group" if length else "no worker has ever served this queue",
+                bad=bool(length),
+                level="note",
+                remedy="start a worker: tenure worker app.py",
+            )
+        ]
+    late_ms = _LATE_LEASES * options.lease_ms
+    late = await redis.call("XPENDING", stream, GROUP, "IDLE", late_ms, "-", "+", 100)
+    count = f"{len(late)}{'+' if len(late) == 100 else ''}"
+    return [
+        Finding("ok", "consumer group", GROUP),
+        judged(
+            "running jobs",
+            f"{count} without a sign of life for {late_ms / 1000:g} s",
+            bad=bool(late),
+            remedy="no worker takes them over: start one (tenure worker app.py)",
+        ),
+        _consumers([_pairs(each) for each in consumers], late_ms),
+        _depth(int(length) + int(waiting), options.max_depth),
+        _pause(bool(is_paused), "tenure resume"),
+    ]
+
+
+def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
+    dead = [c["name"].decode() for c in consumers if c["pending"] and c["idle"] > late_ms]
+    alive = sum(c["idle"] <= late_ms for c in consumers)
+    shown = ", ".join(dead[:3]) + (" ..." if len(dead) > 3 else "")
+    return judged(
+        "workers",
+        f"{alive} alive" + (f", gone with work in hand: {shown}" if dead else ""),
+        bad=bool(dead),
+        level="note",
+        remedy="another worker takes their jobs when the leases run out",
+    )
+
+
+def _depth(depth: int, limit: int) -> Finding:
+    share = depth / limit if limit else 0.0
+    return judged(
+        "depth",
+        f"{depth} jobs" + (f" of {limit} allowed" if limit else ""),
+        bad=share >= 0.8,
+        level="problem" if share >= 1 else "note",
+        remedy="more workers, or a higher max_depth in the queue URL; a full queue refuses jobs",
+    )
+
+
+def _pairs(flat: list[Any]) -> dict[str, Any]:
+    return {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+# SQL stores.
+
+
+def sqlite_findings(store: str) -> list[Finding]:
+    """The file, its folder and its disk. A file that is not there yet is made on first use."""
+    path = Path(store.partition("://")[2].removeprefix("/").partition("?")[0])
+    folder = path.parent
+    if not folder.is_dir():
+        return [Finding("problem", "folder", f"{folder} is not there", f"mkdir -p {folder}")]
+    free, writable = shutil.disk_usage(folder).free, os.access(folder, os.W_OK)
+    found = [
+        judged(
+            "folder",
+            f"{folder.absolute()} {'can' if writable else 'cannot'} be written",
+            bad=not writable,
+            remedy="SQLite writes its log beside the file: give this user the folder",
+        ),
+        judged(
+            "disk",
+            f"{free / (1 << 30):.1f} GB free",
+            bad=free < _FREE_BYTES_MIN,
+            level="note",
+            remedy="a full disk stops every write: make room, or set keep_ms and journal_days",
+        ),
+    ]
+    return [*found, _database_file(path)] if path.exists() else found
+
+
+def _database_file(path: Path) -> Finding:
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        remedy = "is it a database of this project? restore it from a copy, or name another"
+        return Finding("problem", "database file", f"{path}: {error}", remedy)
+    remedy = "it is set on the first write; on a network disk it cannot be: use a local one"
+    return judged("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
+
+
+async def postgres_findings(store: str) -> list[Finding]:
+    """What the server says of itself; one that is away is one finding and ends it."""
+    import asyncpg
+
+    from tenure.store.postgres import connect_arguments
+
+    try:
+        connection = await asyncpg.connect(**connect_arguments(store, {}))
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        remedy = "start it, or correct user, host and database in the queue's URL"
+        return [Finding("problem", "reachable", f"PostgreSQL: {error}", remedy)]
+    try:
+        before_ms = time.time() * 1000
+        row = await connection.fetchrow(
+            "SELECT current_setting('server_version_num')::int AS number,"
+            " current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
+            " extract(epoch FROM clock_timestamp()) * 1000 AS now_ms,"
+            " pg_is_in_recovery() AS replica, coalesce((SELECT max(extract(epoch FROM now() -"
+            " xact_start)) FROM pg_stat_activity WHERE datname = current_database()), 0) AS open_s"
+        )
+        skew_ms = float(row["now_ms"]) - (before_ms + time.time() * 1000) / 2
+    finally:
+        await connection.close()
+    return [*server_findings(dict(row)), clock_finding(skew_ms)]
+
+
+def server_findings(row: dict[str, Any]) -> list[Finding]:
+    """Version, durability, role, and transactions that hold everything back."""
+    open_s = float(row["open_s"])
+    return [
+        judged(
+            "postgres version",
+            row["version"],
+            bad=row["number"] < _POSTGRES_OLDEST,
+            remedy="upgrade to 13 or newer",
+        ),
+        judged(
+            "fsync",
+            row["fsync"],
+            bad=row["fsync"] != "on",
+            remedy="a crash may lose or break everything: ALTER SYSTEM SET fsync = on, then reload",
+        ),
+        judged(
+            "role",
+            "a replica" if row["replica"] else "primary",
+            bad=row["replica"],
+            remedy="a replica takes no writes: name the primary",
+        ),
+        judged(
+            "open transactions",
+            f"the oldest is {open_s:.0f} s old",
+            bad=open_s > _OPEN_S_MAX,
+            level="note",
+            remedy="it holds back the journal and the clean-up: find it in pg_stat_activity",
+        ),
+    ]

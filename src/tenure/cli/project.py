@@ -1,0 +1,252 @@
+"""The commands round a project: init, config, db, api, completion and version."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tenure import __version__
+from tenure.cli.config import SETTINGS, Config, load_config
+from tenure.cli.group import json_option, queue_option
+from tenure.cli.output import Exit, Failed, answer, emit, emit_text, note, safe_url, table
+from tenure.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from tenure.core.opening import QueueUrl
+
+
+async def migrated(url: QueueUrl) -> list[str]:
+    """The names of the migrations that were applied; [] when it lacked none."""
+    from tenure.sql.schema import migrate
+
+    if url.store.startswith("postgres"):
+        from tenure.core.opening import open_part
+        from tenure.sql.schema import PostgresMigrations
+
+        engine = open_part(url.text, "database")
+        try:
+            return await migrate(PostgresMigrations(engine.database), "postgres")
+        finally:
+            await engine.close()
+    from tenure.sql.schema import SqliteMigrations
+    from tenure.store.sqlite import file_of
+
+    return await migrate(SqliteMigrations(file_of(url.store)), "sqlite")
+
+
+_FILES = {
+    "handlers.py": "handlers.py.txt",
+    "tenure.toml": "tenure.toml.txt",
+    "systemd/tenure-gateway.service": "gateway.service.txt",
+    "systemd/tenure-worker.service": "worker.service.txt",
+}
+
+
+@click.command("init")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
+def init_command(folder: Path) -> None:
+    """Write a first handler, a settings file and units for systemd; nothing is overwritten.
+
+    \b
+    tenure init hello && cd hello
+    """
+    folder = folder.expanduser().absolute()
+    there = [name for name in _FILES if (folder / name).exists()]
+    if there:
+        raise Failed(Exit.CONFLICT, f"{', '.join(there)} is there already; nothing was written")
+    from importlib.resources import files  # it takes longer to import than all of `version`
+
+    program = shutil.which("tenure") or f"{sys.executable} -P -m tenure.cli"
+    for name, source in _FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (files("tenure.cli") / "skeleton" / source).read_text()
+        path.write_text(
+            text.format(folder=folder, program=program) if name.endswith(".service") else text
+        )
+    emit_text("\n".join(str(folder / name) for name in _FILES))
+    where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    emit_text(f"next: {where}tenure up handlers.py")
+
+
+@click.group("config")
+def config_command() -> None:
+    """Show settings and where they come from.
+
+    \b
+    tenure config show --origin
+    tenure config show queue_url
+    """
+
+
+@config_command.command("show")
+@click.argument("name", default="")
+@click.option("--origin", is_flag=True, help="Also say where each value comes from.")
+@click.option("--reveal", is_flag=True, help="With a NAME: do not mask secrets and passwords.")
+@json_option
+def show(name: str, origin: bool, reveal: bool, as_json: bool) -> None:
+    """Show every setting, or the one of this NAME; secrets and passwords of URLs are masked.
+
+    \b
+    export REDIS_URL=$(tenure config show redis_url --reveal)
+    """
+    config = load_config()
+    if name and name not in SETTINGS:
+        raise UsageError(f"there is no setting {name!r}; `tenure config show` lists them")
+    if reveal and not name:
+        raise UsageError("--reveal needs the NAME of a setting")
+    found = [_found(config, each, reveal) for each in ([name] if name else SETTINGS)]
+    if as_json:
+        for setting in found:
+            emit(setting)
+        return
+    if name and not origin:
+        emit_text(_shown(found[0]["value"]))
+        return
+    headers = ["SETTING", "VALUE", "ORIGIN" if origin else "MEANING"]
+    last = "origin" if origin else "help"
+    emit_text(table(headers, [[s["name"], _shown(s["value"]), s[last]] for s in found]))
+
+
+def _found(config: Config, name: str, reveal: bool) -> dict[str, Any]:
+    setting, found = SETTINGS[name], config.find(name)
+    value = found.value
+    if reveal:
+        pass
+    elif setting.secret and value:
+        value = "***"
+    elif name.endswith("url") and isinstance(value, str) and value:
+        value = safe_url(value)
+    elif name.endswith("queues") and isinstance(value, list):
+        value = [safe_url(url) for url in value]
+    return {
+        "name": name,
+        "value": value,
+        "origin": found.origin,
+        "variable": setting.variable,
+        "help": setting.help,
+    }
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+@click.group("db")
+def db_command() -> None:
+    """Look after the database of a queue.
+
+    \b
+    tenure db migrate --queue inbox+postgresql://user@host/database
+    """
+
+
+@db_command.command("migrate")
+@queue_option
+@json_option
+def migrate(queue_url: str | None, as_json: bool) -> None:
+    """Apply the migrations that the database lacks; nothing happens when it lacks none.
+
+    Programs at work go on: migrations of one major version only add. Two of these commands at once
+    are one after the other.
+    """
+    import asyncio
+
+    from tenure.core.opening import parse_url
+
+    url = parse_url(load_config().text("queue_url", queue_url))
+    if not url.store.startswith(("sqlite", "postgres", "libsql")):
+        raise UsageError(f"{url.safe} has no database; name one with --queue inbox+sqlite:///...")
+    done = asyncio.run(migrated(url))
+    if as_json:
+        emit({"applied": done})
+        return
+    for name in done:
+        emit_text(name)
+    note(f"{len(done)} applied" if done else "up to date")
+
+
+@click.command("api")
+@click.argument("which", type=click.Choice(["openapi", "asyncapi", "rights"]))
+def api_command(which: str) -> None:
+    """Print what a gateway that serves all five contracts speaks; it need not run.
+
+    \b
+    tenure api openapi > openapi.json      # what can be asked of it, for client generators
+    tenure api asyncapi > asyncapi.json    # event streams and webhooks: what it says by itself
+    tenure api rights > rights.md          # the scope each route asks for, and on whose objects
+
+    A running gateway serves its own, with the contracts it has: /openapi.json, /asyncapi.json.
+    """
+    import msgspec
+
+    made = described(which)
+    emit_text((made if which == "rights" else msgspec.json.format(made, indent=1)).decode())
+
+
+def described(which: str) -> bytes:
+    """The document, made from the endpoints themselves. Nothing is connected to."""
+    try:
+        from tenure.gateway.app import Gateway
+        from tenure.gateway.rights import rights_page
+        from tenure.gateway.settings import GatewaySettings
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
+    redis = "redis://127.0.0.1:6379/0"
+    queues = (
+        f"streams+{redis}",
+        f"bullmq+{redis}?queue=jobs",
+        f"omniq+{redis}?queue=jobs",
+        "inbox+sqlite:///jobs.db",
+        "plane+sqlite:///jobs.db",
+    )
+    gateway = Gateway(GatewaySettings(queues=queues))
+    if which == "rights":
+        return rights_page(gateway.rights).encode()
+    return gateway.openapi if which == "openapi" else gateway.asyncapi
+
+
+_VARIABLE = "_TENURE_COMPLETE"
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print a script that completes commands and options.
+
+    \b
+    eval "$(tenure completion bash)"                                  # in ~/.bashrc
+    eval "$(tenure completion zsh)"                                   # in ~/.zshrc
+    tenure completion fish > ~/.config/fish/completions/tenure.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"click has no completion for {shell}")
+    emit_text(kind(ctx.find_root().command, {}, "tenure", _VARIABLE).source())
+
+
+@click.command("version")
+@json_option
+def version_command(as_json: bool) -> None:
+    """Say which version this is, and on which Python and machine it runs.
+
+    \b
+    tenure version --json
+    """
+    import platform
+
+    facts = {
+        "tenure": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    line = f"tenure {__version__} (Python {facts['python']}, {facts['system']})"
+    answer(as_json, facts, line)

@@ -1,0 +1,137 @@
+"""The commands for whole queues: queues, pause, resume and outbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from tenure.cli.config import load_config, with_options
+from tenure.cli.group import json_option, queue_option, with_ledger
+from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
+from tenure.core.errors import NotFound, UsageError
+from tenure.core.job import JobRecord
+from tenure.core.opening import parse_url
+from tenure.core.seam import Query
+
+
+@click.command("queues")
+@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@json_option
+def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
+    """Show depth, totals, workers and the oldest waiting job of each queue.
+
+    \b
+    tenure queues
+    tenure queues 'inbox+sqlite:///jobs.db' --json
+    """
+    urls = list(queue_urls) or load_config().queue_urls()
+    found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
+    for url, counts in found:
+        view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
+        answer(as_json, view, _queue_text(view))
+
+
+def _queue_text(view: dict[str, Any]) -> str:
+    facts = [f"{view['workers']} worker{'s' * (view['workers'] != 1)}"] + (
+        ["paused"] if view["paused"] else []
+    )
+    if view["oldest_waiting_ms"]:
+        facts.append(f"oldest waits {view['oldest_waiting_ms'] / 1000:.1f} s")
+    names = list(dict.fromkeys([*view["states"], *view["totals"]]))
+    rows = [[n, str(view["states"].get(n, "-")), str(view["totals"].get(n, "-"))] for n in names]
+    return "\n".join(
+        [paint(view["queue"], "bold"), ", ".join(facts), table(["", "NOW", "EVER"], rows)]
+    )
+
+
+@click.command("pause")
+@queue_option
+@json_option
+def pause_command(queue_url: str | None, as_json: bool) -> None:
+    """Stop handing out jobs; what runs goes on.
+
+    \b
+    tenure pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
+    """
+    with_ledger(queue_url, lambda ledger: ledger.pause())
+    url = safe_url(load_config().text("queue_url", queue_url))
+    answer(as_json, {"queue": url, "paused": True}, f"{url} paused")
+
+
+@click.command("resume")
+@queue_option
+@json_option
+def resume_command(queue_url: str | None, as_json: bool) -> None:
+    """Hand out jobs again.
+
+    \b
+    tenure resume --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
+    """
+    with_ledger(queue_url, lambda ledger: ledger.resume())
+    url = safe_url(load_config().text("queue_url", queue_url))
+    answer(as_json, {"queue": url, "paused": False}, f"{url} resumed")
+
+
+@click.group("outbox")
+def outbox_command() -> None:
+    """Look at the outbox of an inbox: which events wait, which were given up.
+
+    \b
+    tenure outbox ls --status dead_letter --queue inbox+sqlite:///jobs.db
+    tenure outbox redeliver EVENT_ID --queue inbox+sqlite:///jobs.db
+    """
+
+
+@outbox_command.command("ls")
+@click.option("--status", "status", help="queued, claimed, succeeded or dead_letter.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="How many (50).")
+@queue_option
+@json_option
+def _outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: bool) -> None:
+    """List events, newest first."""
+    states = (status,) if status else ()
+    query = Query(states=states, limit=limit)
+    page = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.find(query))
+    events = [_event_object(event) for event in page.jobs]
+    headers = ["EVENT", "STATUS", "TRIES", "TO", "SINCE"]
+    answer_rows(as_json, events, headers, _event_row, "no such events")
+
+
+@outbox_command.command("redeliver")
+@click.argument("event_ids", metavar="EVENT...", nargs=-1, required=True)
+@queue_option
+@json_option
+def _redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
+    """Send events again that were delivered or given up, under the same ids."""
+    answers = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.retry(event_ids))
+    for event_id, said in zip(event_ids, answers, strict=True):
+        answer(as_json, {"event_id": event_id, "answer": said}, f"{event_id} {said}")
+    if "missing" in answers:
+        raise NotFound("there is no such event; `tenure outbox ls` lists those there are")
+
+
+def _event_object(event: JobRecord) -> dict[str, Any]:
+    return {
+        "event_id": event.job_id,
+        "job_id": event.gid,
+        "status": event.state,
+        "attempt": event.attempt,
+        "url": event.extra.get("status_webhook_url", ""),
+        "created_ms": event.created_ms,
+        "updated_ms": event.updated_ms,
+        "due_ms": event.due_ms,
+    }
+
+
+def _event_row(event: dict[str, Any]) -> list[str]:
+    shown = [str(event[name]) for name in ("event_id", "status", "attempt", "url")]
+    return [*shown, ago(event["created_ms"])]
+
+
+def _outbox_url(queue_url: str | None) -> str:
+    text = load_config().text("queue_url", queue_url)
+    if parse_url(text).contract != "inbox":
+        raise UsageError(f"{parse_url(text).safe} has no outbox; name an inbox+... queue")
+    return text if "box=outbox" in text else with_options(text, box="outbox")

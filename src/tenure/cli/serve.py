@@ -1,0 +1,398 @@
+"""The commands that serve until they are stopped: worker, gateway and receiver.
+
+Heavy modules are imported in functions, so that `--help` and wrong options answer fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tenure.cli.config import (
+    Config,
+    as_list,
+    colours_wanted,
+    load_config,
+    notify_address,
+    process_environment,
+    with_options,
+)
+from tenure.cli.output import emit_text, note
+from tenure.core.errors import UsageError
+
+_LEVELS = ("debug", "info", "warning", "error")
+_FORMATS = ("auto", "json", "text")
+
+
+def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] = ()) -> str:
+    """Route structlog and the standard library's logging to stderr; returns the level's name.
+
+    `add` are further processors, such as the worker's that adds the ids of the running job.
+    """
+    import logging
+
+    import structlog
+
+    from tenure.worker.logs import PlainFormatter
+
+    name, style = config.text("log_level", level).lower(), config.text("log_format")
+    if name not in _LEVELS:
+        raise UsageError(f"log_level is {name!r}; it is one of {', '.join(_LEVELS)}")
+    if style not in _FORMATS:
+        raise UsageError(f"log_format is {style!r}; it is one of {', '.join(_FORMATS)}")
+    threshold = getattr(logging, name.upper())
+    as_text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    structlog.configure(
+        processors=[*add, *_processors(as_text)],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(logging.BASIC_FORMAT))
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
+    return name
+
+
+def _processors(as_text: bool) -> list[Any]:
+    import structlog
+
+    from tenure.worker.logs import plain_errors, plain_text, text_renderer
+
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        plain_errors,
+    ]
+    if as_text:
+        return [
+            *shared,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            plain_text,
+            text_renderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
+        ]
+    return [
+        *shared,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        structlog.processors.JSONRenderer(),
+    ]
+
+
+def _set_up_traces(otlp_url: str, worker_id: str) -> None:
+    """Make the process's tracer provider; it sends what is left when the process ends."""
+    if not otlp_url.lower().startswith(("http://", "https://")):
+        raise UsageError("worker.otlp_url is an http or https URL, such as http://127.0.0.1:4318")
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; worker.otlp_url needs: pip install 'tenure[otel]'") from None
+    names = {"service.name": "tenure-worker", "service.instance.id": worker_id}
+    provider = TracerProvider(resource=Resource.create(names))
+    exporter = OTLPSpanExporter(endpoint=f"{otlp_url.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+
+@click.command("worker")
+@click.argument("targets", metavar="APP.py|MODULE...", nargs=-1, required=True)
+@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Attempts at once.")
+@click.option("--processes", type=click.IntRange(min=1), help="Worker processes (1).")
+@click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
+@click.option("--drain-timeout", "drain_timeout_s", type=click.FloatRange(min=0), help="Seconds.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="For Prometheus, on loopback.")
+@click.option("--lease-ms", type=click.IntRange(min=1), help="How long a lease lasts.")
+@click.option("--log-level", help="debug, info, warning or error.")
+@click.option("--samples", is_flag=True, help="With tenure.tasks: samples where there is no model.")
+@click.option("--parent", type=int, default=0, hidden=True)
+@click.option("--only-load", is_flag=True, hidden=True)
+def worker_command(
+    targets: tuple[str, ...], queue_urls: tuple[str, ...], parent: int, **flags: Any
+) -> int:
+    """Run the @task functions of files (app.py) or modules.
+
+    `tenure.tasks` are the built-in ones, `tenure.transcode` those of an inbox.
+
+    The first SIGTERM or Ctrl-C lets running jobs finish, the second hands them back at once.
+
+    \b
+    tenure worker app.py
+    tenure worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
+    tenure worker app.py --burst
+    """
+    from tenure.cli.supervisor import end_with_parent
+
+    end_with_parent(parent)
+    config = load_config()
+    if flags["only_load"]:
+        from tenure.cli.handlers import load_all
+
+        load_all(targets, config)
+        return 0
+    urls = config.texts("worker.queues", queue_urls) or [config.text("queue_url")]
+    lease_ms = config.integer("worker.lease_ms", flags["lease_ms"])
+    if lease_ms:
+        urls = [with_options(url, lease_ms=lease_ms) for url in urls]
+    if config.integer("worker.processes", flags["processes"]) > 1:
+        return _many(targets, urls, config, flags)
+    return _one(targets, urls, config, flags)
+
+
+def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+    from tenure.cli.handlers import INBOX, SLOTS, load_all, usual, with_share, with_slots
+    from tenure.worker import Settings, Worker, identity
+    from tenure.worker.logs import add_job
+
+    level = set_up_logs(config, flags["log_level"], add=[add_job])
+    concurrency = config.integer("worker.concurrency", flags["concurrency"])
+    tasks = load_all(targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency)
+    if targets[0] == INBOX:
+        per_key, slots = config.integer("transcode.per_key"), concurrency or SLOTS["inbox"]
+        urls = [with_share(url, slots, per_key) for url in urls]
+        urls = urls if concurrency else [with_slots(url) for url in urls]
+    socket, watchdog_ms = notify_address()
+    worker_id = identity(process_environment())
+    otlp_url = config.text("worker.otlp_url")
+    if otlp_url:
+        _set_up_traces(otlp_url, worker_id)
+    settings = Settings(
+        worker_id=worker_id,
+        tracing=bool(otlp_url),
+        concurrency=concurrency or usual(targets[0]),
+        drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
+        unknown_task_ms=round(config.number("worker.unknown_task_s") * 1000),
+        burst=flags["burst"],
+        debug=level == "debug",
+        notify_socket=socket,
+        watchdog_ms=watchdog_ms,
+    )
+    worker = Worker(tasks, queues=urls, settings=settings)
+    port = config.integer("worker.metrics_port", flags["metrics_port"])
+    if port:
+        _serve_metrics(port, worker.registry)
+    return worker.run()
+
+
+def _serve_metrics(port: int, registry: Any) -> None:
+    from prometheus_client import start_http_server
+
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-port {port} cannot be used ({error.strerror}); choose a free one"
+        ) from None
+
+
+def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+    import asyncio
+
+    from tenure.cli.supervisor import run_workers
+
+    count = config.integer("worker.processes", flags["processes"])
+    drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
+    port = config.integer("worker.metrics_port", flags["metrics_port"])
+    base = [sys.executable, "-P", "-m", "tenure.cli", "worker", *targets, "--processes", "1"]
+    for name in ("concurrency", "log_level"):
+        if flags[name] is not None:
+            base += [f"--{name.replace('_', '-')}", str(flags[name])]
+    base += ["--drain-timeout", str(drain_s)]
+    base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
+    commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
+    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may hold a password
+    return asyncio.run(run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
+
+
+@click.command("gateway")
+@click.option("--host", help="The address to listen on (127.0.0.1).")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
+@click.option(
+    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
+)
+@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
+@click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
+@click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
+@click.option("--worker-key-file", help="A file with a key that is good for workers besides.")
+@click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    help="A proxy whose headers name the client and the person; again.",
+)
+@click.option(
+    "--sso-group",
+    "sso_groups",
+    metavar="GROUP=SCOPES",
+    multiple=True,
+    help="What people of a group may do, such as ops=admin; again.",
+)
+@click.option("--log-level", help="debug, info, warning or error.")
+@click.option("--parent", type=int, default=0, hidden=True)
+def gateway_command(
+    host: str | None,
+    port: int | None,
+    admin_address: str | None,
+    queue_urls: tuple[str, ...],
+    redis_url: str | None,
+    require_key: bool,
+    worker_key_file: str | None,
+    trusted_proxies: tuple[str, ...],
+    sso_groups: tuple[str, ...],
+    log_level: str | None,
+    parent: int,
+) -> None:
+    """Serve the HTTP API of the queues, with event streams, metrics and health.
+
+    Without API keys only on loopback; make one with `tenure keys create`.
+
+    \b
+    tenure gateway --from streams+redis://127.0.0.1:6379/0
+    tenure gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
+    """
+    from tenure.cli.supervisor import end_with_parent
+
+    end_with_parent(parent)
+    config = load_config()
+    urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
+    try:
+        from tenure.gateway.notify import Notifier
+        from tenure.gateway.serve import run
+        from tenure.gateway.settings import GatewaySettings
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
+
+    set_up_logs(config, log_level)
+    queues = tuple(config.texts("gateway.queues", tuple(urls)) or [config.text("queue_url")])
+    settings = GatewaySettings(
+        queues=queues,
+        host=config.text("gateway.host", host),
+        port=config.integer("gateway.port", port),
+        admin_address=config.text("gateway.admin_address", admin_address),
+        anonymous=not require_key,
+        worker_key=_first_line(worker_key_file) if worker_key_file else "",
+        ttl_s=_ttl_s(config),
+        lent=_inbox_parts(config) if any(url.startswith("inbox+") for url in queues) else {},
+        redact=tuple(config.texts("gateway.redact")),
+        audit_keep=config.integer("gateway.audit_keep"),
+        trace_url=config.text("gateway.trace_url"),
+        lake=config.text("gateway.lake"),
+        trusted_proxies=tuple(config.texts("gateway.trusted_proxies", trusted_proxies)),
+        sso_groups=tuple(config.texts("gateway.sso_groups", sso_groups)),
+        sso_user_header=config.text("gateway.sso_user_header"),
+        sso_groups_header=config.text("gateway.sso_groups_header"),
+        **_limits(config),
+    )
+    address, watchdog_ms = notify_address()
+    # A thread that reads a large body gives way to the event loop this soon.
+    sys.setswitchinterval(0.001)
+    run(settings, Notifier(address, watchdog_ms // 2))
+
+
+def _ttl_s(config: Config) -> int:
+    found = config.find("gateway.ttl_s")
+    ttl_s = config.integer("gateway.ttl_s")
+    if ttl_s < 1:
+        raise UsageError(f"gateway.ttl_s ({found.origin}) is at least 1 second, not {ttl_s}")
+    return ttl_s
+
+
+def _limits(config: Config) -> dict[str, Any]:
+    """How much callers may ask for; settings in seconds become milliseconds."""
+    names = "streams_per_key depth_per_key rate_burst body_bytes_max form_bytes_max head_bytes_max"
+    names += " idle_timeout_s connections_max connections_per_address failed_logins_per_min"
+    limits: dict[str, Any] = {name: config.integer(f"gateway.{name}") for name in names.split()}
+    limits["rate_per_s"] = config.number("gateway.rate_per_s")
+    for name in ("heartbeat", "body_timeout", "head_timeout", "session", "session_idle"):
+        limits[f"{name}_ms"] = round(config.number(f"gateway.{name}_s") * 1000)
+    limits["drain_ms"] = round(config.number("gateway.drain_timeout_s") * 1000)
+    return limits
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    except OSError as error:
+        raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
+
+
+def _inbox_parts(config: Config) -> dict[str, Any]:
+    """What the routes of an inbox use: to seal credentials, to check addresses and secrets."""
+    from tenure.cli.keys import open_seal
+    from tenure.egress import Guard, Policy
+    from tenure.webhooks.signing import read_secrets
+
+    guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
+    signed = read_secrets(config.text("webhooks.secrets"))
+    return {
+        "seal": open_seal(config),
+        "check_url": guard.check_url,
+        "has_secret": signed.has,
+        "files": bool(config.text("transcode.files")),
+    }
+
+
+@click.command("receiver")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8471, help="On loopback (8471).")
+@click.option("--requester", default="*", help="Whose secrets of webhooks.secrets to verify with.")
+@click.option("--parent", type=int, default=0, hidden=True)
+def receiver_command(port: int, requester: str, parent: int) -> None:
+    """Receive webhooks on http://127.0.0.1:PORT/hooks, verify them, and show the last ones.
+
+    The secrets are those of TENURE_WEBHOOKS_SECRETS. Without any, a secret is made and printed.
+    The sender must be allowed to reach loopback: TENURE_EGRESS_ALLOW=127.0.0.1:8471.
+
+    \b
+    tenure receiver --port 8471
+    """
+    from tenure.cli.supervisor import end_with_parent
+
+    end_with_parent(parent)
+    try:
+        import uvicorn
+    except ImportError:
+        raise UsageError("the receiver needs a web server: pip install 'tenure[inbox]'") from None
+    from tenure.webhooks.receiver import ReceiverPage
+
+    app = _kept_local(ReceiverPage(_secrets(requester)))
+    note(f"receiving on http://127.0.0.1:{port}/hooks, shown on http://127.0.0.1:{port}/")
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
+
+
+def _kept_local(page: Any) -> Any:
+    """The page for requests to a name of this machine: no site reads it by a name of its own."""
+    from tenure.gateway.settings import is_local_host
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        hosts = [text.decode("latin-1") for name, text in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and is_local_host(hosts[0]):
+            await page(scope, receive, send)
+        else:
+            await send({"type": "http.response.start", "status": 421, "headers": []})
+            await send({"type": "http.response.body", "body": b"use http://127.0.0.1\n"})
+
+    return app
+
+
+def _secrets(requester: str) -> list[bytes]:
+    import asyncio
+
+    from tenure.webhooks import new_secret, read_secret
+    from tenure.webhooks.signing import read_secrets
+
+    known = read_secrets(load_config().text("webhooks.secrets"))
+    live = asyncio.run(known.live(requester))
+    if live:
+        return [one.reveal() for one in live]
+    made = new_secret()
+    emit_text(made)
+    note("no secret is set; this one was made for now")
+    return [read_secret(made)]

@@ -1,0 +1,490 @@
+"""`tenure up`: everything on one machine with one command.
+
+It starts a Redis (unless one is named), a gateway and a worker as child processes, so that each can
+be killed without harm, and sample jobs with a receiver for their webhooks. Ctrl-C stops them from
+the top down: samples, worker (which finishes what it runs), gateway, receiver, store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import webbrowser
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tenure.cli.config import (
+    DATA_FOLDER,
+    Config,
+    RunningUp,
+    announce_up,
+    as_list,
+    browser_possible,
+    child_environment,
+    load_config,
+    running_up,
+    withdraw_up,
+)
+from tenure.cli.handlers import task_settings
+from tenure.cli.output import Exit, Failed, emit_text, note, paint
+from tenure.cli.project import migrated
+from tenure.cli.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
+from tenure.cli.supervisor import Supervisor, stopping_on_signals, until_ready
+from tenure.core.errors import StoreError, UsageError
+from tenure.core.opening import QueueUrl, open_ledger, parse_url
+from tenure.store.embedded import EmbeddedRedis
+from tenure.store.files import private_folder, write_private
+from tenure.store.sqlite import file_of
+
+HOST = "127.0.0.1"  # of the receiver
+_GATEWAY_ENDS_WITHIN_S = 15.0
+_RECEIVER_ENDS_WITHIN_S = 5.0
+_STORE_LOOK_EVERY_S = 0.5
+# -P: modules in the current folder, where other users may write, are not imported.
+_PROGRAM = (sys.executable, "-P", "-m", "tenure.cli")
+_WORKER_KEY = "worker.key"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the flags and settings ask for."""
+
+    host: str
+    port: int
+    data: Path
+    redis_url: str
+    samples: bool
+    node: bool
+    browser: bool
+    drain_timeout_s: float
+    postgres_url: str = ""
+    targets: tuple[str, ...] = ()
+    admin_address: str = ""
+
+    @property
+    def gateway_url(self) -> str:
+        """Where this machine reaches the gateway."""
+        return _url(self.host, self.port)
+
+    @property
+    def admin_url(self) -> str:
+        """Where this machine reaches the pages and the metrics."""
+        if not self.admin_address:
+            return self.gateway_url
+        from tenure.gateway.settings import split_address
+
+        return _url(*split_address(self.admin_address))
+
+
+def _url(host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # nosec B104 # not to bind to
+    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
+
+
+@click.command("up")
+@click.argument("targets", metavar="[APP.py|MODULE]...", nargs=-1)
+@click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
+@click.option("--host", help="The gateway's address (127.0.0.1).")
+@click.option(
+    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
+)
+@click.option("--data", type=click.Path(path_type=Path), help="The data folder (.tenure).")
+@click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
+@click.option(
+    "--postgres", "postgres_url", metavar="URL", help="Keep inbox and plane there, not in SQLite."
+)
+@click.option("--no-browser", is_flag=True, help="Do not open a page.")
+@click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
+@click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
+def up_command(
+    targets: tuple[str, ...],
+    port: int | None,
+    host: str | None,
+    admin_address: str | None,
+    data: Path | None,
+    redis_url: str | None,
+    postgres_url: str | None,
+    no_browser: bool,
+    no_samples: bool,
+    no_node: bool,
+) -> int:
+    """Start a store, a gateway and a worker with samples; Ctrl-C stops them in good order.
+
+    With files or modules of your own, the worker runs their @task functions too.
+
+    \b
+    tenure up
+    tenure up app.py
+    tenure up --port 9000 --data /var/lib/tenure --no-samples
+    """
+    config = load_config()
+    options = UpOptions(
+        host=config.text("gateway.host", host),
+        port=config.integer("gateway.port", port),
+        targets=targets,
+        admin_address=config.text("gateway.admin_address", admin_address),
+        data=(data or config.data).expanduser().absolute(),
+        redis_url=config.text("redis_url", redis_url),
+        postgres_url=config.text("postgres_url", postgres_url).partition("?")[0],
+        samples=not no_samples,
+        node=not no_node,
+        browser=not no_browser and browser_possible(),
+        drain_timeout_s=config.number("worker.drain_timeout_s"),
+    )
+    _check_tasks(options.targets)
+    _check_free(options)
+    return asyncio.run(_up(options, config))
+
+
+def _check_tasks(targets: Sequence[str]) -> None:
+    """Load the handlers once, in a process of their own: a broken file ends `up` at once."""
+    if targets:
+        command = [*_PROGRAM, "worker", *targets, "--only-load"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
+        if done.returncode:
+            raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix("tenure: "))
+
+
+def _check_free(options: UpOptions) -> None:
+    """Refuse if `up` already runs here or the port is taken, before anything is started."""
+    other = running_up(options.data)
+    if other is not None:
+        raise Failed(
+            Exit.CONFLICT,
+            f"`tenure up` already runs here (pid {other.pid}, {other.gateway_url}); "
+            "stop it, or start another with --data and --port",
+        )
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host, options.port))
+        except OSError as error:
+            raise Failed(
+                Exit.CONFLICT,
+                f"{options.host}:{options.port} cannot be used ({error.strerror}); "
+                f"stop what listens there, or choose another: tenure up --port {options.port + 1}",
+            ) from None
+
+
+async def _up(options: UpOptions, config: Config) -> int:
+    stop = asyncio.Event()
+    private_folder(options.data, mark=_WORKER_KEY)
+    flows = usable_flows(_say)
+    setup = _InboxSetup({})
+    if any(flow.contract == "inbox" for flow in flows):
+        setup = await set_up_inbox(
+            config, options.data, gateway_port=options.port, samples=options.samples
+        )
+    supervisor = Supervisor(_say, {**child_environment(), **setup.environment})
+    with stopping_on_signals(stop, supervisor.hurry):
+        async with contextlib.AsyncExitStack() as stack:
+            redis_url = options.redis_url or await _start_redis(options, stack)
+            stores = Stores(
+                redis_url,
+                options.data,
+                options.gateway_url,
+                _fresh_worker_key(options.data),
+                setup.receiver_url,
+                setup.files,
+                options.postgres_url,
+            )
+            queues = [flow.queue_url(stores) for flow in flows]
+            await _bring_schema(queues)
+            await _check_store(queues[0])
+            worked = [flow.served_at(stores) for flow in flows]
+            await _start_receiver(setup, supervisor, stack)
+            await _start_parts(options, queues, worked, stores.worker_key, supervisor, stack, stop)
+            if stop.is_set():
+                return Exit.OK
+            _announce(options, flows, stores, stack)
+            if options.samples:
+                await _start_samples(options, config, flows, stores, stack)
+            await supervisor.until(stop)
+            _say("stopping: running jobs may finish; Ctrl-C again stops at once")
+    _say("stopped; the data stay in " + str(options.data))
+    return Exit.OK
+
+
+async def _start_receiver(
+    setup: _InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
+) -> None:
+    """The receiver starts before the others, so that it ends after the worker that delivers."""
+    if setup.port:
+        receiver = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
+        command = [*_PROGRAM, *receiver, "--parent", str(os.getpid())]
+        await supervisor.start("receiver", command)
+        stack.push_async_callback(supervisor.stop, "receiver", _RECEIVER_ENDS_WITHIN_S)
+
+
+async def _start_redis(options: UpOptions, stack: contextlib.AsyncExitStack) -> str:
+    server = EmbeddedRedis(options.data / "redis", with_password=True)
+    await asyncio.to_thread(server.start)
+    stack.push_async_callback(asyncio.to_thread, server.stop)
+    _background(stack, _keep_store(server))
+    return server.url
+
+
+async def _keep_store(server: EmbeddedRedis) -> None:
+    """Restart a store that died, on the same port with the same data."""
+    while True:
+        await asyncio.sleep(_STORE_LOOK_EVERY_S)
+        if server.pid is None:
+            _say("the store ended: starting it again")
+            try:
+                await asyncio.to_thread(server.start)
+            except StoreError as error:
+                _say(f"the store does not start: {error}")
+                continue
+            _say(f"the store runs again (pid {server.pid})")
+
+
+def _fresh_worker_key(folder: Path) -> Path:
+    """A key that only this gateway and this worker know, made anew at every start."""
+    from tenure.gateway.keys import new_key
+
+    path = folder / _WORKER_KEY
+    _, text = new_key(("jobs:work",), "up", None, 0)
+    write_private(path, text + "\n")
+    return path
+
+
+async def _check_store(queue_url: str) -> None:
+    ledger = open_ledger(queue_url)
+    try:
+        await ledger.counts()
+    finally:
+        await ledger.close()
+
+
+async def _bring_schema(queues: Sequence[str]) -> None:
+    """Migrate the databases of an older version; a new SQLite file makes its own tables."""
+    for url in map(parse_url, queues):
+        if _has_schema(url) and (done := await migrated(url)):
+            _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
+
+
+def _has_schema(url: QueueUrl) -> bool:
+    if url.store.startswith("sqlite"):
+        return file_of(url.store).exists()
+    return url.store.startswith("postgres")
+
+
+async def _start_parts(
+    options: UpOptions,
+    queues: list[str],
+    worked: list[str],
+    worker_key: Path,
+    supervisor: Supervisor,
+    stack: contextlib.AsyncExitStack,
+    stop: asyncio.Event,
+) -> None:
+    """Gateway and worker, for all queues; the stack stops them in reverse order."""
+    mine = ["--parent", str(os.getpid())]
+    gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port), *mine]
+    gateway += ["--worker-key-file", str(worker_key)]
+    gateway += ["--admin-address", options.admin_address] if options.admin_address else []
+    tasks = ["tenure.tasks", *options.targets]
+    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine]
+    worker += ["--drain-timeout", str(options.drain_timeout_s)]
+    await supervisor.start("gateway", gateway, {"TENURE_GATEWAY_QUEUES": as_list(queues)})
+    stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
+    # The worker reaches the plane through the gateway.
+    await until_ready(options.gateway_url, supervisor, stop)
+    await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worked)})
+    stack.push_async_callback(supervisor.stop, "worker", options.drain_timeout_s + 5)
+
+
+def _announce(
+    options: UpOptions,
+    flows: Sequence[SampleFlow],
+    stores: Stores,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    queues = [flow.queue_url(stores) for flow in flows]
+    up = RunningUp(
+        pid=os.getpid(),
+        gateway_url=options.gateway_url,
+        queue_url=queues[0],
+        redis_url=stores.redis_url,
+        started_ms=time.time_ns() // 1_000_000,
+        queues=queues,
+    )
+    announce_up(options.data, up)
+    stack.callback(withdraw_up, options.data)
+    lines = [flow.invitation(stores) for flow in flows if flow.invitation]
+    calls = how_to_call(options.data)
+    urls = options.gateway_url, options.admin_url
+    emit_text(welcome(*urls, list(filter(None, lines)), calls, samples=options.samples))
+    if options.browser:
+        webbrowser.open(options.admin_url)
+
+
+def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Run in the background until the stack is closed."""
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+
+
+def _say(text: str) -> None:
+    note(f"{paint('      up | ', 'dim', sys.stderr)}{text}")
+
+
+async def _start_samples(
+    options: UpOptions,
+    config: Config,
+    flows: Sequence[SampleFlow],
+    stores: Stores,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    from tenure.tasks import real_tasks
+
+    real = await asyncio.to_thread(real_tasks, task_settings(config))
+    folder = options.data / "samples"
+    context = SampleContext(stores, folder, _say, frozenset(real), options.node)
+    for flow in flows:
+        if flow.feed is not None:
+            _background(stack, _fed(flow.contract, flow.feed(context)))
+
+
+async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
+    """A feeder that fails is reported and does not stop the rest."""
+    try:
+        await feeding
+    except Exception as error:
+        _say(f"no more samples of {contract}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _InboxSetup:
+    """What the inbox needs: settings for the children, the receiver's port (0: none), files."""
+
+    environment: Mapping[str, str]
+    port: int = 0
+    files: Path = Path()
+
+    @property
+    def receiver_url(self) -> str:
+        """Where the page is, and below it /hooks; empty without a receiver."""
+        return f"http://{HOST}:{self.port}" if self.port else ""
+
+
+async def set_up_inbox(
+    config: Config, data: Path, *, gateway_port: int, samples: bool
+) -> _InboxSetup:
+    """Make a key ring where none is set, and with `samples` what the receiver needs.
+
+    Webhooks may go to the receiver's port and `file://` may name one folder; without these two
+    permissions nobody could try the inbox on one machine. What the operator has set stays.
+    """
+    environment: dict[str, str] = {}
+    if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
+        environment["TENURE_VAULT_KEYS_FILE"] = str(kept_ring(data))
+    if not samples:
+        return _InboxSetup(environment)
+    port = port_above(gateway_port)
+    allowed = [*config.texts("egress.allow"), f"{HOST}:{port}"]
+    environment["TENURE_EGRESS_ALLOW"] = ",".join(allowed)
+    environment["TENURE_WEBHOOKS_SECRETS"] = await _secrets(config.text("webhooks.secrets"))
+    if theirs := config.text("transcode.files"):
+        return _InboxSetup(environment, port, _samples_folder(theirs))
+    environment["TENURE_TRANSCODE_FILES"] = str(data / "transcode")
+    return _InboxSetup(environment, port, data / "transcode")
+
+
+def _samples_folder(theirs: str) -> Path:
+    return Path(theirs).expanduser().absolute() / REQUESTER
+
+
+def kept_ring(data: Path) -> Path:
+    """The key ring's file, for its owner only; whole or not there at all."""
+    from tenure.vault import new_kek
+
+    path = data / "vault.keys"
+    if path.exists():
+        return path
+    # Written durably before it is used: what is sealed with it would be lost with it.
+    write_private(path, new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
+    return path
+
+
+def port_above(port: int) -> int:
+    """A free port, ten or more above, so that it is the same at every start if possible.
+
+    Not the next one, which a second `tenure up` is advised to use.
+    """
+    for each in [*(p for p in range(port + 10, port + 20) if p < 65_536), 0]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, each))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError("this machine has no free port")
+
+
+async def _secrets(theirs: str) -> str:
+    """The operator's secrets; if they have none for the samples, one is made for this start."""
+    from tenure.webhooks import new_secret
+    from tenure.webhooks.signing import read_secrets
+
+    if await read_secrets(theirs).live(REQUESTER):
+        return theirs
+    # Without any secrets of the operator, ours also serves whoever tries POST /transcode.
+    whose = REQUESTER if theirs.strip() else "*"
+    return f"{theirs}\n{whose} = {new_secret()}\n"
+
+
+def welcome(
+    url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
+) -> str:
+    """Where things are, and what to try next; `pages` is the URL of the dashboard."""
+    flowing = "sample jobs are flowing" if samples else "waiting for jobs"
+    metrics = f"{pages}/metrics"
+    more = "".join(f"\n  {line}" for line in invitations)
+    return f"""\
+{paint(f"tenure is up: {pages}", "bold")}   API {url}/docs   metrics {metrics}   ({flowing})
+
+  submit a job    curl -s {url}/v1/jobs -H 'Content-Type: application/json' \\
+                    -d '{{"task": "chat", "payload": {{"prompt": "hello"}}}}'
+  follow it       curl -sN {url}/v1/jobs/ID/events
+  read it         curl -s {url}/v1/jobs/ID{more}
+
+  or: {program} submit chat -d '{{"prompt": "hello"}}' --follow
+      {program} ls        {program} queues        {program} top
+  Ctrl-C drains and stops."""
+
+
+def how_to_call(data: Path) -> str:
+    """`tenure`, or where it is if a shell would not find it by that name.
+
+    Data that lie elsewhere than the other commands look are named before it.
+    """
+    mine = Path(sys.executable).with_name("tenure")
+    found = shutil.which("tenure")
+    program = str(mine)
+    if found is not None and Path(found).samefile(mine):
+        program = "tenure"
+    else:
+        with contextlib.suppress(ValueError):
+            program = str(mine.relative_to(Path.cwd()))
+    is_usual = data.resolve() == Path(DATA_FOLDER).resolve()
+    return program if is_usual else f"TENURE_DATA={shlex.quote(str(data))} {program}"
