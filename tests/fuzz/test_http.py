@@ -21,8 +21,8 @@ import pytest
 from tenure.cli.config import Config
 from tenure.cli.key_ring import open_seal
 from tenure.egress import Guard
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
 from tests.contract.adapters import Servers

@@ -13,7 +13,7 @@ from tenure import Worker
 from tenure.cli.config import Config
 from tenure.cli.key_ring import open_seal
 from tenure.cli.loading import load_tasks
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.pipeline.capture import capture
 from tenure.vault import new_kek

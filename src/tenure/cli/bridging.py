@@ -24,7 +24,7 @@ from tenure.core.lease import Lease
 from tenure.core.opening import parse_url
 from tenure.core.outcome import Outcome
 from tenure.core.seam import Ledger, Query, Queue
-from tenure.dashboard.kinds import kind_of, states_of
+from tenure.dashboard.queues import kind_of, states_of
 
 _BATCH = 100
 _CLAIM_WAIT_MS = 200

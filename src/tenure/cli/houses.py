@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tenure.cli.config import load_config
 from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
 from tenure.core.seam import Journal, Ledger, Queue
-from tenure.dashboard.house import Street
+from tenure.dashboard.queues import QueueRegistry
 from tenure.worker.logs import ensure_logs
 
 
@@ -33,12 +33,12 @@ def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
 
 
 @asynccontextmanager
-async def open_street(urls: Sequence[str]) -> AsyncIterator[Street]:
+async def open_street(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
     """The queues behind these URLs, until the block ends."""
     ensure_logs()
     houses = [_house(url, number, urls) for number, url in enumerate(urls)]
     try:
-        yield Street(houses)
+        yield QueueRegistry(houses)
     finally:
         for house in houses:
             for part in (house.queue, house.ledger, house.journal):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,18 +27,18 @@ from tenure.core.endpoint import (
 from tenure.core.errors import Conflict, NotFound
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.redacting import Redaction
-from tenure.dashboard.acting import Actor, Bulk, Verb
+from tenure.dashboard.actions import Actions, Bulk, Verb
 from tenure.dashboard.audit import Entry
-from tenure.dashboard.finding import COUNT_MAX, Finder
-from tenure.dashboard.gathering import backlog, dead_letters, workers
-from tenure.dashboard.house import Street
-from tenure.dashboard.search import Search, parse
-from tenure.dashboard.shapes import (
+from tenure.dashboard.pages import SearchLimit
+from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.search import COUNT_MAX, Finder, Search, parse
+from tenure.dashboard.views import (
     ActionAnswers,
     Backlog,
     BulkBody,
     CountView,
     DeadList,
+    Deliveries,
     EventList,
     Ids,
     JobFull,
@@ -46,12 +46,16 @@ from tenure.dashboard.shapes import (
     NewJobBody,
     SubmittedJob,
     WorkerList,
-    event_line,
+    backlog,
+    dead_letters,
+    deliveries,
+    event_row,
     job_full,
-    job_line,
+    job_row,
+    outboxes,
+    workers,
 )
-from tenure.dashboard.visit import Searches
-from tenure.dashboard.watching import Figures, Watch
+from tenure.dashboard.watch import Figures, Watch
 
 _CATCH_UP_S = 2.0
 _EVENT_ID = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")
@@ -126,12 +130,12 @@ class Api:
 
     def __init__(
         self,
-        street: Street,
+        street: QueueRegistry,
         finder: Finder,
-        actor: Actor,
+        actor: Actions,
         watch: Watch,
         redaction: Redaction,
-        searches: Searches,
+        searches: SearchLimit,
     ) -> None:
         self._searches = searches
         self._street = street
@@ -144,7 +148,7 @@ class Api:
         """Jobs of all queues."""
         asked: FindJobs = call.query
         found = await self._finder.page(_search(asked.q), after=asked.after, limit=asked.limit)
-        lines = [job_line(each.queue, each.job) for each in found.jobs]
+        lines = [job_row(each.queue, each.job) for each in found.jobs]
         return Answer(200, JobList(lines, found.after, found.complete))
 
     async def count(self, call: Call) -> Answer:
@@ -174,7 +178,7 @@ class Api:
         job = await ledger.get(job_id)
         if job is None or not _is_own(call, job):
             events = await self._redaction.events(events)
-        return Answer(200, EventList([event_line(event) for event in events]))
+        return Answer(200, EventList([event_row(event) for event in events]))
 
     async def submit(self, call: Call) -> Answer:
         """A new job for any queue."""
@@ -376,3 +380,107 @@ def _get(
         problems=problems,
         tag="observing",
     )
+
+
+_EventId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
+
+
+class ReadOutbox(msgspec.Struct, frozen=True):
+    """Query of the events."""
+
+    kind: Annotated[
+        Literal["", "waiting", "done", "failed"],
+        Meta(description="Only those on their way, delivered, or given up."),
+    ] = ""
+    after: Annotated[
+        str, Meta(pattern="^[0-9]{0,18}$", description="The `after` of the page before.")
+    ] = ""
+    limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 50
+
+
+class RedeliverBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Events by id."""
+
+    event_ids: Annotated[list[_EventId], Meta(min_length=1, max_length=500)]
+
+
+class OutboxList(msgspec.Struct, frozen=True):
+    """The queues that have an outbox."""
+
+    queues: list[str]
+
+
+class OutboxApi:
+    """The endpoints."""
+
+    def __init__(self, street: QueueRegistry, actor: Actions, redaction: Redaction) -> None:
+        self._redaction = redaction
+        self._street = street
+        self._actor = actor
+
+    async def names(self, call: Call) -> Answer:
+        """Which queues have one."""
+        return Answer(200, OutboxList(outboxes(self._street)))
+
+    async def read(self, call: Call) -> Answer:
+        """Events of one."""
+        asked: ReadOutbox = call.query
+        return Answer(
+            200,
+            await deliveries(
+                self._street,
+                call.path["queue"],
+                self._redaction,
+                kind=asked.kind,
+                after=asked.after,
+                limit=asked.limit,
+            ),
+        )
+
+    async def redeliver(self, call: Call) -> Answer:
+        """Send events again."""
+        ids: RedeliverBody = call.body
+        who, queue = call.caller.who, call.path["queue"]
+        event_ids = list(dict.fromkeys(ids.event_ids))
+        answers = await self._actor.redeliver(who, queue, event_ids)
+        return Answer(200, ActionAnswers(dict(zip(event_ids, answers, strict=True))))
+
+    def endpoints(self) -> list[Endpoint]:
+        """All of them."""
+        return [
+            Endpoint(
+                method="GET",
+                path="/api/outboxes",
+                operation="listOutboxes",
+                summary="The queues that have an outbox",
+                right=Right("observe", "all"),
+                handle=self.names,
+                replies={200: Reply("As it is now.", OutboxList)},
+                tag="observing",
+            ),
+            Endpoint(
+                method="GET",
+                path="/api/queues/{queue}/outbox",
+                operation="readOutbox",
+                summary="Events of a queue's outbox and what came of them, newest first",
+                right=Right("observe", "all"),
+                handle=self.read,
+                asks=ReadOutbox,
+                replies={200: Reply("As it is now.", Deliveries)},
+                problems=(404, 422),
+                tag="observing",
+            ),
+            Endpoint(
+                method="POST",
+                path="/api/queues/{queue}/outbox/redeliver",
+                operation="redeliver",
+                summary="Send events again that were delivered or given up, under the same ids",
+                right=Right("admin", "all", does="redeliver", audit="handler"),
+                handle=self.redeliver,
+                takes=RedeliverBody,
+                example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]},
+                replies={200: Reply("What became of each.", ActionAnswers)},
+                problems=(400, 404, 413, 415, 422),
+                tag="steering",
+            ),
+        ]

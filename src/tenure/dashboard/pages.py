@@ -3,47 +3,257 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import shlex
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
 
-from tenure.core.errors import NotFound, StoreError
+from tenure.core.endpoint import Caller, Refused
+from tenure.core.errors import NotFound, StoreError, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Counts
 from tenure.dashboard import charts
-from tenure.dashboard.acting import VERBS, Actor
-from tenure.dashboard.boxes import boxes, command_of, curl_of
-from tenure.dashboard.delivering import CHOICES, deliveries, outboxes
-from tenure.dashboard.finding import COUNT_MAX, Finder
-from tenure.dashboard.gathering import (
-    Warn,
-    by_kind,
-    dead_letters,
-    lines_of,
-    overdue,
-    warnings,
-    workers,
-)
-from tenure.dashboard.history import Histories
-from tenure.dashboard.house import House, Street
-from tenure.dashboard.job_facts import (
+from tenure.dashboard.actions import VERBS, Actions
+from tenure.dashboard.charts import Timeline, timeline
+from tenure.dashboard.display import (
     brief_of,
+    decode_json,
+    error_info,
     facts_of,
     job_path,
     pretty,
     progress_of,
     trace_link,
 )
-from tenure.dashboard.kinds import KINDS, kind_of
-from tenure.dashboard.reading import decoded, fault_of
-from tenure.dashboard.search import HELP, Search, SearchError, parse
-from tenure.dashboard.shapes import event_line, job_line
-from tenure.dashboard.timeline import Timeline, timeline
-from tenure.dashboard.visit import Visit, with_params
-from tenure.dashboard.watching import Watch
+from tenure.dashboard.history import Histories
+from tenure.dashboard.queues import KINDS, QueueRegistry, ServedQueue, kind_of
+from tenure.dashboard.search import COUNT_MAX, HELP, Finder, Search, SearchError, parse
+from tenure.dashboard.views import (
+    CHOICES,
+    Warn,
+    by_kind,
+    dead_letters,
+    deliveries,
+    event_row,
+    job_row,
+    outboxes,
+    overdue,
+    waiting_spread,
+    warnings,
+    workers,
+)
+from tenure.dashboard.watch import Watch
+
+_FIELDS_MAX = 1_000
+_NOTICES_MAX = 500
+_AT_ONCE_MAX = 8
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """A request that was admitted. `form` holds what was posted, in order."""
+
+    request: Request
+    caller: Caller
+    form: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the pages show buttons, and the buttons do something."""
+        return self.caller.may("admin")
+
+    @property
+    def who(self) -> str:
+        """For the audit log."""
+        return self.caller.who
+
+    def field(self, name: str, default: str = "") -> str:
+        """The last posted value of a field."""
+        return dict(self.form).get(name, default)
+
+    def fields(self, name: str) -> list[str]:
+        """All posted values of a field."""
+        return [value for key, value in self.form if key == name]
+
+    def query(self, name: str, default: str = "") -> str:
+        """A parameter of the URL."""
+        return str(self.request.query_params.get(name, default))
+
+
+def read_fields(request: Request, body: bytes) -> tuple[tuple[str, str], ...]:
+    """The fields of a posted form; only the kind that needs no parser of its own."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/x-www-form-urlencoded":
+        raise UsageError("a form is sent as application/x-www-form-urlencoded")
+    try:
+        text = body.decode(errors="replace")
+        return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        raise UsageError(f"a form has at most {_FIELDS_MAX} fields") from None
+
+
+def path_of(request: Request) -> str:
+    """The path as it was sent, whatever the Host header says."""
+    return str(request.scope.get("raw_path", b"/").decode("latin-1"))
+
+
+class SearchLimit:
+    """Requests that look at many jobs: some at once for each key, and none without its client."""
+
+    def __init__(self) -> None:
+        self.at_work: Counter[str] = Counter()
+
+    async def run(
+        self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, _T]
+    ) -> _T:
+        """The result of the work, which is cancelled when the client hangs up."""
+        if self.at_work[who] >= _AT_ONCE_MAX:
+            work.close()
+            raise Refused(
+                "too_many_searches",
+                f"this key has {_AT_ONCE_MAX} searches at work: wait for their answers",
+            )
+        self.at_work[who] += 1
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+            self.at_work[who] -= 1
+            if not self.at_work[who]:
+                del self.at_work[who]
+
+
+class Notices:
+    """What an action has to say on the page after it, kept until it is read or crowded out."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, str] = OrderedDict()
+
+    def leave(self, text: str) -> str:
+        """Keep a text; the answer goes into the URL as `n`."""
+        token = secrets.token_urlsafe(6)
+        self._texts[token] = text
+        if len(self._texts) > _NOTICES_MAX:
+            self._texts.popitem(last=False)
+        return token
+
+    def read(self, token: str) -> str:
+        """The text, once."""
+        return self._texts.pop(token, "") if token else ""
+
+
+def with_params(path: str, **params: Any) -> str:
+    """A local address with parameters, those left out that are empty."""
+    kept = {name: value for name, value in params.items() if value not in ("", None)}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def local_path(text: str, default: str) -> str:
+    """An address to go back to, if it is one of ours."""
+    ours = text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text
+    return text if ours else default
+
+
+_STREAMS = """\
+curl -s {base}/v1/jobs -H 'content-type: application/json' \\
+  -d '{{"task": "chat", "payload": {{"prompt": "Say hello."}}}}'"""
+_BULLMQ = """\
+import {{ Queue }} from 'bullmq'
+const queue = new Queue('{short}', {{ connection: {{ url: '{store}' }} }})
+await queue.add({task}, {payload})
+await queue.close()"""
+_OMNIQ = """\
+import asyncio, json
+from tenure.contracts.omniq import Client
+
+async def main():
+    async with Client('{store}') as client:
+        print(await client.publish('{short}', json.loads({quoted})))
+
+asyncio.run(main())"""
+_PLANE = """\
+curl -s {base}/v1/plane/jobs -H 'content-type: application/json' \\
+  -d {body}"""
+# What a contract's own clients write; a contract that is not here has the two ways all have.
+_NATIVE = {
+    "streams": ("curl, the contract's own endpoint", _STREAMS),
+    "bullmq": ("Node, with the bullmq package", _BULLMQ),
+    "omniq": ("Python, with the contract's own client", _OMNIQ),
+    "plane": ("curl, the contract's own endpoint", _PLANE),
+}
+
+
+class Box(msgspec.Struct, frozen=True):
+    """How to submit to one queue."""
+
+    queue: str
+    contract: str
+    task: str
+    payload: str
+    ways: tuple[tuple[str, str], ...]
+
+
+def boxes(street: QueueRegistry, base: str, recent: dict[str, JobRecord]) -> list[Box]:
+    """One box a queue, with the newest job as the example."""
+    made = []
+    for house in street:
+        if getattr(house.ledger, "is_outbox", False):
+            continue  # its jobs are made by the steps of others
+        job = recent.get(house.name)
+        task = job.task if job else "chat"
+        payload = decode_json(job.payload) if job else {"prompt": "Say hello."}
+        ways = [
+            ("curl", curl_of(base, house.name, task, payload)),
+            ("command line", command_of(house.address, task, payload)),
+        ]
+        if house.contract in _NATIVE:
+            name, text = _NATIVE[house.contract]
+            filled = text.format(
+                base=base,
+                short=house.name.partition(":")[2] or "jobs",
+                store=house.address.partition("+")[2].partition("?")[0],
+                task=_json(task),
+                payload=_json(payload),
+                quoted=repr(_json(payload)),
+                body=shlex.quote(_json({"task": task, "payload": payload})),
+            )
+            ways.append((name, filled))
+        made.append(Box(house.name, house.contract, task, _json(payload), tuple(ways)))
+    return made
+
+
+def curl_of(base: str, queue: str, task: str, payload: Any) -> str:
+    """The job as a curl command."""
+    body = shlex.quote(_json({"task": task, "payload": payload}))
+    url = f"{base}/api/queues/{quote(queue, safe=':')}/jobs"
+    return f"curl -s {url} \\\n  -H 'content-type: application/json' -d {body}"
+
+
+def command_of(address: str, task: str, payload: Any) -> str:
+    """The job as a command of ours, run where the queue's store can be reached."""
+    data, url = shlex.quote(_json(payload)), shlex.quote(address)
+    return f"tenure submit {shlex.quote(task)} -q {url} \\\n  -d {data}"
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
 
 _EVENTS_MAX = 1_000
 _EVENTS_SHOWN = 200
@@ -63,9 +273,9 @@ class Pages:
 
     def __init__(
         self,
-        street: Street,
+        street: QueueRegistry,
         finder: Finder,
-        actor: Actor,
+        actor: Actions,
         watch: Watch,
         redaction: Redaction,
         *,
@@ -82,7 +292,7 @@ class Pages:
         self._histories = Histories(lake)
         self._store_warnings = store_warnings
 
-    async def overview(self, visit: Visit) -> Page:
+    async def overview(self, visit: PageRequest) -> Page:
         """Figures of all queues, warnings, and how to submit a job."""
         await self._watch.look()
         now_s = int(time.time())
@@ -111,7 +321,7 @@ class Pages:
             },
         )
 
-    async def jobs(self, visit: Visit) -> Page:
+    async def jobs(self, visit: PageRequest) -> Page:
         """A search and what it finds."""
         text, after = visit.query("q"), visit.query("after")
         values: dict[str, Any] = {
@@ -132,12 +342,12 @@ class Pages:
             found = await self._finder.page(_search(text), after=after)
         except SearchError as error:
             return Page("jobs.html", values | {"wrong_search": str(error)}, status=422)
-        values["jobs"] = [job_line(each.queue, each.job) for each in found.jobs]
+        values["jobs"] = [job_row(each.queue, each.job) for each in found.jobs]
         values["more"] = with_params("/jobs", q=text, after=found.after) if found.after else ""
         values["complete"] = found.complete
         return Page("jobs.html", values)
 
-    async def confirm(self, visit: Visit) -> Page:
+    async def confirm(self, visit: PageRequest) -> Page:
         """How many jobs an action would meet, before it is begun."""
         text, verb = visit.query("q"), visit.query("verb")
         if verb not in VERBS:
@@ -148,7 +358,7 @@ class Pages:
             {"title": f"{verb.capitalize()} jobs", "q": text, "verb": verb, "count": count},
         )
 
-    async def job(self, visit: Visit) -> Page:
+    async def job(self, visit: PageRequest) -> Page:
         """Everything about one job."""
         queue = visit.request.path_params["queue"]
         house = self._street[queue]
@@ -160,7 +370,7 @@ class Pages:
         latest = await self._redaction.events(events[-_EVENTS_SHOWN:])
         now_ms = time.time_ns() // 1_000_000
         base = str(visit.request.base_url).rstrip("/")
-        payload = decoded(job.payload)
+        payload = decode_json(job.payload)
         return Page(
             "job.html",
             {
@@ -168,13 +378,13 @@ class Pages:
                 "queue": queue,
                 "job": job,
                 "kind": kind_of(job.state),
-                "fault": fault_of(job.error),
+                "fault": error_info(job.error),
                 "payload": pretty(payload),
-                "result": pretty(decoded(job.result)) if job.result else "",
-                "error": pretty(decoded(job.error)) if job.error else "",
+                "result": pretty(decode_json(job.result)) if job.result else "",
+                "error": pretty(decode_json(job.error)) if job.error else "",
                 "progress": progress_of(job),
                 "timeline": self._timeline(queue, job, events, now_ms),
-                "events": [(line, brief_of(line.data)) for line in map(event_line, latest)],
+                "events": [(line, brief_of(line.data)) for line in map(event_row, latest)],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
@@ -184,11 +394,11 @@ class Pages:
             },
         )
 
-    async def queues(self, visit: Visit) -> Page:
+    async def queues(self, visit: PageRequest) -> Page:
         """All queues with their depths and rates."""
         await self._watch.look()
         lines = await asyncio.gather(
-            *(lines_of(house.name, self._finder) for house in self._street)
+            *(waiting_spread(house.name, self._finder) for house in self._street)
         )
         rows = [
             {**self._queue_row(house), "lines": each}
@@ -196,7 +406,7 @@ class Pages:
         ]
         return Page("queues.html", {"title": "Queues", "queues": rows})
 
-    async def workers(self, visit: Visit) -> Page:
+    async def workers(self, visit: PageRequest) -> Page:
         """Who works, and on what."""
         await self._watch.look()
         found = await workers(self._street, self._finder, self._watch)
@@ -205,7 +415,7 @@ class Pages:
         return Page("workers.html", {"title": "Workers", "workers": shown, "q": visit.query("q"),
                                      "total": len(found)})  # fmt: skip
 
-    async def dead(self, visit: Visit) -> Page:
+    async def dead(self, visit: PageRequest) -> Page:
         """Failed jobs by error class."""
         dead = await dead_letters(self._finder, scan_max=COUNT_MAX)
         groups = [
@@ -215,7 +425,7 @@ class Pages:
         return Page("dead.html", {"title": "Dead letters", "groups": groups,
                                   "complete": dead.complete})  # fmt: skip
 
-    async def outbox(self, visit: Visit) -> Page:
+    async def outbox(self, visit: PageRequest) -> Page:
         """Webhooks: which are on their way, which arrived, which were given up."""
         names = outboxes(self._street)
         if not names:
@@ -240,7 +450,7 @@ class Pages:
             },
         )
 
-    async def audit(self, visit: Visit) -> Page:
+    async def audit(self, visit: PageRequest) -> Page:
         """Who did what."""
         before = visit.query("before")
         entries = await self._actor.audit.list(before=before, limit=101)
@@ -248,13 +458,13 @@ class Pages:
         return Page("audit.html", {"title": "Audit", "entries": entries[:100], "more": more,
                                    "bulks": self._actor.bulks()[:10]})  # fmt: skip
 
-    async def history(self, visit: Visit) -> Page:
+    async def history(self, visit: PageRequest) -> Page:
         """What the pipeline made of the past."""
         queue = visit.query("q")
         past = await self._histories.read(queue)
         return Page("history.html", {"title": "History", "past": past, "q": queue})
 
-    async def bulk(self, visit: Visit) -> Page:
+    async def bulk(self, visit: PageRequest) -> Page:
         """How far an action on many jobs is."""
         bulk = self._actor.bulk(visit.request.path_params["bulk_id"])
         back = with_params("/jobs", q=bulk.search)
@@ -269,7 +479,7 @@ class Pages:
         except StoreError:  # which is among what was found
             return found
 
-    async def _events(self, house: House, job_id: str) -> list[JobEvent]:
+    async def _events(self, house: ServedQueue, job_id: str) -> list[JobEvent]:
         events: list[JobEvent] = []
         while len(events) < 5 * _EVENTS_MAX:
             after = events[-1].event_id if events else ""
@@ -302,7 +512,7 @@ class Pages:
                 found[house.name] = await self._redaction.seen(job)
         return found
 
-    def _queue_row(self, house: House) -> dict[str, Any]:
+    def _queue_row(self, house: ServedQueue) -> dict[str, Any]:
         observer = self._watch.observers[house.name]
         counts = observer.counts or Counts({})
         now_s = time.time()

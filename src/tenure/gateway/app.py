@@ -1,50 +1,166 @@
-"""The web application: what a request passes on its way to a contract, put together.
+"""The outermost layer: request id, security headers, problems for every error, metrics.
 
-Edge (request id, headers, problems, metrics)
-  -> Router -> Resource (admit, limit, read) -> the contract's handler
-                                             -> Streamer <- Feed <- journal and event streams
-            -> Dashboard (pages, and /api for all contracts)
+Whatever happens further in, a client sees either a proper answer or a problem document.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
-from starlette.requests import Request
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure import __version__
 from tenure.core.endpoint import OPEN, Endpoint
 from tenure.core.errors import StoreError, UsageError
-from tenure.dashboard.site import RIGHTS, Dashboard
-from tenure.gateway import pages
-from tenure.gateway.auditing import open_audit
-from tenure.gateway.auth import Door
-from tenure.gateway.body import read_body
+from tenure.dashboard.app import RIGHTS, Dashboard
+from tenure.dashboard.audit import open_audit
+from tenure.gateway import document
+from tenure.gateway.auth import Auth, Sessions, headers_of
 from tenure.gateway.connections import ADMIN
-from tenure.gateway.dispatch import ROUTE, Desk, Resource, headers_of
-from tenure.gateway.document import document
-from tenure.gateway.durability import Durability
-from tenure.gateway.edge import Edge
-from tenure.gateway.events_document import events_document
+from tenure.gateway.dispatch import ROUTE, ClientGone, Resource, RouteContext, read_body, rights_of
+from tenure.gateway.document import asyncapi_document, openapi_document
 from tenure.gateway.feed import Feed
-from tenure.gateway.gather import GatheredSubmits
-from tenure.gateway.joined_rings import open_keyrings
+from tenure.gateway.keyrings import open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
 from tenure.gateway.limits import DepthLimit, RateLimit
 from tenure.gateway.metrics import Metrics
-from tenure.gateway.operate import Operations
-from tenure.gateway.rights import rights_of
-from tenure.gateway.rings import open_side_store
-from tenure.gateway.served import Served, check_names, open_served
-from tenure.gateway.session import Sessions
+from tenure.gateway.operations import Operations
+from tenure.gateway.problems import CODES, MEDIA, Problem, problem_of
+from tenure.gateway.served import RedisSettings, Served, SubmitBatcher, check_names, open_served
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 from tenure.worker.logs import ensure_logs
+
+_log = structlog.get_logger("tenure.gateway")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
+_CSP = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+_SAFE: list[tuple[bytes, bytes]] = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
+
+
+class Middleware:
+    """Wraps the router."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._boot = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send, self._request_id(scope))
+        begun = time.perf_counter()
+        try:
+            await self._app(scope, receive, exchange.send)
+        except (ClientGone, ClientDisconnect):
+            return
+        except Exception as error:
+            await self._failed(error, exchange)
+        self._count(exchange, time.perf_counter() - begun)
+
+    def _request_id(self, scope: Scope) -> bytes:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return bytes(value)
+        return f"{self._boot}-{next(self._numbers)}".encode()
+
+    async def _failed(self, error: Exception, exchange: _Exchange) -> None:
+        problem = _http_problem(error) if isinstance(error, HTTPException) else problem_of(error)
+        if problem is None or problem.status == 503:
+            _log.error(
+                "request_failed",
+                request_id=exchange.request_id.decode(),
+                path=exchange.scope["path"],
+                exc_info=error if problem is None else None,
+                error=str(error),
+            )
+        elif problem.code in _QUOTAS:
+            self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
+        if exchange.status:
+            raise error  # half an answer is out: only the server can cut the connection now
+        await exchange.refuse(problem or Problem("internal"))
+
+    def _count(self, exchange: _Exchange, seconds: float) -> None:
+        route = exchange.scope.get(ROUTE, "other")
+        if exchange.streamed:
+            self._metrics.streamed(route, exchange.status)
+        else:
+            self._metrics.answered(exchange.method, route, exchange.status, seconds)
+
+
+class _Exchange:
+    """One request's way out."""
+
+    __slots__ = ("_send", "method", "request_id", "scope", "status", "streamed")
+
+    def __init__(self, scope: Scope, send: Send, request_id: bytes) -> None:
+        self.scope = scope
+        self._send = send
+        self.request_id = request_id
+        self.method: str = scope["method"] if scope["method"] in _METHODS else "other"
+        self.status = 0
+        self.streamed = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message["headers"])
+            names = {name for name, _ in headers}
+            self.streamed = (b"x-accel-buffering", b"no") in headers
+            headers += _SAFE
+            headers.append((b"x-request-id", self.request_id))
+            if b"content-security-policy" not in names:
+                headers.append((b"content-security-policy", _CSP))
+            if b"cache-control" not in names:
+                headers.append((b"cache-control", b"no-store"))
+            if self.scope.get("scheme") == "https":
+                headers.append(_HSTS)
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answer with the problem."""
+        body = problem.body(self.scope["path"], self.request_id.decode())
+        headers = [(name.encode(), value.encode()) for name, value in problem.headers]
+        headers += [(b"content-type", MEDIA), (b"content-length", b"%d" % len(body))]
+        await self.send(
+            {"type": "http.response.start", "status": problem.status, "headers": headers}
+        )
+        await self.send({"type": "http.response.body", "body": body})
+
+
+_QUOTAS = {"rate_limited": "rate", "too_many_streams": "streams", "too_large": "body"}
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_BY_STATUS: dict[int, str] = {}
+for _code, (_status, _) in CODES.items():
+    _BY_STATUS.setdefault(_status, _code)
+
+
+def _http_problem(error: HTTPException) -> Problem:
+    """The router's own errors (404 above all) in our words."""
+    code: Any = "not_found" if error.status_code == 404 else _BY_STATUS.get(error.status_code)
+    headers = tuple((error.headers or {}).items())
+    return Problem(code or "invalid", headers=headers)
 
 
 class Gateway:
@@ -58,7 +174,7 @@ class Gateway:
         self.ring = ring or open_keyrings(settings.queues)
         self.metrics = Metrics()
         self.draining = False
-        self.door = Door(self.ring, settings)
+        self.door = Auth(self.ring, settings)
         self.streamer = Streamer(
             self.door,
             self.metrics,
@@ -76,7 +192,7 @@ class Gateway:
             trace_url=settings.trace_url,
             lake=settings.lake,
             version=__version__,
-            store_warnings=Durability(self._side[0] if self._side else None).warnings,
+            store_warnings=RedisSettings(self._side[0] if self._side else None).warnings,
             read_body=self._read_body,
             form_bytes_max=settings.form_bytes_max,
         )
@@ -89,7 +205,7 @@ class Gateway:
             self._audit,
         )
         self._documents, app = self._routes()
-        self._app = Edge(app, self.metrics)
+        self._app = Middleware(app, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
@@ -132,7 +248,7 @@ class Gateway:
         return self._documents["/asyncapi.json"]
 
     def _routes(self) -> tuple[dict[str, bytes], ASGIApp]:
-        desk = Desk(self.settings, self.door, self.streamer, RateLimit(), self._audit)
+        desk = RouteContext(self.settings, self.door, self.streamer, RateLimit(), self._audit)
         own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
         groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
             (
@@ -145,11 +261,11 @@ class Gateway:
         ]
         groups.append((own, None, "", ""))
         everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
-        described = document(everything)
-        self._docs_page = pages.docs(described)
+        described = openapi_document(everything)
+        self._docs_page = document.docs_page(described)
         documents = {
             "/openapi.json": msgspec.json.encode(described),
-            "/asyncapi.json": msgspec.json.encode(events_document(everything)),
+            "/asyncapi.json": msgspec.json.encode(asyncapi_document(everything)),
         }
         described_at = [Route(path, self._described, methods=["GET"]) for path in documents]
         described_at.append(Route("/docs", self._docs, methods=["GET"]))
@@ -183,7 +299,7 @@ class Gateway:
 
     def _within_depth(self, served: Served) -> DepthLimit:
         """Submits to a queue, within the depths of the keys."""
-        queue, refused = GatheredSubmits(served.queue), self.metrics.refused.labels("depth").inc
+        queue, refused = SubmitBatcher(served.queue), self.metrics.refused.labels("depth").inc
         return DepthLimit(queue, served.ledger, self.door.quota, refused)
 
     @asynccontextmanager
@@ -223,7 +339,7 @@ def _is_admin(endpoint: Endpoint) -> bool:
 
 
 def _html(page: bytes) -> Response:
-    headers = {"content-security-policy": pages.POLICY, "content-type": pages.MEDIA}
+    headers = {"content-security-policy": document.POLICY, "content-type": document.HTML}
     return Response(page, headers=headers)
 
 
@@ -242,7 +358,7 @@ def _straight(router: Router) -> ASGIApp:
 
 
 def _resources(
-    desk: Desk,
+    desk: RouteContext,
     endpoints: Sequence[Endpoint],
     feed: Feed | None,
     queue_url: str = "",
@@ -255,6 +371,3 @@ def _resources(
         Route(path, Resource(desk, path, group, feed, queue_url, queue))
         for path, group in by_path.items()
     ]
-
-
-__all__ = ["Gateway", "Served"]

@@ -1,28 +1,146 @@
-"""Who may come in: by key, by ticket, by a trusted proxy's word, or locally without any of them.
-
-Without keys the gateway is open, but only to local programs: it must be bound to loopback, the
-client must come from there without a proxy in between, and a browser must not have been sent by
-another site's page (Host, Origin and Sec-Fetch-Site tell). As soon as a key exists, keys are asked
-for. What the ring said is believed for a second, so a revoked key is out within two.
-"""
+"""Who sends a request: by API key, ticket, session or trusted proxy, or locally without any."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
+import msgspec
+import structlog
+from starlette.requests import Request
 from starlette.types import Scope
 
 from tenure.core.endpoint import SCOPES, Caller
-from tenure.gateway.joined_rings import JoinedRings
-from tenure.gateway.keys import TOUCH_MS, Key, Keys, is_secret_of, split_key, worker_key
+from tenure.core.errors import UsageError
+from tenure.gateway.keyrings import JoinedKeyRings
+from tenure.gateway.keys import (
+    TOUCH_MS,
+    Key,
+    Keys,
+    checked_scopes,
+    is_secret_of,
+    secret_hash,
+    split_key,
+    worker_key,
+)
 from tenure.gateway.limits import FailedLogins, Quota
 from tenure.gateway.problems import Problem
-from tenure.gateway.proxies import Proxies
-from tenure.gateway.settings import GatewaySettings, is_local_host, is_loopback
+from tenure.gateway.settings import UNIX, GatewaySettings, is_local_host, is_loopback
+
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+_HOPS_MAX = 32
+_VALUE_CHARS_MAX = 4_096
+
+
+class Group(msgspec.Struct, frozen=True):
+    """What members of a group may do; jobs are theirs, or those of `tenant` if that is named."""
+
+    name: str
+    scopes: frozenset[str]
+    tenant: str = ""
+
+
+class TrustedProxies:
+    """The proxies that are trusted, and the groups of people whom they may announce."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._networks = settings.proxy_networks
+        self._unix = UNIX in settings.trusted_proxies
+        self._groups = [_group(text) for text in settings.sso_groups]
+        self._user = settings.sso_user_header.lower()
+        self._member_of = settings.sso_groups_header.lower()
+        if self._groups and not settings.trusted_proxies:
+            raise UsageError(
+                "gateway.sso_groups needs gateway.trusted_proxies: the addresses of the proxies "
+                "whose headers name people"
+            )
+
+    @property
+    def name_people(self) -> bool:
+        """Whether people sign in at a proxy, so that no request is let in without an identity."""
+        return bool(self._groups)
+
+    def address(self, scope: Scope, headers: Mapping[str, str]) -> str:
+        """Where a request comes from: the peer, or whom trusted proxies name as their client."""
+        client = scope.get("client")
+        peer: str = client[0] if client else UNIX
+        if not self._trusts(peer):
+            return peer
+        hops = headers.get("x-forwarded-for", "").rsplit(",", _HOPS_MAX)[-_HOPS_MAX:]
+        for hop in reversed(hops):
+            text = hop.strip()
+            if _parse_address(text) is None:
+                break
+            peer = text
+            if not self._trusts(text):
+                break
+        return peer
+
+    def person(self, scope: Scope) -> Caller | None:
+        """The person whom a trusted proxy names; None where there is none, or no such proxy."""
+        client = scope.get("client")
+        if not self._groups or not self._trusts(client[0] if client else UNIX):
+            return None
+        user = _only(scope, self._user)
+        if not user:
+            return None
+        groups = {name.strip() for name in _only(scope, self._member_of).split(",")}
+        for group in self._groups:
+            if group.name in groups or group.name == "*":
+                return Caller(group.tenant or f"sso:{user}", group.scopes, user)
+        raise Problem("scope", "gateway.sso_groups names none of this person's groups")
+
+    def _trusts(self, peer: str) -> bool:
+        if peer == UNIX:
+            return self._unix
+        address = _parse_address(peer)
+        return address is not None and any(address in network for network in self._networks)
+
+
+@lru_cache(maxsize=1024)
+def _parse_address(text: str) -> _Address | None:
+    try:
+        parsed = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
+
+
+def _group(text: str) -> Group:
+    """A group in words such as `ops=admin`, or `acme=jobs:read+jobs:write@TENANT`."""
+    name, sign, rest = text.rpartition("=")
+    scopes, _, tenant = rest.partition("@")
+    if not sign or not name.strip():
+        raise UsageError(
+            f"gateway.sso_groups: {text!r} is not of the form GROUP=SCOPE+SCOPE@TENANT; "
+            "@TENANT may be left out"
+        )
+    chosen = checked_scopes(scope.strip() for scope in scopes.split("+") if scope.strip())
+    return Group(name.strip(), frozenset(chosen), tenant.strip())
+
+
+def _only(scope: Scope, name: str) -> str:
+    """The one value of a header. A second one may be the client's own, so both are refused."""
+    wanted = name.encode("latin-1")
+    texts = [v.decode(errors="replace").strip() for n, v in scope["headers"] if n == wanted]
+    if len(texts) > 1 or any(not _is_name(text) for text in texts):
+        raise Problem("bad_key", f"the proxy has to send {name} once, as printable text")
+    return texts[0] if texts else ""
+
+
+def _is_name(text: str) -> bool:
+    return (
+        len(text) <= _VALUE_CHARS_MAX
+        and text.isprintable()
+        and "\N{REPLACEMENT CHARACTER}" not in text
+    )
+
 
 T = TypeVar("T")
 
@@ -41,16 +159,16 @@ _PROXY_HEADERS = frozenset(
     )
 )
 
-_USUAL = Quota()
+_NO_QUOTA = Quota()
 ANONYMOUS = Caller("", frozenset(SCOPES))
 
 
-class Door:
+class Auth:
     """Admits callers. One per gateway process."""
 
     def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
         self._ring = ring
-        self._proxies = Proxies(settings)
+        self._proxies = TrustedProxies(settings)
         self._failed = FailedLogins(settings.failed_logins_per_min)
         own = not self._proxies.name_people  # else a request that no proxy named is a stranger's
         self._open = settings.anonymous and settings.on_loopback and own
@@ -94,7 +212,7 @@ class Door:
     def quota(self, requester: str) -> Quota:
         """How much a caller who was just admitted may ask for."""
         key = self._found.get(requester, (0.0, None))[1]
-        return self._quota if key is None or key.quota == _USUAL else key.quota.over(self._quota)
+        return self._quota if key is None or key.quota == _NO_QUOTA else key.quota.over(self._quota)
 
     async def is_valid(self, caller: Caller) -> bool:
         """Whether a caller who was admitted earlier still would be."""
@@ -151,7 +269,7 @@ class Door:
         if now - asked < BELIEVE_S:
             return count
         ring, what = self._ring, f"count {queue_url}"  # no id of a key
-        if isinstance(ring, JoinedRings):
+        if isinstance(ring, JoinedKeyRings):
             count = await self._asked(what, lambda: ring.count(queue_url))
         else:
             count = await self._asked(what, ring.count)
@@ -210,6 +328,11 @@ def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True
         raise Problem("cross_site", "a form has to come from a page of this gateway")
 
 
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The request's headers by lower-case name; of several with one name the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -229,3 +352,89 @@ def _ticket(scope: Scope) -> str:
     if b"ticket=" not in query:
         return ""
     return parse_qs(query.decode("latin-1")).get("ticket", [""])[0]
+
+
+_log = structlog.get_logger("tenure.gateway")
+
+COOKIE = "tenure_session"
+_SESSION = "tenure.session"  # where a request keeps by which session it was admitted
+_COOKIE_CHARS_MAX = 8_192
+# Only what an id can look like is looked for: whatever else a cookie holds is nothing to parse.
+_SESSION_ID = re.compile(rf"(?:^|;) ?{COOKIE}=([\w-]{{43}}) ?(?:;|$)", re.ASCII)
+
+
+class Sessions:
+    """The doorkeeper of the dashboard."""
+
+    def __init__(self, door: Auth, ring: Keys, settings: GatewaySettings) -> None:
+        self._door = door
+        self._ring = ring
+        self._ttl_ms = settings.session_ms
+        self._idle_ms = settings.session_idle_ms
+
+    async def caller(self, request: Request) -> Caller | None:
+        """By session, else as the API would admit; None for somebody who has to sign in."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        session_h = _session_h(headers)
+        if session_h:
+            caller = await self._by_session(session_h)
+            if caller is not None:
+                request.scope[_SESSION] = session_h
+                return caller
+        try:
+            acts = request.method not in ("GET", "HEAD")
+            return await self._door.admit(request.scope, headers, acts=acts)
+        except Problem as problem:
+            if problem.status == 401:
+                return None
+            raise
+
+    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+        """Whether a caller whom a request brought would be admitted now; that is no use of it."""
+        session_h = request.scope.get(_SESSION)
+        if session_h:
+            return await self._by_session(session_h, used=False) is not None
+        return await self._door.is_valid(caller)
+
+    async def sign_in(self, key_text: str, request: Request) -> str | None:
+        """The cookie of a new session, or None for a key that is no good."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        try:
+            caller = await self._door.by_key(key_text, request.scope, headers, way="login")
+        except Problem as problem:
+            if problem.status == 401:
+                return None
+            raise
+        text = await self._ring.open_session(caller.requester, self._ttl_ms, self._idle_ms)
+        address = self._door.address(request.scope, headers)
+        _log.info("signed_in", key=caller.requester, address=address)
+        # The browser's own word: behind a proxy that ends TLS our scheme would say http.
+        secure = headers.get("origin", "").startswith("https://")
+        return _set_cookie(text, self._ttl_ms // 1000, secure)
+
+    async def sign_out(self, request: Request) -> str:
+        """End the session; the cookie that takes its place."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        session_h = _session_h(headers)
+        if session_h:
+            await self._ring.end_sessions(session_h=session_h)
+        return _set_cookie("", 0, secure=False)
+
+    async def _by_session(self, session_h: str, *, used: bool = True) -> Caller | None:
+        session = await self._ring.find_session(session_h, used=used)
+        key = await self._door.live_key(session.key_id) if session is not None else None
+        return Caller(key.id, frozenset(key.scopes)) if key is not None else None
+
+
+def _set_cookie(value: str, max_age_s: int, secure: bool) -> str:
+    only_tls = "; Secure" if secure else ""
+    return f"{COOKIE}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{only_tls}"
+
+
+def _session_h(headers: dict[str, str]) -> str:
+    """What the store keeps of the session in a cookie; "" where there is none."""
+    found = _SESSION_ID.search(headers.get("cookie", "")[:_COOKIE_CHARS_MAX])
+    return secret_hash(found.group(1)) if found else ""

@@ -1,40 +1,168 @@
-"""The one reader of a gateway process: it serves the events of all jobs to all clients.
-
-It tails the queue's journal, which names every job that moved, and reads the new events of those
-that somebody follows in one multiplexed call. Workers of other makes write events but no journal:
-`unjournaled` waits for theirs. About once a second a round over all followed jobs finds what both
-have missed, sends heartbeats and notices jobs that have expired. Without clients it reads nothing.
-
-Nobody misses an event: a job's channel has one position, a client joins it only when its own
-position has reached the channel's, and everyone drops what lies at or before their own.
-"""
+"""The one reader of a gateway process: it serves the events of all jobs to all clients."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
 import structlog
 
+from tenure.core.errors import ServerError, StoreError
 from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Journal
-from tenure.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
-from tenure.gateway.reading import FollowLedger, is_away, read_changes
-from tenure.gateway.subscriber import Subscriber, deliver
-from tenure.gateway.unjournaled import UnjournaledTail, WaitingLedger
+from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, deliver, frame, position, unnumbered
 
 _log = structlog.get_logger("tenure.gateway")
+
+
+class FollowLedger(Protocol):
+    """What the feed needs of a contract's ledger."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job, or None if there is none (any more)."""
+
+    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
+        """Events of one job after a cursor."""
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its own cursor, without waiting."""
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the store as a whole is in trouble, so that waiting helps."""
+    wrong_type = isinstance(error, ServerError) and str(error.reply).startswith("WRONGTYPE")
+    return isinstance(error, StoreError) and not wrong_type
+
+
+async def read_changes(
+    ledger: FollowLedger, cursors: Mapping[str, str]
+) -> tuple[dict[str, list[JobEvent]], list[str]]:
+    """New events by job, and the jobs that cannot be read, which are found by halving."""
+    try:
+        return await ledger.changes(cursors), []
+    except Exception as error:
+        if is_away(error):
+            raise
+        if len(cursors) == 1:
+            _log.warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))
+            return {}, list(cursors)
+    pairs = list(cursors.items())
+    left, left_bad = await read_changes(ledger, dict(pairs[: len(pairs) // 2]))
+    right, right_bad = await read_changes(ledger, dict(pairs[len(pairs) // 2 :]))
+    return left | right, left_bad + right_bad
+
+
+_WAIT_MS = 2_000
+_AWAY_S = 0.5
+# Clients come in crowds: the first look at who is there takes in those of this time.
+_GATHER_S = 0.002
+# So few streams are read in any case; more of them only if there are workers of another make.
+_FEW = 200
+# A read costs the store and us some microseconds a stream: the pause after it keeps that a small
+# part of the time.
+_PAUSE_S_PER_STREAM = 2e-5
+
+
+@runtime_checkable
+class WaitingLedger(Protocol):
+    """A ledger that can wait for the events of many jobs at once."""
+
+    async def wait_changes(
+        self, cursors: Mapping[str, str], *, wait_ms: int
+    ) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its cursor; waits for the first."""
+
+    async def interrupt(self) -> None:
+        """End the wait of `wait_changes` now."""
+
+    async def has_foreign_workers(self) -> bool:
+        """Whether workers of another make take jobs from the queue."""
+
+
+class UnjournaledTail:
+    """`cursors` gives the jobs to read, {} if they are more than it is told.
+
+    `hand_out` takes their news; `read` finds a bad stream.
+    """
+
+    def __init__(
+        self,
+        ledger: WaitingLedger,
+        *,
+        cursors: Callable[[float], dict[str, str]],
+        hand_out: Callable[[str, list[JobEvent]], Awaitable[object]],
+        read: Callable[[list[str]], Awaitable[None]],
+    ) -> None:
+        self._ledger = ledger
+        self._cursors = cursors
+        self._hand_out = hand_out
+        self._read = read
+        self._changed = asyncio.Event()
+        self._waiting = False
+        self._interrupting: asyncio.Task[None] | None = None
+        self.foreign = False
+
+    def add(self) -> None:
+        """There are more jobs to read: the wait begins anew with them."""
+        self._changed.set()
+        if self._waiting and (self._interrupting is None or self._interrupting.done()):
+            self._interrupting = asyncio.create_task(self._interrupt())
+
+    async def look(self) -> None:
+        """Ask whether there are workers of another make."""
+        was, self.foreign = self.foreign, await self._ledger.has_foreign_workers()
+        if self.foreign and not was:
+            self.add()
+
+    async def run(self) -> None:
+        """Read for as long as the feed does."""
+        while True:
+            self._changed.clear()
+            cursors = self._cursors(math.inf if self.foreign else _FEW)
+            if not cursors:
+                await self._changed.wait()
+                await asyncio.sleep(_GATHER_S)
+                continue
+            self._waiting = True
+            try:
+                news = await self._ledger.wait_changes(cursors, wait_ms=_WAIT_MS)
+            except Exception as error:
+                await self._recover(error, list(cursors))
+                continue
+            finally:
+                self._waiting = False
+            for job_id, events in news.items():
+                await self._hand_out(job_id, events)
+            await asyncio.sleep(len(cursors) * _PAUSE_S_PER_STREAM)
+
+    async def _recover(self, error: Exception, job_ids: list[str]) -> None:
+        """After a failed wait: find the stream that is at fault, and never try again at once."""
+        if not is_away(error):
+            try:
+                await self._read(job_ids)
+            except Exception as failed:
+                if not is_away(failed):
+                    _log.error("feed_failed", exc_info=failed)
+        await asyncio.sleep(_AWAY_S)
+
+    async def _interrupt(self) -> None:
+        try:
+            await self._ledger.interrupt()
+        except Exception as error:  # the store is away: the wait has ended by itself
+            if not is_away(error):
+                raise
+
 
 NOW = "$"
 _PAGE = 500
 _CHUNK = 500
 # How many jobs the round looks at in one go. An event that comes meanwhile waits for that long.
 _STEP = 50
-_WAIT_MS = 2_000
-_AWAY_S = 0.5
 _SOON_S = 0.05
 # So many rich pages of the journal in a row mean that reading it costs more than it tells: skip to
 # its end, look at all followed jobs instead, and leave the time of some pages to the clients.

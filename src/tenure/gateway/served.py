@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.util
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 from tenure.core.endpoint import Endpoint
-from tenure.core.errors import UsageError
+from tenure.core.errors import StoreError, UsageError
 from tenure.core.intake import Submits
-from tenure.core.job import JobEvent
+from tenure.core.job import JobEvent, NewJob, Submitted
 from tenure.core.opening import open_journal, open_ledger, open_part, open_queue, parse_url
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.core.state import MACHINES
-from tenure.gateway.feed import Feed
+from tenure.dashboard.views import Warn
+from tenure.gateway.feed import Feed, FollowLedger
 from tenure.gateway.metrics import Metrics
-from tenure.gateway.reading import FollowLedger
 from tenure.gateway.settings import GatewaySettings
+from tenure.store.gathering import Gathering
+from tenure.store.redis import Redis
+
+_JOBS_MAX = 100
+_BYTES_MAX = 1 << 20
+
+
+class SubmitBatcher:
+    """`submit` of the queue behind it, one call at a time."""
+
+    def __init__(self, queue: Submits) -> None:
+        self._submits: Gathering[NewJob, Submitted] = Gathering(
+            queue.submit,
+            items_max=_JOBS_MAX,
+            size_max=_BYTES_MAX,
+            measure=lambda job: len(job.payload),
+            drops_gone=True,
+        )
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Like the queue's own: an error means that the fate of these jobs is unknown."""
+        return await self._submits(jobs)
+
+
+_BELIEVE_S = 60.0
+
+
+class RedisSettings:
+    """The settings of one Redis; without one there is nothing to warn of."""
+
+    def __init__(self, redis: Redis | None) -> None:
+        self._redis = redis
+        self._asked_s = float("-inf")
+        self._found: list[Warn] = []
+
+    async def warnings(self) -> list[Warn]:
+        """What `tenure doctor` would say of it first."""
+        if self._redis is not None and time.monotonic() - self._asked_s > _BELIEVE_S:
+            self._asked_s = time.monotonic()
+            self._found = await _ask(self._redis)
+        return self._found
+
+
+async def _ask(redis: Redis) -> list[Warn]:
+    try:
+        persistence, memory = await redis.pipeline([("INFO", "persistence"), ("INFO", "memory")])
+    except StoreError:
+        return []
+    found = []
+    if b"aof_enabled:0" in persistence:
+        text = "appendonly is off: a crash of the store loses the jobs of the last minutes"
+        found.append(Warn("Redis", text, "redis-cli CONFIG SET appendonly yes"))
+    if b"maxmemory_policy:" in memory and b"maxmemory_policy:noeviction" not in memory:
+        text = "maxmemory-policy lets the store throw jobs away when it is full"
+        found.append(Warn("Redis", text, "redis-cli CONFIG SET maxmemory-policy noeviction"))
+    return found
 
 
 class Served:

@@ -1,26 +1,178 @@
-"""A job's events as one HTTP response, written as bare ASGI messages.
-
-The writer joins everything that waits into one write. A second small task learns that the client
-has hung up. What a client may have open, and whether its key still holds, is looked after here.
-"""
+"""Server-sent events: the frames, the buffer of one client, and the HTTP response."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
+import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
-from tenure.gateway.auth import BELIEVE_S, Door
-from tenure.gateway.feed import Feed
-from tenure.gateway.frames import comment, hello
+from tenure.core.job import JobEvent
+from tenure.core.values import answer_json
+from tenure.gateway.auth import BELIEVE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.problems import Problem
-from tenure.gateway.subscriber import Subscriber
+
+HEARTBEAT = b": heartbeat\n\n"
+_LINE_ENDS = str.maketrans("\r\n\0", "   ")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The `data` of the first frame."""
+
+    job_id: str
+    status: str
+
+
+def hello(job_id: str, state: str, retry_ms: int) -> bytes:
+    """The first frame: whose events these are, and how soon to come back after a break."""
+    data = msgspec.json.encode(Hello(job_id, state))
+    return b"retry: %d\nevent: hello\ndata: %b\n\n" % (retry_ms, data)
+
+
+def frame(event: JobEvent) -> bytes:
+    """One event. Its id is the position from which a client goes on."""
+    return b"id: %b\n%b" % (event.event_id.encode(), unnumbered(event))
+
+
+def unnumbered(event: JobEvent) -> bytes:
+    """One event that the job's own stream does not hold: it moves nobody's position."""
+    news = {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": _data(event.data)}
+    name = event.type.translate(_LINE_ENDS).encode()
+    return b"event: %b\ndata: %b\n\n" % (name, msgspec.json.encode(news))
+
+
+def comment(text: str, *, retry_ms: int = 0) -> bytes:
+    """A line for people who watch the wire; with `retry_ms`, when to come back."""
+    retry = b"retry: %d\n" % retry_ms if retry_ms else b""
+    return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
+
+
+def position(event_id: str) -> tuple[int, ...]:
+    """An event id as something that can be compared.
+
+    >>> position("1700000000000-10") > position("1700000000000-9") > position("")
+    True
+    """
+    return tuple(int(part) for part in event_id.split("-")) if event_id else ()
+
+
+def _data(raw: bytes) -> object:
+    """Made anew, because a frame must have no line break and must be JSON."""
+    return answer_json(raw) if raw else {}
+
+
+_TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Event-ID")
+
+
+class Subscriber:
+    """Made by `Feed.subscribe`; `next` is for the one task that writes to the client."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_catch_up",
+        "_chunks",
+        "_size",
+        "_waiter",
+        "cursor",
+        "ended",
+        "event_id",
+        "job_id",
+        "live",
+        "masked",
+        "on_overflow",
+        "pushed_s",
+    )
+
+    def __init__(
+        self,
+        job_id: str,
+        after: str,
+        *,
+        bytes_max: int,
+        now_s: float,
+        catch_up: Callable[[Subscriber], Awaitable[None]],
+    ) -> None:
+        self.job_id = job_id
+        self.event_id = after
+        self.cursor = position(after)
+        self.live = False
+        self.masked = False
+        self.ended = False
+        self.pushed_s = now_s
+        self.on_overflow: Callable[[], object] | None = None
+        self._bytes_max = bytes_max
+        self._catch_up = catch_up
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, chunk: bytes) -> None:
+        """Hand over bytes to be written; too many of them end a live subscriber."""
+        if self.ended:
+            return
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if self.live and self._size > self._bytes_max:
+            self._chunks.clear()
+            self._size = 0
+            self.end(_TOO_SLOW)
+            if self.on_overflow is not None:
+                self.on_overflow()
+            return
+        self._wake()
+
+    def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
+        """Hand over one event unless it was had before; `last` ends the stream after it."""
+        if self.ended or at <= self.cursor:
+            return False
+        self.cursor = at
+        self.event_id = event.event_id
+        self.push(framed)
+        if last:
+            self.end()
+        return True
+
+    def end(self, chunk: bytes = b"") -> None:
+        """Nothing more will come; what waits, and then `chunk`, is still written."""
+        if self.ended:
+            return
+        if chunk:
+            self._chunks.append(chunk)
+        self.ended = True
+        self._wake()
+
+    async def next(self) -> bytes | None:
+        """Everything that waits, as one piece; None when the stream has ended."""
+        while not self._chunks:
+            if self.ended:
+                return None
+            if self.live:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            else:
+                await self._catch_up(self)
+        chunks, self._chunks, self._size = self._chunks, [], 0
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def deliver(subscriber: Subscriber, event: JobEvent, final: frozenset[str]) -> bool:
+    """Frame and hand over one event to one subscriber (the feed frames once for many)."""
+    at = position(event.event_id)
+    return subscriber.event(event, frame(event), at=at, last=event.type in final)
+
 
 _log = structlog.get_logger("tenure.gateway")
 
@@ -34,10 +186,20 @@ _LAST_WORDS_S = 5.0
 _REVOKED = comment("the key of this connection is no longer valid")
 
 
+class EventSource(Protocol):
+    """Where the events of a job come from: the feed of its queue."""
+
+    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+        """A new follower of a job."""
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """Forget it."""
+
+
 class Streamer:
     """Serves event streams and knows all that are open."""
 
-    def __init__(self, door: Door, metrics: Metrics, *, retry_ms: int) -> None:
+    def __init__(self, door: Auth, metrics: Metrics, *, retry_ms: int) -> None:
         self._door = door
         self._metrics = metrics
         self._limit = StreamLimit()
@@ -64,7 +226,13 @@ class Streamer:
                 subscriber.end(self._come_again())
 
     async def serve(
-        self, feed: Feed, follow: Follow, caller: Caller, scope: Scope, receive: Receive, send: Send
+        self,
+        feed: EventSource,
+        follow: Follow,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Write the stream until the job ends, the client leaves, or the gateway does."""
         if self._draining:

@@ -12,9 +12,8 @@ import pytest
 
 from tenure.core.endpoint import SCOPES
 from tenure.gateway.auth import BELIEVE_S
-from tenure.gateway.joined_rings import JoinedRings, open_keyrings
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import JoinedKeyRings, open_keyring, open_keyrings
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.test_refusals import is_problem
@@ -196,7 +195,7 @@ async def test_stores_that_differ_in_an_option_of_their_url_have_rings_of_their_
     one: str, two: str
 ) -> None:
     same, apart = open_keyrings([one, one]), open_keyrings([one, two])
-    assert not isinstance(same, JoinedRings)
-    assert isinstance(apart, JoinedRings)
+    assert not isinstance(same, JoinedKeyRings)
+    assert isinstance(apart, JoinedKeyRings)
     await same.close()
     await apart.close()

@@ -27,13 +27,13 @@ from tenure.core.endpoint import SCOPES, Right
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.opening import open_queue
-from tenure.dashboard.assets import assets
+from tenure.dashboard.app import assets
 from tenure.dashboard.audit import Entry
 from tenure.dashboard.search import parse
 from tenure.gateway.app import Gateway
-from tenure.gateway.rights import rights_of
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.dispatch import rights_of
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tenure.vault import new_kek

@@ -12,7 +12,7 @@ from tenure.cli.config import Config
 from tenure.cli.key_ring import open_seal
 from tenure.core.outcome import Failure
 from tenure.egress import Guard, Policy
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
 from tenure.webhooks.secrets import read_secrets

@@ -15,8 +15,8 @@ from tenure.contracts.inbox import open_endpoint_secrets
 from tenure.contracts.inbox.secrets import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError
 from tenure.core.opening import parse_url
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import CannotOpen, Vault, new_kek, read_ring
 from tests.contract.gateway.web import JSON, Web

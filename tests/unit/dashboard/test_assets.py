@@ -6,7 +6,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-from tenure.dashboard.assets import assets
+from tenure.dashboard.app import assets
 
 
 def test_files_of_others_are_as_they_were_published() -> None:

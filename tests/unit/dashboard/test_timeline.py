@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.job import JobEvent, JobRecord
-from tenure.dashboard.charts import attempt_bar, heat_map, sparkline
-from tenure.dashboard.observing import Second
-from tenure.dashboard.timeline import Timeline, timeline
-from tenure.dashboard.timing import bucket_of
+from tenure.dashboard.charts import Timeline, attempt_bar, heat_map, sparkline, timeline
+from tenure.dashboard.watch import Second, bucket_of
 
 
 def record(state: str, updated_ms: int = 0) -> JobRecord:

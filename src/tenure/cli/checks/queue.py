@@ -8,7 +8,7 @@ from tenure.cli.checks.finding import Finding, judged
 from tenure.core.errors import TenureError
 from tenure.core.opening import open_ledger, parse_url
 from tenure.core.seam import Counts
-from tenure.dashboard.gathering import by_kind
+from tenure.dashboard.views import by_kind
 
 _OLD_MS = 600_000
 

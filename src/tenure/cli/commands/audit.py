@@ -99,9 +99,8 @@ def _ms(moment: datetime) -> int:
 
 
 def _links(queue_url: str | None) -> list[Link]:
-    from tenure.dashboard.audit import MemoryAudit
-    from tenure.gateway.auditing import open_audit
-    from tenure.gateway.rings import open_side_store
+    from tenure.dashboard.audit import MemoryAudit, open_audit
+    from tenure.gateway.keyrings import open_side_store
 
     async def read() -> list[Link]:
         url = load_config().text("queue_url", queue_url)

@@ -15,7 +15,7 @@ from tenure.cli.output import emit, emit_text, note
 from tenure.core.errors import UsageError
 from tenure.core.opening import open_ledger, open_queue
 from tenure.core.seam import Ledger, Staffed
-from tenure.dashboard.gathering import by_kind
+from tenure.dashboard.views import by_kind
 
 
 @click.command("bridge", short_help="Move waiting jobs from one queue to another.")

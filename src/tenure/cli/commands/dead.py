@@ -16,11 +16,9 @@ from tenure.cli.houses import chosen_urls, open_street
 from tenure.cli.options import json_option
 from tenure.cli.output import ago, emit, emit_text, note, table
 from tenure.core.redacting import Redaction
-from tenure.dashboard.finding import Finder
-from tenure.dashboard.gathering import dead_letters
-from tenure.dashboard.house import Street
-from tenure.dashboard.search import Search, Term
-from tenure.dashboard.shapes import DeadGroup, DeadList
+from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.search import Finder, Search, Term
+from tenure.dashboard.views import DeadGroup, DeadList, dead_letters
 
 
 @click.command("dead", short_help="Show failed jobs by error class, retry or remove a class.")
@@ -86,7 +84,7 @@ def _by_queue(jobs: list[Any]) -> dict[str, list[str]]:
     return found
 
 
-async def _steer(street: Street, verb: str, queue: str, job_ids: list[str]) -> list[str]:
+async def _steer(street: QueueRegistry, verb: str, queue: str, job_ids: list[str]) -> list[str]:
     ledger = street[queue].ledger
     return await (ledger.retry(job_ids) if verb == "retry" else ledger.remove(job_ids))
 

@@ -64,8 +64,7 @@ def command(
     config = load_config()
     urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
     try:
-        from tenure.gateway.notify import Notifier
-        from tenure.gateway.serve import run
+        from tenure.gateway.server import Notifier, run
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None

@@ -256,8 +256,8 @@ def _with_ring(
     did: Callable[[Answer], tuple[str, str, str]] | None = None,
 ) -> Answer:
     """The ring's answer. What changed it, `did` says for the audit log: action, key and outcome."""
+    from tenure.gateway.keyrings import open_keyring
     from tenure.gateway.keys import MemoryKeyRing
-    from tenure.gateway.rings import open_keyring
 
     async def asked() -> Answer:
         url = load_config().text("queue_url", queue_url)
@@ -277,9 +277,8 @@ def _with_ring(
 
 async def _write_down(url: str, action: str, key_id: str, outcome: str) -> None:
     """An entry in the audit log beside the ring; the change itself has been made."""
-    from tenure.dashboard.audit import Entry
-    from tenure.gateway.auditing import open_audit
-    from tenure.gateway.rings import open_side_store
+    from tenure.dashboard.audit import Entry, open_audit
+    from tenure.gateway.keyrings import open_side_store
 
     side = open_side_store(url, "tenure-audit")
     log = open_audit(url, side, keep=load_config().integer("gateway.audit_keep"))

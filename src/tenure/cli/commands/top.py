@@ -15,12 +15,11 @@ from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, paint, shown, table
 from tenure.core.printable import one_line
 from tenure.core.redacting import Redaction
-from tenure.dashboard.finding import Finder
-from tenure.dashboard.gathering import by_kind, warnings, workers
-from tenure.dashboard.house import Street
-from tenure.dashboard.shapes import WorkerView
-from tenure.dashboard.watching import Watch
-from tenure.dashboard.wording import duration, number, share
+from tenure.dashboard.display import duration, number, share
+from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.search import Finder
+from tenure.dashboard.views import WorkerView, by_kind, warnings, workers
+from tenure.dashboard.watch import Watch
 
 _SPAN_S = 60
 _CATCH_UP_S = 5.0
@@ -75,7 +74,7 @@ async def _top(
             await watch.close()
 
 
-async def _seen(street: Street, watch: Watch, finder: Finder) -> dict[str, Any]:
+async def _seen(street: QueueRegistry, watch: Watch, finder: Finder) -> dict[str, Any]:
     queues = []
     for house in street:
         observer = watch.observers[house.name]

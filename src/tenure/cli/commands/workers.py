@@ -11,10 +11,9 @@ from tenure.cli.houses import chosen_urls, open_street
 from tenure.cli.options import json_option
 from tenure.cli.output import ago, emit, emit_text, note, table
 from tenure.core.redacting import Redaction
-from tenure.dashboard.finding import Finder
-from tenure.dashboard.gathering import workers
-from tenure.dashboard.shapes import WorkerView
-from tenure.dashboard.watching import Watch
+from tenure.dashboard.search import Finder
+from tenure.dashboard.views import WorkerView, workers
+from tenure.dashboard.watch import Watch
 
 
 @click.command("workers", short_help="Show who works, and on what.")

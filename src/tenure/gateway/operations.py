@@ -16,7 +16,7 @@ from tenure.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
 from tenure.core.quarantine import Quarantining
 from tenure.core.seam import Counts, Probed
 from tenure.dashboard.audit import AuditLog
-from tenure.dashboard.house import that_answer
+from tenure.dashboard.queues import gather_available
 from tenure.gateway.dispatch import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
@@ -114,7 +114,7 @@ class Operations:
     async def views(self) -> list[QueueView]:
         """All queues as they are now; an error where no store answers."""
         served = list(self._served.values())
-        counts = await that_answer(each.ledger.counts() for each in served)
+        counts = await gather_available(each.ledger.counts() for each in served)
         return [
             view(each, Counts({}) if now is None else now, away=now is None)
             for each, now in zip(served, counts, strict=True)

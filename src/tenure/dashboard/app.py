@@ -1,53 +1,254 @@
-"""The dashboard, put together: parts, pages, and the way a request takes to a page.
-
-The gateway gives it queues, a doorkeeper and a place for the audit log, and mounts its routes and
-endpoints. Pages are admitted here: without a caller they lead to /login, posted forms need the
-right to act.
-"""
+"""The dashboard as routes: pages, forms, login, static files and the endpoints of /api."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, Protocol
 
+import msgspec
 import structlog
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from tenure.core.endpoint import OPEN, Endpoint, Refused, Right
-from tenure.core.errors import NotFound, StoreError, TenureError
-from tenure.core.redacting import Redaction
-from tenure.dashboard import charts, wording
-from tenure.dashboard.acting import Actor
-from tenure.dashboard.api import Api
-from tenure.dashboard.assets import assets
+from tenure.core.endpoint import OPEN, Caller, Endpoint, Refused, Right
+from tenure.core.errors import NotFound, StoreError, TenureError, UsageError
+from tenure.core.job import NewJob
+from tenure.core.redacting import MASK, Redaction
+from tenure.core.storable import check_json
+from tenure.dashboard import charts, display
+from tenure.dashboard.actions import VERBS, Actions, Verb
+from tenure.dashboard.api import Api, OutboxApi
 from tenure.dashboard.audit import AuditLog
-from tenure.dashboard.delivering import outboxes
-from tenure.dashboard.doorkeeper import Doorkeeper
-from tenure.dashboard.finding import Finder
-from tenure.dashboard.forms import Forms
-from tenure.dashboard.gathering import Warn
-from tenure.dashboard.house import House, Street
-from tenure.dashboard.kinds import KINDS, kind_of
-from tenure.dashboard.live import Live
-from tenure.dashboard.outbox_api import OutboxApi
-from tenure.dashboard.pages import Page, Pages
-from tenure.dashboard.visit import (
+from tenure.dashboard.display import decode_json, job_path
+from tenure.dashboard.pages import (
     Notices,
-    Searches,
-    Visit,
+    Page,
+    PageRequest,
+    Pages,
+    SearchLimit,
     local_path,
     path_of,
     read_fields,
     with_params,
 )
-from tenure.dashboard.watching import Watch
+from tenure.dashboard.queues import KINDS, QueueRegistry, ServedQueue, kind_of
+from tenure.dashboard.search import Finder, parse
+from tenure.dashboard.views import Warn, outboxes
+from tenure.dashboard.watch import Live, Watch
+
+_MEDIA = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
+          "svg": "image/svg+xml"}  # fmt: skip
+NAMES = ("app.css", "uplot.css", "htmx.js", "uplot.js", "app.js", "icon.svg")
+
+
+class Asset(msgspec.Struct, frozen=True):
+    """One file; `path` is where it is served."""
+
+    name: str
+    path: str
+    media: str
+    content: bytes
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """All files by name."""
+    folder = files("tenure.dashboard") / "static"
+    return {name: _asset(name, (folder / name).read_bytes()) for name in NAMES}
+
+
+def _asset(name: str, content: bytes) -> Asset:
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return Asset(name, f"/static/{digest}/{name}", _MEDIA[name.rpartition(".")[2]], content)
+
+
+class SessionAuth(Protocol):
+    """Knows keys and sessions; the dashboard knows neither."""
+
+    async def caller(self, request: Request) -> Caller | None:
+        """Who asks for this page; None for somebody who has to sign in first.
+
+        Raises what the gateway answers to a request that comes from another site's page.
+        """
+
+    async def sign_in(self, key_text: str, request: Request) -> str | None:
+        """The session that a key opens, as a Set-Cookie value; None for a key that is no good."""
+
+    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+        """Whether the caller of an earlier request would be admitted now."""
+
+    async def sign_out(self, request: Request) -> str:
+        """End the session of a request; the Set-Cookie value that takes its place.
+
+        Raises what the gateway answers to a request that comes from another site's page.
+        """
+
+
+_SELECTED_MAX = 500
+_DONE = {
+    "retry": "sent back",
+    "cancel": "cancelled",
+    "remove": "removed",
+    "redeliver": "to be sent again",
+}
+
+
+class Forms:
+    """All forms of a dashboard."""
+
+    def __init__(
+        self,
+        street: QueueRegistry,
+        finder: Finder,
+        actor: Actions,
+        notices: Notices,
+        redaction: Redaction,
+    ) -> None:
+        self._street = street
+        self._finder = finder
+        self._actor = actor
+        self._notices = notices
+        self._redaction = redaction
+
+    def handlers(self) -> dict[str, Callable[[PageRequest], Awaitable[str]]]:
+        """By path."""
+        return {
+            "/ui/act": self.act,
+            "/ui/bulk": self.bulk,
+            "/ui/bulk/stop": self.bulk_stop,
+            "/ui/queue": self.queue,
+            "/ui/redeliver": self.redeliver,
+            "/ui/submit": self.submit,
+            "/ui/replay": self.replay,
+        }
+
+    async def act(self, visit: PageRequest) -> str:
+        """Retry, cancel or remove the jobs that were ticked; `job` is `queue|id`."""
+        verb = _verb(visit.field("verb"))
+        by_queue: dict[str, list[str]] = {}
+        chosen = visit.fields("job")[:_SELECTED_MAX]
+        for each in chosen:
+            queue, _, job_id = each.partition("|")
+            by_queue.setdefault(queue, []).append(job_id)
+        if not by_queue:
+            raise UsageError("no job is selected: tick some first")
+        answers: Counter[str] = Counter()
+        for queue, job_ids in by_queue.items():
+            answers.update(await self._actor.act(visit.who, verb, queue, job_ids))
+        removed_itself = verb == "remove" and visit.field("gone") and answers["ok"]
+        back = visit.field("gone") if removed_itself else visit.field("next")
+        return self._back(back, "/jobs", _told(verb, answers))
+
+    async def bulk(self, visit: PageRequest) -> str:
+        """Begin an action on a whole search."""
+        search = parse(visit.field("q"), now_ms=time.time_ns() // 1_000_000)
+        bulk = await self._actor.begin(visit.who, _verb(visit.field("verb")), search)
+        return f"/bulk/{bulk.id}"
+
+    async def bulk_stop(self, visit: PageRequest) -> str:
+        """Stop one."""
+        bulk = await self._actor.stop(visit.who, visit.field("bulk"))
+        return f"/bulk/{bulk.id}"
+
+    async def queue(self, visit: PageRequest) -> str:
+        """Pause or resume."""
+        verb, name = visit.field("verb"), visit.field("queue")
+        if verb not in ("pause", "resume"):
+            raise UsageError(f"{verb!r} is nothing to do to a queue; there are pause and resume")
+        await self._actor.steer(visit.who, "pause" if verb == "pause" else "resume", name)
+        return self._back(visit.field("next"), "/queues", f"{name} is {verb}d.")
+
+    async def redeliver(self, visit: PageRequest) -> str:
+        """Send the events that were ticked again."""
+        chosen = visit.fields("job")[:_SELECTED_MAX]
+        if not chosen:
+            raise UsageError("no event is selected: tick some first")
+        answers = await self._actor.redeliver(visit.who, visit.field("queue"), chosen)
+        return self._back(visit.field("next"), "/outbox", _told("redeliver", Counter(answers)))
+
+    async def submit(self, visit: PageRequest) -> str:
+        """A new job from the page."""
+        queue, text = visit.field("queue"), visit.field("payload")
+        job = NewJob(
+            task=_task(visit),
+            payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
+            requester=visit.caller.requester,
+        )
+        made = await self._actor.submit(visit.who, queue, job)
+        return f"{job_path(queue, made.job_id)}?n={self._notices.leave('Submitted.')}"
+
+    async def replay(self, visit: PageRequest) -> str:
+        """The same job again as a new one, with its payload as it was edited."""
+        queue, job_id = visit.field("queue"), visit.field("job_id")
+        old = await self._street[queue].ledger.get(job_id)
+        if old is None:
+            raise NotFound("there is no such job (any more)")
+        text, before = visit.field("payload"), old.payload
+
+        def restored() -> bytes:
+            edited = decode_json(_json_of(text))
+            if edited == MASK:  # a large payload was masked whole
+                return before
+            return msgspec.json.encode(self._redaction.restored(edited, decode_json(before)))
+
+        payload = await self._redaction.apart(len(text) + len(before), restored)
+        job = NewJob(
+            task=_task(visit) or old.task,
+            payload=payload,
+            priority=old.priority,
+            max_attempts=old.max_attempts or None,
+            gid=old.gid,
+            requester=old.requester,
+        )
+        made = await self._actor.submit(visit.who, queue, job, why=f"replay {job_id}")
+        return f"{job_path(queue, made.job_id)}?n={self._notices.leave(f'Replay of {job_id}.')}"
+
+    def _back(self, text: str, default: str, notice: str) -> str:
+        path = local_path(text, default)
+        return f"{path}{'&' if '?' in path else '?'}n={self._notices.leave(notice)}"
+
+
+def _verb(text: str) -> Verb:
+    for verb in VERBS:
+        if verb == text:
+            return verb
+    raise UsageError(f"{text!r} is no action; there are {', '.join(VERBS)}")
+
+
+def _task(visit: PageRequest) -> str:
+    task = visit.field("task").strip()
+    if not task:
+        raise UsageError("a job needs a task")
+    return task
+
+
+def _json_of(text: str) -> bytes:
+    """The text as it stands if it is JSON: numbers are not to lose digits on the way."""
+    try:
+        check_json(text)
+    except ValueError as error:
+        raise UsageError(f"the payload {error}") from None
+    return text.encode()
+
+
+def _told(verb: str, answers: Counter[str]) -> str:
+    done = answers.pop("ok", 0)
+    parts = [f"{done} {_DONE[verb]}"] if done else []
+    requested = answers.pop("requested", 0)
+    if requested:
+        parts.append(f"{requested} told to their workers")
+    parts += [f"{count} not possible ({why})" for why, count in answers.items()]
+    return ", ".join(parts) + "."
+
 
 _log = structlog.get_logger("tenure.dashboard")
 
@@ -90,8 +291,8 @@ class Dashboard:
 
     def __init__(
         self,
-        houses: Iterable[House],
-        door: Doorkeeper,
+        houses: Iterable[ServedQueue],
+        door: SessionAuth,
         audit: AuditLog,
         *,
         redact: Iterable[str] = (),
@@ -102,7 +303,7 @@ class Dashboard:
         read_body: Callable[[Request, int], Awaitable[bytes]],
         form_bytes_max: int,
     ) -> None:
-        street = Street(houses)
+        street = QueueRegistry(houses)
         redaction = Redaction(redact)
         self._door = door
         self._has_outbox = bool(outboxes(street))
@@ -113,8 +314,8 @@ class Dashboard:
         self.watch = Watch(street)
         self.live = Live(self.watch)
         finder = Finder(street, redaction)
-        self.actor = Actor(street, finder, audit)
-        self.searches = Searches()
+        self.actor = Actions(street, finder, audit)
+        self.searches = SearchLimit()
         self._api = Api(street, finder, self.actor, self.watch, redaction, self.searches)
         self._outbox_api = OutboxApi(street, self.actor, redaction)
         self._pages = Pages(
@@ -147,7 +348,7 @@ class Dashboard:
     def routes(self) -> list[Route]:
         """Pages, forms and files."""
         pages = self._pages
-        shown: dict[str, Callable[[Visit], Coroutine[Any, Any, Page]]] = {
+        shown: dict[str, Callable[[PageRequest], Coroutine[Any, Any, Page]]] = {
             "/": pages.overview,
             "/jobs": pages.jobs,
             "/jobs/confirm": pages.confirm,
@@ -171,10 +372,10 @@ class Dashboard:
             *routes,
         ]
 
-    def _page(self, path: str, handle: Callable[[Visit], Coroutine[Any, Any, Page]]) -> Any:
+    def _page(self, path: str, handle: Callable[[PageRequest], Coroutine[Any, Any, Page]]) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
-            visit: Visit | None = None
+            visit: PageRequest | None = None
             try:
                 admitted = await self._visit(request, RIGHTS[path])
                 if isinstance(admitted, Response):
@@ -196,7 +397,7 @@ class Dashboard:
 
         return endpoint
 
-    def _form(self, path: str, act: Callable[[Visit], Awaitable[str]]) -> Any:
+    def _form(self, path: str, act: Callable[[PageRequest], Awaitable[str]]) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[ROUTE] = path
             visit = await self._visit(request, RIGHTS[path])
@@ -214,14 +415,14 @@ class Dashboard:
 
         return endpoint
 
-    async def _visit(self, request: Request, right: Right) -> Visit | Response:
+    async def _visit(self, request: Request, right: Right) -> PageRequest | Response:
         caller = await self._door.caller(request)
         if caller is None:
             query = request.scope["query_string"].decode("latin-1")
             here = path_of(request) + (f"?{query}" if query else "")
             back = here if request.method == "GET" else "/"
             return RedirectResponse(with_params("/login", next=back), 303)
-        visit = Visit(request, caller)
+        visit = PageRequest(request, caller)
         refusal = right.refusal(caller)
         if refusal:
             words = {"title": "Not for this key", "text": refusal}
@@ -264,7 +465,7 @@ class Dashboard:
         cookie = await self._door.sign_out(request)
         return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
 
-    def _render(self, visit: Visit | None, page: Page) -> Response:
+    def _render(self, visit: PageRequest | None, page: Page) -> Response:
         now_ms = time.time_ns() // 1_000_000
         values: dict[str, Any] = {
             "wrong": False,
@@ -310,7 +511,7 @@ async def _static(request: Request) -> Response:
     return Response(asset.content, headers=headers)
 
 
-def _here(visit: Visit | None) -> str:
+def _here(visit: PageRequest | None) -> str:
     """The address of the page without its notice, for forms that come back to it."""
     if visit is None or visit.request.method != "GET":
         return "/"
@@ -331,15 +532,15 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "duration": wording.duration,
-        "number": wording.number,
-        "share": wording.share,
-        "moment": wording.moment,
-        "clock": wording.clock,
+        "duration": display.duration,
+        "number": display.number,
+        "share": display.share,
+        "moment": display.moment,
+        "clock": display.clock,
         "kind": kind_of,
     }
     made.globals |= {
-        "ago": wording.ago,
+        "ago": display.ago,
         "attempt_bar": charts.attempt_bar,
         "KINDS": KINDS,
     }

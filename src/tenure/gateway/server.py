@@ -1,8 +1,4 @@
-"""Running a gateway: uvicorn with uvloop and httptools, and an orderly end.
-
-On the first SIGTERM or SIGINT /readyz turns to 503, followers are told to reconnect, requests in
-flight are answered, and the process ends; a second signal ends it at once.
-"""
+"""Runs a gateway with uvicorn: sockets, signals, systemd, an orderly end."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,8 +22,34 @@ from tenure.core.errors import UsageError
 from tenure.gateway.app import Gateway
 from tenure.gateway.connections import Connection, Connections
 from tenure.gateway.keys import Keys
-from tenure.gateway.notify import Notifier
 from tenure.gateway.settings import GatewaySettings, split_address
+from tenure.worker.notify import Notifier as Datagrams
+
+
+class Notifier:
+    """`address` is NOTIFY_SOCKET, `watchdog_ms` half of what systemd waits for."""
+
+    def __init__(self, address: str = "", watchdog_ms: int = 0) -> None:
+        self._datagrams = Datagrams(address)
+        self._watchdog_ms = watchdog_ms if address else 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Notifier:
+        """As systemd says it to a service of Type=notify with WatchdogSec=."""
+        usec = environment.get("WATCHDOG_USEC", "")
+        watchdog_ms = int(usec) // 2000 if usec.isdigit() else 0
+        return cls(environment.get("NOTIFY_SOCKET", ""), watchdog_ms)
+
+    def say(self, message: str) -> None:
+        """Send one message; a supervisor that does not listen is no reason to fail."""
+        self._datagrams.send(message)
+
+    async def keep_alive(self) -> None:
+        """Feed the watchdog from the event loop: a loop that hangs is restarted."""
+        while self._watchdog_ms:
+            self._datagrams.watchdog()
+            await asyncio.sleep(self._watchdog_ms / 1000)
+
 
 _log = structlog.get_logger("tenure.gateway")
 

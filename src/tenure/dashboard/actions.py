@@ -1,8 +1,4 @@
-"""What a person can do to jobs, one by one or many at once, and the record of it.
-
-An action on a whole search runs in bounded batches beside everything else: it says how far it is,
-and it can be stopped. Its entry in the audit log is written when it begins and when it ends.
-"""
+"""What a person can do to jobs and queues, and the record of it in the audit log."""
 
 from __future__ import annotations
 
@@ -27,10 +23,9 @@ from tenure.core.errors import (
 from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Ledger
 from tenure.dashboard.audit import IDS_MAX, AuditLog, noted, write_down
-from tenure.dashboard.delivering import outbox_of
-from tenure.dashboard.finding import COUNT_MAX, Finder, FoundJob
-from tenure.dashboard.house import Street
-from tenure.dashboard.search import Search
+from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.search import COUNT_MAX, Finder, FoundJob, Search
+from tenure.dashboard.views import outbox_of
 
 _log = structlog.get_logger("tenure.dashboard")
 
@@ -68,10 +63,10 @@ class Bulk(msgspec.Struct, kw_only=True):
         return min(1.0, self.seen / self.total) if self.total else 0.0
 
 
-class Actor:
+class Actions:
     """Acts for callers. One per dashboard."""
 
-    def __init__(self, street: Street, finder: Finder, audit: AuditLog) -> None:
+    def __init__(self, street: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
         self._street = street
         self._finder = finder
         self.audit = audit
