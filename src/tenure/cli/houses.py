@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from tenure.cli.config import load_config
 from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
-from tenure.core.seam import Journal, Ledger, Queue
-from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.queues import OpenQueue, QueueRegistry
 from tenure.worker.logs import ensure_logs
-
-
-@dataclass(frozen=True, slots=True)
-class OpenHouse:
-    """One queue; nothing connects before it is asked something."""
-
-    name: str
-    contract: str
-    queue: Queue
-    ledger: Ledger
-    journal: Journal
-    address: str = ""
-    outbox: Ledger | None = None
 
 
 def chosen_urls(queue_urls: Sequence[str]) -> list[str]:
@@ -41,13 +26,12 @@ async def open_street(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
         yield QueueRegistry(houses)
     finally:
         for house in houses:
-            for part in (house.queue, house.ledger, house.journal):
-                await part.close()
+            await house.close()
 
 
-def _house(url: str, number: int, urls: Sequence[str]) -> OpenHouse:
+def _house(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
     parsed = parse_url(url)
     same = sum(parse_url(other).name == parsed.name for other in urls[:number])
     name = f"{parsed.name}~{same + 1}" if same else parsed.name
     parts = open_queue(url), open_ledger(url), open_journal(url)
-    return OpenHouse(name, parsed.contract, *parts, address=parsed.safe)
+    return OpenQueue(name, parsed.contract, *parts, address=parsed.safe)

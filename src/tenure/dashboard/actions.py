@@ -66,8 +66,8 @@ class Bulk(msgspec.Struct, kw_only=True):
 class Actions:
     """Acts for callers. One per dashboard."""
 
-    def __init__(self, street: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
-        self._street = street
+    def __init__(self, queues: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
+        self._queues = queues
         self._finder = finder
         self.audit = audit
         self._bulks: dict[str, Bulk] = {}
@@ -75,7 +75,7 @@ class Actions:
 
     async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
         """Do it to jobs by id; per id "ok", "requested", or why not."""
-        whose = await _owners(self._street[queue].ledger, job_ids)
+        whose = await _owners(self._queues[queue].ledger, job_ids)
         async with noted(self.audit, who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
             answers = await self._do(verb, queue, job_ids)
             entry["outcome"] = _told(Counter(answers))
@@ -83,13 +83,13 @@ class Actions:
 
     async def steer(self, who: str, verb: Literal["pause", "resume"], queue: str) -> None:
         """Pause or resume a queue."""
-        ledger = self._street[queue].ledger
+        ledger = self._queues[queue].ledger
         async with noted(self.audit, who, verb, queue=queue, outcome="ok"):
             await (ledger.pause() if verb == "pause" else ledger.resume())
 
     async def redeliver(self, who: str, queue: str, event_ids: Sequence[str]) -> list[str]:
         """Send events of a queue's outbox again, under their ids."""
-        outbox = outbox_of(self._street, queue)
+        outbox = outbox_of(self._queues, queue)
         what = {"queue": queue, "ids": event_ids, "whose": await _owners(outbox, event_ids)}
         async with noted(self.audit, who, "redeliver", **what) as entry:
             answers = await outbox.retry(event_ids)
@@ -99,7 +99,7 @@ class Actions:
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
         """Store a new job; raises what the store said against it."""
         async with noted(self.audit, who, why, queue=queue, whose=[job.requester]) as entry:
-            (submitted,) = await self._street[queue].queue.submit([job])
+            (submitted,) = await self._queues[queue].queue.submit([job])
             entry["outcome"] = submitted.reason or submitted.status
             entry["ids"] = [submitted.job_id] if submitted.accepted else []
         if not submitted.accepted:
@@ -199,7 +199,7 @@ class Actions:
         return answers
 
     async def _do(self, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
-        ledger = self._street[queue].ledger
+        ledger = self._queues[queue].ledger
         match verb:
             case "retry":
                 return await ledger.retry(job_ids)

@@ -15,10 +15,12 @@ _CLASS_KEYS = ("code", "type", "class", "name", "error_code")
 _MESSAGE_KEYS = ("message", "detail", "reason", "failedReason", "error")
 _STACK_KEYS = ("stack", "traceback", "stacktrace")
 _CLASS_CHARS_MAX = 80
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """An error taken apart: its class, its words, its traceback."""
+    """The error of a job: class, message and traceback."""
 
     name: str = ""
     message: str = ""
@@ -26,7 +28,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 def decode_json(raw: bytes) -> Any:
-    """The value, None for nothing; text that is no JSON comes back as the text it is."""
+    """The value, None for no bytes; what is no JSON comes back as text."""
     if not raw:
         return None
     try:
@@ -68,15 +70,9 @@ def _first(value: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _class_in(text: str) -> str:
-    """The words before the first colon are the class, if they are short enough to be one."""
-    head, colon, _ = text.partition(":")
-    head = head.strip().splitlines()[0] if head.strip() else ""
-    if colon and len(head) <= _CLASS_CHARS_MAX:
-        return head
-    return head[:_CLASS_CHARS_MAX]
-
-
-_STEPS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+    """The first line of what stands before the first colon."""
+    head = text.partition(":")[0].strip()
+    return head.splitlines()[0][:_CLASS_CHARS_MAX] if head else ""
 
 
 def duration(ms: float | None) -> str:
@@ -91,7 +87,7 @@ def duration(ms: float | None) -> str:
         return "<1 ms" if ms > 0 else "0 ms"
     if ms < 1_000:
         return f"{ms:.0f} ms"
-    for size, unit in _STEPS:
+    for size, unit in _UNITS:
         if ms >= size:
             number = ms / size
             text = f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
@@ -139,9 +135,6 @@ def ago(ts_ms: int, now_ms: int) -> str:
         return "-"
     delta = now_ms - ts_ms
     return f"in {duration(-delta)}" if delta < -999 else f"{duration(max(delta, 0))} ago"
-
-
-_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def job_path(queue: str, job_id: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.seam import Journal, Ledger, Queue
@@ -12,94 +13,79 @@ from tenure.core.state import MACHINES
 
 T = TypeVar("T")
 
-
-class ServedQueue(Protocol):
-    """One served queue. `name` is unique within a gateway."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def contract(self) -> str: ...
-    @property
-    def queue(self) -> Queue: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def journal(self) -> Journal: ...
-    @property
-    def address(self) -> str:
-        """Its URL without a password, for people who want to reach it with their own program."""
-
-    @property
-    def outbox(self) -> Ledger | None:
-        """Where its events wait to be delivered, if it tells of its jobs by webhooks."""
-
-
-class QueueRegistry:
-    """All houses of a gateway, by name."""
-
-    def __init__(self, houses: Iterable[ServedQueue]) -> None:
-        self._houses = {house.name: house for house in houses}
-
-    def __iter__(self) -> Iterator[ServedQueue]:
-        return iter(self._houses.values())
-
-    @property
-    def names(self) -> list[str]:
-        """In the order in which they were given."""
-        return list(self._houses)
-
-    def __getitem__(self, name: str) -> ServedQueue:
-        house = self._houses.get(name)
-        if house is None:
-            raise NotFound(f"there is no such queue; this gateway serves {', '.join(self.names)}")
-        return house
-
-
-async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
-    """What each queue said, None of those whose store is away; an error where all of them are."""
-    said = await asyncio.gather(*asked, return_exceptions=True)
-    failed = [each for each in said if isinstance(each, BaseException)]
-    for error in failed:
-        if not isinstance(error, StoreError) or len(failed) == len(said):
-            raise error
-    return [None if isinstance(each, BaseException) else each for each in said]
-
-
 Kind = Literal["waiting", "running", "done", "failed", "cancelled", "other"]
 KINDS: tuple[Kind, ...] = ("waiting", "running", "done", "failed", "cancelled")
 
-_WORDS: dict[Kind, tuple[str, ...]] = {
-    "waiting": (
-        *("waiting", "queued", "wait", "prioritized", "delayed", "waiting-children", "paused"),
-        *("pending", "scheduled"),
-    ),
-    "running": ("running", "active", "claimed", "fetching", "processing", "uploading"),
-    "done": ("done", "completed", "succeeded"),
-    "failed": ("failed", "error", "dlq", "dead_letter", "dead"),
-    "cancelled": ("canceled", "cancelled"),
+_STATES: dict[Kind, str] = {
+    "waiting": "waiting queued wait prioritized delayed waiting-children paused pending scheduled",
+    "running": "running active claimed fetching processing uploading",
+    "done": "done completed succeeded",
+    "failed": "failed error dlq dead_letter dead",
+    "cancelled": "canceled cancelled",
 }
-_KIND_OF = {word: kind for kind, words in _WORDS.items() for word in words}
-# Words of a job's own event stream that are no states: when work began, when it waits again.
-_EVENT_KIND: dict[str, Kind] = {
-    "added": "waiting",
-    "retry": "waiting",
-    "retrying": "waiting",
-    "snooze": "waiting",
-    "release": "waiting",
-    "stalled": "waiting",
-    "reap": "waiting",
-    "promote": "waiting",
-    "reopen": "waiting",
-    "submit": "waiting",
-    "started": "running",
-    "claim": "running",
-    "complete": "done",
-    "bury": "failed",
-    "fail": "failed",
-    "expire": "failed",
-    "cancel": "cancelled",
+# Types of events that are no states, by what the job became with them.
+_EVENTS: dict[Kind, str] = {
+    "waiting": "added retry retrying snooze release stalled reap promote reopen submit",
+    "running": "started claim",
+    "done": "complete",
+    "failed": "bury fail expire",
+    "cancelled": "cancel",
 }
+_KIND_OF_STATE = {word: kind for kind, words in _STATES.items() for word in words.split()}
+_KIND_OF_EVENT = {word: kind for kind, words in _EVENTS.items() for word in words.split()}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQueue:
+    """One queue with the three sides of the seam. `name` is unique within a registry.
+
+    `address` is its URL without a password. `outbox` holds its webhook events, if it has any.
+    """
+
+    name: str
+    contract: str
+    queue: Queue
+    ledger: Ledger
+    journal: Journal
+    address: str = ""
+    outbox: Ledger | None = None
+
+    async def close(self) -> None:
+        """Close the connections of all sides."""
+        for part in (self.queue, self.ledger, self.journal, self.outbox):
+            if part is not None:
+                await part.close()
+
+
+class QueueRegistry:
+    """Queues by name, in the order in which they were given."""
+
+    def __init__(self, queues: Iterable[OpenQueue]) -> None:
+        self._queues = {queue.name: queue for queue in queues}
+
+    def __iter__(self) -> Iterator[OpenQueue]:
+        return iter(self._queues.values())
+
+    @property
+    def names(self) -> list[str]:
+        """The names, in order."""
+        return list(self._queues)
+
+    def __getitem__(self, name: str) -> OpenQueue:
+        queue = self._queues.get(name)
+        if queue is None:
+            raise NotFound(f"there is no such queue; this gateway serves {', '.join(self.names)}")
+        return queue
+
+
+async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
+    """The answer of each queue, None where its store is away; an error where all stores are."""
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    failed = [each for each in answers if isinstance(each, BaseException)]
+    for error in failed:
+        if not isinstance(error, StoreError) or len(failed) == len(answers):
+            raise error
+    return [None if isinstance(each, BaseException) else each for each in answers]
 
 
 def kind_of(state: str) -> Kind:
@@ -108,13 +94,13 @@ def kind_of(state: str) -> Kind:
     >>> [kind_of(word) for word in ("prioritized", "DLQ", "uploading", "mine")]
     ['waiting', 'failed', 'running', 'other']
     """
-    return _KIND_OF.get(state.lower(), "other")
+    return _KIND_OF_STATE.get(state.lower(), "other")
 
 
 def event_kind(word: str) -> Kind | None:
     """What a job became with this event; None for news that change nothing, such as progress."""
     lowered = word.lower()
-    return _KIND_OF.get(lowered) or _EVENT_KIND.get(lowered)
+    return _KIND_OF_STATE.get(lowered) or _KIND_OF_EVENT.get(lowered)
 
 
 def states_of(contract: str, counted: tuple[str, ...]) -> tuple[str, ...]:

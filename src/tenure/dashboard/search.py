@@ -1,4 +1,10 @@
-"""The language of the search box, and the search over the ledgers of all queues."""
+"""The language of the search box, and the search over the ledgers of all queues.
+
+    queue:mail is:failed error:ConnectionError task:send since:2h -payload.plan=free "timed out"
+
+`parse` reads a search, `Search.matches` judges one job, `Finder` pages through all queues. The text
+is the URL's `q`, so every search is a link.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +29,8 @@ from tenure.core.seam import PAGE_BYTES, Query, weight
 from tenure.dashboard.display import decode_json, error_class
 from tenure.dashboard.queues import (
     KINDS,
+    OpenQueue,
     QueueRegistry,
-    ServedQueue,
     gather_available,
     kind_of,
     states_of,
@@ -46,6 +52,7 @@ HELP = (
 )
 
 _FIELDS = ("queue", "is", "state", "task", "error", "id", "worker", "since", "before", "attempt")
+_ATTRIBUTES = {"task": "task", "id": "job_id", "worker": "worker_id"}
 _TOKEN = re.compile(r'-?(?:[^\s"]*"[^"]*"?|[^\s"]+)')
 _TERM = re.compile(
     r"(?P<not>-?)(?P<name>[A-Za-z_][\w.\-\[\]]*)(?P<op>[:=<>])(?P<value>.*)", re.DOTALL
@@ -54,6 +61,17 @@ _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d|w)")
 _SPAN_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_MAX = 1_000
 _DIGITS_MAX = 18
+
+_PAGE = 50
+_BATCH = 200
+_SCAN_MAX = 4_000
+COUNT_MAX = 20_000
+_TIE_CHARS = 10
+_TURN_S = 0.01  # then other requests have their turn
+_BUDGET_S = 5.0
+_BUDGET_BYTES = 32 * 1024 * 1024
+_LEDGER_SCAN = 5_000
+_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
 
 
 class SearchError(UsageError):
@@ -94,16 +112,16 @@ class Search(msgspec.Struct, frozen=True):
     @property
     def task(self) -> str:
         """The one task that is asked for by its full name, else ""."""
-        for term in self.terms:
-            if term.name == "task" and not term.negated and not _has_wildcard(term.value):
-                return term.value
-        return ""
+        return self._exact("task")
 
     @property
     def job_id(self) -> str:
         """The one job that is asked for by its full id, else ""."""
+        return self._exact("id")
+
+    def _exact(self, name: str) -> str:
         for term in self.terms:
-            if term.name == "id" and not term.negated and not _has_wildcard(term.value):
+            if term.name == name and not term.negated and not set("*,") & set(term.value):
                 return term.value
         return ""
 
@@ -124,6 +142,11 @@ def parse(text: str, *, now_ms: int) -> Search:
         raise SearchError(f"a search has at most {_TEXT_MAX} characters")
     terms = tuple(_term(token, now_ms) for token in _TOKEN.findall(text))
     return Search(text.strip(), terms)
+
+
+def parse_now(text: str) -> Search:
+    """Read a search; relative times count from now."""
+    return parse(text, now_ms=time.time_ns() // 1_000_000)
 
 
 def _term(token: str, now_ms: int) -> Term:
@@ -184,10 +207,6 @@ def _unquoted(text: str) -> str:
     return text.replace('"', "")
 
 
-def _has_wildcard(pattern: str) -> bool:
-    return "*" in pattern or "," in pattern
-
-
 def _like(text: str, pattern: str) -> bool:
     """Any of the comma-separated patterns; only `*` is special."""
     escaped = (re.sub(r"([\[?])", r"[\1]", part) for part in pattern.split(","))
@@ -214,29 +233,15 @@ def _holds(term: Term, job: JobRecord, queue: str) -> bool:
             return job.created_ms < int(term.value)
         case "":
             return term.value in _haystack(job)
-        case "task" | "error" | "id" | "worker":
-            return _like(_text_of(term.name, job), term.value)
+        case "error":
+            return _like(error_class(job.error), term.value)
+        case "task" | "id" | "worker":
+            return _like(getattr(job, _ATTRIBUTES[term.name]), term.value)
     return _field_holds(term, job)
 
 
-def _text_of(name: str, job: JobRecord) -> str:
-    match name:
-        case "task":
-            return job.task
-        case "id":
-            return job.job_id
-        case "worker":
-            return job.worker_id
-    return error_class(job.error)
-
-
 def _compares(number: float, op: str, other: float) -> bool:
-    match op:
-        case "<":
-            return number < other
-        case ">":
-            return number > other
-    return number == other
+    return number < other if op == "<" else number > other if op == ">" else number == other
 
 
 def _haystack(job: JobRecord) -> str:
@@ -246,16 +251,17 @@ def _haystack(job: JobRecord) -> str:
 
 def _field_holds(term: Term, job: JobRecord) -> bool:
     root, _, path = term.name.partition(".")
-    found = _at(decode_json(job.payload if root == "payload" else job.result), path)
+    found = _value_at(decode_json(job.payload if root == "payload" else job.result), path)
     if term.op in "<>":
         try:
             return _compares(float(found), term.op, float(term.value))
         except (TypeError, ValueError, OverflowError):  # some payloads hold larger integers
             return False
-    return found is not None and _like(_plain(found), term.value)
+    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
+    return found is not None and _like(text, term.value)
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     for part in path.split(".") if path else ():
         if isinstance(value, dict):
             value = value.get(part)
@@ -266,30 +272,12 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return msgspec.json.encode(value).decode()
-
-
-PAGE = 50
-_STEP = 200
-SCAN_MAX = 4_000
-COUNT_MAX = 20_000
-_TIE_CHARS = 10
-_TURN_S = 0.01  # then other requests have their turn
-_BUDGET_S = 5.0
-_BUDGET_BYTES = 32 * 1024 * 1024
-_LEDGER_SCAN = 5_000
-_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
-
-
 class PartlyAway(StoreError):
-    """The store of a queue is away; what the others have was told."""
+    """The store of a queue is away; the jobs of the other queues were found."""
 
 
 class ScanLimit(Exception):
-    """So many jobs were looked at as there may be; the rest was not."""
+    """The limit of jobs to look at was reached before the end."""
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -359,26 +347,26 @@ class _Position(msgspec.Struct, array_like=True):
 class Finder:
     """Searches. One per dashboard."""
 
-    def __init__(self, street: QueueRegistry, redaction: Redaction) -> None:
-        self._street = street
+    def __init__(self, queues: QueueRegistry, redaction: Redaction) -> None:
+        self._queues = queues
         self.redaction = redaction
         self._states: dict[str, tuple[str, ...]] = {}
 
-    async def page(self, search: Search, *, after: str = "", limit: int = PAGE) -> Found:
+    async def page(self, search: Search, *, after: str = "", limit: int = _PAGE) -> Found:
         """The next jobs that match, as far as the budget of a request goes."""
         if search.job_id:
             return Found(await self._by_id(search))
-        places = _positions(after)
-        sources = await self._sources(search, places)
+        positions = _positions(after)
+        sources = await self._sources(search, positions)
         found = await self._merge(sources, search, limit, _Budget())
-        more = any(not source.place.ended for source in sources)
-        places |= {source.house.name: source.place for source in sources}
+        more = any(not source.position.ended for source in sources)
+        positions |= {source.served.name: source.position for source in sources}
         away = any(source.away for source in sources)
         complete = not away and (len(found) >= limit or not more)
-        return Found(found, _cursor(places) if more else "", complete=complete)
+        return Found(found, _cursor(positions) if more else "", complete=complete)
 
     async def each(
-        self, search: Search, *, step: int = _STEP, scan_max: int = 0
+        self, search: Search, *, step: int = _BATCH, scan_max: int = 0
     ) -> AsyncIterator[list[FoundJob]]:
         """All jobs that match, in steps; jobs that come meanwhile may or may not be among them.
 
@@ -392,7 +380,7 @@ class Finder:
             return
         sources = await self._sources(search, {})
         budget = _Budget() if scan_max else None
-        while any(not source.place.ended for source in sources):
+        while any(not source.position.ended for source in sources):
             if budget and (budget.is_spent or sum(source.looked for source in sources) >= scan_max):
                 raise ScanLimit
             yield await self._merge(sources, search, step, budget)
@@ -414,38 +402,38 @@ class Finder:
         return Count(seen)
 
     async def _by_id(self, search: Search) -> list[FoundJob]:
-        houses = [house for house in self._street if search.wants_queue(house.name)]
-        jobs = await gather_available(house.ledger.get(search.job_id) for house in houses)
+        served_queues = [served for served in self._queues if search.wants_queue(served.name)]
+        jobs = await gather_available(served.ledger.get(search.job_id) for served in served_queues)
         found = [
-            await self._judged(search, house, job)
-            for house, job in zip(houses, jobs, strict=True)
+            await self._judged(search, served, job)
+            for served, job in zip(served_queues, jobs, strict=True)
             if job
         ]
         return [each for each in found if each]
 
-    async def _sources(self, search: Search, places: dict[str, _Position]) -> list[_Source]:
-        opened = [await self._source(house, search, places) for house in self._street]
+    async def _sources(self, search: Search, positions: dict[str, _Position]) -> list[_Source]:
+        opened = [await self._source(served, search, positions) for served in self._queues]
         return [source for source in opened if source is not None]
 
     async def _source(
-        self, house: ServedQueue, search: Search, places: dict[str, _Position]
+        self, served: OpenQueue, search: Search, positions: dict[str, _Position]
     ) -> _Source | None:
-        place = places.get(house.name, _Position())
-        if place.ended or not search.wants_queue(house.name):
+        position = positions.get(served.name, _Position())
+        if position.ended or not search.wants_queue(served.name):
             return None
         try:
-            states = search.states(await self._known(house))
+            states = search.states(await self._known(served))
         except StoreError as error:
-            return _Source(house, (), search.task, place).gone(error)
+            return _Source(served, (), search.task, position).gone(error)
         if states is None:
             return None
-        return _Source(house, states, search.task, place)
+        return _Source(served, states, search.task, position)
 
-    async def _known(self, house: ServedQueue) -> tuple[str, ...]:
-        if house.name not in self._states:
-            counted = tuple((await house.ledger.counts()).states)
-            self._states[house.name] = states_of(house.contract, counted)
-        return self._states[house.name]
+    async def _known(self, served: OpenQueue) -> tuple[str, ...]:
+        if served.name not in self._states:
+            counted = tuple((await served.ledger.counts()).states)
+            self._states[served.name] = states_of(served.contract, counted)
+        return self._states[served.name]
 
     async def _merge(
         self, sources: Sequence[_Source], search: Search, limit: int, budget: _Budget | None
@@ -457,7 +445,7 @@ class Finder:
         heap = [(-source.head.created_ms, at) for at, source in enumerate(sources) if source.jobs]
         heapq.heapify(heap)
         begun_s = time.monotonic()
-        while heap and len(found) < limit and scanned < SCAN_MAX:
+        while heap and len(found) < limit and scanned < _SCAN_MAX:
             _, at = heapq.heappop(heap)
             source = sources[at]
             job = source.take()
@@ -465,9 +453,9 @@ class Finder:
             if budget:
                 budget.bytes -= weight(job)
             if job.created_ms < search.since_ms:  # newest first: all that follow are older still
-                source.place.ended = True
+                source.position.ended = True
                 continue
-            if (judged := await self._judged(search, source.house, job)) is not None:
+            if (judged := await self._judged(search, source.served, job)) is not None:
                 found.append(judged)
             if budget and budget.is_spent:
                 break
@@ -480,43 +468,43 @@ class Finder:
                 heapq.heappush(heap, (-source.head.created_ms, at))
         return found
 
-    async def _judged(self, search: Search, house: ServedQueue, job: JobRecord) -> FoundJob | None:
+    async def _judged(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
         """What lists show of a job that matches: its error masked, and nothing it carries.
 
         It is judged on what may be seen: a masked value cannot be found out by searching for it.
         """
         roots = {term.name.partition(".")[0] for term in search.terms}
         if roots.isdisjoint(("", "payload", "result", "error")) and not search.matches(
-            job, house.name
+            job, served.name
         ):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
-        return await self.redaction.apart(size_of(seen), partial(self._judge, search, house, seen))
+        return await self.redaction.apart(size_of(seen), partial(self._judge, search, served, seen))
 
-    def _judge(self, search: Search, house: ServedQueue, job: JobRecord) -> FoundJob | None:
+    def _judge(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
         shown = self.redaction.record(job)
-        if not search.matches(shown, house.name):
+        if not search.matches(shown, served.name):
             return None
-        return FoundJob(house.name, without_contents(shown))
+        return FoundJob(served.name, without_contents(shown))
 
 
 class _Source:
     """The rest of one queue's list."""
 
     def __init__(
-        self, house: ServedQueue, states: tuple[str, ...], task: str, place: _Position
+        self, served: OpenQueue, states: tuple[str, ...], task: str, position: _Position
     ) -> None:
-        self.house = house
-        self.place = place
+        self.served = served
+        self.position = position
         self.jobs: list[JobRecord] = []
-        self._query = Query(states=states, task=task, limit=_STEP)
+        self._query = Query(states=states, task=task, limit=_BATCH)
         self._next: str | None = None
         self.away: StoreError | None = None
         self.looked = 0
 
     def gone(self, error: StoreError) -> _Source:
         """Its store is away: the list ends here, and those of the other queues go on."""
-        self.away, self.place.ended = error, True
+        self.away, self.position.ended = error, True
         return self
 
     @property
@@ -525,7 +513,7 @@ class _Source:
 
     def take(self) -> JobRecord:
         job = self.jobs.pop(0)
-        self.place.took(job)
+        self.position.took(job)
         if not self.jobs:
             self._page_done()
         return job
@@ -533,12 +521,12 @@ class _Source:
     async def fill(self) -> None:
         """Read on until there is a job or the list ends; a rare state is not sought for ever."""
         for _ in range(_EMPTY_PAGES_MAX):
-            if self.jobs or self.place.ended:
+            if self.jobs or self.position.ended:
                 return
-            begun = self.place.begun if self._next is None else self._next
+            begun = self.position.begun if self._next is None else self._next
             asked = msgspec.structs.replace(self._query, after=begun)
             try:
-                page = await self.house.ledger.find(asked)
+                page = await self.served.ledger.find(asked)
             except StoreError as error:
                 self.gone(error)
                 return
@@ -547,16 +535,16 @@ class _Source:
             heavy = sum(map(weight, page.jobs)) >= PAGE_BYTES
             cut = page.after and len(page.jobs) < self._query.limit and not heavy
             self.looked += _LEDGER_SCAN if cut else len(page.jobs)
-            self.place.begun, self._next = begun, page.after
-            self.jobs = _behind(page.jobs, self.place)
+            self.position.begun, self._next = begun, page.after
+            self.jobs = _behind(page.jobs, self.position)
             if not self.jobs:
                 self._page_done()
 
     def _page_done(self) -> None:
         if not self._next:
-            self.place.ended = True
+            self.position.ended = True
         else:
-            self.place.turn_to(self._next)
+            self.position.turn_to(self._next)
 
 
 def _check_any(sources: Sequence[_Source]) -> None:
@@ -566,18 +554,18 @@ def _check_any(sources: Sequence[_Source]) -> None:
         raise away[0]
 
 
-def _behind(jobs: list[JobRecord], place: _Position) -> list[JobRecord]:
+def _behind(jobs: list[JobRecord], position: _Position) -> list[JobRecord]:
     """What follows the last job taken; where that one is gone, what is older than it was."""
-    if not place.last_id:
+    if not position.last_id:
         return list(jobs)
     for at, job in enumerate(jobs):
-        if job.job_id == place.last_id:
+        if job.job_id == position.last_id:
             return jobs[at + 1 :]
-    return [job for job in jobs if place.is_before(job)]
+    return [job for job in jobs if position.is_before(job)]
 
 
-def _cursor(places: dict[str, _Position]) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(places)).decode().rstrip("=")
+def _cursor(positions: dict[str, _Position]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(positions)).decode().rstrip("=")
 
 
 def _positions(cursor: str) -> dict[str, _Position]:

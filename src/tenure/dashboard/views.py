@@ -16,11 +16,26 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Counts, Ledger, Query, Staffed
 from tenure.dashboard.display import decode_json, duration, error_info
-from tenure.dashboard.queues import QueueRegistry, ServedQueue, gather_available, kind_of
-from tenure.dashboard.search import Finder, PartlyAway, ScanLimit, Search, Term
-from tenure.dashboard.watch import Watch
+from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
+from tenure.dashboard.search import (
+    Finder,
+    FoundJob,
+    PartlyAway,
+    ScanLimit,
+    Search,
+    Term,
+)
+from tenure.dashboard.watch import SeenWorker, Watch
 
+DELIVERY_KINDS = {"": "all", "waiting": "waiting", "done": "delivered", "failed": "given up"}
 _NO_NUL = r"^[^\x00]*$"
+_DEAD_MAX = 5_000
+_RUNNING_MAX = 500
+_GONE_MS = 600_000
+_OVERDUE_MS = 30_000
+_OLD_MS = 60_000
+_SPREAD_MAX = 200
+_SPREAD_SHOWN = 6
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,66 +208,6 @@ class Backlog(msgspec.Struct, frozen=True):
     oldest_waiting_ms: int
 
 
-def job_row(queue: str, job: JobRecord) -> JobRow:
-    """The line of a job."""
-    fault = error_info(job.error)
-    return JobRow(
-        queue=queue,
-        job_id=job.job_id,
-        contract=job.contract,
-        task=job.task,
-        state=job.state,
-        kind=kind_of(job.state),
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        created_ms=job.created_ms,
-        updated_ms=job.updated_ms,
-        due_ms=job.due_ms,
-        worker_id=job.worker_id,
-        error_class=fault.name,
-        error_message=fault.message[:300],
-    )
-
-
-def job_full(queue: str, job: JobRecord) -> JobFull:
-    """All of a job."""
-    return JobFull(
-        queue=queue,
-        job_id=job.job_id,
-        contract=job.contract,
-        task=job.task,
-        state=job.state,
-        kind=kind_of(job.state),
-        payload=decode_json(job.payload),
-        result=decode_json(job.result),
-        error=decode_json(job.error),
-        progress=decode_json(job.progress),
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        fence=job.fence,
-        created_ms=job.created_ms,
-        updated_ms=job.updated_ms,
-        due_ms=job.due_ms,
-        lease_until_ms=job.lease_until_ms,
-        ttl_ms=job.ttl_ms,
-        priority=job.priority,
-        gid=job.gid,
-        worker_id=job.worker_id,
-        requester=job.requester,
-        trace=job.trace,
-        extra=dict(job.extra),
-    )
-
-
-def event_row(event: JobEvent) -> EventLine:
-    """The line of an event."""
-    return EventLine(event.event_id, event.type, event.ts_ms, event.step, decode_json(event.data))
-
-
-CHOICES = (("", "all"), ("waiting", "waiting"), ("done", "delivered"), ("failed", "given up"))
-_PAGE = 50
-
-
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """An event on its way. `answer` is what the receiver said last, as far as it is kept; `to` is
     without what may be a secret: neither user nor query."""
@@ -279,32 +234,80 @@ class Deliveries(msgspec.Struct, frozen=True):
     after: str
 
 
-def outboxes(street: QueueRegistry) -> list[str]:
-    """The queues that have one."""
-    return [house.name for house in street if house.outbox is not None]
+class Warn(msgspec.Struct, frozen=True):
+    """Something a person should know. `remedy` says what helps."""
+
+    queue: str
+    text: str
+    remedy: str
+    link: str = ""
 
 
-def outbox_of(street: QueueRegistry, queue: str) -> Ledger:
+class WaitingSpread(msgspec.Struct, frozen=True):
+    """Groups and priorities of the newest waiting jobs of a queue; `looked_at` of them."""
+
+    groups: list[tuple[str, int]]
+    priorities: list[tuple[int, int]]
+    looked_at: int
+
+
+def job_row(queue: str, job: JobRecord) -> JobRow:
+    """A job for a list."""
+    error = error_info(job.error)
+    own = {
+        "queue": queue,
+        "kind": kind_of(job.state),
+        "error_class": error.name,
+        "error_message": error.message[:300],
+    }
+    return JobRow(**_fields(JobRow, job) | own)
+
+
+def job_full(queue: str, job: JobRecord) -> JobFull:
+    """A job with everything."""
+    own = {"queue": queue, "kind": kind_of(job.state), "extra": dict(job.extra)}
+    for name in ("payload", "result", "error", "progress"):
+        own[name] = decode_json(getattr(job, name))
+    return JobFull(**_fields(JobFull, job) | own)
+
+
+def event_row(event: JobEvent) -> EventLine:
+    """An event for a list."""
+    return EventLine(event.event_id, event.type, event.ts_ms, event.step, decode_json(event.data))
+
+
+def _fields(shape: type[msgspec.Struct], job: JobRecord) -> dict[str, Any]:
+    """The fields that a shape has in common with the record."""
+    names = shape.__struct_fields__
+    return {name: getattr(job, name) for name in names if hasattr(job, name)}
+
+
+def outboxes(queues: QueueRegistry) -> list[str]:
+    """The queues that have an outbox."""
+    return [served.name for served in queues if served.outbox is not None]
+
+
+def outbox_of(queues: QueueRegistry, queue: str) -> Ledger:
     """The outbox of a queue."""
-    ledger = street[queue].outbox
+    ledger = queues[queue].outbox
     if ledger is None:
         raise NotFound(
-            f"{queue} has no outbox; these have: {', '.join(outboxes(street)) or 'none'}"
+            f"{queue} has no outbox; these have: {', '.join(outboxes(queues)) or 'none'}"
         )
     return ledger
 
 
 async def deliveries(
-    street: QueueRegistry,
+    queues: QueueRegistry,
     queue: str,
     redaction: Redaction,
     *,
     kind: str = "",
     after: str = "",
-    limit: int = _PAGE,
+    limit: int = 50,
 ) -> Deliveries:
     """Events of a queue's outbox, of one kind if asked for."""
-    ledger = outbox_of(street, queue)
+    ledger = outbox_of(queues, queue)
     counts = await ledger.counts()
     states = tuple(state for state in counts.states if kind_of(state) == kind)
     page = await ledger.find(Query(states=states, after=after, limit=limit))
@@ -314,29 +317,20 @@ async def deliveries(
 
 
 def _delivery(event: JobRecord) -> Delivery:
-    told = decode_json(event.payload)
-    return Delivery(
-        event_id=event.job_id,
-        job_id=event.gid,
-        step=str(told.get("status", "")) if isinstance(told, dict) else "",
-        to=_address(str(event.extra.get("status_webhook_url", ""))),
-        state=event.state,
-        kind=kind_of(event.state),
-        attempt=event.attempt,
-        max_attempts=event.max_attempts,
-        created_ms=event.created_ms,
-        updated_ms=event.updated_ms,
-        due_ms=event.due_ms,
-        answer=_answer(event),
-    )
-
-
-def _answer(event: JobRecord) -> str:
-    result: Any = decode_json(event.result) if event.result else None
+    payload, result = decode_json(event.payload), decode_json(event.result)
     if isinstance(result, dict) and "status" in result:
-        took = f", {result['ms']} ms" if "ms" in result else ""
-        return f"{result['status']}{took}"
-    return error_info(event.error).message[:200]
+        answer = f"{result['status']}, {result['ms']} ms" if "ms" in result else result["status"]
+    else:
+        answer = error_info(event.error).message[:200]
+    own = {
+        "event_id": event.job_id,
+        "job_id": event.gid,
+        "step": str(payload.get("status", "")) if isinstance(payload, dict) else "",
+        "to": _address(str(event.extra.get("status_webhook_url", ""))),
+        "kind": kind_of(event.state),
+        "answer": str(answer),
+    }
+    return Delivery(**_fields(Delivery, event) | own)
 
 
 def _address(url: str) -> str:
@@ -350,206 +344,147 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}" if host else ""
 
 
-_RUNNING_MAX = 500
-DEAD_MAX = 5_000
-_GONE_MS = 600_000
-_OVERDUE_MS = 30_000
-_OLD_MS = 60_000
-_SPREAD_MAX = 200
-_SPREAD_SHOWN = 6
-
-
-class Warn(msgspec.Struct, frozen=True):
-    """Something a person should know. `remedy` says what helps."""
-
-    queue: str
-    text: str
-    remedy: str
-    link: str = ""
-
-
-async def workers(street: QueueRegistry, finder: Finder, watch: Watch) -> list[WorkerView]:
-    """Everyone who holds a job, beats, or was heard of within ten minutes."""
-    by_house = await gather_available(_workers(house, finder, watch) for house in street)
-    found = [worker for workers in by_house for worker in workers or ()]
+async def workers(queues: QueueRegistry, finder: Finder, watch: Watch) -> list[WorkerView]:
+    """The workers that hold a job, send heartbeats, or were seen within ten minutes."""
+    by_queue = await gather_available(_workers(served, finder, watch) for served in queues)
+    found = [worker for workers in by_queue for worker in workers or ()]
     return sorted(found, key=lambda w: (-len(w.jobs), -w.last_ms, w.worker_id))
 
 
-async def _workers(house: ServedQueue, finder: Finder, watch: Watch) -> list[WorkerView]:
+async def _workers(served: OpenQueue, finder: Finder, watch: Watch) -> list[WorkerView]:
     running: dict[str, list[JobRow]] = {}
-    search = Search("", (Term("queue", ":", house.name), Term("is", ":", "running")))
-    for found in (await finder.page(search, limit=_RUNNING_MAX)).jobs:
+    for found in await _newest(finder, _RUNNING_MAX, queue=served.name, kind="running"):
         running.setdefault(found.job.worker_id, []).append(job_row(found.queue, found.job))
     beats = {}
-    if isinstance(house.ledger, Staffed):
-        beats = {beat.worker_id: beat for beat in await house.ledger.workers()}
+    if isinstance(served.ledger, Staffed):
+        beats = {beat.worker_id: beat for beat in await served.ledger.workers()}
     recent_ms = time.time_ns() // 1_000_000 - _GONE_MS
-    seen = {
-        w.worker_id: w
-        for w in watch.observers[house.name].workers.values()
-        if w.last_ms > recent_ms
-    }
-    names = dict.fromkeys([*running, *beats, *seen])
+    observed = watch.observers[served.name].workers
+    seen = {name: worker for name, worker in observed.items() if worker.last_ms > recent_ms}
     views = []
-    for name in names:
-        beat, heard = beats.get(name), seen.get(name)
+    for name in dict.fromkeys([*running, *beats, *seen]):
+        beat, in_journal = beats.get(name), seen.get(name, SeenWorker(name))
         views.append(
             WorkerView(
-                queue=house.name,
+                queue=served.name,
                 worker_id=name or "(unnamed)",
-                last_ms=max(beat.last_ms if beat else 0, heard.last_ms if heard else 0),
+                last_ms=max(beat.last_ms if beat else 0, in_journal.last_ms),
                 slots=beat.slots if beat else 0,
-                started=heard.started if heard else 0,
-                finished=heard.finished if heard else 0,
-                failed=heard.failed if heard else 0,
+                started=in_journal.started,
+                finished=in_journal.finished,
+                failed=in_journal.failed,
                 jobs=running.get(name, []),
             )
         )
     return views
 
 
-async def dead_letters(finder: Finder, *, most: int = DEAD_MAX, scan_max: int = 0) -> DeadList:
-    """Failed jobs of all queues by queue and error class, the most first."""
-    tallies: dict[tuple[str, str], _Group] = {}
+async def _newest(finder: Finder, limit: int, *, kind: str, queue: str = "") -> list[FoundJob]:
+    terms = [Term("is", ":", kind)] + ([Term("queue", ":", queue)] if queue else [])
+    return (await finder.page(Search("", tuple(terms)), limit=limit)).jobs
+
+
+async def dead_letters(finder: Finder, *, scan_max: int = 0) -> DeadList:
+    """Failed jobs of all queues by queue and error class, the largest group first."""
+    groups: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
     seen, complete = 0, True
     search = Search("is:failed", (Term("is", ":", "failed"),))
     try:
         async for jobs in finder.each(search, step=500, scan_max=scan_max):
             for found in jobs:
-                fault = error_info(found.job.error)
-                key = (found.queue, fault.name or "unknown")
-                tallies.setdefault(key, _Group()).add(
-                    found.job.task, found.job.updated_ms, fault.message
-                )
+                error = error_info(found.job.error)
+                key = (found.queue, error.name or "unknown")
+                row = (found.job.updated_ms, found.job.task, error.message[:300])
+                groups.setdefault(key, []).append(row)
             seen += len(jobs)
-            if seen >= most:
+            if seen >= _DEAD_MAX:
                 complete = False
                 break
     except (PartlyAway, ScanLimit):
         complete = False
-    made = [
-        DeadGroup(
-            queue=queue,
-            error_class=name,
-            jobs=group.jobs,
-            tasks=sorted(group.tasks)[:8],
-            last_ms=group.last_ms,
-            message=group.message[:300],
+    made = []
+    for (queue, name), rows in groups.items():
+        last_ms, _, message = max(rows, key=lambda row: row[0])
+        made.append(
+            DeadGroup(
+                queue=queue,
+                error_class=name,
+                jobs=len(rows),
+                tasks=sorted({task for _, task, _ in rows})[:8],
+                last_ms=last_ms,
+                message=message,
+            )
         )
-        for (queue, name), group in tallies.items()
-    ]
     return DeadList(sorted(made, key=lambda group: -group.jobs), complete)
 
 
-class WaitingSpread(msgspec.Struct, frozen=True):
-    """How the waiting jobs of a queue are spread; `looked_at` of them, the newest."""
-
-    groups: list[tuple[str, int]]
-    priorities: list[tuple[int, int]]
-    looked_at: int
-
-
 async def waiting_spread(queue: str, finder: Finder) -> WaitingSpread:
-    """Groups and priorities of what waits, where its jobs have any."""
-    search = Search("", (Term("queue", ":", queue), Term("is", ":", "waiting")))
+    """Groups and priorities of the waiting jobs, where they have any."""
     try:
-        jobs = [found.job for found in (await finder.page(search, limit=_SPREAD_MAX)).jobs]
+        found = await _newest(finder, _SPREAD_MAX, queue=queue, kind="waiting")
     except StoreError:
         return WaitingSpread([], [], 0)
-    groups = Counter(job.gid for job in jobs if job.gid)
-    priorities = Counter(job.priority for job in jobs)
+    groups = Counter(each.job.gid for each in found if each.job.gid)
+    priorities = Counter(each.job.priority for each in found)
     spread = sorted(priorities.items()) if set(priorities) - {0} else []
-    return WaitingSpread(groups.most_common(_SPREAD_SHOWN), spread[:_SPREAD_SHOWN], len(jobs))
+    return WaitingSpread(groups.most_common(_SPREAD_SHOWN), spread[:_SPREAD_SHOWN], len(found))
 
 
-class _Group:
-    """Gathers one group of dead letters; its words are those of the newest."""
-
-    def __init__(self) -> None:
-        self.jobs = 0
-        self.tasks: set[str] = set()
-        self.last_ms = 0
-        self.message = ""
-
-    def add(self, task: str, updated_ms: int, message: str) -> None:
-        self.jobs += 1
-        self.tasks.add(task)
-        if updated_ms >= self.last_ms:
-            self.last_ms, self.message = updated_ms, message
-
-
-def by_kind(counts: Counts) -> dict[str, int]:
-    """Depths by kind."""
-    summed: dict[str, int] = {}
+def by_kind(counts: Counts) -> Counter[str]:
+    """How many jobs there are of each kind."""
+    summed: Counter[str] = Counter()
     for state, depth in counts.states.items():
-        kind = kind_of(state)
-        summed[kind] = summed.get(kind, 0) + depth
+        summed[kind_of(state)] += depth
     return summed
 
 
 def backlog(queue: str, counts: Counts, *, per_worker: int) -> Backlog:
     """What a scaler needs. `desired` workers, if one is to have `per_worker` jobs."""
-    kinds = by_kind(counts)
-    waiting, running = kinds.get("waiting", 0), kinds.get("running", 0)
+    waiting, running = by_kind(counts)["waiting"], by_kind(counts)["running"]
     desired = 0 if counts.paused else math.ceil((waiting + running) / max(1, per_worker))
     return Backlog(queue, waiting, running, counts.workers, desired, counts.oldest_waiting_ms)
 
 
 def warnings(watch: Watch, *, now_ms: int) -> list[Warn]:
-    """What is wrong with queues, as far as counts and journals tell."""
+    """What is wrong with the queues, judged by counts and journals."""
     found: list[Warn] = []
     for name, observer in watch.observers.items():
         if observer.away:
             found.append(Warn(name, "the store does not answer", "tenure doctor"))
             continue
-        counts = observer.counts
-        if counts is not None:
-            found += _queue_warnings(name, counts, observer.last_claim_ms, now_ms)
+        if observer.counts is not None:
+            found += _queue_warnings(name, observer.counts, observer.last_claim_ms, now_ms)
         if observer.missing:
-            found.append(
-                Warn(name, f"a gap in its journal: {observer.missing} steps of the last quarter of "
-                     "an hour are not in it", "keep more of it (journal_bytes, journal_days), and "
-                     "the append-only file on: tenure doctor")
-            )  # fmt: skip
+            text = f"a gap in its journal: {observer.missing} steps of the last quarter of an hour "
+            remedy = "keep more of it (journal_bytes, journal_days), and the append-only file on: "
+            found.append(Warn(name, text + "are not in it", remedy + "tenure doctor"))
         if observer.sampled:
-            found.append(
-                Warn(name, "the journal is faster than this page: figures are sampled",
-                     "scrape /metrics for exact figures")
-            )  # fmt: skip
+            text = "the journal is faster than this page: figures are sampled"
+            found.append(Warn(name, text, "scrape /metrics for exact figures"))
     return found
 
 
 def _queue_warnings(name: str, counts: Counts, last_claim_ms: int, now_ms: int) -> list[Warn]:
-    found: list[Warn] = []
-    kinds = by_kind(counts)
-    waiting = kinds.get("waiting", 0)
+    waiting = by_kind(counts)["waiting"]
     link = f"/jobs?q=queue:{name}+is:waiting"
     if counts.paused:
-        found.append(Warn(name, f"paused, {waiting} jobs wait", "resume it", "/queues"))
-    elif waiting and not counts.workers and now_ms - last_claim_ms > _OVERDUE_MS:
-        found.append(
-            Warn(
-                name,
-                f"no worker, and {waiting} jobs wait",
-                "tenure worker TASKS --from URL",
-                link,
-            )
-        )
-    elif counts.oldest_waiting_ms > _OLD_MS:
-        waited = duration(counts.oldest_waiting_ms)
-        found.append(
-            Warn(name, f"the oldest job has waited {waited}", "add workers or slots", link)
-        )
-    return found
+        return [Warn(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
+    if waiting and not counts.workers and now_ms - last_claim_ms > _OVERDUE_MS:
+        text = f"no worker, and {waiting} jobs wait"
+        return [Warn(name, text, "tenure worker TASKS --from URL", link)]
+    if counts.oldest_waiting_ms > _OLD_MS:
+        text = f"the oldest job has waited {duration(counts.oldest_waiting_ms)}"
+        return [Warn(name, text, "add workers or slots", link)]
+    return []
 
 
 async def overdue(finder: Finder, *, now_ms: int) -> list[Warn]:
-    """Queues with jobs whose lease ran out long ago: nobody does their upkeep."""
-    late: dict[str, int] = {}
-    search = Search("", (Term("is", ":", "running"),))
-    for found in (await finder.page(search, limit=_RUNNING_MAX)).jobs:
-        if 0 < found.job.lease_until_ms < now_ms - _OVERDUE_MS:
-            late[found.queue] = late.get(found.queue, 0) + 1
+    """Queues with jobs whose lease ran out long ago: no worker does their upkeep."""
+    late = Counter(
+        found.queue
+        for found in await _newest(finder, _RUNNING_MAX, kind="running")
+        if 0 < found.job.lease_until_ms < now_ms - _OVERDUE_MS
+    )
     return [
         Warn(
             queue,

@@ -38,7 +38,7 @@ from tenure.gateway.limits import DepthLimit, RateLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.operations import Operations
 from tenure.gateway.problems import CODES, MEDIA, Problem, problem_of
-from tenure.gateway.served import RedisSettings, Served, SubmitBatcher, check_names, open_served
+from tenure.gateway.served import RedisWarnings, ServedQueue, SubmitBatcher, open_served
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 from tenure.worker.logs import ensure_logs
@@ -180,8 +180,7 @@ class Gateway:
             self.metrics,
             retry_ms=settings.retry_ms,
         )
-        self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
-        check_names(self.served)
+        self.served = open_served(settings.queues, settings, self.metrics)
         self._side = open_side_store(settings.queues[0], "tenure-audit")
         self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
         self.dashboard = Dashboard(
@@ -192,7 +191,7 @@ class Gateway:
             trace_url=settings.trace_url,
             lake=settings.lake,
             version=__version__,
-            store_warnings=RedisSettings(self._side[0] if self._side else None).warnings,
+            store_warnings=RedisWarnings(self._side[0] if self._side else None),
             read_body=self._read_body,
             form_bytes_max=settings.form_bytes_max,
         )
@@ -201,7 +200,7 @@ class Gateway:
             self.ring,
             self.metrics,
             lambda: self.draining,
-            self.dashboard.actor.steer,
+            self.dashboard.actions.steer,
             self._audit,
         )
         self._documents, app = self._routes()
@@ -297,7 +296,7 @@ class Gateway:
 
         return documents, by_address
 
-    def _within_depth(self, served: Served) -> DepthLimit:
+    def _within_depth(self, served: ServedQueue) -> DepthLimit:
         """Submits to a queue, within the depths of the keys."""
         queue, refused = SubmitBatcher(served.queue), self.metrics.refused.labels("depth").inc
         return DepthLimit(queue, served.ledger, self.door.quota, refused)

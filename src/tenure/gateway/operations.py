@@ -20,7 +20,7 @@ from tenure.dashboard.queues import gather_available
 from tenure.gateway.dispatch import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
-from tenure.gateway.served import Served
+from tenure.gateway.served import ServedQueue
 
 log = structlog.get_logger("tenure.gateway")
 
@@ -92,7 +92,7 @@ class Operations:
 
     def __init__(
         self,
-        served: Sequence[Served],
+        served: Sequence[ServedQueue],
         ring: Keys,
         metrics: Metrics,
         draining: Callable[[], bool],
@@ -172,7 +172,7 @@ class Operations:
         headers = () if good else (("retry-after", "2"),)
         return Answer(status, Ready(word, checks), headers)
 
-    async def _store_check(self, served: Served) -> str:
+    async def _store_check(self, served: ServedQueue) -> str:
         """Whether the store answers and takes writes; that it does is believed for a while."""
         try:
             async with asyncio.timeout(_READY_S):
@@ -206,7 +206,7 @@ class Operations:
         page, media = self._metrics.page(call.headers.get("accept", ""))
         return Answer(200, Bytes(page, media))
 
-    def _note_quarantined(self, served: Served) -> None:
+    def _note_quarantined(self, served: ServedQueue) -> None:
         """Log and count the records that a queue set aside in this process since the last look."""
         if not isinstance(served.queue, Quarantining):
             return
@@ -216,7 +216,7 @@ class Operations:
                 "record_quarantined", queue=served.name, job_id=record.job_id, reason=record.reason
             )
 
-    def _named(self, call: Call) -> Served:
+    def _named(self, call: Call) -> ServedQueue:
         served = self._served.get(call.path["queue"])
         if served is None:
             names = ", ".join(self._served)
@@ -322,7 +322,7 @@ class Operations:
         ]
 
 
-def view(served: Served, counts: Counts, *, away: bool = False) -> QueueView:
+def view(served: ServedQueue, counts: Counts, *, away: bool = False) -> QueueView:
     """A queue as the API shows it."""
     return QueueView(
         name=served.name,

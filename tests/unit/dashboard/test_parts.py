@@ -10,8 +10,8 @@ import pytest
 from tenure.core.event import JournalEvent
 from tenure.core.seam import Counts
 from tenure.core.state import MACHINES
+from tenure.dashboard.app import local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, trace_link
-from tenure.dashboard.pages import local_path
 from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import Listener, Observer, figures, quantiles
@@ -55,13 +55,13 @@ def event(kind: str, ts_ms: int, **fields: Any) -> JournalEvent:
     return JournalEvent(type=kind, ts_ms=ts_ms, **given)
 
 
-class NoHouse:
+class NoQueue:
     name = "q"
 
 
 def test_an_observer_tells_waiting_from_running() -> None:
     moved: list[str] = []
-    observer = Observer(NoHouse(), lambda queue, job_id: moved.append(job_id))  # type: ignore[arg-type]
+    observer = Observer(NoQueue(), lambda queue, job_id: moved.append(job_id))  # type: ignore[arg-type]
     for each in (
         event("submit", 10_000),
         event("claim", 10_500, worker_id="w"),
@@ -87,7 +87,7 @@ def test_a_listener_is_bounded_and_keeps_counting() -> None:
     async def listen() -> tuple[int, int, int]:
         listener = Listener()
         for number in range(2 * MOVED_MAX):
-            listener.hear("q", str(number))
+            listener.add("q", str(number))
         count, moved = listener.take()
         return count, len(moved), listener.take()[0]
 
@@ -113,7 +113,7 @@ def test_steps_that_the_journal_left_out_are_counted_and_numbers_that_begin_anew
     import time
 
     now_ms = time.time_ns() // 1_000_000
-    observer = Observer(NoHouse(), lambda queue, job_id: None)  # type: ignore[arg-type]
+    observer = Observer(NoQueue(), lambda queue, job_id: None)  # type: ignore[arg-type]
     for each in (
         event("claim", now_ms, job_id="met late", ver=7),
         event("submit", now_ms, job_id="whole", ver=1),

@@ -39,7 +39,10 @@ def tail_of(ledger: Refusing, error: Exception | None) -> UnjournaledTail:
             raise error
 
     return UnjournaledTail(
-        ledger, cursors=lambda most: {"j": "0-0"}, hand_out=lambda *news: None, read=read
+        ledger,
+        cursors=lambda most: {"j": "0-0"},
+        hand_out=lambda *news: asyncio.sleep(0),
+        read=read,
     )
 
 
