@@ -1,6 +1,9 @@
-"""The outermost layer: request id, security headers, problems for every error, metrics.
+"""The web application: what a request passes on its way to a contract, put together.
 
-Whatever happens further in, a client sees either a proper answer or a problem document.
+Middleware (request id, headers, problems, metrics)
+  -> Router -> Resource (admit, limit, read) -> the contract's handler
+                                             -> Streamer <- Feed <- journal and event streams
+            -> Dashboard (pages, and /api for all contracts)
 """
 
 from __future__ import annotations
@@ -26,11 +29,10 @@ from tenure.core.endpoint import OPEN, Endpoint
 from tenure.core.errors import StoreError, UsageError
 from tenure.dashboard.app import RIGHTS, Dashboard
 from tenure.dashboard.audit import open_audit
-from tenure.gateway import document
 from tenure.gateway.auth import Auth, Sessions, headers_of
 from tenure.gateway.connections import ADMIN
 from tenure.gateway.dispatch import ROUTE, ClientGone, Resource, RouteContext, read_body, rights_of
-from tenure.gateway.document import asyncapi_document, openapi_document
+from tenure.gateway.document import HTML, POLICY, asyncapi_document, docs_page, openapi_document
 from tenure.gateway.feed import Feed
 from tenure.gateway.keyrings import open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
@@ -55,8 +57,219 @@ _SAFE: list[tuple[bytes, bytes]] = [
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 
 
+_QUOTAS = {"rate_limited": "rate", "too_many_streams": "streams", "too_large": "body"}
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_BY_STATUS: dict[int, str] = {}
+for _code, (_status, _) in CODES.items():
+    _BY_STATUS.setdefault(_status, _code)
+
+
+class Gateway:
+    """The ASGI application of one process. `ring` is only given to share one, or in tests."""
+
+    def __init__(self, settings: GatewaySettings, *, ring: Keys | None = None) -> None:
+        if not settings.queues:
+            raise UsageError("a gateway needs the URL of a queue")
+        ensure_logs()
+        self.settings = settings
+        self.ring = ring or open_keyrings(settings.queues)
+        self.metrics = Metrics()
+        self.draining = False
+        self._auth = Auth(self.ring, settings)
+        self._streamer = Streamer(self._auth, self.metrics, retry_ms=settings.retry_ms)
+        self.served = open_served(settings.queues, settings, self.metrics)
+        self._side = open_side_store(settings.queues[0], "tenure-audit")
+        self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
+        self.dashboard = Dashboard(
+            self.served,
+            Sessions(self._auth, self.ring, settings),
+            self._audit,
+            redact=settings.redact,
+            trace_url=settings.trace_url,
+            lake=settings.lake,
+            version=__version__,
+            store_warnings=RedisWarnings(self._side[0] if self._side else None),
+            read_body=self._read_body,
+            form_bytes_max=settings.form_bytes_max,
+        )
+        self._operations = Operations(
+            self.served,
+            self.ring,
+            self.metrics,
+            lambda: self.draining,
+            self.dashboard.actions.steer,
+            self._audit,
+        )
+        self._documents, app = self._routes()
+        self._app = Middleware(app, self.metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
+        await self._app(scope, receive, send)
+
+    async def check_safe(self) -> None:
+        """Refuse to be open to the network without keys and without people who sign in."""
+        if self.settings.on_loopback or self.settings.sso_groups:
+            return
+        where = " and ".join(filter(None, (self.settings.host, self.settings.admin_address)))
+        try:
+            keys = await self.ring.count()
+        except StoreError as error:
+            raise UsageError(
+                f"bound to {where} the gateway needs API keys, and whether there are "
+                f"any could not be asked: {error}"
+            ) from error
+        if not keys:
+            raise UsageError(
+                f"the gateway would be open to everyone on {where}: create a key with "
+                "`tenure keys create`, or bind to 127.0.0.1"
+            )
+
+    def drain(self) -> None:
+        """Turn /readyz to 503 and send the followers to another gateway."""
+        self.draining = True
+        self._streamer.drain()
+        self.dashboard.drain()
+        for served in self.served:
+            served.drain()
+
+    @property
+    def openapi(self) -> bytes:
+        """The OpenAPI document."""
+        return self._documents["/openapi.json"]
+
+    @property
+    def asyncapi(self) -> bytes:
+        """The AsyncAPI document."""
+        return self._documents["/asyncapi.json"]
+
+    def _routes(self) -> tuple[dict[str, bytes], ASGIApp]:
+        context = RouteContext(self.settings, self._auth, self._streamer, RateLimit(), self._audit)
+        own = [*self._operations.endpoints(), *self.dashboard.endpoints()]
+        groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
+            (
+                served.endpoints(self.settings, self._limited(served)),
+                served.feed,
+                url,
+                served.name,
+            )
+            for url, served in zip(self.settings.queues, self.served, strict=True)
+        ]
+        groups.append((own, None, "", ""))
+        everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
+        described = openapi_document(everything)
+        self._docs_page = docs_page(described)
+        documents = {
+            "/openapi.json": msgspec.json.encode(described),
+            "/asyncapi.json": msgspec.json.encode(asyncapi_document(everything)),
+        }
+        document_routes = [Route(path, self._document, methods=["GET"]) for path in documents]
+        document_routes.append(Route("/docs", self._docs, methods=["GET"]))
+
+        def router_of(with_admin: bool) -> Router:
+            routes = [
+                route
+                for endpoints, feed, url, name in groups
+                for route in _resources(
+                    context,
+                    [each for each in endpoints if with_admin or not _is_admin(each)],
+                    feed,
+                    url,
+                    name,
+                )
+            ]
+            routes += [*(self.dashboard.routes() if with_admin else ()), *document_routes]
+            return Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+
+        router = router_of(with_admin=True)
+        self.rights = rights_of(router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN))
+        whole = _with_shortcut(router)
+        if not self.settings.admin_address:
+            return documents, whole
+        public = _with_shortcut(router_of(with_admin=False))
+
+        async def by_address(scope: Scope, receive: Receive, send: Send) -> None:
+            await (whole if ADMIN in scope else public)(scope, receive, send)
+
+        return documents, by_address
+
+    def _limited(self, served: ServedQueue) -> DepthLimit:
+        """Submits to a queue, within the depths of the keys."""
+        queue, refused = SubmitBatcher(served.queue), self.metrics.refused.labels("depth").inc
+        return DepthLimit(queue, served.ledger, self._auth.quota, refused)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+        for served in self.served:
+            served.start()
+        self._streamer.start()
+        try:
+            yield
+        finally:
+            self._streamer.drain()
+            await self._streamer.close()
+            await self.dashboard.close()
+            for served in self.served:
+                await served.close()
+            await self.ring.close()
+            await self._audit.close()
+            if self._side is not None:
+                await self._side[0].close()
+
+    async def _read_body(self, request: Request, bytes_max: int) -> bytes:
+        headers = headers_of(request.scope)
+        return await read_body(request.receive, headers, bytes_max, self.settings.body_timeout_ms)
+
+    async def _docs(self, request: Request) -> Response:
+        request.scope[ROUTE] = "/docs"
+        headers = {"content-security-policy": POLICY, "content-type": HTML}
+        return Response(self._docs_page, headers=headers)
+
+    async def _document(self, request: Request) -> Response:
+        path = request.scope[ROUTE] = request.scope["path"]
+        return Response(self._documents[path], media_type="application/json")
+
+
+def _is_admin(endpoint: Endpoint) -> bool:
+    """Whether an endpoint belongs to the admin address, where there is one."""
+    return endpoint.right.scope in ("admin", "observe") or endpoint.path == "/metrics"
+
+
+def _with_shortcut(router: Router) -> ASGIApp:
+    """The router; paths without parameters, such as /v1/jobs, are found without matching."""
+    exact = {
+        route.path: route.app
+        for route in router.routes
+        if isinstance(route, Route) and isinstance(route.app, Resource) and "{" not in route.path
+    }
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await exact.get(scope.get("path", ""), router)(scope, receive, send)
+
+    return app
+
+
+def _resources(
+    context: RouteContext,
+    endpoints: Sequence[Endpoint],
+    feed: Feed | None,
+    queue_url: str = "",
+    queue: str = "",
+) -> list[Route]:
+    by_path: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, []).append(endpoint)
+    return [
+        Route(path, Resource(context, path, group, feed, queue_url, queue))
+        for path, group in by_path.items()
+    ]
+
+
 class Middleware:
-    """Wraps the router."""
+    """Wraps the router: request id, security headers, problems, metrics.
+
+    Whatever happens further in, a client gets a proper answer or a problem document.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -97,7 +310,7 @@ class Middleware:
         elif problem.code in _QUOTAS:
             self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
         if exchange.status:
-            raise error  # half an answer is out: only the server can cut the connection now
+            raise error  # the response has begun: only the server can cut the connection now
         await exchange.refuse(problem or Problem("internal"))
 
     def _count(self, exchange: _Exchange, seconds: float) -> None:
@@ -109,7 +322,7 @@ class Middleware:
 
 
 class _Exchange:
-    """One request's way out."""
+    """One request and the response that is sent for it."""
 
     __slots__ = ("_send", "method", "request_id", "scope", "status", "streamed")
 
@@ -149,224 +362,8 @@ class _Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
 
-_QUOTAS = {"rate_limited": "rate", "too_many_streams": "streams", "too_large": "body"}
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_BY_STATUS: dict[int, str] = {}
-for _code, (_status, _) in CODES.items():
-    _BY_STATUS.setdefault(_status, _code)
-
-
 def _http_problem(error: HTTPException) -> Problem:
-    """The router's own errors (404 above all) in our words."""
+    """The router's own errors, such as 404, as problems."""
     code: Any = "not_found" if error.status_code == 404 else _BY_STATUS.get(error.status_code)
     headers = tuple((error.headers or {}).items())
     return Problem(code or "invalid", headers=headers)
-
-
-class Gateway:
-    """The ASGI application of one process. `ring` is only given to share one, or in tests."""
-
-    def __init__(self, settings: GatewaySettings, *, ring: Keys | None = None) -> None:
-        if not settings.queues:
-            raise UsageError("a gateway needs the URL of a queue")
-        ensure_logs()
-        self.settings = settings
-        self.ring = ring or open_keyrings(settings.queues)
-        self.metrics = Metrics()
-        self.draining = False
-        self.door = Auth(self.ring, settings)
-        self.streamer = Streamer(
-            self.door,
-            self.metrics,
-            retry_ms=settings.retry_ms,
-        )
-        self.served = open_served(settings.queues, settings, self.metrics)
-        self._side = open_side_store(settings.queues[0], "tenure-audit")
-        self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
-        self.dashboard = Dashboard(
-            self.served,
-            Sessions(self.door, self.ring, settings),
-            self._audit,
-            redact=settings.redact,
-            trace_url=settings.trace_url,
-            lake=settings.lake,
-            version=__version__,
-            store_warnings=RedisWarnings(self._side[0] if self._side else None),
-            read_body=self._read_body,
-            form_bytes_max=settings.form_bytes_max,
-        )
-        self.operations = Operations(
-            self.served,
-            self.ring,
-            self.metrics,
-            lambda: self.draining,
-            self.dashboard.actions.steer,
-            self._audit,
-        )
-        self._documents, app = self._routes()
-        self._app = Middleware(app, self.metrics)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
-        await self._app(scope, receive, send)
-
-    async def check_safe(self) -> None:
-        """Refuse to be open to the network without keys and without people who sign in."""
-        if self.settings.on_loopback or self.settings.sso_groups:
-            return
-        where = " and ".join(filter(None, (self.settings.host, self.settings.admin_address)))
-        try:
-            keys = await self.ring.count()
-        except StoreError as error:
-            raise UsageError(
-                f"bound to {where} the gateway needs API keys, and whether there are "
-                f"any could not be asked: {error}"
-            ) from error
-        if not keys:
-            raise UsageError(
-                f"the gateway would be open to everyone on {where}: create a key with "
-                "`tenure keys create`, or bind to 127.0.0.1"
-            )
-
-    def drain(self) -> None:
-        """Turn /readyz to 503 and send the followers to another gateway."""
-        self.draining = True
-        self.streamer.drain()
-        self.dashboard.drain()
-        for served in self.served:
-            served.drain()
-
-    @property
-    def openapi(self) -> bytes:
-        """What can be asked: the OpenAPI document."""
-        return self._documents["/openapi.json"]
-
-    @property
-    def asyncapi(self) -> bytes:
-        """What is said without being asked: the AsyncAPI document."""
-        return self._documents["/asyncapi.json"]
-
-    def _routes(self) -> tuple[dict[str, bytes], ASGIApp]:
-        desk = RouteContext(self.settings, self.door, self.streamer, RateLimit(), self._audit)
-        own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
-        groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
-            (
-                served.endpoints(self.settings, self._within_depth(served)),
-                served.feed,
-                url,
-                served.name,
-            )
-            for url, served in zip(self.settings.queues, self.served, strict=True)
-        ]
-        groups.append((own, None, "", ""))
-        everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
-        described = openapi_document(everything)
-        self._docs_page = document.docs_page(described)
-        documents = {
-            "/openapi.json": msgspec.json.encode(described),
-            "/asyncapi.json": msgspec.json.encode(asyncapi_document(everything)),
-        }
-        described_at = [Route(path, self._described, methods=["GET"]) for path in documents]
-        described_at.append(Route("/docs", self._docs, methods=["GET"]))
-
-        def answering(with_admin: bool) -> Router:
-            routes = [
-                route
-                for endpoints, feed, url, name in groups
-                for route in _resources(
-                    desk,
-                    [each for each in endpoints if with_admin or not _is_admin(each)],
-                    feed,
-                    url,
-                    name,
-                )
-            ]
-            routes += [*(self.dashboard.routes() if with_admin else ()), *described_at]
-            return Router(routes, redirect_slashes=False, lifespan=self._lifespan)
-
-        router = answering(with_admin=True)
-        self.rights = rights_of(router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN))
-        whole = _straight(router)
-        if not self.settings.admin_address:
-            return documents, whole
-        public = _straight(answering(with_admin=False))
-
-        async def by_address(scope: Scope, receive: Receive, send: Send) -> None:
-            await (whole if ADMIN in scope else public)(scope, receive, send)
-
-        return documents, by_address
-
-    def _within_depth(self, served: ServedQueue) -> DepthLimit:
-        """Submits to a queue, within the depths of the keys."""
-        queue, refused = SubmitBatcher(served.queue), self.metrics.refused.labels("depth").inc
-        return DepthLimit(queue, served.ledger, self.door.quota, refused)
-
-    @asynccontextmanager
-    async def _lifespan(self, app: object) -> AsyncIterator[None]:
-        for served in self.served:
-            served.start()
-        self.streamer.start()
-        try:
-            yield
-        finally:
-            self.streamer.drain()
-            await self.streamer.close()
-            await self.dashboard.close()
-            for served in self.served:
-                await served.close()
-            await self.ring.close()
-            await self._audit.close()
-            if self._side is not None:
-                await self._side[0].close()
-
-    async def _read_body(self, request: Request, bytes_max: int) -> bytes:
-        headers = headers_of(request.scope)
-        return await read_body(request.receive, headers, bytes_max, self.settings.body_timeout_ms)
-
-    async def _docs(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/docs"
-        return _html(self._docs_page)
-
-    async def _described(self, request: Request) -> Response:
-        path = request.scope[ROUTE] = request.scope["path"]
-        return Response(self._documents[path], media_type="application/json")
-
-
-def _is_admin(endpoint: Endpoint) -> bool:
-    """Whether an endpoint belongs to the admin address, where there is one."""
-    return endpoint.right.scope in ("admin", "observe") or endpoint.path == "/metrics"
-
-
-def _html(page: bytes) -> Response:
-    headers = {"content-security-policy": document.POLICY, "content-type": document.HTML}
-    return Response(page, headers=headers)
-
-
-def _straight(router: Router) -> ASGIApp:
-    """The router, with a short cut to paths without parameters: POST /v1/jobs is asked most."""
-    exact = {
-        route.path: route.app
-        for route in router.routes
-        if isinstance(route, Route) and isinstance(route.app, Resource) and "{" not in route.path
-    }
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await exact.get(scope.get("path", ""), router)(scope, receive, send)
-
-    return app
-
-
-def _resources(
-    desk: RouteContext,
-    endpoints: Sequence[Endpoint],
-    feed: Feed | None,
-    queue_url: str = "",
-    queue: str = "",
-) -> list[Route]:
-    by_path: dict[str, list[Endpoint]] = {}
-    for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, []).append(endpoint)
-    return [
-        Route(path, Resource(desk, path, group, feed, queue_url, queue))
-        for path, group in by_path.items()
-    ]

@@ -60,7 +60,10 @@ async def read_body(
 
 
 async def _next(receive: Receive, timeout_ms: int) -> Any:
-    """The next message. Most bodies come with their head: then no timer is set, which is dear."""
+    """The next message.
+
+    Most request bodies arrive in the same packet as the headers, so no timeout timer is set then.
+    """
     waiting: Any = receive()
     try:
         paused_at = waiting.send(None)
@@ -281,18 +284,18 @@ class Bytes(msgspec.Struct, frozen=True):
 
 
 class RouteContext:
-    """What every endpoint is served with."""
+    """What all resources share."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        door: Auth,
+        auth: Auth,
         streamer: Streamer,
         rate: RateLimit,
         audit: AuditLog,
     ) -> None:
         self.settings = settings
-        self.door = door
+        self.auth = auth
         self.streamer = streamer
         self.rate = rate
         self.audit = audit
@@ -308,14 +311,14 @@ class Resource:
 
     def __init__(
         self,
-        desk: RouteContext,
+        context: RouteContext,
         path: str,
         endpoints: Sequence[Endpoint],
         feed: Feed | None = None,
         queue_url: str = "",
         queue: str = "",
     ) -> None:
-        self._desk = desk
+        self._context = context
         self._path = path
         self._feed = feed
         self._queue_url = queue_url
@@ -337,13 +340,13 @@ class Resource:
         if endpoint is None:
             raise Problem("method", headers=(("allow", self._allow),))
         headers = headers_of(scope)
-        desk = self._desk
+        context = self._context
         caller = await self._admit(endpoint, scope, headers)
         right = endpoint.right
-        quota = desk.door.quota(caller.requester)
+        quota = context.auth.quota(caller.requester)
         # Probes and scrapers always get through, and so do workers: they are the operator's.
         if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
-            desk.rate.take(caller.requester, quota)
+            context.rate.take(caller.requester, quota)
         call = Call(
             caller=caller,
             right=right,
@@ -357,13 +360,13 @@ class Resource:
         if isinstance(answer, Answer):
             await _answer(answer, send)
         elif self._feed is not None:
-            await desk.streamer.serve(self._feed, answer, caller, scope, receive, send)
+            await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
 
     async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
         right = endpoint.right
         if not right.scope:
             return Caller()
-        caller = await self._desk.door.admit(
+        caller = await self._context.auth.admit(
             scope, headers, queue_url=self._queue_url, acts=bool(right.does)
         )
         refusal = right.refusal(caller)
@@ -374,7 +377,7 @@ class Resource:
     async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
         """The answer to a call that changes something, and its entry in the audit log."""
         if call.right.audit == "call":
-            await self._desk.audit.check()
+            await self._context.audit.check()
         try:
             answer = await endpoint.handle(call)
         except ReplyLost:  # it may have been done
@@ -391,13 +394,13 @@ class Resource:
         ids = list(dict.fromkeys(object_id for _, object_id in call.touched if object_id))
         if not foreign and not caller.may("admin"):
             try:
-                self._desk.own_acts.take(caller.who, self._desk.own_share)
+                self._context.own_acts.take(caller.who, self._context.own_share)
             except Problem:
                 said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
                 _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
                 return
         await write_down(
-            self._desk.audit,
+            self._context.audit,
             caller.who,
             right.does,
             queue=self._queue,
@@ -412,7 +415,7 @@ class Resource:
         decoder = self._decoders.get(endpoint.method)
         if decoder is None:
             return None
-        settings = self._desk.settings
+        settings = self._context.settings
         check_media(headers)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)

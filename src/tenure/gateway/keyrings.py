@@ -98,7 +98,7 @@ class RedisKeyRing:
             raise raw
         return None if raw is None else _read_key(key_id.encode(), raw, _beside(quota))
 
-    async def count(self) -> int:
+    async def count(self, queue_url: str = "") -> int:
         return int(await self._redis.call("HLEN", self._keys))
 
     async def touch(self, key_id: str, now_ms: int) -> None:
@@ -238,7 +238,7 @@ class SqlKeyRing:
         rows = await self._engine.run(INBOX, "key_find", key_id=key_id)
         return _key(rows[0]) if rows else None
 
-    async def count(self) -> int:
+    async def count(self, queue_url: str = "") -> int:
         return len(await self._engine.run(INBOX, "key_list"))
 
     async def touch(self, key_id: str, now_ms: int) -> None:

@@ -72,8 +72,8 @@ class Keys(Protocol):
     async def find(self, key_id: str) -> Key | None:
         """One key, expired or not; `last_used_ms` is not filled in."""
 
-    async def count(self) -> int:
-        """How many keys there are."""
+    async def count(self, queue_url: str = "") -> int:
+        """How many keys there are, as far as it matters for routes of this queue."""
 
     async def touch(self, key_id: str, now_ms: int) -> None:
         """Note that a key was used."""
@@ -244,7 +244,7 @@ class MemoryKeyRing:
     async def find(self, key_id: str) -> Key | None:
         return self._keys.get(key_id)
 
-    async def count(self) -> int:
+    async def count(self, queue_url: str = "") -> int:
         return len(self._keys)
 
     async def touch(self, key_id: str, now_ms: int) -> None:

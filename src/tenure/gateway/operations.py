@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import structlog
 from msgspec import Meta
 
-from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Reply, Right
-from tenure.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
+from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right
+from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
 from tenure.core.quarantine import Quarantining
 from tenure.core.seam import Counts, Probed
 from tenure.dashboard.audit import AuditLog
-from tenure.dashboard.queues import gather_available
+from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available
 from tenure.gateway.dispatch import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
-from tenure.gateway.served import ServedQueue
 
-log = structlog.get_logger("tenure.gateway")
+_log = structlog.get_logger("tenure.gateway")
 
 _READY_S = 2.0
-_BELIEVE_S = 5.0
+_PROBE_CACHE_S = 5.0
 _SEQ_MAX = 2**53
-Steer: TypeAlias = Callable[[str, Literal["pause", "resume"], str], Awaitable[None]]
+_PLAIN = "text/plain; charset=utf-8"
+_Verb: TypeAlias = Literal["pause", "resume"]
+Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,119 +86,143 @@ class ExportAudit(msgspec.Struct, frozen=True):
 
 
 class Operations:
-    """Handlers over all served queues.
+    """Handlers over all queues.
 
-    `draining` tells whether the gateway is on its way out; `steer` pauses and resumes, and writes
-    down who did.
+    `draining` tells whether the gateway is shutting down. `steer` pauses and resumes queues and
+    writes the audit log.
     """
 
     def __init__(
         self,
-        served: Sequence[ServedQueue],
+        queues: Sequence[OpenQueue],
         ring: Keys,
         metrics: Metrics,
         draining: Callable[[], bool],
         steer: Steer,
         audit: AuditLog,
     ) -> None:
-        self._served = {each.name: each for each in served}
+        self._queues = QueueRegistry(queues)
         self._ring = ring
         self._metrics = metrics
         self._draining = draining
         self._steer = steer
         self._audit = audit
-        self._probed: dict[str, float] = {}
+        self._probed_s: dict[str, float] = {}
 
-    async def queues(self, call: Call) -> Answer:
-        """Depths of every queue."""
-        return Answer(200, QueueList(await self.views()))
-
-    async def views(self) -> list[QueueView]:
-        """All queues as they are now; an error where no store answers."""
-        served = list(self._served.values())
-        counts = await gather_available(each.ledger.counts() for each in served)
+    def endpoints(self) -> list[Endpoint]:
+        """What the gateway serves besides its contracts."""
+        ready = {
+            200: Reply("Ready.", Ready, also=("text/plain",)),
+            503: Reply("Not ready.", Ready, also=("text/plain",)),
+        }
+        export = Reply("Lines of `seq`, `prev`, `hash`, `entry`.", str, media="text/plain")
         return [
-            view(each, Counts({}) if now is None else now, away=now is None)
-            for each, now in zip(served, counts, strict=True)
-        ]
+            _endpoint("GET /api/queues", "listQueues", "Depths and totals of every queue",
+                      self._list, {200: Reply("The queues.", QueueList)},
+                      Right("observe", "all"), "queues"),
+            self._switch("pause", "Stop handing out jobs; what runs goes on"),
+            self._switch("resume", "Hand out jobs again"),
+            _endpoint("GET /api/audit/export", "exportAudit",
+                      "The audit log with its hashes, one JSON object a line, oldest first",
+                      self._export, {200: export}, Right("admin", "all"), "observing",
+                      asks=ExportAudit, problems=(422,)),
+            _endpoint("POST /v1/tickets", "createTicket",
+                      "A ticket for one request, for clients that cannot set headers",
+                      self._ticket, {201: Reply("The ticket.", Ticket)},
+                      Right("jobs:read", "own", does="ticket", audit="never", streams=True),
+                      "access",
+                      description="A key never belongs in a URL. A ticket does: it is good for "
+                      f"one request that reads, within {TICKET_S} seconds, as `?ticket=`."),
+            _endpoint("GET /livez", "live", "Whether the process is alive",
+                      self._livez, {200: Reply("Alive.", str, media="text/plain")}, OPEN),
+            _endpoint("GET /readyz", "ready",
+                      "Whether the gateway can serve: a store answers, not draining",
+                      self._readyz, ready, OPEN, asks=ReadyAsks),
+            _endpoint("GET /metrics", "metrics", "Metrics for Prometheus",
+                      self._exposition, {200: Reply("Metrics.", str, media=TEXT)},
+                      Right("metrics", "all")),
+        ]  # fmt: skip
 
-    async def pause(self, call: Call) -> Answer:
-        """Stop handing out leases."""
-        served = self._named(call)
-        await self._steer(call.caller.who, "pause", served.name)
-        return Answer(200, view(served, await served.ledger.counts()))
+    def _switch(self, verb: _Verb, summary: str) -> Endpoint:
+        async def handle(call: Call) -> Answer:
+            served = self._queues[call.path["queue"]]
+            await self._steer(call.caller.who, verb, served.name)
+            return Answer(200, _view(served, await served.ledger.counts()))
 
-    async def resume(self, call: Call) -> Answer:
-        """Hand out leases again."""
-        served = self._named(call)
-        await self._steer(call.caller.who, "resume", served.name)
-        return Answer(200, view(served, await served.ledger.counts()))
+        return _endpoint(
+            f"POST /api/queues/{{queue}}/{verb}",
+            f"{verb}Queue",
+            summary,
+            handle,
+            {200: Reply("The queue as it is now.", QueueView)},
+            Right("admin", "all", does=verb, audit="handler"),
+            "queues",
+            problems=(404,),
+        )
 
-    async def export(self, call: Call) -> Answer:
-        """The audit log as it is stored, for a check or a copy elsewhere."""
+    async def _list(self, call: Call) -> Answer:
+        counts = await gather_available(each.ledger.counts() for each in self._queues)
+        views = [_view(each, now) for each, now in zip(self._queues, counts, strict=True)]
+        return Answer(200, QueueList(views))
+
+    async def _export(self, call: Call) -> Answer:
         asked: ExportAudit = call.query
         lines = [
             link.line
             async for link in self._audit.links()
-            if link.seq > asked.after and link.seq <= asked.through
+            if asked.after < link.seq <= asked.through
         ]
-        return Answer(200, Bytes(b"".join(lines[: asked.limit]), "text/plain; charset=utf-8"))
+        return Answer(200, Bytes(b"".join(lines[: asked.limit]), _PLAIN))
 
-    async def ticket(self, call: Call) -> Answer:
-        """A ticket for the caller; it may read what the caller may."""
+    async def _ticket(self, call: Call) -> Answer:
         return Answer(201, Ticket(await self._ring.issue(call.caller), TICKET_S))
 
-    async def livez(self, call: Call) -> Answer:
-        """The event loop runs, or this would not answer."""
-        return Answer(200, Bytes(b"ok\n", "text/plain; charset=utf-8"))
+    async def _livez(self, call: Call) -> Answer:
+        return Answer(200, Bytes(b"ok\n", _PLAIN))
 
-    async def readyz(self, call: Call) -> Answer:
+    async def _readyz(self, call: Call) -> Answer:
         """Ready means: not draining, and a store takes writes; `checks` names those that do not."""
-        served = list(self._served.values())
-        for each in served:
-            self._note_quarantined(each)
-        said = await asyncio.gather(*map(self._store_check, served))
-        stores = {f"store:{each.name}": word for each, word in zip(served, said, strict=True)}
+        for served in self._queues:
+            self._note_quarantined(served)
+        answers = await asyncio.gather(*map(self._check_store, self._queues))
         draining = self._draining()
-        checks = {"draining": "draining" if draining else "ok", **stores}
-        good = not draining and "ok" in said
-        all_good = good and set(said) == {"ok"}
-        word = "ready" if all_good else "degraded" if good else "not ready"
-        status = 200 if good else 503
+        stores = dict(zip(self._queues.names, answers, strict=True))
+        checks = {"draining": "draining" if draining else "ok"}
+        checks |= {f"store:{name}": answer for name, answer in stores.items()}
+        ready = not draining and "ok" in answers
+        word = "not ready" if not ready else "ready" if set(answers) == {"ok"} else "degraded"
+        status = 200 if ready else 503
         if call.query.verbose is not None:
-            lines = [
-                f"[{'+' if said == 'ok' else '-'}] {name} {said}" for name, said in checks.items()
-            ]
-            text = "\n".join([*lines, word, ""])
-            return Answer(status, Bytes(text.encode(), "text/plain; charset=utf-8"))
-        headers = () if good else (("retry-after", "2"),)
-        return Answer(status, Ready(word, checks), headers)
+            signs = {name: "+" if answer == "ok" else "-" for name, answer in checks.items()}
+            lines = [f"[{signs[name]}] {name} {answer}" for name, answer in checks.items()]
+            return Answer(status, Bytes("\n".join([*lines, word, ""]).encode(), _PLAIN))
+        return Answer(status, Ready(word, checks), () if ready else (("retry-after", "2"),))
 
-    async def _store_check(self, served: ServedQueue) -> str:
-        """Whether the store answers and takes writes; that it does is believed for a while."""
+    async def _check_store(self, served: OpenQueue) -> str:
+        """ "ok" if the store answers and takes writes. A successful write is cached for a while."""
         try:
             async with asyncio.timeout(_READY_S):
                 await served.ledger.counts()
-                if self._probed.get(served.name, -_BELIEVE_S) + _BELIEVE_S > time.monotonic():
+                if self._probed_s.get(served.name, -math.inf) > time.monotonic() - _PROBE_CACHE_S:
                     return "ok"
                 if isinstance(served.ledger, Probed):
                     await served.ledger.probe()
         except TimeoutError:
-            said = "no answer in time"
+            answer = "no answer in time"
         except (StoreUnreachable, ReplyLost) as error:
             reply = str(error.reply or "").partition(" ")[0]
-            said = f"unreachable ({reply})" if reply else "unreachable"
+            answer = f"unreachable ({reply})" if reply else "unreachable"
         except StoreError:
-            said = "refuses writes"
+            answer = "refuses writes"
         else:
-            self._probed[served.name] = time.monotonic()
+            self._probed_s[served.name] = time.monotonic()
             return "ok"
-        self._probed.pop(served.name, None)
-        return said
+        self._probed_s.pop(served.name, None)
+        return answer
 
-    async def metrics(self, call: Call) -> Answer:
-        """For Prometheus. A store that is away is a metric, not an error."""
-        for served in self._served.values():
+    async def _exposition(self, call: Call) -> Answer:
+        """A store that is away is a metric, not an error."""
+        for served in self._queues:
             self._note_quarantined(served)
             try:
                 async with asyncio.timeout(_READY_S):
@@ -206,131 +232,50 @@ class Operations:
         page, media = self._metrics.page(call.headers.get("accept", ""))
         return Answer(200, Bytes(page, media))
 
-    def _note_quarantined(self, served: ServedQueue) -> None:
+    def _note_quarantined(self, served: OpenQueue) -> None:
         """Log and count the records that a queue set aside in this process since the last look."""
         if not isinstance(served.queue, Quarantining):
             return
         for record in served.queue.take_quarantined():
             self._metrics.quarantined.labels(served.name).inc()
-            log.warning(
+            _log.warning(
                 "record_quarantined", queue=served.name, job_id=record.job_id, reason=record.reason
             )
 
-    def _named(self, call: Call) -> ServedQueue:
-        served = self._served.get(call.path["queue"])
-        if served is None:
-            names = ", ".join(self._served)
-            raise NotFound(f"there is no such queue; this gateway serves {names}")
-        return served
 
-    def endpoints(self) -> list[Endpoint]:
-        """What the gateway serves besides its contracts."""
-        return [*self._steering(), *self._health()]
-
-    def _steering(self) -> list[Endpoint]:
-        return [
-            Endpoint(
-                method="GET",
-                path="/api/queues",
-                operation="listQueues",
-                summary="Depths and totals of every queue",
-                right=Right("observe", "all"),
-                handle=self.queues,
-                replies={200: Reply("The queues.", QueueList)},
-                tag="queues",
-            ),
-            self._switch("pause", "Stop handing out jobs; what runs goes on", self.pause),
-            self._switch("resume", "Hand out jobs again", self.resume),
-            Endpoint(
-                method="GET",
-                path="/api/audit/export",
-                operation="exportAudit",
-                summary="The audit log with its hashes, one JSON object a line, oldest first",
-                right=Right("admin", "all"),
-                handle=self.export,
-                asks=ExportAudit,
-                replies={
-                    200: Reply("Lines of `seq`, `prev`, `hash`, `entry`.", str, media="text/plain")
-                },
-                problems=(422,),
-                tag="observing",
-            ),
-            Endpoint(
-                method="POST",
-                path="/v1/tickets",
-                operation="createTicket",
-                summary="A ticket for one request, for clients that cannot set headers",
-                description="A key never belongs in a URL. A ticket does: it is good for one "
-                f"request that reads, within {TICKET_S} seconds, as `?ticket=`.",
-                right=Right("jobs:read", "own", does="ticket", audit="never", streams=True),
-                handle=self.ticket,
-                replies={201: Reply("The ticket.", Ticket)},
-                tag="access",
-            ),
-        ]
-
-    def _switch(self, verb: str, summary: str, handle: Callable[[Call], object]) -> Endpoint:
-        return Endpoint(
-            method="POST",
-            path=f"/api/queues/{{queue}}/{verb}",
-            operation=f"{verb}Queue",
-            summary=summary,
-            right=Right("admin", "all", does=verb, audit="handler"),
-            handle=handle,  # type: ignore[arg-type]
-            replies={200: Reply("The queue as it is now.", QueueView)},
-            problems=(404,),
-            tag="queues",
-        )
-
-    def _health(self) -> list[Endpoint]:
-        plain = "text/plain"
-        return [
-            Endpoint(
-                method="GET",
-                path="/livez",
-                operation="live",
-                summary="Whether the process is alive",
-                right=OPEN,
-                handle=self.livez,
-                replies={200: Reply("Alive.", str, media=plain)},
-                tag="health",
-            ),
-            Endpoint(
-                method="GET",
-                path="/readyz",
-                operation="ready",
-                summary="Whether the gateway can serve: a store answers, not draining",
-                right=OPEN,
-                handle=self.readyz,
-                asks=ReadyAsks,
-                replies={
-                    200: Reply("Ready.", Ready, also=(plain,)),
-                    503: Reply("Not ready.", Ready, also=(plain,)),
-                },
-                tag="health",
-            ),
-            Endpoint(
-                method="GET",
-                path="/metrics",
-                operation="metrics",
-                summary="Metrics for Prometheus",
-                right=Right("metrics", "all"),
-                handle=self.metrics,
-                replies={200: Reply("Metrics.", str, media=TEXT)},
-                tag="health",
-            ),
-        ]
-
-
-def view(served: ServedQueue, counts: Counts, *, away: bool = False) -> QueueView:
-    """A queue as the API shows it."""
+def _view(served: OpenQueue, counts: Counts | None) -> QueueView:
+    now = counts or Counts({})
     return QueueView(
         name=served.name,
         contract=served.contract,
-        paused=counts.paused,
-        workers=counts.workers,
-        oldest_waiting_ms=counts.oldest_waiting_ms,
-        states=counts.states,
-        totals=counts.totals,
-        away=away,
+        paused=now.paused,
+        workers=now.workers,
+        oldest_waiting_ms=now.oldest_waiting_ms,
+        states=now.states,
+        totals=now.totals,
+        away=counts is None,
+    )
+
+
+def _endpoint(
+    route: str,
+    operation: str,
+    summary: str,
+    handle: Handle,
+    replies: dict[int, Reply],
+    right: Right,
+    tag: str = "health",
+    **more: Any,
+) -> Endpoint:
+    method, path = route.split()
+    return Endpoint(
+        method=method,
+        path=path,
+        operation=operation,
+        summary=summary,
+        handle=handle,
+        replies=replies,
+        right=right,
+        tag=tag,
+        **more,
     )

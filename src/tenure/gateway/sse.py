@@ -15,7 +15,7 @@ from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
 from tenure.core.values import answer_json
-from tenure.gateway.auth import BELIEVE_S, Auth
+from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.problems import Problem
@@ -199,8 +199,8 @@ class EventSource(Protocol):
 class Streamer:
     """Serves event streams and knows all that are open."""
 
-    def __init__(self, door: Auth, metrics: Metrics, *, retry_ms: int) -> None:
-        self._door = door
+    def __init__(self, auth: Auth, metrics: Metrics, *, retry_ms: int) -> None:
+        self._auth = auth
         self._metrics = metrics
         self._limit = StreamLimit()
         self._retry_ms = retry_ms
@@ -238,7 +238,7 @@ class Streamer:
         if self._draining:
             await self._turn_away(scope, send)
             return
-        with self._limit.slot(caller.requester, self._door.quota(caller.requester).streams):
+        with self._limit.slot(caller.requester, self._auth.quota(caller.requester).streams):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
@@ -282,10 +282,10 @@ class Streamer:
 
     async def _watch_keys(self) -> None:
         while True:
-            await asyncio.sleep(BELIEVE_S / 2)
+            await asyncio.sleep(CACHE_S / 2)
             for caller in list(self._open):
                 try:
-                    valid = await self._door.is_valid(caller)
+                    valid = await self._auth.is_valid(caller)
                 except StoreError:
                     continue  # the store of this key is away; others answer
                 if not valid:

@@ -206,7 +206,7 @@ class Town:
     def __init__(self, gateway: Gateway, web: Web, queues: dict[str, Any], ring: Any) -> None:
         self.gateway = gateway
         self.rights = gateway.rights
-        self.actor = gateway.dashboard.actor
+        self.actor = gateway.dashboard.actions
         self.event_id = self.bulk_id = ""
         self._web = web
         self._queues = queues
