@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from tenure.core.endpoint import Caller, Follow
@@ -20,6 +19,13 @@ from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.problems import Problem
 
+ABORT = "tenure.abort"  # ASGI extension of our server: drop the connection, unsent bytes and all
+_HEADERS: list[tuple[bytes, bytes]] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+_ABORT_AFTER_S = 5.0
 HEARTBEAT = b": heartbeat\n\n"
 _LINE_ENDS = str.maketrans("\r\n\0", "   ")
 
@@ -32,25 +38,25 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 def hello(job_id: str, state: str, retry_ms: int) -> bytes:
-    """The first frame: whose events these are, and how soon to come back after a break."""
+    """The first frame: the job, and how soon to reconnect."""
     data = msgspec.json.encode(Hello(job_id, state))
     return b"retry: %d\nevent: hello\ndata: %b\n\n" % (retry_ms, data)
 
 
 def frame(event: JobEvent) -> bytes:
-    """One event. Its id is the position from which a client goes on."""
+    """One event. Its id is the position from which a client resumes."""
     return b"id: %b\n%b" % (event.event_id.encode(), unnumbered(event))
 
 
 def unnumbered(event: JobEvent) -> bytes:
-    """One event that the job's own stream does not hold: it moves nobody's position."""
+    """One event that the job's own stream does not hold, so it has no position."""
     news = {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": _data(event.data)}
     name = event.type.translate(_LINE_ENDS).encode()
     return b"event: %b\ndata: %b\n\n" % (name, msgspec.json.encode(news))
 
 
 def comment(text: str, *, retry_ms: int = 0) -> bytes:
-    """A line for people who watch the wire; with `retry_ms`, when to come back."""
+    """A comment line; with `retry_ms`, when to reconnect."""
     retry = b"retry: %d\n" % retry_ms if retry_ms else b""
     return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
 
@@ -65,7 +71,7 @@ def position(event_id: str) -> tuple[int, ...]:
 
 
 def _data(raw: bytes) -> object:
-    """Made anew, because a frame must have no line break and must be JSON."""
+    """Encoded anew: the data of a frame is JSON without a line break."""
     return answer_json(raw) if raw else {}
 
 
@@ -73,7 +79,12 @@ _TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Eve
 
 
 class Subscriber:
-    """Made by `Feed.subscribe`; `next` is for the one task that writes to the client."""
+    """The frames that wait to be written to one client, bounded.
+
+    A subscriber first catches up from its own position at the pace at which its client reads. Then
+    it is live and the feed pushes to it. A live client that reads too slowly is disconnected; it
+    resumes with Last-Event-ID. `next` is for the one task that writes to the client.
+    """
 
     __slots__ = (
         "_bytes_max",
@@ -115,7 +126,7 @@ class Subscriber:
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, chunk: bytes) -> None:
-        """Hand over bytes to be written; too many of them end a live subscriber."""
+        """Add bytes to be written; too many of them end a live subscriber."""
         if self.ended:
             return
         self._chunks.append(chunk)
@@ -130,7 +141,7 @@ class Subscriber:
         self._wake()
 
     def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
-        """Hand over one event unless it was had before; `last` ends the stream after it."""
+        """Add one event unless it was sent before; `last` ends the stream after it."""
         if self.ended or at <= self.cursor:
             return False
         self.cursor = at
@@ -150,7 +161,7 @@ class Subscriber:
         self._wake()
 
     async def next(self) -> bytes | None:
-        """Everything that waits, as one piece; None when the stream has ended."""
+        """All waiting bytes; None when the stream has ended."""
         while not self._chunks:
             if self.ended:
                 return None
@@ -168,21 +179,6 @@ class Subscriber:
             waiter.set_result(None)
 
 
-def deliver(subscriber: Subscriber, event: JobEvent, final: frozenset[str]) -> bool:
-    """Frame and hand over one event to one subscriber (the feed frames once for many)."""
-    at = position(event.event_id)
-    return subscriber.event(event, frame(event), at=at, last=event.type in final)
-
-
-_log = structlog.get_logger("tenure.gateway")
-
-ABORT = "tenure.abort"  # ASGI extension of our server: drop the connection, unsent bytes and all
-HEADERS: list[tuple[bytes, bytes]] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
-_LAST_WORDS_S = 5.0
 _REVOKED = comment("the key of this connection is no longer valid")
 
 
@@ -197,7 +193,7 @@ class EventSource(Protocol):
 
 
 class Streamer:
-    """Serves event streams and knows all that are open."""
+    """Serves event streams. Ends them when their key is revoked or the gateway shuts down."""
 
     def __init__(self, auth: Auth, metrics: Metrics, *, retry_ms: int) -> None:
         self._auth = auth
@@ -209,7 +205,7 @@ class Streamer:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch for keys that are revoked while their streams are open."""
+        """Begin to check the keys of open streams."""
         self._watch = asyncio.create_task(self._watch_keys())
 
     async def close(self) -> None:
@@ -219,11 +215,11 @@ class Streamer:
             await asyncio.gather(self._watch, return_exceptions=True)
 
     def drain(self) -> None:
-        """Send everyone away, and not all back at the same moment."""
+        """End all streams; the clients reconnect at random times."""
         self._draining = True
         for subscribers in self._open.values():
             for subscriber in list(subscribers):
-                subscriber.end(self._come_again())
+                subscriber.end(self._restarting())
 
     async def serve(
         self,
@@ -236,10 +232,10 @@ class Streamer:
     ) -> None:
         """Write the stream until the job ends, the client leaves, or the gateway does."""
         if self._draining:
-            await self._turn_away(scope, send)
+            await self._refuse(scope, send)
             return
         with self._limit.slot(caller.requester, self._auth.quota(caller.requester).streams):
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
                 return
@@ -262,23 +258,23 @@ class Streamer:
                 if not mine:
                     self._open.pop(caller, None)
 
-    async def _turn_away(self, scope: Scope, send: Send) -> None:
-        """A browser takes every answer but 200 for the last one: it gets a stream that ends."""
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        """A browser does not reconnect after an error status, so it gets a stream that ends."""
         if (b"accept", b"text/event-stream") not in scope["headers"]:
             raise Problem("draining", retry_after_s=1)
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await send({"type": "http.response.body", "body": self._come_again()})
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.body", "body": self._restarting()})
 
-    def _come_again(self) -> bytes:
+    def _restarting(self) -> bytes:
         retry_ms = random.randint(self._retry_ms // 4, self._retry_ms)
         return comment("the gateway is restarting", retry_ms=retry_ms)
 
     def _drop(self, scope: Scope, timers: list[asyncio.TimerHandle]) -> None:
-        """A client that does not read gets a moment for the last words, then it is cut off."""
+        """A client that reads too slowly gets a moment for the last bytes, then it is cut off."""
         self._metrics.sse_dropped.inc()
         abort = scope.get("extensions", {}).get(ABORT)
         if abort is not None:
-            timers.append(asyncio.get_running_loop().call_later(_LAST_WORDS_S, abort))
+            timers.append(asyncio.get_running_loop().call_later(_ABORT_AFTER_S, abort))
 
     async def _watch_keys(self) -> None:
         while True:
@@ -287,7 +283,7 @@ class Streamer:
                 try:
                     valid = await self._auth.is_valid(caller)
                 except StoreError:
-                    continue  # the store of this key is away; others answer
+                    continue  # the store of this key is away
                 if not valid:
                     for subscriber in list(self._open.get(caller, ())):
                         subscriber.end(_REVOKED)
