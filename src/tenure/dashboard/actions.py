@@ -22,7 +22,7 @@ from tenure.core.errors import (
 )
 from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Ledger
-from tenure.dashboard.audit import IDS_MAX, AuditLog, noted, write_down
+from tenure.dashboard.audit import IDS_MAX, AuditLog
 from tenure.dashboard.queues import QueueRegistry
 from tenure.dashboard.search import COUNT_MAX, Finder, FoundJob, Search
 from tenure.dashboard.views import outbox_of
@@ -76,29 +76,29 @@ class Actions:
     async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
         """Do it to jobs by id; per id "ok", "requested", or why not."""
         whose = await _owners(self._queues[queue].ledger, job_ids)
-        async with noted(self.audit, who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
+        async with self.audit.recorded(who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
             answers = await self._do(verb, queue, job_ids)
-            entry["outcome"] = _told(Counter(answers))
+            entry["outcome"] = _summary(Counter(answers))
         return answers
 
     async def steer(self, who: str, verb: Literal["pause", "resume"], queue: str) -> None:
         """Pause or resume a queue."""
         ledger = self._queues[queue].ledger
-        async with noted(self.audit, who, verb, queue=queue, outcome="ok"):
+        async with self.audit.recorded(who, verb, queue=queue, outcome="ok"):
             await (ledger.pause() if verb == "pause" else ledger.resume())
 
     async def redeliver(self, who: str, queue: str, event_ids: Sequence[str]) -> list[str]:
         """Send events of a queue's outbox again, under their ids."""
         outbox = outbox_of(self._queues, queue)
         what = {"queue": queue, "ids": event_ids, "whose": await _owners(outbox, event_ids)}
-        async with noted(self.audit, who, "redeliver", **what) as entry:
+        async with self.audit.recorded(who, "redeliver", **what) as entry:
             answers = await outbox.retry(event_ids)
-            entry["outcome"] = _told(Counter(answers))
+            entry["outcome"] = _summary(Counter(answers))
         return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
         """Store a new job; raises what the store said against it."""
-        async with noted(self.audit, who, why, queue=queue, whose=[job.requester]) as entry:
+        async with self.audit.recorded(who, why, queue=queue, whose=[job.requester]) as entry:
             (submitted,) = await self._queues[queue].queue.submit([job])
             entry["outcome"] = submitted.reason or submitted.status
             entry["ids"] = [submitted.job_id] if submitted.accepted else []
@@ -125,8 +125,8 @@ class Actions:
             exact=count.exact,
             begun_ms=_now_ms(),
         )
-        await write_down(
-            self.audit, who, f"{verb} all", jobs=count.jobs, search=bulk.search, outcome="begun"
+        await self.audit.record(
+            who, f"{verb} all", jobs=count.jobs, search=bulk.search, outcome="begun"
         )
         self._keep(bulk)
         self._tasks[bulk.id] = asyncio.create_task(self._run(bulk, search))
@@ -149,7 +149,7 @@ class Actions:
         if task is not None and bulk.state == "running":
             bulk.state = "stopped"
             await asyncio.gather(task, return_exceptions=True)
-            await write_down(self.audit, who, f"stop {bulk.verb} all", search=bulk.search)
+            await self.audit.record(who, f"stop {bulk.verb} all", search=bulk.search)
         return bulk
 
     async def close(self) -> None:
@@ -179,14 +179,13 @@ class Actions:
             _log.exception("bulk_failed", bulk=bulk.id)
             bulk.state, bulk.error = "failed", type(error).__name__
         bulk.ended_ms = _now_ms()
-        await write_down(
-            self.audit,
+        await self.audit.record(
             bulk.who,
             f"{bulk.verb} all",
             whose=whose,
             jobs=bulk.done,
             search=bulk.search,
-            outcome=f"{bulk.state}: {_told(answers)}",
+            outcome=f"{bulk.state}: {_summary(answers)}",
         )
 
     async def _batch(self, verb: Verb, jobs: Sequence[FoundJob]) -> list[str]:
@@ -223,7 +222,7 @@ async def _owners(ledger: Ledger, ids: Sequence[str]) -> list[str]:
     return [job.requester for job in found if job is not None]
 
 
-def _told(answers: Counter[str]) -> str:
+def _summary(answers: Counter[str]) -> str:
     return ", ".join(f"{count} {answer}" for answer, count in answers.most_common(8)) or "no job"
 
 

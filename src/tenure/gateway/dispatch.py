@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
 from tenure.core.errors import ReplyLost, UsageError
 from tenure.core.storable import INTEGER_MAX, json_fault
-from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog, write_down
+from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
 from tenure.gateway.limits import Quota, RateLimit, raised_by
@@ -399,8 +399,7 @@ class Resource:
                 said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
                 _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
                 return
-        await write_down(
-            self._context.audit,
+        await self._context.audit.record(
             caller.who,
             right.does,
             queue=self._queue,
