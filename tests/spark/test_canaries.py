@@ -50,7 +50,7 @@ async def test_no_secret_of_a_request_is_captured_into_the_lake(
     }
     config = Config(told, tmp_path)
     lent = {"seal": open_seal(config), "has_secret": lambda requester: True}
-    async with serving(GatewaySettings(queues=(url,), port=0, lent=lent)) as running:
+    async with serving(GatewaySettings(queues=(url,), port=0, route_options=lent)) as running:
         made = await Web(running.url).post("/transcode", request(origin))
     assert made.status == 202, made.body
     outbox = f"{url}?box=outbox"

@@ -47,7 +47,7 @@ class ServedQueue(OpenQueue):
             self.ledger,
             ttl_s=settings.ttl_s,
             redaction=Redaction(settings.redact),
-            **settings.lent,
+            **settings.route_options,
         )
         if hasattr(found, "open_worker_routes"):
             routes += found.open_worker_routes(self.queue)

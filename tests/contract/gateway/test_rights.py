@@ -301,7 +301,9 @@ async def town(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncGenerator[To
         "plane": f"plane+sqlite:///{tmp_path}/plane.db?synchronous=normal&streams=a,b",
     }
     lent = {"seal": open_seal(Config({"TENURE_VAULT_KEYS": new_kek("town")}, tmp_path))}
-    settings = GatewaySettings(queues=tuple(urls.values()), port=0, lent=lent, streams_per_key=100)
+    settings = GatewaySettings(
+        queues=tuple(urls.values()), port=0, route_options=lent, streams_per_key=100
+    )
     async with AsyncExitStack() as stack:
         queues = {name: open_queue(url) for name, url in urls.items()}
         ring = open_keyring(urls["streams"])

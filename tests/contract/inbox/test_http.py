@@ -62,7 +62,7 @@ async def site(inbox: InboxStage, tmp_path: Path) -> AsyncGenerator[Site]:
     # Every requester has a secret in the operator's file: what happens without is `test_door.py`.
     config = Config({"TENURE_VAULT_KEYS": new_kek("http")}, tmp_path)
     lent = {"has_secret": lambda requester: True, "seal": open_seal(config)}
-    async with serving(GatewaySettings(queues=(inbox.url,), port=0, lent=lent)) as running:
+    async with serving(GatewaySettings(queues=(inbox.url,), port=0, route_options=lent)) as running:
         yield Site(inbox, running.url, keys)
     for key in await ring.list():
         await ring.revoke(key.id)

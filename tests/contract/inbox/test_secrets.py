@@ -73,7 +73,7 @@ async def test_a_requester_makes_webhook_secrets_and_the_last_two_are_live(
 ) -> None:
     ring = open_keyring(inbox.url)
     key, text = await ring.create(("jobs:write", "jobs:read"), "anna")
-    settings = GatewaySettings(queues=(inbox.url,), port=0, lent={"seal": seal})
+    settings = GatewaySettings(queues=(inbox.url,), port=0, route_options={"seal": seal})
     made = []
     async with serving(settings) as running:
         web = Web(running.url, {"authorization": f"Bearer {text}"})

@@ -80,7 +80,7 @@ def command(
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
-        lent=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
+        route_options=_lent(config) if any(url.startswith("inbox+") for url in queues) else {},
         redact=tuple(config.texts("gateway.redact")),
         audit_keep=config.integer("gateway.audit_keep"),
         trace_url=config.text("gateway.trace_url"),
