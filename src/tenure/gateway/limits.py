@@ -228,7 +228,7 @@ class DepthLimit:
         self._depths: dict[str, _Depth] = {}
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Like the queue's own; jobs beyond the quota of their requester are `full` and not sent."""
+        """Like the queue's own; jobs beyond the quota of their requester are `full`, not sent."""
         if not self._unfinished:
             return await self._queue.submit(jobs)
         sent: list[NewJob] = []

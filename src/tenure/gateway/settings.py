@@ -38,9 +38,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     `anonymous` False requires a key even on loopback. `worker_key` is the text of a key for workers
     that is valid besides those of the store, for a gateway that is started together with workers.
     `admin_address` (host:port) serves the routes of administrators and observers, which then do
-    not exist at the other address. Peers of `trusted_proxies` (addresses, networks, "unix") may have
-    more connections than `connections_per_address`, and may name the person who sent a request and
-    the person's groups in two headers; `sso_groups` says what members of a group may do.
+    not exist at the other address. Peers of `trusted_proxies` (addresses, networks, "unix") may
+    have more connections than `connections_per_address`, and may name the person who sent a request
+    and the person's groups in two headers; `sso_groups` says what members of a group may do.
     A session of a browser ends `session_ms` after it began and `session_idle_ms` after its last
     use. `failed_logins_per_min` is per address and per key, 0: no limit.
     `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
