@@ -1,4 +1,8 @@
-"""What a person can do to jobs and queues, and the record of it in the audit log."""
+"""What a person can do to jobs and queues, and the record of it in the audit log.
+
+An action on a whole search runs in the background in bounded batches. It shows its progress and can
+be stopped. The audit log has an entry for its begin and one for its end.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ class Bulk(msgspec.Struct, kw_only=True):
 
 
 class Actions:
-    """Acts for callers. One per dashboard."""
+    """Acts on jobs and queues, with an entry in the audit log. One per dashboard."""
 
     def __init__(self, queues: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
         self._queues = queues
@@ -74,7 +78,7 @@ class Actions:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
-        """Do it to jobs by id; per id "ok", "requested", or why not."""
+        """Retry, cancel or remove jobs; per id "ok", "requested", or why not."""
         whose = await _owners(self._queues[queue].ledger, job_ids)
         async with self.audit.recorded(who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
             answers = await self._do(verb, queue, job_ids)
@@ -97,7 +101,7 @@ class Actions:
         return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
-        """Store a new job; raises what the store said against it."""
+        """Store a new job, or raise the reason why the queue refused it."""
         async with self.audit.recorded(who, why, queue=queue, whose=[job.requester]) as entry:
             (submitted,) = await self._queues[queue].queue.submit([job])
             entry["outcome"] = submitted.reason or submitted.status
@@ -143,7 +147,7 @@ class Actions:
         return list(reversed(self._bulks.values()))
 
     async def stop(self, who: str, bulk_id: str) -> Bulk:
-        """Stop after the batch at hand; what is done stays done."""
+        """Stop after the current batch; what is done stays done."""
         bulk = self.bulk(bulk_id)
         task = self._tasks.get(bulk_id)
         if task is not None and bulk.state == "running":
@@ -170,7 +174,7 @@ class Actions:
                 bulk.seen += len(jobs)
                 bulk.done = sum(answers[word] for word in _GOOD)
                 bulk.answers = dict(answers)
-                await asyncio.sleep(_REST_S)  # the store belongs to the workers first
+                await asyncio.sleep(_REST_S)  # leave the store to the workers
             else:
                 bulk.state = "finished"
         except TenureError as error:

@@ -31,7 +31,7 @@ from tenure.dashboard.display import (
     progress_of,
     trace_link,
 )
-from tenure.dashboard.history import Histories
+from tenure.dashboard.history import read_past
 from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import COUNT_MAX, HELP, Finder, SearchError, parse_now
 from tenure.dashboard.views import (
@@ -174,7 +174,7 @@ class Pages:
         self._watch = watch
         self._redaction = redaction
         self._trace_url = trace_url
-        self._histories = Histories(lake)
+        self._lake = lake
         self._store_warnings = store_warnings
 
     def handlers(self) -> dict[str, Callable[[PageRequest], Any]]:
@@ -354,7 +354,7 @@ class Pages:
 
     async def _history(self, request: PageRequest) -> Page:
         queue = request.query("q")
-        past = await self._histories.read(queue)
+        past = await asyncio.to_thread(read_past, self._lake, queue=queue)
         return Page("history.html", {"title": "History", "past": past, "q": queue})
 
     async def _bulk(self, request: PageRequest) -> Page:

@@ -67,15 +67,15 @@ _BATCH = 200
 _SCAN_MAX = 4_000
 COUNT_MAX = 20_000
 _TIE_CHARS = 10
-_TURN_S = 0.01  # then other requests have their turn
+_YIELD_S = 0.01  # after so long the event loop runs other requests
 _BUDGET_S = 5.0
 _BUDGET_BYTES = 32 * 1024 * 1024
 _LEDGER_SCAN = 5_000
-_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for a page
+_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for one page
 
 
 class SearchError(UsageError):
-    """The text is no search; the message says what would be."""
+    """The text cannot be parsed; the message says what would be right."""
 
     code = "invalid"
 
@@ -165,7 +165,7 @@ def _term(token: str, now_ms: int) -> Term:
 
 
 def _unknown(token: str, name: str, *, negated: bool) -> Term:
-    """A mistyped field is said; what is no field at all, such as a URL, is text."""
+    """A mistyped field is an error; what is no field, such as a URL, is text."""
     close = difflib.get_close_matches(name.lower(), (*_FIELDS, "payload", "result"), n=1)
     if close:
         raise SearchError(f"there is no {name!r} to search by, did you mean {close[0]!r}?")
@@ -316,10 +316,10 @@ class _Budget:
 
 
 class _Position(msgspec.Struct, array_like=True):
-    """Where a queue's part of the list stands. `ended` when it has no more.
+    """The position in one queue's list. `ended` when it has no more.
 
-    `ties` are the ends of the ids that were taken of the last job's millisecond: each contract
-    orders such jobs by a rule of its own, and the last one may be gone when the list goes on.
+    `ties` are the ends of the ids that were taken of the last job's millisecond. Each contract
+    orders such jobs in its own way, and the last one may be gone when the next page is read.
     """
 
     begun: str = ""
@@ -335,7 +335,7 @@ class _Position(msgspec.Struct, array_like=True):
         self.last_id, self.last_ms = job.job_id, job.created_ms
 
     def is_before(self, job: JobRecord) -> bool:
-        """Whether the job, in a list that lost the last one taken, is still to be shown."""
+        """Whether a job is still to be shown, if the last one taken is gone."""
         if job.created_ms == self.last_ms:
             return job.job_id[-_TIE_CHARS:] not in self.ties
         return job.created_ms < self.last_ms
@@ -345,7 +345,12 @@ class _Position(msgspec.Struct, array_like=True):
 
 
 class Finder:
-    """Searches. One per dashboard."""
+    """Runs searches over the ledgers of all queues, newest jobs first, in bounded steps.
+
+    Each ledger pages by its own cursor, of which only the beginning and the end of a page are
+    known. So a position in the merged list is, per queue, the cursor at which its page began and
+    the last job taken from it: the next call reads that page again and skips what was taken.
+    """
 
     def __init__(self, queues: QueueRegistry, redaction: Redaction) -> None:
         self._queues = queues
@@ -368,12 +373,11 @@ class Finder:
     async def each(
         self, search: Search, *, step: int = _BATCH, scan_max: int = 0
     ) -> AsyncIterator[list[FoundJob]]:
-        """All jobs that match, in steps; jobs that come meanwhile may or may not be among them.
+        """All jobs that match, in batches; jobs submitted meanwhile may or may not be among them.
 
-        The lists stay open between the steps, so that jobs may be removed on the way. Where the
-        store of a queue is away, `PartlyAway` follows what the others have. With `scan_max` no more
-        than about so many jobs are looked at, whether they match or not, within the budget of a
-        request; `NotAll` says so.
+        Jobs may be removed between the batches. If the store of a queue is away, `PartlyAway` is
+        raised after the jobs of the others. `scan_max` bounds the number of jobs that are looked
+        at, and the budget of a request applies; then `ScanLimit` is raised at the bound.
         """
         if search.job_id:
             yield await self._by_id(search)
@@ -390,7 +394,7 @@ class Finder:
                 raise PartlyAway(str(source.away))
 
     async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> Count:
-        """How many match now, found by looking: a queue's own totals include jobs long gone."""
+        """How many match now, found by a scan: the totals of a queue include removed jobs."""
         seen = 0
         try:
             async for jobs in self.each(search, step=500, scan_max=scan_max):
@@ -405,7 +409,7 @@ class Finder:
         served_queues = [served for served in self._queues if search.wants_queue(served.name)]
         jobs = await gather_available(served.ledger.get(search.job_id) for served in served_queues)
         found = [
-            await self._judged(search, served, job)
+            await self._matching(search, served, job)
             for served, job in zip(served_queues, jobs, strict=True)
             if job
         ]
@@ -455,11 +459,11 @@ class Finder:
             if job.created_ms < search.since_ms:  # newest first: all that follow are older still
                 source.position.ended = True
                 continue
-            if (judged := await self._judged(search, source.served, job)) is not None:
-                found.append(judged)
+            if (match := await self._matching(search, source.served, job)) is not None:
+                found.append(match)
             if budget and budget.is_spent:
                 break
-            if time.monotonic() - begun_s > _TURN_S:
+            if time.monotonic() - begun_s > _YIELD_S:
                 await asyncio.sleep(0)
                 begun_s = time.monotonic()
             if not source.jobs:
@@ -468,10 +472,10 @@ class Finder:
                 heapq.heappush(heap, (-source.head.created_ms, at))
         return found
 
-    async def _judged(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
-        """What lists show of a job that matches: its error masked, and nothing it carries.
+    async def _matching(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
+        """The job as lists show it if it matches: secrets masked, without payload and result.
 
-        It is judged on what may be seen: a masked value cannot be found out by searching for it.
+        The search sees the masked job only, so it cannot be used to guess a masked value.
         """
         roots = {term.name.partition(".")[0] for term in search.terms}
         if roots.isdisjoint(("", "payload", "result", "error")) and not search.matches(
@@ -479,9 +483,9 @@ class Finder:
         ):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
-        return await self.redaction.apart(size_of(seen), partial(self._judge, search, served, seen))
+        return await self.redaction.apart(size_of(seen), partial(self._match, search, served, seen))
 
-    def _judge(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
+    def _match(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
         shown = self.redaction.record(job)
         if not search.matches(shown, served.name):
             return None
@@ -503,7 +507,7 @@ class _Source:
         self.looked = 0
 
     def gone(self, error: StoreError) -> _Source:
-        """Its store is away: the list ends here, and those of the other queues go on."""
+        """End this queue's list because its store is away; the other queues go on."""
         self.away, self.position.ended = error, True
         return self
 
@@ -519,7 +523,7 @@ class _Source:
         return job
 
     async def fill(self) -> None:
-        """Read on until there is a job or the list ends; a rare state is not sought for ever."""
+        """Read pages until there is a job, the list ends, or too many pages were empty."""
         for _ in range(_EMPTY_PAGES_MAX):
             if self.jobs or self.position.ended:
                 return
@@ -530,8 +534,8 @@ class _Source:
             except StoreError as error:
                 self.gone(error)
                 return
-            # A page that is not full though more follows is all that its ledger looks at for one,
-            # but for one whose jobs are large.
+            # A page that is not full though more follows: the ledger looked at its maximum of jobs,
+            # unless the jobs are so large that they fill the page.
             heavy = sum(map(weight, page.jobs)) >= PAGE_BYTES
             cut = page.after and len(page.jobs) < self._query.limit and not heavy
             self.looked += _LEDGER_SCAN if cut else len(page.jobs)
@@ -548,14 +552,14 @@ class _Source:
 
 
 def _check_any(sources: Sequence[_Source]) -> None:
-    """Raise where every store that was asked is away."""
+    """Raise if every store that was asked is away."""
     away = [source.away for source in sources if source.away is not None]
     if away and len(away) == len(sources):
         raise away[0]
 
 
 def _behind(jobs: list[JobRecord], position: _Position) -> list[JobRecord]:
-    """What follows the last job taken; where that one is gone, what is older than it was."""
+    """The jobs after the last one taken, or the older ones if that one is gone."""
     if not position.last_id:
         return list(jobs)
     for at, job in enumerate(jobs):
