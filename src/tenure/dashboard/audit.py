@@ -344,27 +344,27 @@ class AuditLog(ABC):
 
     @abstractmethod
     async def _read(self, after: str, count: int) -> Sequence[Link]:
-        """So many entries behind a place ("" for the first), oldest first."""
+        """`count` entries after a position ("" for the first), oldest first."""
 
     @abstractmethod
     async def _store(self, link: Link, head: Head, pruned: str) -> str:
-        """Store an entry, and remove those up to the place `pruned`, in one step.
+        """Store an entry, and remove those up to the position `pruned`, in one step.
 
-        Returns the place of the entry, "" when the log does not end with `head` any more.
+        Returns the position of the entry, "" when the log does not end with `head` any more.
         """
 
     async def _append(
         self, entry: Entry, head: Head, pruned: Sequence[Link] = ()
     ) -> tuple[Link | None, Head]:
         """The entry as the next one, if the log still ends with `head`; and where it ends now."""
-        said = msgspec.to_builtins(entry)
-        text = to_json({key: value for key, value in said.items() if key not in _NOT_IN_TEXT})
+        fields = msgspec.to_builtins(entry)
+        text = to_json({key: value for key, value in fields.items() if key not in _NOT_IN_TEXT})
         seq = head.seq + 1
         link = Link(seq=seq, prev=head.hash, hash=digest(seq, head.hash, text), entry=text)
-        place = await self._store(link, head, pruned[-1].id if pruned else "")
-        if place:
-            after = Head(seq, link.hash, place, head.size + 1 - len(pruned))
-            return msgspec.structs.replace(link, id=place), after
+        position = await self._store(link, head, pruned[-1].id if pruned else "")
+        if position:
+            after = Head(seq, link.hash, position, head.size + 1 - len(pruned))
+            return msgspec.structs.replace(link, id=position), after
         now = await self._read_head()
         if now.seq < head.seq:  # another program cut the log: leave a visible gap
             _log.error("audit_log_cut", seq=now.seq, expected=head.seq, hash=head.hash)
@@ -387,7 +387,7 @@ class AuditLog(ABC):
 
 
 class MemoryAudit(AuditLog):
-    """Kept by this process alone; the log has the same lines."""
+    """In the memory of this process; the process's own log has the same entries."""
 
     def __init__(self, *, keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
@@ -411,7 +411,7 @@ class MemoryAudit(AuditLog):
 
 
 class RedisAudit(AuditLog):
-    """Kept in the store that also keeps the keys, so that all gateways of a queue share it."""
+    """In the Redis that also keeps the keys, so that all gateways of a queue share it."""
 
     def __init__(self, redis: Redis, *, prefix: str = "", keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
@@ -429,16 +429,16 @@ class RedisAudit(AuditLog):
 
     async def _read_head(self) -> Head:
         size = int(await self._redis.call("XLEN", self._key))
-        place, end = "", "+"
-        while found := await self._newest(end, _PAGE if place else 1):
-            place = place or found[0].id
+        position, end = "", "+"
+        while found := await self._newest(end, _PAGE if position else 1):
+            position = position or found[0].id
             for link in found:
                 if link.hash and link.seq:  # others are of an earlier version, or unreadable
-                    return Head(link.seq, link.hash, place, size)
+                    return Head(link.seq, link.hash, position, size)
             if found[-1].id == end:
                 break
             end = found[-1].id
-        return Head(id=place, size=size)
+        return Head(id=position, size=size)
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         if after == f"{_ID_MAX}-{_ID_MAX}":
@@ -450,36 +450,36 @@ class RedisAudit(AuditLog):
     async def _store(self, link: Link, head: Head, pruned: str) -> str:
         fields = (link.seq, link.prev, link.hash, link.entry)
         oldest = _next_id(pruned) if pruned else ""
-        place = await self._redis.run(_SCRIPTS["audit"], [self._key], [head.id, *fields, oldest])
-        return place.decode() if place else ""
+        position = await self._redis.run(_SCRIPTS["audit"], [self._key], [head.id, *fields, oldest])
+        return position.decode() if position else ""
 
 
 def _entry_link(row: Any) -> Link:
-    place, fields = row
+    position, fields = row
     named = dict(zip(fields[::2], fields[1::2], strict=False))
     seq = named.get(b"n", b"")
     prev, own = (named.get(name, b"").decode(errors="replace") for name in (b"p", b"h"))
     number = int(seq) if _NUMBER.fullmatch(seq) else 0
-    return Link(seq=number, prev=prev, hash=own, entry=named.get(b"e", b""), id=place.decode())
+    return Link(seq=number, prev=prev, hash=own, entry=named.get(b"e", b""), id=position.decode())
 
 
-def _next_id(place: str) -> str:
-    time_ms, _, number = place.partition("-")
+def _next_id(position: str) -> str:
+    time_ms, _, number = position.partition("-")
     if int(number or 0) < _ID_MAX:
         return f"{time_ms}-{int(number or 0) + 1}"
     return f"{min(int(time_ms) + 1, _ID_MAX)}-0"
 
 
 class SqlAudit(AuditLog):
-    """Kept in the database that also keeps the keys, so that all gateways of a queue share it."""
+    """In the database that also keeps the keys, so that all gateways of a queue share it."""
 
     def __init__(self, engine: Engine, *, keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
         self._engine = engine
 
     async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
-        is_place = _is_position(before) and before.isdecimal()
-        last = min(int(before) - 1, _SEQ_MAX) if is_place else _SEQ_MAX
+        is_own = _is_position(before) and before.isdecimal()
+        last = min(int(before) - 1, _SEQ_MAX) if is_own else _SEQ_MAX
         rows = await self._engine.run(INBOX, "audit_list", through=last, count=limit)
         return [_link(row).read() for row in rows]
 
@@ -491,8 +491,8 @@ class SqlAudit(AuditLog):
         return Head(row["number"], str(row["hash"]), str(row["seq"]), row["size"])
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
-        place = int(after) if after else -_SEQ_MAX
-        rows = await self._engine.run(INBOX, "audit_read", after=place, count=count)
+        position = int(after) if after else -_SEQ_MAX
+        rows = await self._engine.run(INBOX, "audit_read", after=position, count=count)
         return [_link(row) for row in rows]
 
     async def _store(self, link: Link, head: Head, pruned: str) -> str:

@@ -70,7 +70,7 @@ def _first(value: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _class_in(text: str) -> str:
-    """The first line of what stands before the first colon."""
+    """The first line of the text before the first colon."""
     head = text.partition(":")[0].strip()
     return head.splitlines()[0][:_CLASS_CHARS_MAX] if head else ""
 
@@ -184,7 +184,7 @@ def facts_of(job: JobRecord) -> list[tuple[str, str]]:
 
 
 def trace_link(trace_url: str, trace: str) -> tuple[str, str]:
-    """The trace id of a W3C traceparent, and where it is shown if we were told a place.
+    """The trace id of a W3C traceparent, and a link to it if `trace_url` is set.
 
     Other programs write this field too: what is no id would change the path of the link.
     """

@@ -96,7 +96,7 @@ class Auth:
     ) -> Caller:
         """The caller of a request, perhaps for one queue only, or `Problem` 401 or 403.
 
-        A ticket stands in a URL, which others may get to see: it never `acts`.
+        A ticket is part of a URL, which others may see, so it never `acts`.
         """
         text = _key_text(headers)
         if text:
@@ -410,7 +410,7 @@ def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def _group(text: str) -> _Group:
-    """A group in words such as `ops=admin`, or `acme=jobs:read+jobs:write@TENANT`."""
+    """Parse a group such as `ops=admin`, or `acme=jobs:read+jobs:write@TENANT`."""
     name, sign, rest = text.rpartition("=")
     scopes, _, tenant = rest.partition("@")
     if not sign or not name.strip():

@@ -1,4 +1,9 @@
-"""Key rings in Redis and SQL stores, beside the jobs of a queue, and several rings as one."""
+"""Key rings in Redis and SQL stores, beside the jobs of a queue, and several rings as one.
+
+A gateway with several stores finds a key in the store that keeps it. A store that is away makes
+only its own keys unusable: a key that none of the others has is then a 503 and not a 401. A key
+never moves, so once its store is known only that one is asked.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +41,18 @@ from tenure.gateway.limits import Quota, read_quota
 from tenure.ledger.engine import INBOX, Engine, Row
 from tenure.store.redis import Redis
 
+T = TypeVar("T")
+
+_log = structlog.get_logger("tenure.gateway")
+
+_ANSWER_S = 2.0
+_RETRY_S = 1.0
+_HOMES_MAX = 10_000
+# Options of a URL that say where a store is, or which part of it.
+_LOCATION = ("namespace", "schema", "db", "host", "port", "dbname")
+_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
 _TIME = re.compile(rb"[0-9]{1,14}")
 _TIMES = ("created_ms", "expires_ms", "last_used_ms")
-_log = structlog.get_logger("tenure.gateway")
 
 
 class RedisKeyRing:
@@ -64,7 +78,7 @@ class RedisKeyRing:
         return key, text
 
     async def limit(self, key_id: str, quota: Quota) -> bool:
-        # Beside the key: one that is revoked meanwhile must not come back.
+        # In a hash of its own: a key that is revoked meanwhile must not come back.
         if not await self._redis.call("HEXISTS", self._keys, key_id):
             return False
         await self._redis.call("HSET", self._quotas, key_id, msgspec.json.encode(quota))
@@ -76,7 +90,7 @@ class RedisKeyRing:
         )
         if isinstance(stored, Exception):
             raise stored
-        used, quotas = (_pairs(_beside(reply) or []) for reply in beside)
+        used, quotas = (_pairs(_optional(reply) or []) for reply in beside)
         every = _pairs(stored).items()
         keys = [_read_key(name, raw, quotas.get(name), used.get(name)) for name, raw in every]
         return sorted(filter(None, keys), key=lambda key: key.created_ms)
@@ -96,13 +110,13 @@ class RedisKeyRing:
         )
         if isinstance(raw, Exception):
             raise raw
-        return None if raw is None else _read_key(key_id.encode(), raw, _beside(quota))
+        return None if raw is None else _read_key(key_id.encode(), raw, _optional(quota))
 
     async def count(self, queue_url: str = "") -> int:
         return int(await self._redis.call("HLEN", self._keys))
 
     async def touch(self, key_id: str, now_ms: int) -> None:
-        with suppress(ServerError):  # the last use is only shown: it refuses no key
+        with suppress(ServerError):  # the last use is only informative
             await self._redis.call("HSET", self._used, key_id, now_ms)
 
     async def issue(self, caller: Caller) -> str:
@@ -127,7 +141,7 @@ class RedisKeyRing:
         raw = await self._redis.call("HGET", self._sessions, session_h)
         if raw is None:
             return None
-        # The last use has a hash of its own: noting it cannot bring back a session that has ended.
+        # The last use has a hash of its own, so that writing it cannot revive an ended session.
         seen = await self._redis.call("HGET", self._seen, session_h)
         session, now_ms = _read_session(raw, seen), self._clock_ms()
         if session is None or not session.is_live(now_ms):
@@ -165,8 +179,8 @@ class RedisKeyRing:
         await self._redis.close()
 
 
-def _beside(reply: Any) -> Any:
-    """What is kept beside the keys; a record of another type is none, and refuses no key."""
+def _optional(reply: Any) -> Any:
+    """A reply about data beside the keys. One of the wrong type counts as none."""
     if isinstance(reply, Exception) and not isinstance(reply, ServerError):
         raise reply
     if isinstance(reply, ServerError):
@@ -175,7 +189,7 @@ def _beside(reply: Any) -> Any:
 
 
 def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | None:
-    """A stored key; None for a record that is none, which opens nothing."""
+    """A stored key; None for a record that cannot be decoded."""
     try:
         key = msgspec.json.decode(raw, type=Key)
     except (ValueError, RecursionError) as error:
@@ -189,7 +203,7 @@ def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | No
 
 
 def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
-    """A stored session; None for a record that is none, which opens nothing."""
+    """A stored session; None for a record that cannot be decoded."""
     try:
         session = msgspec.json.decode(raw, type=Session)
         return msgspec.structs.replace(session, seen_ms=int(seen)) if seen else session
@@ -311,9 +325,6 @@ def open_sql_keyring(queue_url: str) -> SqlKeyRing:
     return SqlKeyRing(open_part(queue_url, "database"))
 
 
-_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
-
-
 def open_keyring(queue_url: str) -> KeyRing:
     """The ring that belongs to a queue: in its Redis or database, in memory where it has none."""
     url = parse_url(queue_url)
@@ -328,22 +339,13 @@ def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
     url = parse_url(queue_url)
     if not url.store.startswith(("redis", "unix")):
         return None
-    kept = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
-    store = url.store + (f"?{urlencode(kept)}" if kept else "")
+    options = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
+    store = url.store + (f"?{urlencode(options)}" if options else "")
     return Redis(store, name=name), url.options.get("namespace", "")
 
 
-T = TypeVar("T")
-
-ANSWER_S = 2.0
-LEFT_ALONE_S = 1.0
-_HOMES_MAX = 10_000
-# Options that say where a store is, or which part of it.
-_LOCATION = ("namespace", "schema", "db", "host", "port", "dbname")
-
-
 class _Member:
-    """One ring. After a failure it is left alone for a moment: its callers need not wait too."""
+    """One ring. After a failure it is not asked for a moment, so that callers do not wait."""
 
     def __init__(self, ring: Keys) -> None:
         self.ring = ring
@@ -355,19 +357,19 @@ class _Member:
         if self._error is not None and time.monotonic() < self._until_s:
             raise self._error
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(_ANSWER_S):
                 answer = await question(self.ring)
         except (StoreError, TimeoutError) as error:
             away = error if isinstance(error, StoreError) else None
             self._error = away or StoreUnreachable("a key ring gave no answer in time")
-            self._until_s = time.monotonic() + LEFT_ALONE_S
+            self._until_s = time.monotonic() + _RETRY_S
             raise self._error from None
         self._error = None
         return answer
 
 
 class JoinedKeyRings:
-    """Satisfies `Keys` over several rings; `of_queue` says which of them belongs to a queue."""
+    """Several rings as one `Keys`; `of_queue` has the index of the ring of a queue."""
 
     def __init__(self, rings: Sequence[Keys], of_queue: Mapping[str, int] | None = None) -> None:
         self._members = [_Member(ring) for ring in rings]
@@ -469,14 +471,14 @@ async def _recount(member: _Member) -> StoreError | None:
 def open_keyrings(queue_urls: Sequence[str]) -> Keys:
     """The rings of these queues, one for each store."""
     urls: list[str] = []
-    places: dict[tuple[str, ...], int] = {}
+    locations: dict[tuple[str, ...], int] = {}
     of_queue: dict[str, int] = {}
     for queue_url in queue_urls:
         url = parse_url(queue_url)
-        place = (url.store, *(url.options.get(name, "") for name in _LOCATION))
-        if place not in places:
-            places[place] = len(urls)
+        location = (url.store, *(url.options.get(name, "") for name in _LOCATION))
+        if location not in locations:
+            locations[location] = len(urls)
             urls.append(queue_url)
-        of_queue[queue_url] = places[place]
+        of_queue[queue_url] = locations[location]
     rings = [open_keyring(queue_url) for queue_url in urls]
     return rings[0] if len(rings) == 1 else JoinedKeyRings(rings, of_queue)

@@ -1,9 +1,9 @@
-"""API keys: `tn_<id>_<secret>`, shown once and kept only as a hash.
+"""API keys (`tn_<id>_<secret>`), tickets and sessions: what they are, and a ring in memory.
 
-The ring of a gateway on Redis lies in that Redis (`tenure:keys`), so that all gateways of a
-queue share it and `tenure keys` needs no gateway. A ticket is good for one request within a
-minute; it is what may stand in a URL where a key must not. A session is what a browser holds
-instead of a key: a random id, kept as a hash with the dates at which it ends.
+A key is shown once and stored as a hash. A key ring is stored beside the jobs of a queue, so that
+all gateways of the queue share it and `tenure keys` needs no gateway. A ticket is valid for one
+request within a minute and may appear in a URL, where a key must not. A session is what a browser
+has instead of a key: a random id, stored as a hash with the times at which it ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a key. Times are Unix milliseconds, 0 for never."""
+    """A stored key. Times are Unix milliseconds, 0 for never."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a session. It ends at `expires_ms`, or `idle_ms` after its last use."""
+    """A stored session. It ends at `expires_ms`, or `idle_ms` after its last use."""
 
     session_h: str
     key_id: str
@@ -67,7 +67,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(Protocol):
-    """What a gateway needs of the place where keys, tickets and sessions are kept."""
+    """What a gateway needs of a key ring, or of several as one."""
 
     async def find(self, key_id: str) -> Key | None:
         """One key, expired or not; `last_used_ms` is not filled in."""
@@ -79,13 +79,13 @@ class Keys(Protocol):
         """Note that a key was used."""
 
     async def issue(self, caller: Caller) -> str:
-        """A ticket that stands for the caller once, within `TICKET_S` seconds."""
+        """A ticket that is valid for one request of the caller within `TICKET_S` seconds."""
 
     async def redeem(self, ticket: str) -> Caller | None:
-        """The caller of a ticket, which is spent by asking."""
+        """The caller of a ticket, which is used up by this."""
 
     async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
-        """The id of a new session, of which only the hash is kept."""
+        """The id of a new session; only its hash is stored."""
 
     async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
         """A session by the hash of its id, None once it is over; `used` prolongs it."""
@@ -98,7 +98,7 @@ class Keys(Protocol):
 
 
 class KeyRing(Keys, Protocol):
-    """Where keys and tickets are kept."""
+    """Keys, tickets and sessions of one store."""
 
     async def create(
         self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
@@ -106,13 +106,13 @@ class KeyRing(Keys, Protocol):
         """A new key and its whole text, which cannot be had again."""
 
     async def limit(self, key_id: str, quota: Quota) -> bool:
-        """Give a key other numbers; False if there is none. Gateways obey within two seconds."""
+        """Set the quota of a key; False if there is none. Gateways obey within two seconds."""
 
     async def list(self) -> list[Key]:
         """All keys, oldest first, with the minute of their last use."""
 
     async def revoke(self, key_id: str) -> bool:
-        """Take a key away, with its sessions; False if there was none.
+        """Remove a key with its sessions; False if there was none.
 
         Every gateway obeys within two seconds.
         """
@@ -142,9 +142,9 @@ def new_session(key_id: str, ttl_ms: int, idle_ms: int, now_ms: int) -> tuple[Se
 
 def surplus_sessions(sessions: Iterable[Session], key_id: str, now_ms: int) -> list[str]:
     """Sessions that are over, and the oldest of a key that is about to open one too many."""
-    kept = sorted(sessions, key=lambda session: session.created_ms, reverse=True)
-    own = [each.session_h for each in kept if each.key_id == key_id and each.is_live(now_ms)]
-    over = [each.session_h for each in kept if not each.is_live(now_ms)]
+    newest = sorted(sessions, key=lambda session: session.created_ms, reverse=True)
+    own = [each.session_h for each in newest if each.key_id == key_id and each.is_live(now_ms)]
+    over = [each.session_h for each in newest if not each.is_live(now_ms)]
     return over + own[SESSIONS_PER_KEY - 1 :]
 
 
@@ -154,9 +154,9 @@ def checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
     streams = [scope for scope in chosen if scope.startswith(STREAM_SCOPE)]
     unknown = [scope for scope in chosen if scope not in SCOPES and scope not in streams]
     if unknown or len(streams) == len(chosen):
-        said = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
+        problem = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
         raise UsageError(
-            f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
+            f"{problem}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
             "a key to streams of the plane"
         )
     return chosen
