@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tenure.core.endpoint import OPEN, Caller, Endpoint, Refused, Right
@@ -77,6 +77,7 @@ _DONE = {
     "remove": "removed",
     "redeliver": "to be sent again",
 }
+_STREAM_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
 _CACHE_FOR_EVER = "public, max-age=31536000, immutable"
 _MEDIA = {
     "css": "text/css; charset=utf-8",
@@ -277,7 +278,7 @@ class Dashboard:
             return self._render(admitted, _problem(403, "Not for this key", refusal))
         return admitted
 
-    async def _serve_live(self, request: Request) -> Any:
+    async def _serve_live(self, request: Request) -> Response:
         request.scope[_ROUTE] = "/live"
         caller = await self._auth.caller(request)
         if caller is None:
@@ -289,8 +290,8 @@ class Dashboard:
         self.watch.touch()
         queue = str(request.query_params.get("queue", ""))
         known = queue if queue in self.watch.observers else ""
-        is_still_in = partial(self._auth.is_still_in, request, caller)
-        return _Streamed(lambda receive, send: self._live.serve(known, receive, send, is_still_in))
+        frames = self._live.frames(known, partial(self._auth.is_still_in, request, caller))
+        return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:
         request.scope[_ROUTE] = "/login"
@@ -327,17 +328,6 @@ class Dashboard:
         }
         text = templates().get_template(page.template).render(values | page.values)
         return HTMLResponse(text, page.status, {"content-security-policy": _POLICY})
-
-
-class _Streamed(Response):
-    """Hands the connection over to a function."""
-
-    def __init__(self, serve: Callable[[Any, Any], Awaitable[None]]) -> None:
-        self._serve = serve
-        self.background = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._serve(receive, send)
 
 
 async def _static(request: Request) -> Response:

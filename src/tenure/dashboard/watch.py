@@ -12,9 +12,9 @@ import contextlib
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import structlog
@@ -24,9 +24,6 @@ from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent
 from tenure.core.seam import Counts
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
-
-if TYPE_CHECKING:  # the commands that watch queues run without the web framework
-    from starlette.types import Receive, Send
 
 _log = structlog.get_logger("tenure.dashboard")
 
@@ -54,11 +51,6 @@ _TICK_S = 0.25
 _QUIET_TICK_S = 1.0
 _AUTH_CHECK_S = 2.0
 _RETRY_MS = 1_000
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
 
 _COUNTED_AS = {
     "submit": "submitted",
@@ -508,45 +500,30 @@ class Live:
         """Whether no further stream is accepted."""
         return self._draining or len(self._open) >= _STREAMS_MAX
 
-    async def serve(
-        self,
-        queue: str,
-        receive: Receive,
-        send: Send,
-        is_still_in: Callable[[], Awaitable[bool]],
-    ) -> None:
-        """Write the stream until the page is closed, its reader signs out or the gateway goes."""
+    async def frames(
+        self, queue: str, is_still_in: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[bytes]:
+        """The frames of one page, until its reader signs out or the gateway shuts down."""
         over = asyncio.Event()
         self._open.add(over)
         listener = self._watch.listen()
-        waiting = [
-            asyncio.create_task(_until_gone(receive, over)),
-            asyncio.create_task(_until_out(is_still_in, over)),
-        ]
+        watching = asyncio.create_task(_until_out(is_still_in, over))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            await self._write(queue, listener, over, send)
-            await send({"type": "http.response.body"})
+            series = self._watch.series(queue)
+            sent_s = series[-1][0] if series else 0
+            yield b"retry: %d\n" % _RETRY_MS + _frame("series", Series(series))
+            while not over.is_set():
+                await _wait_any(_QUIET_TICK_S, listener.event, over)
+                self._watch.touch()
+                count, moved = listener.take()
+                rows = [row for row in self._watch.series(queue, span_s=5) if row[0] > sent_s]
+                sent_s = rows[-1][0] if rows else sent_s
+                yield _frame("tick", Tick(count, moved, rows, int(time.time() * 1e3)))
+                await _wait_any(_TICK_S, over)
         finally:
-            for wait in waiting:
-                wait.cancel()
+            watching.cancel()
             self._watch.leave(listener)
             self._open.discard(over)
-
-    async def _write(self, queue: str, listener: Listener, over: asyncio.Event, send: Send) -> None:
-        series = self._watch.series(queue)
-        sent_s = series[-1][0] if series else 0
-        frame = b"retry: %d\n" % _RETRY_MS + _frame("series", Series(series))
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
-        while not over.is_set():
-            await _wait_any(_QUIET_TICK_S, listener.event, over)
-            self._watch.touch()
-            count, moved = listener.take()
-            rows = [row for row in self._watch.series(queue, span_s=5) if row[0] > sent_s]
-            sent_s = rows[-1][0] if rows else sent_s
-            frame = _frame("tick", Tick(count, moved, rows, int(time.time() * 1e3)))
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
-            await _wait_any(_TICK_S, over)
 
 
 def _frame(name: str, data: object) -> bytes:
@@ -568,9 +545,3 @@ async def _until_out(is_still_in: Callable[[], Awaitable[bool]], over: asyncio.E
         with contextlib.suppress(StoreError):  # the session is unknown while the store is away
             if not await is_still_in():
                 over.set()
-
-
-async def _until_gone(receive: Receive, over: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    over.set()
