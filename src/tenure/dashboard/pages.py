@@ -226,7 +226,6 @@ class Pages:
         values: dict[str, Any] = {
             "title": "Jobs",
             "q": text,
-            "after": after,
             "help": HELP,
             "queues": self._queues.names,
             "kinds": KINDS,
@@ -412,7 +411,6 @@ class Pages:
             "contract": served.contract,
             "counts": counts,
             "away": observer.away,
-            "kinds": by_kind(counts),
             "states": [(state, count) for state, count in counts.states.items() if count],
             "figures": self._watch.figures(served.name, span_s=_SPAN_S),
             "per_s": self._watch.rate(served.name),

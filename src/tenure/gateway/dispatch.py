@@ -1,4 +1,8 @@
-"""One path as an ASGI application: admit, limit, read, handle, answer."""
+"""One path as an ASGI application: admit, limit, read, handle, answer.
+
+Endpoints are called without a web framework in between, for speed. The size of a body is counted
+while it arrives, so that neither a false Content-Length nor a chunked upload can fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,202 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
+_log = structlog.get_logger("tenure.audit")
+
+ROUTE = "tenure.route"  # where the middleware finds the path's template for its metrics
+_JSON = b"application/json"
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_RIGHTS_PAGE = """# The right that each route asks for
+
+Made by `tenure api rights` from what the routes declare, which is what the gateway enforces.
+[What the words mean](http.md#rights).
+
+| route | scope | whose | changes | audit log | |
+|---|---|---|---|---|---|
+"""
+_AUDIT = {"call": "always", "handler": "always"}
+
+
+class Bytes(msgspec.Struct, frozen=True):
+    """A body that is not JSON, with its media type."""
+
+    data: bytes
+    media: str
+
+
+class RouteContext:
+    """What all resources share."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        auth: Auth,
+        streamer: Streamer,
+        rate: RateLimit,
+        audit: AuditLog,
+    ) -> None:
+        self.settings = settings
+        self.auth = auth
+        self.streamer = streamer
+        self.rate = rate
+        self.audit = audit
+        # A key's acts on its own objects add at most a hundredth of the log a day: else one tenant
+        # could have the acts of administrators pruned.
+        share = max(1, settings.audit_keep // 100)
+        self.own_share = Quota(rate_per_s=share / 86_400, rate_burst=share)
+        self.own_acts = RateLimit()
+
+
+class Resource:
+    """All methods of one path."""
+
+    def __init__(
+        self,
+        context: RouteContext,
+        path: str,
+        endpoints: Sequence[Endpoint],
+        feed: Feed | None = None,
+        queue_url: str = "",
+        queue: str = "",
+    ) -> None:
+        self._context = context
+        self._path = path
+        self._feed = feed
+        self._queue_url = queue_url
+        self._queue = queue
+        self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
+        self.rights = {endpoint.method: endpoint.right for endpoint in endpoints}
+        if "GET" in self._endpoints:
+            self._endpoints.setdefault("HEAD", self._endpoints["GET"])
+        self._allow = ", ".join(sorted(self._endpoints))
+        self._decoders = {
+            endpoint.method: msgspec.json.Decoder(endpoint.takes)
+            for endpoint in endpoints
+            if endpoint.takes is not None
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = self._path
+        endpoint = self._endpoints.get(scope["method"])
+        if endpoint is None:
+            raise Problem("method", headers=(("allow", self._allow),))
+        headers = headers_of(scope)
+        context = self._context
+        caller = await self._admit(endpoint, scope, headers)
+        right = endpoint.right
+        quota = context.auth.quota(caller.requester)
+        # Probes and scrapers always get through, and so do workers: they are the operator's.
+        if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
+            context.rate.take(caller.requester, quota)
+        call = Call(
+            caller=caller,
+            right=right,
+            path=scope.get("path_params", {}),
+            query=_query(endpoint, scope),
+            body=await self._body(endpoint, receive, headers, quota),
+            headers=headers,
+            gone=partial(_gone, receive),
+        )
+        answer = await (self._acted(endpoint, call) if right.does else endpoint.handle(call))
+        if isinstance(answer, Answer):
+            await _answer(answer, send)
+        elif self._feed is not None:
+            await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
+
+    async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
+        right = endpoint.right
+        if not right.scope:
+            return Caller()
+        caller = await self._context.auth.admit(
+            scope, headers, queue_url=self._queue_url, acts=bool(right.does)
+        )
+        refusal = right.refusal(caller)
+        if refusal:
+            raise Problem("scope", refusal)
+        return caller
+
+    async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
+        """The answer to a call that changes something, and its entry in the audit log."""
+        if call.right.audit == "call":
+            await self._context.audit.check()
+        try:
+            answer = await endpoint.handle(call)
+        except ReplyLost:  # it may have been done
+            await self._note(call, LOST)
+            raise
+        await self._note(call, "ok")
+        return answer
+
+    async def _note(self, call: Call, outcome: str) -> None:
+        caller, right = call.caller, call.right
+        foreign = any(not caller.owns(owner) for owner, _ in call.touched)
+        if right.audit != "call" and not (right.audit == "others" and foreign):
+            return
+        ids = list(dict.fromkeys(object_id for _, object_id in call.touched if object_id))
+        if not foreign and not caller.may("admin"):
+            try:
+                self._context.own_acts.take(caller.who, self._context.own_share)
+            except Problem:
+                said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
+                _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
+                return
+        await self._context.audit.record(
+            caller.who,
+            right.does,
+            queue=self._queue,
+            ids=ids,
+            whose=[owner for owner, _ in call.touched] or [caller.requester],
+            outcome=outcome,
+        )
+
+    async def _body(
+        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], quota: Quota
+    ) -> Any:
+        decoder = self._decoders.get(endpoint.method)
+        if decoder is None:
+            return None
+        settings = self._context.settings
+        check_media(headers)
+        bytes_max = settings.body_limit(endpoint.bytes_max, quota)
+        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
+        return await decoded(decoder, raw)
+
+
+async def _gone(receive: Receive) -> None:
+    """Until the client has hung up; its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _query(endpoint: Endpoint, scope: Scope) -> Any:
+    if endpoint.asks is None:
+        return None
+    raw: bytes = scope["query_string"]
+    pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True) if raw else []
+    try:
+        return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
+    except msgspec.ValidationError as error:
+        for name, text in pairs:
+            if is_beyond(text):
+                raise Problem(
+                    "bad_number", f"{name} is a number that 64 bits do not hold"
+                ) from None
+        raise invalid(error, endpoint.asks) from None
+
+
+async def _answer(answer: Answer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers]
+    body = b""
+    if isinstance(answer.body, Bytes):
+        body = answer.body.data
+        headers.append((b"content-type", answer.body.media.encode()))
+    elif answer.body is not None:
+        body = _encode(answer.body)
+        headers.append((b"content-type", _JSON))
+    if answer.status != 204:
+        headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class ClientGone(Exception):
@@ -267,206 +467,6 @@ def _words(kind: Any) -> list[str]:
         for part in get_args(kind)
         for word in ([part] if isinstance(part, str) else _words(part))
     ]
-
-
-_log = structlog.get_logger("tenure.audit")
-
-ROUTE = "tenure.route"  # where the edge finds the path's template for its metrics
-_JSON = b"application/json"
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-
-
-class Bytes(msgspec.Struct, frozen=True):
-    """A body that is not JSON, with its media type."""
-
-    data: bytes
-    media: str
-
-
-class RouteContext:
-    """What all resources share."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        auth: Auth,
-        streamer: Streamer,
-        rate: RateLimit,
-        audit: AuditLog,
-    ) -> None:
-        self.settings = settings
-        self.auth = auth
-        self.streamer = streamer
-        self.rate = rate
-        self.audit = audit
-        # A key's acts on its own objects add at most a hundredth of the log a day: else one tenant
-        # could have the acts of administrators pruned.
-        share = max(1, settings.audit_keep // 100)
-        self.own_share = Quota(rate_per_s=share / 86_400, rate_burst=share)
-        self.own_acts = RateLimit()
-
-
-class Resource:
-    """All methods of one path."""
-
-    def __init__(
-        self,
-        context: RouteContext,
-        path: str,
-        endpoints: Sequence[Endpoint],
-        feed: Feed | None = None,
-        queue_url: str = "",
-        queue: str = "",
-    ) -> None:
-        self._context = context
-        self._path = path
-        self._feed = feed
-        self._queue_url = queue_url
-        self._queue = queue
-        self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
-        self.rights = {endpoint.method: endpoint.right for endpoint in endpoints}
-        if "GET" in self._endpoints:
-            self._endpoints.setdefault("HEAD", self._endpoints["GET"])
-        self._allow = ", ".join(sorted(self._endpoints))
-        self._decoders = {
-            endpoint.method: msgspec.json.Decoder(endpoint.takes)
-            for endpoint in endpoints
-            if endpoint.takes is not None
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[ROUTE] = self._path
-        endpoint = self._endpoints.get(scope["method"])
-        if endpoint is None:
-            raise Problem("method", headers=(("allow", self._allow),))
-        headers = headers_of(scope)
-        context = self._context
-        caller = await self._admit(endpoint, scope, headers)
-        right = endpoint.right
-        quota = context.auth.quota(caller.requester)
-        # Probes and scrapers always get through, and so do workers: they are the operator's.
-        if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
-            context.rate.take(caller.requester, quota)
-        call = Call(
-            caller=caller,
-            right=right,
-            path=scope.get("path_params", {}),
-            query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers, quota),
-            headers=headers,
-            gone=partial(_gone, receive),
-        )
-        answer = await (self._acted(endpoint, call) if right.does else endpoint.handle(call))
-        if isinstance(answer, Answer):
-            await _answer(answer, send)
-        elif self._feed is not None:
-            await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
-
-    async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
-        right = endpoint.right
-        if not right.scope:
-            return Caller()
-        caller = await self._context.auth.admit(
-            scope, headers, queue_url=self._queue_url, acts=bool(right.does)
-        )
-        refusal = right.refusal(caller)
-        if refusal:
-            raise Problem("scope", refusal)
-        return caller
-
-    async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
-        """The answer to a call that changes something, and its entry in the audit log."""
-        if call.right.audit == "call":
-            await self._context.audit.check()
-        try:
-            answer = await endpoint.handle(call)
-        except ReplyLost:  # it may have been done
-            await self._note(call, LOST)
-            raise
-        await self._note(call, "ok")
-        return answer
-
-    async def _note(self, call: Call, outcome: str) -> None:
-        caller, right = call.caller, call.right
-        foreign = any(not caller.owns(owner) for owner, _ in call.touched)
-        if right.audit != "call" and not (right.audit == "others" and foreign):
-            return
-        ids = list(dict.fromkeys(object_id for _, object_id in call.touched if object_id))
-        if not foreign and not caller.may("admin"):
-            try:
-                self._context.own_acts.take(caller.who, self._context.own_share)
-            except Problem:
-                said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
-                _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
-                return
-        await self._context.audit.record(
-            caller.who,
-            right.does,
-            queue=self._queue,
-            ids=ids,
-            whose=[owner for owner, _ in call.touched] or [caller.requester],
-            outcome=outcome,
-        )
-
-    async def _body(
-        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], quota: Quota
-    ) -> Any:
-        decoder = self._decoders.get(endpoint.method)
-        if decoder is None:
-            return None
-        settings = self._context.settings
-        check_media(headers)
-        bytes_max = settings.body_limit(endpoint.bytes_max, quota)
-        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
-        return await decoded(decoder, raw)
-
-
-async def _gone(receive: Receive) -> None:
-    """Until the client has hung up; its body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _query(endpoint: Endpoint, scope: Scope) -> Any:
-    if endpoint.asks is None:
-        return None
-    raw: bytes = scope["query_string"]
-    pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True) if raw else []
-    try:
-        return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
-    except msgspec.ValidationError as error:
-        for name, text in pairs:
-            if is_beyond(text):
-                raise Problem(
-                    "bad_number", f"{name} is a number that 64 bits do not hold"
-                ) from None
-        raise invalid(error, endpoint.asks) from None
-
-
-async def _answer(answer: Answer, send: Send) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in answer.headers]
-    body = b""
-    if isinstance(answer.body, Bytes):
-        body = answer.body.data
-        headers.append((b"content-type", answer.body.media.encode()))
-    elif answer.body is not None:
-        body = _encode(answer.body)
-        headers.append((b"content-type", _JSON))
-    if answer.status != 204:
-        headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-_RIGHTS_PAGE = """# The right that each route asks for
-
-Made by `tenure api rights` from what the routes declare, which is what the gateway enforces.
-[What the words mean](http.md#rights).
-
-| route | scope | whose | changes | audit log | |
-|---|---|---|---|---|---|
-"""
-_AUDIT = {"call": "always", "handler": "always"}
 
 
 def rights_of(routes: Iterable[BaseRoute], pages: Mapping[str, Right]) -> dict[str, Right]:

@@ -67,7 +67,7 @@ class ServedQueue(OpenQueue):
     async def close(self) -> None:
         """Stop the feed and close all connections."""
         await self.feed.close()
-        await OpenQueue.close(self)
+        await OpenQueue.close(self)  # super() does not work in a dataclass with slots
 
 
 def open_served(
