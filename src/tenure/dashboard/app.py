@@ -33,7 +33,7 @@ from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
 from tenure.dashboard.api import Api, SearchLimit
 from tenure.dashboard.audit import AuditLog
-from tenure.dashboard.pages import Page, PageRequest, Pages, with_params
+from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import Finder, parse_now
 from tenure.dashboard.views import Warn, outboxes
@@ -222,7 +222,7 @@ class Dashboard:
             ),
         ]
 
-    def _page(self, path: str, handle: Callable[[PageRequest], Any]) -> Any:
+    def _page(self, path: str, handle: PageHandler) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[_ROUTE] = path
             admitted: PageRequest | None = None

@@ -6,9 +6,9 @@ import asyncio
 import shlex
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -147,6 +147,9 @@ class SubmitExample(msgspec.Struct, frozen=True):
     ways: list[tuple[str, str]]
 
 
+PageHandler: TypeAlias = Callable[[PageRequest], Coroutine[Any, Any, Page]]
+
+
 def with_params(path: str, **params: Any) -> str:
     """A local address with parameters, those left out that are empty."""
     kept = {name: value for name, value in params.items() if value not in ("", None)}
@@ -177,7 +180,7 @@ class Pages:
         self._lake = lake
         self._store_warnings = store_warnings
 
-    def handlers(self) -> dict[str, Callable[[PageRequest], Any]]:
+    def handlers(self) -> dict[str, PageHandler]:
         """By path."""
         return {
             "/": self._overview,
