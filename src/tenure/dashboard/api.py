@@ -23,12 +23,11 @@ from tenure.core.redacting import Redaction
 from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
 from tenure.dashboard.audit import Entry
 from tenure.dashboard.queues import QueueRegistry
-from tenure.dashboard.search import COUNT_MAX, Finder, parse_now
+from tenure.dashboard.search import COUNT_MAX, CountView, Finder, parse_now
 from tenure.dashboard.views import (
     ActionAnswers,
     Backlog,
     BulkBody,
-    CountView,
     DeadList,
     Deliveries,
     EventList,
@@ -278,8 +277,7 @@ class Api:
         return Answer(200, JobList(rows, found.after, found.complete))
 
     async def _count(self, call: Call) -> Answer:
-        count = await self._finder.count(parse_now(call.query.q), scan_max=COUNT_MAX)
-        return Answer(200, CountView(count.jobs, count.exact))
+        return Answer(200, await self._finder.count(parse_now(call.query.q), scan_max=COUNT_MAX))
 
     async def _job(self, call: Call) -> Answer:
         queue = call.path["queue"]

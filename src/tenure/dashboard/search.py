@@ -296,11 +296,11 @@ class Found(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
-class Count(msgspec.Struct, frozen=True):
-    """How many jobs match; `exact` False means at least so many."""
+class CountView(msgspec.Struct, frozen=True):
+    """How many jobs match; `exact` false means at least so many."""
 
     jobs: int
-    exact: bool = True
+    exact: bool
 
 
 class _Budget:
@@ -393,17 +393,17 @@ class Finder:
             if source.away is not None:
                 raise PartlyAway(str(source.away))
 
-    async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> Count:
+    async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> CountView:
         """How many match now, found by a scan: the totals of a queue include removed jobs."""
         seen = 0
         try:
             async for jobs in self.each(search, step=500, scan_max=scan_max):
                 seen += len(jobs)
                 if seen >= most:
-                    return Count(seen, exact=False)
+                    return CountView(seen, exact=False)
         except (PartlyAway, ScanLimit):
-            return Count(seen, exact=False)
-        return Count(seen)
+            return CountView(seen, exact=False)
+        return CountView(seen, exact=True)
 
     async def _by_id(self, search: Search) -> list[FoundJob]:
         served_queues = [served for served in self._queues if search.wants_queue(served.name)]

@@ -153,13 +153,6 @@ class BulkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expect: Annotated[int, Meta(ge=0, le=2**53)] | None = None
 
 
-class CountView(msgspec.Struct, frozen=True):
-    """How many jobs match; `exact` false means at least so many."""
-
-    jobs: int
-    exact: bool
-
-
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """A worker: when it was last heard of, and what it holds now. `slots` 0 means not told."""
 
