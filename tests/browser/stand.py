@@ -17,7 +17,7 @@ from tenure.core.job import NewJob
 from tenure.core.opening import contract_names, open_ledger, open_queue
 from tenure.core.outcome import Fatal
 from tenure.core.seam import Ledger
-from tenure.gateway.serve import Running, serving
+from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.worker.config import Settings
 from tenure.worker.runtime import Worker
@@ -142,7 +142,7 @@ class Stand:
     def wait_for(self, contract: str, job_id: str, kinds: tuple[str, ...]) -> None:
         """Until the job is of one of these kinds."""
         from tenure.core.state import MACHINES
-        from tenure.dashboard.kinds import kind_of
+        from tenure.dashboard.queues import kind_of
 
         def reached() -> bool:
             state = self.state(contract, job_id)

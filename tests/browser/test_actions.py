@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tenure.core.job import NewJob
 from tenure.core.seam import Query
-from tenure.dashboard.kinds import kind_of
+from tenure.dashboard.queues import kind_of
 from tests.browser.conftest import Watched
 from tests.browser.stand import CONTRACTS, Stand
 from tests.contract.unwanted import given_up

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tenure.core.job import NewJob
-from tenure.gateway.rings import open_keyring
+from tenure.gateway.keyrings import open_keyring
 from tests.browser.conftest import Watched
 from tests.browser.stand import Stand
 from tests.interop.npm import installed

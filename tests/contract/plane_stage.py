@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from tenure.core.opening import open_queue
 from tenure.core.seam import Queue
 from tenure.gateway.keys import MemoryKeyRing
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.inbox_stage import migrated

@@ -21,8 +21,8 @@ import pytest
 from tenure.cli.config import Config
 from tenure.cli.keys import open_seal
 from tenure.egress import Guard
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
 from tests.contract.adapters import Servers
@@ -65,7 +65,7 @@ async def site(servers: Servers, tmp_path: Path) -> AsyncGenerator[Site]:
     )
     seal = open_seal(Config({"TENURE_VAULT_KEYS": new_kek("fuzz")}, tmp_path))
     lent = {"seal": seal, "check_url": Guard().check_url}
-    settings = GatewaySettings(queues=queues, port=0, rate_per_s=0, lent=lent)
+    settings = GatewaySettings(queues=queues, port=0, rate_per_s=0, route_options=lent)
     async with serving(settings) as running:
         yield Site(running.url, admin, plain, await signed_in(running.url, admin))
 

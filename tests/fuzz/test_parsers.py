@@ -15,10 +15,10 @@ from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import TenureError
 from tenure.core.opening import parse_url
 from tenure.core.outcome import Fatal
-from tenure.dashboard import finding, search
+from tenure.dashboard import search
 from tenure.egress import EgressError
 from tenure.egress.guard import read_target
-from tenure.gateway import body, session
+from tenure.gateway import auth, dispatch
 from tenure.gateway.problems import Problem
 from tenure.store.redis_connection import parse_address
 from tenure.transcode.storage import read_request
@@ -49,7 +49,7 @@ def transcode(text: str) -> None:
 # What reads, samples that it takes (junk is put into them), and what it may raise.
 PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exception], ...]]] = {
     "cookie": (
-        lambda text: session._session_h({"cookie": text}),
+        lambda text: auth._session_h({"cookie": text}),
         ["tenure_session=a-b; x=y"],
         (),
     ),
@@ -58,14 +58,14 @@ PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exce
         ["state:failed task:a* attempt>3 -is:stuck since:2h payload.a.b:c"],
         (TenureError,),
     ),
-    "cursor": (finding._places, ["eyJhIjp7fX0", "e30"], (TenureError,)),
+    "cursor": (search._positions, ["eyJhIjp7fX0", "e30"], (TenureError,)),
     "cron": (
         lambda text: schedulers.next_after(text, 1, "UTC"),
         ["*/5 0 1,15 * 1-5", "0 0 29 2 *", "@weekly", "H H(0-7) * * L"],
         (TenureError,),
     ),
     "JSON": (
-        lambda text: body.decode(JSON, text.encode(errors="surrogatepass")),
+        lambda text: dispatch.decode(JSON, text.encode(errors="surrogatepass")),
         ['{"a": [1, 2.5, "x"], "b": {"c": null}}'],
         (Problem,),
     ),

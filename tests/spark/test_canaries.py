@@ -13,7 +13,7 @@ from tenure import Worker
 from tenure.cli.config import Config
 from tenure.cli.handlers import load_tasks
 from tenure.cli.keys import open_seal
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.pipeline.capture import capture
 from tenure.vault import new_kek
@@ -50,7 +50,7 @@ async def test_no_secret_of_a_request_is_captured_into_the_lake(
     }
     config = Config(told, tmp_path)
     lent = {"seal": open_seal(config), "has_secret": lambda requester: True}
-    async with serving(GatewaySettings(queues=(url,), port=0, lent=lent)) as running:
+    async with serving(GatewaySettings(queues=(url,), port=0, route_options=lent)) as running:
         made = await Web(running.url).post("/transcode", request(origin))
     assert made.status == 202, made.body
     outbox = f"{url}?box=outbox"

@@ -30,8 +30,8 @@ from tenure.core.lease import Lease
 from tenure.core.opening import open_ledger, open_queue, parse_url
 from tenure.core.outcome import Outcome
 from tenure.core.seam import Ledger, Query, Queue, Staffed
-from tenure.dashboard.gathering import by_kind
-from tenure.dashboard.kinds import kind_of, states_of
+from tenure.dashboard.queues import kind_of, states_of
+from tenure.dashboard.views import by_kind
 
 _BATCH = 100
 _CLAIM_WAIT_MS = 200

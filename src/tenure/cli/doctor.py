@@ -25,7 +25,7 @@ from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError, StoreError, TenureError
 from tenure.core.opening import open_ledger, open_part, parse_url
 from tenure.core.seam import Counts
-from tenure.dashboard.gathering import by_kind
+from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis
 
 Level = Literal["ok", "note", "problem"]

@@ -349,8 +349,8 @@ def _with_ring(
     did: Callable[[Answer], tuple[str, str, str]] | None = None,
 ) -> Answer:
     """The ring's answer. `did` names a change for the audit log: its action, key and outcome."""
+    from tenure.gateway.keyrings import open_keyring
     from tenure.gateway.keys import MemoryKeyRing
-    from tenure.gateway.rings import open_keyring
 
     async def asked() -> Answer:
         url = load_config().text("queue_url", queue_url)
@@ -388,8 +388,8 @@ async def _write_down(url: str, action: str, key_id: str, outcome: str) -> None:
 
 @asynccontextmanager
 async def _audit_log(url: str) -> AsyncIterator[Any]:
-    from tenure.gateway.auditing import open_audit
-    from tenure.gateway.rings import open_side_store
+    from tenure.dashboard.audit import open_audit
+    from tenure.gateway.keyrings import open_side_store
 
     side = open_side_store(url, "tenure-audit")
     log = open_audit(url, side, keep=load_config().integer("gateway.audit_keep"))

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -30,28 +29,20 @@ from tenure.cli.output import (
 from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
 from tenure.core.printable import one_line
 from tenure.core.redacting import Redaction
-from tenure.core.seam import Journal, Ledger, Queue
-from tenure.dashboard.finding import Finder
-from tenure.dashboard.gathering import by_kind, dead_letters, warnings, workers
-from tenure.dashboard.house import Street
-from tenure.dashboard.search import Search, Term
-from tenure.dashboard.shapes import DeadGroup, DeadList, WorkerView
-from tenure.dashboard.watching import Watch
-from tenure.dashboard.wording import duration, number, share
+from tenure.dashboard.display import duration, number, share
+from tenure.dashboard.queues import OpenQueue, QueueRegistry
+from tenure.dashboard.search import Finder, Search, Term
+from tenure.dashboard.views import (
+    DeadGroup,
+    DeadList,
+    WorkerView,
+    by_kind,
+    dead_letters,
+    warnings,
+    workers,
+)
+from tenure.dashboard.watch import Watch
 from tenure.worker.logs import ensure_logs
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenQueue:
-    """One queue; nothing connects before it is asked something."""
-
-    name: str
-    contract: str
-    queue: Queue
-    ledger: Ledger
-    journal: Journal
-    address: str = ""
-    outbox: Ledger | None = None
 
 
 def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
@@ -61,24 +52,23 @@ def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
 
 
 @asynccontextmanager
-async def open_queues(urls: Sequence[str]) -> AsyncIterator[Street]:
+async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
     """The queues behind these URLs, until the block ends."""
     ensure_logs()
     opened = [_opened(url, number, urls) for number, url in enumerate(urls)]
     try:
-        yield Street(opened)
+        yield QueueRegistry(opened)
     finally:
         for each in opened:
-            for part in (each.queue, each.ledger, each.journal):
-                await part.close()
+            await each.close()
 
 
-def _opened(url: str, number: int, urls: Sequence[str]) -> _OpenQueue:
+def _opened(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
     parsed = parse_url(url)
     same = sum(parse_url(other).name == parsed.name for other in urls[:number])
     name = f"{parsed.name}~{same + 1}" if same else parsed.name
     parts = open_queue(url), open_ledger(url), open_journal(url)
-    return _OpenQueue(name, parsed.contract, *parts, address=parsed.safe)
+    return OpenQueue(name, parsed.contract, *parts, address=parsed.safe)
 
 
 @click.command("workers")
@@ -220,7 +210,7 @@ async def _top(
             await watch.close()
 
 
-async def _frame(queues: Street, watch: Watch, finder: Finder) -> dict[str, Any]:
+async def _frame(queues: QueueRegistry, watch: Watch, finder: Finder) -> dict[str, Any]:
     rows = [_queue_figures(queue.name, watch) for queue in queues]
     found = [] if any(row["away"] for row in rows) else await workers(queues, finder, watch)
     now_ms = time.time_ns() // 1_000_000

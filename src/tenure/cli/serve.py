@@ -264,8 +264,7 @@ def gateway_command(
     config = load_config()
     urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
     try:
-        from tenure.gateway.notify import Notifier
-        from tenure.gateway.serve import run
+        from tenure.gateway.server import Notifier, run
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
@@ -280,7 +279,9 @@ def gateway_command(
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
-        lent=_inbox_parts(config) if any(url.startswith("inbox+") for url in queues) else {},
+        route_options=_inbox_parts(config)
+        if any(url.startswith("inbox+") for url in queues)
+        else {},
         redact=tuple(config.texts("gateway.redact")),
         audit_keep=config.integer("gateway.audit_keep"),
         trace_url=config.text("gateway.trace_url"),

@@ -1,44 +1,35 @@
 """/api for every contract: the same answers as the pages, for programs.
 
-Reading needs the scope `observe` (the backlog `metrics`), acting needs `admin`; a key with
+Reading needs the scope `observe` (the backlog `metrics`), acting needs `admin`. A key with
 `jobs:read` alone sees its own jobs through /v1 and none here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-import time
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from starlette.requests import ClientDisconnect
 
-from tenure.core.endpoint import (
-    Answer,
-    Call,
-    Endpoint,
-    Handle,
-    Refused,
-    Reply,
-    Right,
-    Scope,
-)
+from tenure.core.endpoint import Answer, Call, Endpoint, Handle, Refused, Reply, Right, Scope
 from tenure.core.errors import Conflict, NotFound
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.redacting import Redaction
-from tenure.dashboard.acting import Actor, Bulk, Verb
+from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
 from tenure.dashboard.audit import Entry
-from tenure.dashboard.finding import COUNT_MAX, Finder
-from tenure.dashboard.gathering import backlog, dead_letters, workers
-from tenure.dashboard.house import Street
-from tenure.dashboard.search import Search, parse
-from tenure.dashboard.shapes import (
+from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.search import COUNT_MAX, CountView, Finder, parse_now
+from tenure.dashboard.views import (
     ActionAnswers,
     Backlog,
     BulkBody,
-    CountView,
     DeadList,
+    Deliveries,
     EventList,
     Ids,
     JobFull,
@@ -46,16 +37,25 @@ from tenure.dashboard.shapes import (
     NewJobBody,
     SubmittedJob,
     WorkerList,
-    event_line,
+    backlog,
+    dead_letters,
+    deliveries,
+    event_row,
     job_full,
-    job_line,
+    job_row,
+    outboxes,
+    workers,
 )
-from tenure.dashboard.visit import Searches
-from tenure.dashboard.watching import Figures, Watch
+from tenure.dashboard.watch import Figures, Watch
+
+T = TypeVar("T")
 
 _CATCH_UP_S = 2.0
+_SEARCHES_MAX = 8
+_WITH_BODY = (400, 404, 413, 415, 422)
 _EVENT_ID = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")
 _Q = Annotated[str, Meta(description="A search, such as `queue:mail is:failed since:2h`.")]
+_EventId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 
 
 class FindJobs(msgspec.Struct, frozen=True):
@@ -108,10 +108,35 @@ class ReadAudit(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 100
 
 
+class ReadOutbox(msgspec.Struct, frozen=True):
+    """Query of the events."""
+
+    kind: Annotated[
+        Literal["", "waiting", "done", "failed"],
+        Meta(description="Only those on their way, delivered, or given up."),
+    ] = ""
+    after: Annotated[
+        str, Meta(pattern="^[0-9]{0,18}$", description="The `after` of the page before.")
+    ] = ""
+    limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 50
+
+
+class RedeliverBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Events by id."""
+
+    event_ids: Annotated[list[_EventId], Meta(min_length=1, max_length=500)]
+
+
 class AuditList(msgspec.Struct, frozen=True):
     """Entries, newest first."""
 
     entries: list[Entry]
+
+
+class OutboxList(msgspec.Struct, frozen=True):
+    """The queues that have an outbox."""
+
+    queues: list[str]
 
 
 class StatsView(msgspec.Struct, frozen=True):
@@ -121,49 +146,149 @@ class StatsView(msgspec.Struct, frozen=True):
     queues: dict[str, Figures]
 
 
+class SearchLimit:
+    """Bounds the searches that one key runs at a time, and cancels those of clients that left."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+
+    async def run(
+        self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
+    ) -> T:
+        """The result of the work, which is cancelled when the client disconnects."""
+        if self.running[who] >= _SEARCHES_MAX:
+            work.close()
+            raise Refused(
+                "too_many_searches",
+                f"this key has {_SEARCHES_MAX} searches at work: wait for their answers",
+            )
+        self.running[who] += 1
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+            self.running[who] -= 1
+            if not self.running[who]:
+                del self.running[who]
+
+
 class Api:
-    """The endpoints."""
+    """The handlers of /api."""
 
     def __init__(
         self,
-        street: Street,
+        queues: QueueRegistry,
         finder: Finder,
-        actor: Actor,
+        actions: Actions,
         watch: Watch,
         redaction: Redaction,
-        searches: Searches,
+        searches: SearchLimit,
     ) -> None:
         self._searches = searches
-        self._street = street
+        self._queues = queues
         self._finder = finder
-        self._actor = actor
+        self._actions = actions
         self._watch = watch
         self._redaction = redaction
 
-    async def find(self, call: Call) -> Answer:
-        """Jobs of all queues."""
+    def endpoints(self) -> list[Endpoint]:
+        """All of them, as the gateway serves and documents them."""
+        return [*self._reading(), *self._acting(), *self._outbox()]
+
+    def _reading(self) -> list[Endpoint]:
+        job = "/api/queues/{queue}/jobs/{job_id}"
+        return [
+            _get("/api/jobs", "findJobs", "Search the jobs of all queues",
+                 self._search(self._find), JobList, asks=FindJobs, problems=(409, 422)),
+            _get("/api/jobs/count", "countJobs", "How many jobs match a search",
+                 self._search(self._count), CountView, asks=CountJobs, problems=(422,)),
+            _get(job, "readQueueJob", "One job of a queue", self._job, JobFull, problems=(404,)),
+            _get(f"{job}/events", "readQueueJobEvents", "The events of one job", self._events,
+                 EventList, asks=ReadEvents, problems=(404, 422)),
+            _get("/api/workers", "listWorkers", "Workers and what they hold",
+                 self._search(self._workers), WorkerList),
+            _get("/api/dead", "listDead", "Dead letters by error class",
+                 self._search(self._dead), DeadList),
+            _get("/api/stats", "readStats", "Rates and durations of the last five minutes",
+                 self._stats, StatsView),
+            _get("/api/autoscale/{queue}", "readBacklog",
+                 "Backlog of a queue, for scalers such as KEDA's metrics-api", self._backlog,
+                 Backlog, asks=Scale, problems=(404, 422), scope="metrics"),
+            _get("/api/audit", "readAudit", "Who did what", self._audit, AuditList, asks=ReadAudit,
+                 problems=(422,)),
+            _get("/api/bulk/{bulk_id}", "readBulk", "How far an action on many jobs is",
+                 self._bulk_state, Bulk, problems=(404,)),
+        ]  # fmt: skip
+
+    def _acting(self) -> list[Endpoint]:
+        stored = {201: Reply("Stored.", SubmittedJob), 200: Reply("Was there.", SubmittedJob)}
+        answered = {200: Reply("What became of each.", ActionAnswers)}
+        return [
+            _post("/api/queues/{queue}/jobs", "submitToQueue", "Submit a job to any queue",
+                  self._submit, stored, does="submit", takes=NewJobBody,
+                  problems=(400, 404, 409, 413, 415, 422),
+                  example={"task": "chat", "payload": {"prompt": "Say hello."}}),
+            *(_post(f"/api/queues/{{queue}}/{verb}", f"{verb}Jobs",
+                    f"{verb.capitalize()} jobs by id", self._act(verb), answered, does=verb,
+                    takes=Ids, problems=_WITH_BODY, example={"job_ids": ["1"]})
+              for verb in VERBS),
+            _post("/api/bulk", "beginBulk",
+                  "Retry, cancel or remove all jobs of a search, in bounded batches",
+                  self._bulk, {202: Reply("Begun.", Bulk)}, does="VERB all", takes=BulkBody,
+                  problems=(400, 409, 413, 415, 422),
+                  example={"action": "retry", "q": "is:failed error:Timeout", "expect": 10}),
+            _post("/api/bulk/{bulk_id}/stop", "stopBulk",
+                  "Stop an action on many jobs; what is done stays done",
+                  self._bulk_stop, {200: Reply("As it stands.", Bulk)}, does="stop VERB all",
+                  problems=(404,)),
+        ]  # fmt: skip
+
+    def _outbox(self) -> list[Endpoint]:
+        return [
+            _get("/api/outboxes", "listOutboxes", "The queues that have an outbox",
+                 self._outboxes, OutboxList),
+            _get("/api/queues/{queue}/outbox", "readOutbox",
+                 "Events of a queue's outbox and what came of them, newest first",
+                 self._deliveries, Deliveries, asks=ReadOutbox, problems=(404, 422)),
+            _post("/api/queues/{queue}/outbox/redeliver", "redeliver",
+                  "Send events again that were delivered or given up, under the same ids",
+                  self._redeliver, {200: Reply("What became of each.", ActionAnswers)},
+                  does="redeliver", takes=RedeliverBody, problems=_WITH_BODY,
+                  example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]}),
+        ]  # fmt: skip
+
+    def _search(self, handle: Callable[[Call], Coroutine[Any, Any, Answer]]) -> Handle:
+        async def run(call: Call) -> Answer:
+            return await self._searches.run(call.caller.who, call.gone, handle(call))
+
+        return run
+
+    async def _find(self, call: Call) -> Answer:
         asked: FindJobs = call.query
-        found = await self._finder.page(_search(asked.q), after=asked.after, limit=asked.limit)
-        lines = [job_line(each.queue, each.job) for each in found.jobs]
-        return Answer(200, JobList(lines, found.after, found.complete))
+        found = await self._finder.page(parse_now(asked.q), after=asked.after, limit=asked.limit)
+        rows = [job_row(each.queue, each.job) for each in found.jobs]
+        return Answer(200, JobList(rows, found.after, found.complete))
 
-    async def count(self, call: Call) -> Answer:
-        """How many match."""
-        count = await self._finder.count(_search(call.query.q), scan_max=COUNT_MAX)
-        return Answer(200, CountView(count.jobs, count.exact))
+    async def _count(self, call: Call) -> Answer:
+        return Answer(200, await self._finder.count(parse_now(call.query.q), scan_max=COUNT_MAX))
 
-    async def read(self, call: Call) -> Answer:
-        """One job."""
+    async def _job(self, call: Call) -> Answer:
         queue = call.path["queue"]
-        job = await self._street[queue].ledger.get(call.path["job_id"])
+        job = await self._queues[queue].ledger.get(call.path["job_id"])
         if job is None:
             raise NotFound("there is no such job (any more)")
         shown = job if _is_own(call, job) else await self._redaction.seen(job)
         return Answer(200, job_full(queue, shown))
 
-    async def events(self, call: Call) -> Answer:
-        """Its events."""
-        ledger = self._street[call.path["queue"]].ledger
+    async def _events(self, call: Call) -> Answer:
+        ledger = self._queues[call.path["queue"]].ledger
         asked: ReadEvents = call.query
         if asked.after and not _EVENT_ID.fullmatch(asked.after):
             raise Refused(
@@ -174,16 +299,37 @@ class Api:
         job = await ledger.get(job_id)
         if job is None or not _is_own(call, job):
             events = await self._redaction.events(events)
-        return Answer(200, EventList([event_line(event) for event in events]))
+        return Answer(200, EventList([event_row(event) for event in events]))
 
-    async def submit(self, call: Call) -> Answer:
-        """A new job for any queue."""
+    async def _workers(self, call: Call) -> Answer:
+        self._watch.touch()
+        return Answer(200, WorkerList(await workers(self._queues, self._finder, self._watch)))
+
+    async def _dead(self, call: Call) -> Answer:
+        return Answer(200, await dead_letters(self._finder, scan_max=COUNT_MAX))
+
+    async def _stats(self, call: Call) -> Answer:
+        self._watch.touch()
+        await self._watch.caught_up(within_s=_CATCH_UP_S)
+        queues = {name: self._watch.figures(name) for name in self._watch.observers}
+        return Answer(200, StatsView(self._watch.figures(), queues))
+
+    async def _backlog(self, call: Call) -> Answer:
+        queue = call.path["queue"]
+        counts = await self._queues[queue].ledger.counts()
+        return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
+
+    async def _audit(self, call: Call) -> Answer:
+        asked: ReadAudit = call.query
+        entries = await self._actions.audit.list(before=asked.before, limit=asked.limit)
+        return Answer(200, AuditList(entries))
+
+    async def _submit(self, call: Call) -> Answer:
         body: NewJobBody = call.body
         queue = call.path["queue"]
-        payload = {} if body.payload is msgspec.UNSET else body.payload
         job = NewJob(
             task=body.task,
-            payload=msgspec.json.encode(payload),
+            payload=msgspec.json.encode({} if body.payload is msgspec.UNSET else body.payload),
             job_id=body.job_id,
             priority=body.priority,
             delay_ms=body.delay_ms,
@@ -191,178 +337,71 @@ class Api:
             gid=body.gid,
             requester=call.caller.requester,
         )
-        made = await self._actor.submit(call.caller.who, queue, job)
+        made = await self._actions.submit(call.caller.who, queue, job)
         status = 201 if made.status == "created" else 200
         return Answer(status, SubmittedJob(queue, made.job_id, made.status))
 
-    async def bulk(self, call: Call) -> Answer:
-        """Begin an action on a search."""
+    def _act(self, verb: Verb) -> Handle:
+        async def handle(call: Call) -> Answer:
+            ids: Ids = call.body
+            answers = await self._actions.act(
+                call.caller.who, verb, call.path["queue"], ids.job_ids
+            )
+            return Answer(200, ActionAnswers(dict(zip(ids.job_ids, answers, strict=True))))
+
+        return handle
+
+    async def _bulk(self, call: Call) -> Answer:
         body: BulkBody = call.body
-        search = _search(body.q)
+        search = parse_now(body.q)
         if body.expect is not None:
             count = await self._finder.count(search)
             if count.jobs > body.expect:
                 raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}: look again")
-        return Answer(202, await self._actor.begin(call.caller.who, body.action, search))
+        return Answer(202, await self._actions.begin(call.caller.who, body.action, search))
 
-    async def bulk_state(self, call: Call) -> Answer:
-        """How far it is."""
-        return Answer(200, self._actor.bulk(call.path["bulk_id"]))
+    async def _bulk_state(self, call: Call) -> Answer:
+        return Answer(200, self._actions.bulk(call.path["bulk_id"]))
 
-    async def bulk_stop(self, call: Call) -> Answer:
-        """Stop it."""
-        return Answer(200, await self._actor.stop(call.caller.who, call.path["bulk_id"]))
+    async def _bulk_stop(self, call: Call) -> Answer:
+        return Answer(200, await self._actions.stop(call.caller.who, call.path["bulk_id"]))
 
-    async def workers(self, call: Call) -> Answer:
-        """Who works."""
-        self._watch.touch()
-        return Answer(200, WorkerList(await workers(self._street, self._finder, self._watch)))
+    async def _outboxes(self, call: Call) -> Answer:
+        return Answer(200, OutboxList(outboxes(self._queues)))
 
-    async def dead(self, call: Call) -> Answer:
-        """Dead letters by error class."""
-        return Answer(200, await dead_letters(self._finder, scan_max=COUNT_MAX))
-
-    async def stats(self, call: Call) -> Answer:
-        """The last five minutes."""
-        self._watch.touch()
-        await self._watch.caught_up(within_s=_CATCH_UP_S)
-        queues = {name: self._watch.figures(name) for name in self._watch.observers}
-        return Answer(200, StatsView(self._watch.figures(), queues))
-
-    async def autoscale(self, call: Call) -> Answer:
-        """Backlog of one queue."""
-        queue = call.path["queue"]
-        counts = await self._street[queue].ledger.counts()
-        return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
-
-    async def audit(self, call: Call) -> Answer:
-        """Who did what."""
-        asked: ReadAudit = call.query
-        entries = await self._actor.audit.list(before=asked.before, limit=asked.limit)
-        return Answer(200, AuditList(entries))
-
-    def endpoints(self) -> list[Endpoint]:
-        """All of them."""
-        return [*self._reading(), *self._acting()]
-
-    def _searching(self, handle: Callable[[Call], Coroutine[Any, Any, Answer]]) -> Handle:
-        async def run(call: Call) -> Answer:
-            return await self._searches.run(call.caller.who, call.gone, handle(call))
-
-        return run
-
-    def _reading(self) -> list[Endpoint]:
-        job = "/api/queues/{queue}/jobs/{job_id}"
-        return [
-            _get("/api/jobs", "findJobs", "Search the jobs of all queues",
-                 self._searching(self.find), JobList, asks=FindJobs, problems=(409, 422)),
-            _get("/api/jobs/count", "countJobs", "How many jobs match a search",
-                 self._searching(self.count), CountView, asks=CountJobs, problems=(422,)),
-            _get(job, "readQueueJob", "One job of a queue", self.read, JobFull, problems=(404,)),
-            _get(f"{job}/events", "readQueueJobEvents", "The events of one job", self.events,
-                 EventList, asks=ReadEvents, problems=(404, 422)),
-            _get("/api/workers", "listWorkers", "Workers and what they hold",
-                 self._searching(self.workers), WorkerList),
-            _get("/api/dead", "listDead", "Dead letters by error class",
-                 self._searching(self.dead), DeadList),
-            _get("/api/stats", "readStats", "Rates and durations of the last five minutes",
-                 self.stats, StatsView),
-            _get("/api/autoscale/{queue}", "readBacklog",
-                 "Backlog of a queue, for scalers such as KEDA's metrics-api", self.autoscale,
-                 Backlog, asks=Scale, problems=(404, 422), scope="metrics"),
-            _get("/api/audit", "readAudit", "Who did what", self.audit, AuditList, asks=ReadAudit,
-                 problems=(422,)),
-            _get("/api/bulk/{bulk_id}", "readBulk", "How far an action on many jobs is",
-                 self.bulk_state, Bulk, problems=(404,)),
-        ]  # fmt: skip
-
-    def _acting(self) -> list[Endpoint]:
-        verbs: tuple[Verb, ...] = ("retry", "cancel", "remove")
-        return [
-            Endpoint(
-                method="POST",
-                path="/api/queues/{queue}/jobs",
-                operation="submitToQueue",
-                summary="Submit a job to any queue",
-                right=Right("admin", "all", does="submit", audit="handler"),
-                handle=self.submit,
-                takes=NewJobBody,
-                example={"task": "chat", "payload": {"prompt": "Say hello."}},
-                replies={
-                    201: Reply("Stored.", SubmittedJob),
-                    200: Reply("Was there.", SubmittedJob),
-                },
-                problems=(400, 404, 409, 413, 415, 422),
-                tag="steering",
-            ),
-            *(self._verb(verb) for verb in verbs),
-            Endpoint(
-                method="POST",
-                path="/api/bulk",
-                operation="beginBulk",
-                summary="Retry, cancel or remove all jobs of a search, in bounded batches",
-                right=Right("admin", "all", does="VERB all", audit="handler"),
-                handle=self.bulk,
-                takes=BulkBody,
-                example={"action": "retry", "q": "is:failed error:Timeout", "expect": 10},
-                replies={202: Reply("Begun.", Bulk)},
-                problems=(400, 409, 413, 415, 422),
-                tag="steering",
-            ),
-            Endpoint(
-                method="POST",
-                path="/api/bulk/{bulk_id}/stop",
-                operation="stopBulk",
-                summary="Stop an action on many jobs; what is done stays done",
-                right=Right("admin", "all", does="stop VERB all", audit="handler"),
-                handle=self.bulk_stop,
-                replies={200: Reply("As it stands.", Bulk)},
-                problems=(404,),
-                tag="steering",
-            ),
-        ]
-
-    def _verb(self, verb: Verb) -> Endpoint:
-        async def handle(call: Call) -> Answer:
-            ids: Ids = call.body
-            who, queue = call.caller.who, call.path["queue"]
-            answers = await self._actor.act(who, verb, queue, ids.job_ids)
-            return Answer(200, ActionAnswers(dict(zip(ids.job_ids, answers, strict=True))))
-
-        return Endpoint(
-            method="POST",
-            path=f"/api/queues/{{queue}}/{verb}",
-            operation=f"{verb}Jobs",
-            summary=f"{verb.capitalize()} jobs by id",
-            right=Right("admin", "all", does=verb, audit="handler"),
-            handle=handle,
-            takes=Ids,
-            example={"job_ids": ["1"]},
-            replies={200: Reply("What became of each.", ActionAnswers)},
-            problems=(400, 404, 413, 415, 422),
-            tag="steering",
+    async def _deliveries(self, call: Call) -> Answer:
+        asked: ReadOutbox = call.query
+        found = await deliveries(
+            self._queues,
+            call.path["queue"],
+            self._redaction,
+            kind=asked.kind,
+            after=asked.after,
+            limit=asked.limit,
         )
+        return Answer(200, found)
+
+    async def _redeliver(self, call: Call) -> Answer:
+        body: RedeliverBody = call.body
+        event_ids = list(dict.fromkeys(body.event_ids))
+        answers = await self._actions.redeliver(call.caller.who, call.path["queue"], event_ids)
+        return Answer(200, ActionAnswers(dict(zip(event_ids, answers, strict=True))))
 
 
 def _is_own(call: Call, job: JobRecord) -> bool:
-    """Whether a key submitted the job and asks now; a local caller without a key is masked too."""
+    """Whether the asking key submitted the job. A local caller without a key sees masks too."""
     return bool(job.requester) and call.caller.owns(job.requester)
-
-
-def _search(text: str) -> Search:
-    return parse(text, now_ms=time.time_ns() // 1_000_000)
 
 
 def _get(
     path: str,
     operation: str,
     summary: str,
-    handle: Any,
+    handle: Handle,
     shape: Any,
     *,
-    asks: Any = None,
-    problems: tuple[int, ...] = (),
     scope: Scope = "observe",
+    **more: Any,
 ) -> Endpoint:
     return Endpoint(
         method="GET",
@@ -371,8 +410,30 @@ def _get(
         summary=summary,
         right=Right(scope, "all"),
         handle=handle,
-        asks=asks,
         replies={200: Reply("As it is now.", shape)},
-        problems=problems,
         tag="observing",
+        **more,
+    )
+
+
+def _post(
+    path: str,
+    operation: str,
+    summary: str,
+    handle: Handle,
+    replies: dict[int, Reply],
+    *,
+    does: str,
+    **more: Any,
+) -> Endpoint:
+    return Endpoint(
+        method="POST",
+        path=path,
+        operation=operation,
+        summary=summary,
+        right=Right("admin", "all", does=does, audit="handler"),
+        handle=handle,
+        replies=replies,
+        tag="steering",
+        **more,
     )

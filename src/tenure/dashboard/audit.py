@@ -1,4 +1,4 @@
-"""Who did what to which jobs: every action of a person is written down before it is answered.
+"""The audit log: who did what to which jobs, recorded before the action is answered.
 
 The entries are a chain: each has a number, the hash of the one before it, and a hash of both and of
 its own text. `verify` names the first that was altered, removed or inserted. It cannot know whether
@@ -21,19 +21,27 @@ import msgspec
 import structlog
 
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
+from tenure.core.opening import open_part, parse_url
 from tenure.core.values import to_json
+from tenure.sql.engine import INBOX, Engine
+from tenure.store.redis import Redis
+from tenure.store.scripts import ScriptFolder
 
 _log = structlog.get_logger("tenure.audit")
 
-KEPT = 10_000
-LOCAL = "local"
 LOST = "unknown: the answer of the store was lost"
 IDS_MAX = 20
-PRUNE = "prune audit log"
-RESUME = "resume audit log"
-_PLACE = ("id", "seq", "hash")
+_KEEP = 10_000
+_LOCAL = "local"
+_PRUNE = "prune audit log"
+_RESUME = "resume audit log"
+_NOT_IN_TEXT = ("id", "seq", "hash")
 _TRIES = 200
-PAGE = 1_000
+_PAGE = 1_000
+_SEQ_MAX = 2**63 - 1
+_ID_MAX = 2**64 - 1  # of both parts of an id in Redis
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+_SCRIPTS = ScriptFolder("tenure.dashboard")
 _POSITION = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 _PRUNED = re.compile(r"through ([0-9]{1,18}) ([0-9a-f]*)")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -42,10 +50,14 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]
 
 
-def is_position(text: str) -> bool:
-    """Whether a text can be the place of an entry in a store."""
+def _is_position(text: str) -> bool:
+    """Whether a text can be the position of an entry in a store."""
     found = _POSITION.fullmatch(text)
     return found is not None and all(int(part or 0) < 2**64 for part in found.groups())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +98,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> bytes:
-        """For an export: one JSON object. An entry that is no JSON any more stands as a string."""
+        """For an export: one JSON object. An entry that is no JSON becomes a string."""
         try:
             msgspec.json.decode(self.entry)
             entry: Any = msgspec.Raw(self.entry)
@@ -96,7 +108,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(shown) + b"\n"
 
     def read(self) -> Entry:
-        """The entry; one that cannot be read says so, and the others are shown all the same."""
+        """The entry; one that cannot be decoded becomes an entry that says so."""
         try:
             entry = msgspec.json.decode(self.entry, type=Entry)
         except _UNREADABLE:
@@ -106,7 +118,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where a chain ends: its last number and hash, the place of the last entry, how many."""
+    """The end of a chain: last number and hash, the position of the last entry, how many."""
 
     seq: int = 0
     hash: str = ""
@@ -176,10 +188,10 @@ def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> Verd
 
 
 def _checkpoint(chain: Sequence[Link]) -> tuple[int, str]:
-    """The last entry that was pruned, as the entries that pruned say it."""
+    """Number and hash of the last pruned entry, which the prune entries name."""
     latest = (0, "")
     for link in chain:
-        if PRUNE.encode() in link.entry and (entry := link.read()).action == PRUNE:
+        if _PRUNE.encode() in link.entry and (entry := link.read()).action == _PRUNE:
             named = _PRUNED.fullmatch(entry.outcome)
             if named is not None:
                 latest = max(latest, (int(named[1]), named[2]))
@@ -187,7 +199,7 @@ def _checkpoint(chain: Sequence[Link]) -> tuple[int, str]:
 
 
 def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str]:
-    """The number of the first entry that is not as it was written, and what became of it."""
+    """The number of the first entry that is not as it was written, and what happened to it."""
     before: str | None = None  # the hash of the last but one
     for link in links:
         if not link.hash:
@@ -210,25 +222,25 @@ def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str
 
 
 class AuditLog(ABC):
-    """A chain of entries. Subclasses say how a store keeps it; a log belongs to one event loop."""
+    """A chain of entries; subclasses store it. A log belongs to one event loop."""
 
-    def __init__(self, *, keep: int = KEPT) -> None:
+    def __init__(self, *, keep: int = _KEEP) -> None:
         self._keep = keep
         self._head: Head | None = None
         self._turn = asyncio.Lock()
         self._missed = ""
 
     async def check(self) -> None:
-        """Raise what the store says against the log: before an action, which must have its entry.
+        """Refuse an action whose entry could not be stored, before it is done.
 
-        After an entry that could not be stored, one that says so must be stored first. A store
-        that is away is no reason: whether the action can be done is for its own store to say.
+        After an entry that could not be stored, an entry that says so must be stored first. A store
+        that is away refuses nothing: the store of the queue decides then.
         """
         try:
             if self._missed:
-                now_ms = time.time_ns() // 1_000_000
-                said = f"not stored: {self._missed}"
-                await self.add(Entry(ts_ms=now_ms, who="tenure", action=RESUME, outcome=said))
+                outcome = f"not stored: {self._missed}"
+                entry = Entry(ts_ms=_now_ms(), who="tenure", action=_RESUME, outcome=outcome)
+                await self.add(entry)
                 self._missed = ""
             else:
                 await self._read_head()
@@ -239,12 +251,65 @@ class AuditLog(ABC):
                 f"the audit log takes no entry, so nothing is done: {error}"
             ) from error
 
+    async def record(
+        self,
+        who: str,
+        action: str,
+        *,
+        queue: str = "",
+        whose: Iterable[str] = (),
+        ids: Sequence[str] = (),
+        jobs: int | None = None,
+        search: str = "",
+        outcome: str = "",
+    ) -> None:
+        """Record an action that has been done, here and in the process's own log.
+
+        If the entry cannot be stored, only the process's log has it, and `check` refuses the next
+        action. That log also has the hash of each entry, so it can serve as the kept head.
+        """
+        entry = Entry(
+            ts_ms=_now_ms(),
+            who=who or _LOCAL,
+            action=action,
+            queue=queue,
+            whose=tuple(sorted({owner or _LOCAL for owner in whose})[:IDS_MAX]),
+            ids=tuple(ids[:IDS_MAX]),
+            jobs=len(ids) if jobs is None else jobs,
+            search=search,
+            outcome=outcome,
+        )
+        _log.info("action", **msgspec.to_builtins(entry))
+        try:
+            link = await self.add(entry)
+            _log.info("audit_stored", seq=link.seq, hash=link.hash)
+        except Exception as error:  # the action is done, so no error of the log may hide that
+            self.missed(action)
+            _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
+
     def missed(self, action: str) -> None:
         """Note that the entry of an action could not be stored."""
         self._missed = action
 
+    @asynccontextmanager
+    async def recorded(self, who: str, action: str, **what: Any) -> AsyncGenerator[dict[str, Any]]:
+        """Record what is done within the block; the block may add to the entry.
+
+        Nothing is done if the log is known to take no entry. If the store's answer was lost, the
+        action may have been done and the entry says so. An action that failed in another way
+        changed nothing and has no entry.
+        """
+        entry = dict(what)
+        await self.check()
+        try:
+            yield entry
+        except ReplyLost:
+            await self.record(who, action, **entry | {"outcome": LOST})
+            raise
+        await self.record(who, action, **entry)
+
     async def add(self, entry: Entry) -> Link:
-        """Write one down; it is in the store when this returns."""
+        """Append one entry; it is in the store when this returns."""
         async with self._turn:
             head, self._head = self._head or await self._read_head(), None
             if head.size > self._keep + self._keep // 10:
@@ -264,7 +329,7 @@ class AuditLog(ABC):
     async def links(self) -> AsyncIterator[Link]:
         """All that is stored, oldest first."""
         after = ""
-        while page := await self._read(after, PAGE):
+        while page := await self._read(after, _PAGE):
             for link in page:
                 yield link
             after = page[-1].id
@@ -279,29 +344,29 @@ class AuditLog(ABC):
 
     @abstractmethod
     async def _read(self, after: str, count: int) -> Sequence[Link]:
-        """So many entries behind a place ("" for the first), oldest first."""
+        """`count` entries after a position ("" for the first), oldest first."""
 
     @abstractmethod
     async def _store(self, link: Link, head: Head, pruned: str) -> str:
-        """Store an entry, and remove those up to the place `pruned`, in one step.
+        """Store an entry, and remove those up to the position `pruned`, in one step.
 
-        Returns the place of the entry, "" when the log does not end with `head` any more.
+        Returns the position of the entry, "" when the log does not end with `head` any more.
         """
 
     async def _append(
         self, entry: Entry, head: Head, pruned: Sequence[Link] = ()
     ) -> tuple[Link | None, Head]:
         """The entry as the next one, if the log still ends with `head`; and where it ends now."""
-        said = msgspec.to_builtins(entry)
-        text = to_json({key: value for key, value in said.items() if key not in _PLACE})
+        fields = msgspec.to_builtins(entry)
+        text = to_json({key: value for key, value in fields.items() if key not in _NOT_IN_TEXT})
         seq = head.seq + 1
         link = Link(seq=seq, prev=head.hash, hash=digest(seq, head.hash, text), entry=text)
-        place = await self._store(link, head, pruned[-1].id if pruned else "")
-        if place:
-            after = Head(seq, link.hash, place, head.size + 1 - len(pruned))
-            return msgspec.structs.replace(link, id=place), after
+        position = await self._store(link, head, pruned[-1].id if pruned else "")
+        if position:
+            after = Head(seq, link.hash, position, head.size + 1 - len(pruned))
+            return msgspec.structs.replace(link, id=position), after
         now = await self._read_head()
-        if now.seq < head.seq:  # cut by another hand: the gap shall be seen
+        if now.seq < head.seq:  # another program cut the log: leave a visible gap
             _log.error("audit_log_cut", seq=now.seq, expected=head.seq, hash=head.hash)
             now = msgspec.structs.replace(now, seq=head.seq, hash=head.hash)
         return None, now
@@ -313,18 +378,18 @@ class AuditLog(ABC):
         if head.size <= self._keep or not oldest:
             return head
         entry = Entry(
-            ts_ms=time.time_ns() // 1_000_000,
+            ts_ms=_now_ms(),
             who="tenure",
-            action=PRUNE,
+            action=_PRUNE,
             outcome=f"through {oldest[-1].seq} {oldest[-1].hash}",
         )
         return (await self._append(entry, head, oldest))[1]
 
 
 class MemoryAudit(AuditLog):
-    """Kept by this process alone; the log has the same lines."""
+    """In the memory of this process; the process's own log has the same entries."""
 
-    def __init__(self, *, keep: int = KEPT) -> None:
+    def __init__(self, *, keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
         self._links: list[Link] = []
 
@@ -345,59 +410,119 @@ class MemoryAudit(AuditLog):
         return stored.id
 
 
-async def write_down(
-    log: AuditLog,
-    who: str,
-    action: str,
-    *,
-    queue: str = "",
-    whose: Iterable[str] = (),
-    ids: Sequence[str] = (),
-    jobs: int | None = None,
-    search: str = "",
-    outcome: str = "",
-) -> None:
-    """Note an action, in the audit log and in the process's own log.
+class RedisAudit(AuditLog):
+    """In the Redis that also keeps the keys, so that all gateways of a queue share it."""
 
-    The action has been done by then: where the entry cannot be stored, the process's log has it
-    alone, and `AuditLog.check` stands before the next action. That log also has the hash of each
-    entry, so it can stand for the kept head.
-    """
-    entry = Entry(
-        ts_ms=time.time_ns() // 1_000_000,
-        who=who or LOCAL,
-        action=action,
-        queue=queue,
-        whose=tuple(sorted({owner or LOCAL for owner in whose})[:IDS_MAX]),
-        ids=tuple(ids[:IDS_MAX]),
-        jobs=len(ids) if jobs is None else jobs,
-        search=search,
-        outcome=outcome,
+    def __init__(self, redis: Redis, *, prefix: str = "", keep: int = _KEEP) -> None:
+        super().__init__(keep=keep)
+        self._redis = redis
+        self._key = f"{prefix}tenure:audit"
+
+    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+        # Read inclusively and drop the one that was seen: an open end before 0-1 is an error.
+        found = await self._newest(before if _is_position(before) else "+", limit + 1)
+        return [link.read() for link in found if link.id != before][:limit]
+
+    async def _newest(self, end: str, count: int) -> Sequence[Link]:
+        rows: Any = await self._redis.call("XREVRANGE", self._key, end, "-", "COUNT", count)
+        return [_entry_link(row) for row in rows]
+
+    async def _read_head(self) -> Head:
+        size = int(await self._redis.call("XLEN", self._key))
+        position, end = "", "+"
+        while found := await self._newest(end, _PAGE if position else 1):
+            position = position or found[0].id
+            for link in found:
+                if link.hash and link.seq:  # others are of an earlier version, or unreadable
+                    return Head(link.seq, link.hash, position, size)
+            if found[-1].id == end:
+                break
+            end = found[-1].id
+        return Head(id=position, size=size)
+
+    async def _read(self, after: str, count: int) -> Sequence[Link]:
+        if after == f"{_ID_MAX}-{_ID_MAX}":
+            return []
+        begin = _next_id(after) if after else "-"
+        rows: Any = await self._redis.call("XRANGE", self._key, begin, "+", "COUNT", count)
+        return [_entry_link(row) for row in rows]
+
+    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+        fields = (link.seq, link.prev, link.hash, link.entry)
+        oldest = _next_id(pruned) if pruned else ""
+        position = await self._redis.run(_SCRIPTS["audit"], [self._key], [head.id, *fields, oldest])
+        return position.decode() if position else ""
+
+
+def _entry_link(row: Any) -> Link:
+    position, fields = row
+    named = dict(zip(fields[::2], fields[1::2], strict=False))
+    seq = named.get(b"n", b"")
+    prev, own = (named.get(name, b"").decode(errors="replace") for name in (b"p", b"h"))
+    number = int(seq) if _NUMBER.fullmatch(seq) else 0
+    return Link(seq=number, prev=prev, hash=own, entry=named.get(b"e", b""), id=position.decode())
+
+
+def _next_id(position: str) -> str:
+    time_ms, _, number = position.partition("-")
+    if int(number or 0) < _ID_MAX:
+        return f"{time_ms}-{int(number or 0) + 1}"
+    return f"{min(int(time_ms) + 1, _ID_MAX)}-0"
+
+
+class SqlAudit(AuditLog):
+    """In the database that also keeps the keys, so that all gateways of a queue share it."""
+
+    def __init__(self, engine: Engine, *, keep: int = _KEEP) -> None:
+        super().__init__(keep=keep)
+        self._engine = engine
+
+    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+        is_own = _is_position(before) and before.isdecimal()
+        last = min(int(before) - 1, _SEQ_MAX) if is_own else _SEQ_MAX
+        rows = await self._engine.run(INBOX, "audit_list", through=last, count=limit)
+        return [_link(row).read() for row in rows]
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    async def _read_head(self) -> Head:
+        row = (await self._engine.run(INBOX, "audit_head"))[0]
+        return Head(row["number"], str(row["hash"]), str(row["seq"]), row["size"])
+
+    async def _read(self, after: str, count: int) -> Sequence[Link]:
+        position = int(after) if after else -_SEQ_MAX
+        rows = await self._engine.run(INBOX, "audit_read", after=position, count=count)
+        return [_link(row) for row in rows]
+
+    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+        rows = await self._engine.run(
+            INBOX,
+            "audit_add",
+            number=link.seq,
+            prev=link.prev,
+            hash=link.hash,
+            entry=link.entry.decode(),
+            pruned=int(pruned) if pruned else -_SEQ_MAX,
+        )
+        return str(rows[0]["seq"]) if rows else ""
+
+
+def _link(row: Any) -> Link:
+    return Link(
+        seq=row["number"] or 0,
+        prev=str(row["prev"]),
+        hash=str(row["hash"]),
+        entry=str(row["entry"]).encode(errors="surrogateescape"),
+        id=str(row["seq"]),
     )
-    _log.info("action", **msgspec.to_builtins(entry))
-    try:
-        link = await log.add(entry)
-        _log.info("audit_stored", seq=link.seq, hash=link.hash)
-    except Exception as error:  # the action is done: whatever this is, it must not hide that
-        log.missed(action)
-        _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
 
 
-@asynccontextmanager
-async def noted(
-    log: AuditLog, who: str, action: str, **what: Any
-) -> AsyncGenerator[dict[str, Any]]:
-    """Write down what is done within, with what that adds to the entry.
-
-    Nothing is done where the log is known to take no entry. Where the store's answer was lost it
-    may have been done: the entry says so. An action that was refused or failed in another way
-    changed nothing and has no entry.
-    """
-    entry = dict(what)
-    await log.check()
-    try:
-        yield entry
-    except ReplyLost:
-        await write_down(log, who, action, **entry | {"outcome": LOST})
-        raise
-    await write_down(log, who, action, **entry)
+def open_audit(queue_url: str, side: tuple[Redis, str] | None, *, keep: int = _KEEP) -> AuditLog:
+    """The log that belongs to a queue; `side` is its Redis and prefix, if it has one."""
+    url = parse_url(queue_url)
+    if side is not None:
+        return RedisAudit(side[0], prefix=side[1], keep=keep)
+    if url.store.startswith(("sqlite", "postgres", "libsql")):
+        return SqlAudit(open_part(queue_url, "database"), keep=keep)
+    return MemoryAudit(keep=keep)

@@ -3,51 +3,130 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import quote, urlencode
 
 import msgspec
+from starlette.requests import Request
 
+from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Counts
-from tenure.dashboard import charts
-from tenure.dashboard.acting import VERBS, Actor
-from tenure.dashboard.boxes import boxes, command_of, curl_of
-from tenure.dashboard.delivering import CHOICES, deliveries, outboxes
-from tenure.dashboard.finding import COUNT_MAX, Finder
-from tenure.dashboard.gathering import (
-    Warn,
-    by_kind,
-    dead_letters,
-    lines_of,
-    overdue,
-    warnings,
-    workers,
-)
-from tenure.dashboard.history import Histories
-from tenure.dashboard.house import House, Street
-from tenure.dashboard.job_facts import (
+from tenure.dashboard.actions import VERBS, Actions
+from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
+from tenure.dashboard.display import (
     brief_of,
+    decode_json,
+    error_info,
     facts_of,
     job_path,
     pretty,
     progress_of,
     trace_link,
 )
-from tenure.dashboard.kinds import KINDS, kind_of
-from tenure.dashboard.reading import decoded, fault_of
-from tenure.dashboard.search import HELP, Search, SearchError, parse
-from tenure.dashboard.shapes import event_line, job_line
-from tenure.dashboard.timeline import Timeline, timeline
-from tenure.dashboard.visit import Visit, with_params
-from tenure.dashboard.watching import Watch
+from tenure.dashboard.history import read_past
+from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
+from tenure.dashboard.search import COUNT_MAX, HELP, Finder, SearchError, parse_now
+from tenure.dashboard.views import (
+    DELIVERY_KINDS,
+    Warn,
+    by_kind,
+    dead_letters,
+    deliveries,
+    event_row,
+    job_row,
+    outboxes,
+    overdue,
+    waiting_spread,
+    warnings,
+    workers,
+)
+from tenure.dashboard.watch import Watch
 
-_EVENTS_MAX = 1_000
+_EVENTS_PAGE = 1_000
+_EVENTS_MAX = 5_000
 _EVENTS_SHOWN = 200
+_AUDIT_PAGE = 100
 _SPAN_S = 300
+
+# How the clients of some contracts submit a job; curl and the command line work for every queue.
+_NATIVE = {
+    "streams": (
+        "curl, the contract's own endpoint",
+        """\
+curl -s {base}/v1/jobs -H 'content-type: application/json' \\
+  -d '{{"task": "chat", "payload": {{"prompt": "Say hello."}}}}'""",
+    ),
+    "bullmq": (
+        "Node, with the bullmq package",
+        """\
+import {{ Queue }} from 'bullmq'
+const queue = new Queue('{short}', {{ connection: {{ url: '{store}' }} }})
+await queue.add({task}, {payload})
+await queue.close()""",
+    ),
+    "omniq": (
+        "Python, with the contract's own client",
+        """\
+import asyncio, json
+from tenure.contracts.omniq import Client
+
+async def main():
+    async with Client('{store}') as client:
+        print(await client.publish('{short}', json.loads({quoted})))
+
+asyncio.run(main())""",
+    ),
+    "plane": (
+        "curl, the contract's own endpoint",
+        """\
+curl -s {base}/v1/plane/jobs -H 'content-type: application/json' \\
+  -d {body}""",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """A request whose caller is known. `form` holds the posted fields, in order."""
+
+    request: Request
+    caller: Caller
+    form: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the pages show buttons, and the buttons do something."""
+        return self.caller.may("admin")
+
+    @property
+    def who(self) -> str:
+        """For the audit log."""
+        return self.caller.who
+
+    def field(self, name: str, default: str = "") -> str:
+        """The last posted value of a field."""
+        return dict(self.form).get(name, default)
+
+    def fields(self, name: str) -> list[str]:
+        """All posted values of a field."""
+        return [value for key, value in self.form if key == name]
+
+    def query(self, name: str, default: str = "") -> str:
+        """A parameter of the URL."""
+        return str(self.request.query_params.get(name, default))
+
+    @property
+    def base_url(self) -> str:
+        """Where the client reaches this gateway."""
+        return str(self.request.base_url).rstrip("/")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -58,14 +137,33 @@ class Page(msgspec.Struct, frozen=True):
     status: int = 200
 
 
+class SubmitExample(msgspec.Struct, frozen=True):
+    """Ready-made ways to submit a job to one queue, to be copied."""
+
+    queue: str
+    contract: str
+    task: str
+    payload: str
+    ways: list[tuple[str, str]]
+
+
+PageHandler: TypeAlias = Callable[[PageRequest], Coroutine[Any, Any, Page]]
+
+
+def with_params(path: str, **params: Any) -> str:
+    """A local address with parameters, those left out that are empty."""
+    kept = {name: value for name, value in params.items() if value not in ("", None)}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
 class Pages:
-    """All pages of a dashboard."""
+    """The pages by their paths. Each takes a request and returns template and values."""
 
     def __init__(
         self,
-        street: Street,
+        queues: QueueRegistry,
         finder: Finder,
-        actor: Actor,
+        actions: Actions,
         watch: Watch,
         redaction: Redaction,
         *,
@@ -73,53 +171,66 @@ class Pages:
         lake: str = "",
         store_warnings: Callable[[], Awaitable[list[Warn]]],
     ) -> None:
-        self._street = street
+        self._queues = queues
         self._finder = finder
-        self._actor = actor
+        self._actions = actions
         self._watch = watch
         self._redaction = redaction
         self._trace_url = trace_url
-        self._histories = Histories(lake)
+        self._lake = lake
         self._store_warnings = store_warnings
 
-    async def overview(self, visit: Visit) -> Page:
-        """Figures of all queues, warnings, and how to submit a job."""
+    def handlers(self) -> dict[str, PageHandler]:
+        """By path."""
+        return {
+            "/": self._overview,
+            "/jobs": self._jobs,
+            "/jobs/confirm": self._confirm,
+            "/jobs/{queue}/{job_id:path}": self._job,
+            "/queues": self._queues_page,
+            "/workers": self._workers,
+            "/dead": self._dead,
+            "/outbox": self._outbox,
+            "/history": self._history,
+            "/audit": self._audit,
+            "/bulk/{bulk_id}": self._bulk,
+        }
+
+    async def _overview(self, request: PageRequest) -> Page:
         await self._watch.look()
         now_s = int(time.time())
-        seconds = [s for o in self._watch.observers.values() for s in o.window()]
-        figures = self._watch.figures(span_s=_SPAN_S)
-        counts = [o.counts for o in self._watch.observers.values() if o.counts is not None]
-        base = str(visit.request.base_url).rstrip("/")
-        recent = await self._recent_tasks()
+        observers = self._watch.observers.values()
+        seconds = [second for observer in observers for second in observer.window()]
+        counts = [observer.counts for observer in observers if observer.counts is not None]
+        kinds = sum((by_kind(each) for each in counts), Counter[str]())
+        errors = sum((observer.errors for observer in observers), Counter[str]())
         return Page(
             "overview.html",
             {
                 "title": "Overview",
-                "figures": figures,
+                "figures": self._watch.figures(span_s=_SPAN_S),
                 "per_s": self._watch.rate(),
-                "waiting": sum(by_kind(each).get("waiting", 0) for each in counts),
-                "running": sum(by_kind(each).get("running", 0) for each in counts),
+                "waiting": kinds["waiting"],
+                "running": kinds["running"],
                 "oldest_ms": max((each.oldest_waiting_ms for each in counts), default=0),
-                "heat_wait": charts.heat_map(seconds, "wait", now_s=now_s),
-                "heat_run": charts.heat_map(seconds, "run", now_s=now_s),
-                "queues": [self._queue_row(house) for house in self._street],
+                "heat_wait": heat_map(seconds, "wait", now_s=now_s),
+                "heat_run": heat_map(seconds, "run", now_s=now_s),
+                "queues": [self._queue_row(served) for served in self._queues],
                 "warnings": await self._warnings(now_s * 1000),
-                "boxes": boxes(self._street, base, recent),
+                "boxes": await self._examples(request.base_url),
                 "errors": [
-                    (self._redaction.text(name), count) for name, count in _top_errors(self._watch)
+                    (self._redaction.text(name), count) for name, count in errors.most_common(5)
                 ],
             },
         )
 
-    async def jobs(self, visit: Visit) -> Page:
-        """A search and what it finds."""
-        text, after = visit.query("q"), visit.query("after")
+    async def _jobs(self, request: PageRequest) -> Page:
+        text, after = request.query("q"), request.query("after")
         values: dict[str, Any] = {
             "title": "Jobs",
             "q": text,
-            "after": after,
             "help": HELP,
-            "queues": self._street.names,
+            "queues": self._queues.names,
             "kinds": KINDS,
             "verbs": VERBS,
             "jobs": [],
@@ -129,38 +240,33 @@ class Pages:
             "confirm": {verb: with_params("/jobs/confirm", verb=verb, q=text) for verb in VERBS},
         }
         try:
-            found = await self._finder.page(_search(text), after=after)
+            found = await self._finder.page(parse_now(text), after=after)
         except SearchError as error:
             return Page("jobs.html", values | {"wrong_search": str(error)}, status=422)
-        values["jobs"] = [job_line(each.queue, each.job) for each in found.jobs]
+        values["jobs"] = [job_row(each.queue, each.job) for each in found.jobs]
         values["more"] = with_params("/jobs", q=text, after=found.after) if found.after else ""
         values["complete"] = found.complete
         return Page("jobs.html", values)
 
-    async def confirm(self, visit: Visit) -> Page:
+    async def _confirm(self, request: PageRequest) -> Page:
         """How many jobs an action would meet, before it is begun."""
-        text, verb = visit.query("q"), visit.query("verb")
+        text, verb = request.query("q"), request.query("verb")
         if verb not in VERBS:
             raise NotFound(f"there is no action {verb!r}; there are {', '.join(VERBS)}")
-        count = await self._finder.count(_search(text), scan_max=COUNT_MAX)
-        return Page(
-            "confirm.html",
-            {"title": f"{verb.capitalize()} jobs", "q": text, "verb": verb, "count": count},
-        )
+        count = await self._finder.count(parse_now(text), scan_max=COUNT_MAX)
+        title = f"{verb.capitalize()} jobs"
+        return Page("confirm.html", {"title": title, "q": text, "verb": verb, "count": count})
 
-    async def job(self, visit: Visit) -> Page:
-        """Everything about one job."""
-        queue = visit.request.path_params["queue"]
-        house = self._street[queue]
-        job = await house.ledger.get(visit.request.path_params["job_id"])
+    async def _job(self, request: PageRequest) -> Page:
+        queue = request.request.path_params["queue"]
+        served = self._queues[queue]
+        job = await served.ledger.get(request.request.path_params["job_id"])
         if job is None:
             raise NotFound("there is no such job (any more): it expired, was removed, or never was")
         job = await self._redaction.seen(job)
-        events = await self._events(house, job.job_id)
+        events = await _events(served, job.job_id)
         latest = await self._redaction.events(events[-_EVENTS_SHOWN:])
-        now_ms = time.time_ns() // 1_000_000
-        base = str(visit.request.base_url).rstrip("/")
-        payload = decoded(job.payload)
+        payload = decode_json(job.payload)
         return Page(
             "job.html",
             {
@@ -168,63 +274,61 @@ class Pages:
                 "queue": queue,
                 "job": job,
                 "kind": kind_of(job.state),
-                "fault": fault_of(job.error),
+                "fault": error_info(job.error),
                 "payload": pretty(payload),
-                "result": pretty(decoded(job.result)) if job.result else "",
-                "error": pretty(decoded(job.error)) if job.error else "",
+                "result": pretty(decode_json(job.result)) if job.result else "",
+                "error": pretty(decode_json(job.error)) if job.error else "",
                 "progress": progress_of(job),
-                "timeline": self._timeline(queue, job, events, now_ms),
-                "events": [(line, brief_of(line.data)) for line in map(event_line, latest)],
+                "timeline": self._timeline(queue, job, events),
+                "events": [(row, brief_of(row.data)) for row in map(event_row, latest)],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
-                "curl": curl_of(base, queue, job.task, payload),
-                "command": command_of(house.address, job.task, payload),
+                "curl": _curl(request.base_url, queue, job.task, payload),
+                "command": _command(served.address, job.task, payload),
                 "my_path": job_path(queue, job.job_id),
             },
         )
 
-    async def queues(self, visit: Visit) -> Page:
-        """All queues with their depths and rates."""
+    async def _queues_page(self, request: PageRequest) -> Page:
         await self._watch.look()
-        lines = await asyncio.gather(
-            *(lines_of(house.name, self._finder) for house in self._street)
+        spreads = await asyncio.gather(
+            *(waiting_spread(name, self._finder) for name in self._queues.names)
         )
         rows = [
-            {**self._queue_row(house), "lines": each}
-            for house, each in zip(self._street, lines, strict=True)
+            {**self._queue_row(served), "spread": spread}
+            for served, spread in zip(self._queues, spreads, strict=True)
         ]
         return Page("queues.html", {"title": "Queues", "queues": rows})
 
-    async def workers(self, visit: Visit) -> Page:
-        """Who works, and on what."""
+    async def _workers(self, request: PageRequest) -> Page:
         await self._watch.look()
-        found = await workers(self._street, self._finder, self._watch)
-        wanted = visit.query("q").lower()
-        shown = [w for w in found if wanted in w.worker_id.lower() or wanted in w.queue.lower()]
-        return Page("workers.html", {"title": "Workers", "workers": shown, "q": visit.query("q"),
-                                     "total": len(found)})  # fmt: skip
+        found = await workers(self._queues, self._finder, self._watch)
+        text = request.query("q")
+        shown = [
+            each for each in found if text.lower() in f"{each.worker_id}\n{each.queue}".lower()
+        ]
+        values = {"title": "Workers", "workers": shown, "q": text, "total": len(found)}
+        return Page("workers.html", values)
 
-    async def dead(self, visit: Visit) -> Page:
-        """Failed jobs by error class."""
+    async def _dead(self, request: PageRequest) -> Page:
         dead = await dead_letters(self._finder, scan_max=COUNT_MAX)
         groups = [
             (group, f'queue:{group.queue} is:failed error:"{group.error_class}"')
             for group in dead.groups
         ]
-        return Page("dead.html", {"title": "Dead letters", "groups": groups,
-                                  "complete": dead.complete})  # fmt: skip
+        values = {"title": "Dead letters", "groups": groups, "complete": dead.complete}
+        return Page("dead.html", values)
 
-    async def outbox(self, visit: Visit) -> Page:
-        """Webhooks: which are on their way, which arrived, which were given up."""
-        names = outboxes(self._street)
+    async def _outbox(self, request: PageRequest) -> Page:
+        names = outboxes(self._queues)
         if not names:
             raise NotFound("no queue of this gateway has an outbox; an inbox+... queue has one")
-        queue, kind = visit.query("queue") or names[0], visit.query("kind")
-        if kind not in dict(CHOICES):
-            raise NotFound(f"there are no such events; there are {', '.join(filter(None, KINDS))}")
+        queue, kind = request.query("queue") or names[0], request.query("kind")
+        if kind not in DELIVERY_KINDS:
+            raise NotFound(f"there are no such events; there are {', '.join(KINDS)}")
         found = await deliveries(
-            self._street, queue, self._redaction, kind=kind, after=visit.query("after")
+            self._queues, queue, self._redaction, kind=kind, after=request.query("after")
         )
         more = with_params("/outbox", queue=queue, kind=kind, after=found.after)
         return Page(
@@ -234,32 +338,32 @@ class Pages:
                 "names": names,
                 "queue": queue,
                 "kind": kind,
-                "choices": CHOICES,
+                "choices": list(DELIVERY_KINDS.items()),
                 "events": found.events,
                 "more": more if found.after else "",
             },
         )
 
-    async def audit(self, visit: Visit) -> Page:
-        """Who did what."""
-        before = visit.query("before")
-        entries = await self._actor.audit.list(before=before, limit=101)
-        more = with_params("/audit", before=entries[99].id) if len(entries) > 100 else ""
-        return Page("audit.html", {"title": "Audit", "entries": entries[:100], "more": more,
-                                   "bulks": self._actor.bulks()[:10]})  # fmt: skip
+    async def _audit(self, request: PageRequest) -> Page:
+        before = request.query("before")
+        entries = await self._actions.audit.list(before=before, limit=_AUDIT_PAGE + 1)
+        shown, rest = entries[:_AUDIT_PAGE], entries[_AUDIT_PAGE:]
+        more = with_params("/audit", before=shown[-1].id) if rest else ""
+        bulks = self._actions.bulks()[:10]
+        return Page(
+            "audit.html", {"title": "Audit", "entries": shown, "more": more, "bulks": bulks}
+        )
 
-    async def history(self, visit: Visit) -> Page:
-        """What the pipeline made of the past."""
-        queue = visit.query("q")
-        past = await self._histories.read(queue)
+    async def _history(self, request: PageRequest) -> Page:
+        queue = request.query("q")
+        past = await asyncio.to_thread(read_past, self._lake, queue=queue)
         return Page("history.html", {"title": "History", "past": past, "q": queue})
 
-    async def bulk(self, visit: Visit) -> Page:
-        """How far an action on many jobs is."""
-        bulk = self._actor.bulk(visit.request.path_params["bulk_id"])
+    async def _bulk(self, request: PageRequest) -> Page:
+        bulk = self._actions.bulk(request.request.path_params["bulk_id"])
         back = with_params("/jobs", q=bulk.search)
-        return Page("bulk.html", {"title": f"{bulk.verb.capitalize()} jobs", "bulk": bulk,
-                                  "back": back})  # fmt: skip
+        title = f"{bulk.verb.capitalize()} jobs"
+        return Page("bulk.html", {"title": title, "bulk": bulk, "back": back})
 
     async def _warnings(self, now_ms: int) -> list[Warn]:
         found = warnings(self._watch, now_ms=now_ms)
@@ -269,68 +373,96 @@ class Pages:
         except StoreError:  # which is among what was found
             return found
 
-    async def _events(self, house: House, job_id: str) -> list[JobEvent]:
-        events: list[JobEvent] = []
-        while len(events) < 5 * _EVENTS_MAX:
-            after = events[-1].event_id if events else ""
-            step = await house.ledger.events(job_id, after=after, limit=_EVENTS_MAX)
-            events += step
-            if len(step) < _EVENTS_MAX:
-                break
-        return events
-
-    def _timeline(
-        self, queue: str, job: JobRecord, events: list[JobEvent], now_ms: int
-    ) -> Timeline:
-        """By the job's own events; by the journal where those tell of fewer attempts."""
+    def _timeline(self, queue: str, job: JobRecord, events: list[JobEvent]) -> Timeline:
+        """By the job's own events, or by the journal if those show fewer attempts."""
+        now_ms = time.time_ns() // 1_000_000
         own = timeline(job, events, now_ms=now_ms)
         if len(own.attempts) >= job.attempt:
             return own
-        told = timeline(job, self._watch.observers[queue].story(job.job_id), now_ms=now_ms)
-        return told if len(told.attempts) > len(own.attempts) else own
+        history = self._watch.observers[queue].history(job.job_id)
+        journaled = timeline(job, history, now_ms=now_ms)
+        return journaled if len(journaled.attempts) > len(own.attempts) else own
 
-    async def _recent_tasks(self) -> dict[str, JobRecord]:
-        """The newest job of each queue: a good example of what it takes."""
-        found: dict[str, JobRecord] = {}
-        for house in self._street:
-            try:
-                page = await self._finder.page(parse(f"queue:{house.name}", now_ms=0), limit=1)
-                job = await house.ledger.get(page.jobs[0].job.job_id) if page.jobs else None
-            except StoreError:
-                continue
-            if job is not None:
-                found[house.name] = await self._redaction.seen(job)
-        return found
+    async def _examples(self, base: str) -> list[SubmitExample]:
+        """How to submit to each queue, with its newest job as the example."""
+        made = []
+        for served in self._queues:
+            if getattr(served.ledger, "is_outbox", False):
+                continue  # its jobs are made by the steps of other jobs
+            job = await self._newest(served)
+            task = job.task if job else "chat"
+            payload = decode_json(job.payload) if job else {"prompt": "Say hello."}
+            made.append(_example(served, base, task, payload))
+        return made
 
-    def _queue_row(self, house: House) -> dict[str, Any]:
-        observer = self._watch.observers[house.name]
+    async def _newest(self, served: OpenQueue) -> JobRecord | None:
+        try:
+            page = await self._finder.page(parse_now(f"queue:{served.name}"), limit=1)
+            job = await served.ledger.get(page.jobs[0].job.job_id) if page.jobs else None
+        except StoreError:
+            return None
+        return await self._redaction.seen(job) if job is not None else None
+
+    def _queue_row(self, served: OpenQueue) -> dict[str, Any]:
+        observer = self._watch.observers[served.name]
         counts = observer.counts or Counts({})
         now_s = time.time()
-        depths = [(at, float(by_kind(c).get("waiting", 0))) for at, c in observer.depths]
-        rates = [(float(row[0]), float(row[3])) for row in self._watch.series(house.name)]
-        figures = self._watch.figures(house.name, span_s=_SPAN_S)
-        depth, rate = charts.folded(depths, now_s=now_s), charts.folded(rates, now_s=now_s)
+        depths = [(at, by_kind(each)["waiting"]) for at, each in observer.depths]
+        rates = [(row[0], row[3]) for row in self._watch.series(served.name)]
         return {
-            "name": house.name,
-            "contract": house.contract,
+            "name": served.name,
+            "contract": served.contract,
             "counts": counts,
             "away": observer.away,
-            "kinds": by_kind(counts),
-            "states": [(s, n) for s, n in counts.states.items() if n],
-            "figures": figures,
-            "per_s": self._watch.rate(house.name),
-            "depth_spark": charts.sparkline(depth, "waiting, last 15 minutes"),
-            "rate_spark": charts.sparkline(rate, "done a second, last 15 minutes"),
+            "states": [(state, count) for state, count in counts.states.items() if count],
+            "figures": self._watch.figures(served.name, span_s=_SPAN_S),
+            "per_s": self._watch.rate(served.name),
+            "depth_spark": sparkline(depths, now_s=now_s),
+            "rate_spark": sparkline(rates, now_s=now_s),
         }
 
 
-def _search(text: str) -> Search:
-    return parse(text, now_ms=time.time_ns() // 1_000_000)
+async def _events(served: OpenQueue, job_id: str) -> list[JobEvent]:
+    events: list[JobEvent] = []
+    while len(events) < _EVENTS_MAX:
+        after = events[-1].event_id if events else ""
+        page = await served.ledger.events(job_id, after=after, limit=_EVENTS_PAGE)
+        events += page
+        if len(page) < _EVENTS_PAGE:
+            break
+    return events
 
 
-def _top_errors(watch: Watch) -> list[tuple[str, int]]:
-    total: dict[str, int] = {}
-    for observer in watch.observers.values():
-        for name, count in observer.errors.items():
-            total[name] = total.get(name, 0) + count
-    return sorted(total.items(), key=lambda pair: -pair[1])[:5]
+def _example(served: OpenQueue, base: str, task: str, payload: Any) -> SubmitExample:
+    ways = [
+        ("curl", _curl(base, served.name, task, payload)),
+        ("command line", _command(served.address, task, payload)),
+    ]
+    if served.contract in _NATIVE:
+        name, text = _NATIVE[served.contract]
+        filled = text.format(
+            base=base,
+            short=served.name.partition(":")[2] or "jobs",
+            store=served.address.partition("+")[2].partition("?")[0],
+            task=_json(task),
+            payload=_json(payload),
+            quoted=repr(_json(payload)),
+            body=shlex.quote(_json({"task": task, "payload": payload})),
+        )
+        ways.append((name, filled))
+    return SubmitExample(served.name, served.contract, task, _json(payload), ways)
+
+
+def _curl(base: str, queue: str, task: str, payload: Any) -> str:
+    body = shlex.quote(_json({"task": task, "payload": payload}))
+    url = f"{base}/api/queues/{quote(queue, safe=':')}/jobs"
+    return f"curl -s {url} \\\n  -H 'content-type: application/json' -d {body}"
+
+
+def _command(address: str, task: str, payload: Any) -> str:
+    data, url = shlex.quote(_json(payload)), shlex.quote(address)
+    return f"tenure submit {shlex.quote(task)} -q {url} \\\n  -d {data}"
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()

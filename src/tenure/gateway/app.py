@@ -1,6 +1,6 @@
 """The web application: what a request passes on its way to a contract, put together.
 
-Edge (request id, headers, problems, metrics)
+Middleware (request id, headers, problems, metrics)
   -> Router -> Resource (admit, limit, read) -> the contract's handler
                                              -> Streamer <- Feed <- journal and event streams
             -> Dashboard (pages, and /api for all contracts)
@@ -8,43 +8,60 @@ Edge (request id, headers, problems, metrics)
 
 from __future__ import annotations
 
+import itertools
+import re
+import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
-from starlette.requests import Request
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure import __version__
 from tenure.core.endpoint import OPEN, Endpoint
 from tenure.core.errors import StoreError, UsageError
-from tenure.dashboard.site import RIGHTS, Dashboard
-from tenure.gateway import pages
-from tenure.gateway.auditing import open_audit
-from tenure.gateway.auth import Door
-from tenure.gateway.body import read_body
+from tenure.dashboard.app import RIGHTS, Dashboard
+from tenure.dashboard.audit import open_audit
+from tenure.gateway.auth import Auth, Sessions, headers_of
 from tenure.gateway.connections import ADMIN
-from tenure.gateway.dispatch import ROUTE, Desk, Resource, headers_of
-from tenure.gateway.document import document
-from tenure.gateway.durability import Durability
-from tenure.gateway.edge import Edge
-from tenure.gateway.events_document import events_document
+from tenure.gateway.dispatch import ROUTE, ClientGone, Resource, RouteContext, read_body, rights_of
+from tenure.gateway.document import HTML, POLICY, asyncapi_document, docs_page, openapi_document
 from tenure.gateway.feed import Feed
-from tenure.gateway.gather import GatheredSubmits
-from tenure.gateway.joined_rings import open_keyrings
+from tenure.gateway.keyrings import open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
 from tenure.gateway.limits import DepthLimit, RateLimit
 from tenure.gateway.metrics import Metrics
-from tenure.gateway.operate import Operations
-from tenure.gateway.rights import rights_of
-from tenure.gateway.rings import open_side_store
-from tenure.gateway.served import Served, check_names, open_served
-from tenure.gateway.session import Sessions
+from tenure.gateway.operations import Operations
+from tenure.gateway.problems import CODES, MEDIA, Problem, problem_of
+from tenure.gateway.served import RedisWarnings, ServedQueue, SubmitBatcher, open_served
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 from tenure.worker.logs import ensure_logs
+
+_log = structlog.get_logger("tenure.gateway")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
+_CSP = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+_SAFE: list[tuple[bytes, bytes]] = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
+
+
+_QUOTAS = {"rate_limited": "rate", "too_many_streams": "streams", "too_large": "body"}
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_BY_STATUS: dict[int, str] = {}
+for _code, (_status, _) in CODES.items():
+    _BY_STATUS.setdefault(_status, _code)
 
 
 class Gateway:
@@ -58,38 +75,33 @@ class Gateway:
         self.ring = ring or open_keyrings(settings.queues)
         self.metrics = Metrics()
         self.draining = False
-        self.door = Door(self.ring, settings)
-        self.streamer = Streamer(
-            self.door,
-            self.metrics,
-            retry_ms=settings.retry_ms,
-        )
-        self.served = [open_served(url, settings, self.metrics) for url in settings.queues]
-        check_names(self.served)
+        self._auth = Auth(self.ring, settings)
+        self._streamer = Streamer(self._auth, self.metrics, retry_ms=settings.retry_ms)
+        self.served = open_served(settings.queues, settings, self.metrics)
         self._side = open_side_store(settings.queues[0], "tenure-audit")
         self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
         self.dashboard = Dashboard(
             self.served,
-            Sessions(self.door, self.ring, settings),
+            Sessions(self._auth, self.ring, settings),
             self._audit,
             redact=settings.redact,
             trace_url=settings.trace_url,
             lake=settings.lake,
             version=__version__,
-            store_warnings=Durability(self._side[0] if self._side else None).warnings,
+            store_warnings=RedisWarnings(self._side[0] if self._side else None),
             read_body=self._read_body,
             form_bytes_max=settings.form_bytes_max,
         )
-        self.operations = Operations(
+        self._operations = Operations(
             self.served,
             self.ring,
             self.metrics,
             lambda: self.draining,
-            self.dashboard.actor.steer,
+            self.dashboard.actions.steer,
             self._audit,
         )
         self._documents, app = self._routes()
-        self._app = Edge(app, self.metrics)
+        self._app = Middleware(app, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
@@ -116,27 +128,27 @@ class Gateway:
     def drain(self) -> None:
         """Turn /readyz to 503 and send the followers to another gateway."""
         self.draining = True
-        self.streamer.drain()
+        self._streamer.drain()
         self.dashboard.drain()
         for served in self.served:
             served.drain()
 
     @property
     def openapi(self) -> bytes:
-        """What can be asked: the OpenAPI document."""
+        """The OpenAPI document."""
         return self._documents["/openapi.json"]
 
     @property
     def asyncapi(self) -> bytes:
-        """What is said without being asked: the AsyncAPI document."""
+        """The AsyncAPI document."""
         return self._documents["/asyncapi.json"]
 
     def _routes(self) -> tuple[dict[str, bytes], ASGIApp]:
-        desk = Desk(self.settings, self.door, self.streamer, RateLimit(), self._audit)
-        own = [*self.operations.endpoints(), *self.dashboard.endpoints()]
+        context = RouteContext(self.settings, self._auth, self._streamer, RateLimit(), self._audit)
+        own = [*self._operations.endpoints(), *self.dashboard.endpoints()]
         groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
             (
-                served.endpoints(self.settings, self._within_depth(served)),
+                served.endpoints(self.settings, self._limited(served)),
                 served.feed,
                 url,
                 served.name,
@@ -145,57 +157,57 @@ class Gateway:
         ]
         groups.append((own, None, "", ""))
         everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
-        described = document(everything)
-        self._docs_page = pages.docs(described)
+        described = openapi_document(everything)
+        self._docs_page = docs_page(described)
         documents = {
             "/openapi.json": msgspec.json.encode(described),
-            "/asyncapi.json": msgspec.json.encode(events_document(everything)),
+            "/asyncapi.json": msgspec.json.encode(asyncapi_document(everything)),
         }
-        described_at = [Route(path, self._described, methods=["GET"]) for path in documents]
-        described_at.append(Route("/docs", self._docs, methods=["GET"]))
+        document_routes = [Route(path, self._document, methods=["GET"]) for path in documents]
+        document_routes.append(Route("/docs", self._docs, methods=["GET"]))
 
-        def answering(with_admin: bool) -> Router:
+        def router_of(with_admin: bool) -> Router:
             routes = [
                 route
                 for endpoints, feed, url, name in groups
                 for route in _resources(
-                    desk,
+                    context,
                     [each for each in endpoints if with_admin or not _is_admin(each)],
                     feed,
                     url,
                     name,
                 )
             ]
-            routes += [*(self.dashboard.routes() if with_admin else ()), *described_at]
+            routes += [*(self.dashboard.routes() if with_admin else ()), *document_routes]
             return Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
-        router = answering(with_admin=True)
+        router = router_of(with_admin=True)
         self.rights = rights_of(router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN))
-        whole = _straight(router)
+        whole = _with_shortcut(router)
         if not self.settings.admin_address:
             return documents, whole
-        public = _straight(answering(with_admin=False))
+        public = _with_shortcut(router_of(with_admin=False))
 
         async def by_address(scope: Scope, receive: Receive, send: Send) -> None:
             await (whole if ADMIN in scope else public)(scope, receive, send)
 
         return documents, by_address
 
-    def _within_depth(self, served: Served) -> DepthLimit:
+    def _limited(self, served: ServedQueue) -> DepthLimit:
         """Submits to a queue, within the depths of the keys."""
-        queue, refused = GatheredSubmits(served.queue), self.metrics.refused.labels("depth").inc
-        return DepthLimit(queue, served.ledger, self.door.quota, refused)
+        queue, refused = SubmitBatcher(served.queue), self.metrics.refused.labels("depth").inc
+        return DepthLimit(queue, served.ledger, self._auth.quota, refused)
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
         for served in self.served:
             served.start()
-        self.streamer.start()
+        self._streamer.start()
         try:
             yield
         finally:
-            self.streamer.drain()
-            await self.streamer.close()
+            self._streamer.drain()
+            await self._streamer.close()
             await self.dashboard.close()
             for served in self.served:
                 await served.close()
@@ -210,9 +222,10 @@ class Gateway:
 
     async def _docs(self, request: Request) -> Response:
         request.scope[ROUTE] = "/docs"
-        return _html(self._docs_page)
+        headers = {"content-security-policy": POLICY, "content-type": HTML}
+        return Response(self._docs_page, headers=headers)
 
-    async def _described(self, request: Request) -> Response:
+    async def _document(self, request: Request) -> Response:
         path = request.scope[ROUTE] = request.scope["path"]
         return Response(self._documents[path], media_type="application/json")
 
@@ -222,13 +235,8 @@ def _is_admin(endpoint: Endpoint) -> bool:
     return endpoint.right.scope in ("admin", "observe") or endpoint.path == "/metrics"
 
 
-def _html(page: bytes) -> Response:
-    headers = {"content-security-policy": pages.POLICY, "content-type": pages.MEDIA}
-    return Response(page, headers=headers)
-
-
-def _straight(router: Router) -> ASGIApp:
-    """The router, with a short cut to paths without parameters: POST /v1/jobs is asked most."""
+def _with_shortcut(router: Router) -> ASGIApp:
+    """The router; paths without parameters, such as /v1/jobs, are found without matching."""
     exact = {
         route.path: route.app
         for route in router.routes
@@ -242,7 +250,7 @@ def _straight(router: Router) -> ASGIApp:
 
 
 def _resources(
-    desk: Desk,
+    context: RouteContext,
     endpoints: Sequence[Endpoint],
     feed: Feed | None,
     queue_url: str = "",
@@ -252,9 +260,110 @@ def _resources(
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
     return [
-        Route(path, Resource(desk, path, group, feed, queue_url, queue))
+        Route(path, Resource(context, path, group, feed, queue_url, queue))
         for path, group in by_path.items()
     ]
 
 
-__all__ = ["Gateway", "Served"]
+class Middleware:
+    """Wraps the router: request id, security headers, problems, metrics.
+
+    Whatever happens further in, a client gets a proper answer or a problem document.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._boot = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send, self._request_id(scope))
+        begun = time.perf_counter()
+        try:
+            await self._app(scope, receive, exchange.send)
+        except (ClientGone, ClientDisconnect):
+            return
+        except Exception as error:
+            await self._failed(error, exchange)
+        self._count(exchange, time.perf_counter() - begun)
+
+    def _request_id(self, scope: Scope) -> bytes:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return bytes(value)
+        return f"{self._boot}-{next(self._numbers)}".encode()
+
+    async def _failed(self, error: Exception, exchange: _Exchange) -> None:
+        problem = _http_problem(error) if isinstance(error, HTTPException) else problem_of(error)
+        if problem is None or problem.status == 503:
+            _log.error(
+                "request_failed",
+                request_id=exchange.request_id.decode(),
+                path=exchange.scope["path"],
+                exc_info=error if problem is None else None,
+                error=str(error),
+            )
+        elif problem.code in _QUOTAS:
+            self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
+        if exchange.status:
+            raise error  # the response has begun: only the server can cut the connection now
+        await exchange.refuse(problem or Problem("internal"))
+
+    def _count(self, exchange: _Exchange, seconds: float) -> None:
+        route = exchange.scope.get(ROUTE, "other")
+        if exchange.streamed:
+            self._metrics.streamed(route, exchange.status)
+        else:
+            self._metrics.answered(exchange.method, route, exchange.status, seconds)
+
+
+class _Exchange:
+    """One request and the response that is sent for it."""
+
+    __slots__ = ("_send", "method", "request_id", "scope", "status", "streamed")
+
+    def __init__(self, scope: Scope, send: Send, request_id: bytes) -> None:
+        self.scope = scope
+        self._send = send
+        self.request_id = request_id
+        self.method: str = scope["method"] if scope["method"] in _METHODS else "other"
+        self.status = 0
+        self.streamed = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message["headers"])
+            names = {name for name, _ in headers}
+            self.streamed = (b"x-accel-buffering", b"no") in headers
+            headers += _SAFE
+            headers.append((b"x-request-id", self.request_id))
+            if b"content-security-policy" not in names:
+                headers.append((b"content-security-policy", _CSP))
+            if b"cache-control" not in names:
+                headers.append((b"cache-control", b"no-store"))
+            if self.scope.get("scheme") == "https":
+                headers.append(_HSTS)
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answer with the problem."""
+        body = problem.body(self.scope["path"], self.request_id.decode())
+        headers = [(name.encode(), value.encode()) for name, value in problem.headers]
+        headers += [(b"content-type", MEDIA), (b"content-length", b"%d" % len(body))]
+        await self.send(
+            {"type": "http.response.start", "status": problem.status, "headers": headers}
+        )
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def _http_problem(error: HTTPException) -> Problem:
+    """The router's own errors, such as 404, as problems."""
+    code: Any = "not_found" if error.status_code == 404 else _BY_STATUS.get(error.status_code)
+    headers = tuple((error.headers or {}).items())
+    return Problem(code or "invalid", headers=headers)

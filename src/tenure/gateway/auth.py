@@ -1,36 +1,61 @@
-"""Who may come in: by key, by ticket, by a trusted proxy's word, or locally without any of them.
+"""Who sends a request: by API key, ticket, session or trusted proxy, or locally without any.
 
-Without keys the gateway is open, but only to local programs: it must be bound to loopback, the
-client must come from there without a proxy in between, and a browser must not have been sent by
-another site's page (Host, Origin and Sec-Fetch-Site tell). As soon as a key exists, keys are asked
-for. What the ring said is believed for a second, so a revoked key is out within two.
+Without keys the gateway is open to local programs only: it must be bound to loopback, the client
+must come from there without a proxy in between, and a browser must not have been sent by another
+site's page (Host, Origin and Sec-Fetch-Site tell). Once a key exists, a key is required. Answers of
+the key ring are cached for a second, so a revoked key is refused within two.
+
+Headers of a proxy are read only if the connection comes from a configured address. A person has the
+rights of the first configured group that he or she belongs to; rights of groups are not added up.
+
+A session is a cookie with a random id, for pages that cannot send headers. The store keeps the hash
+of the id, so every gateway of a queue knows it and reading the store opens nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
+import msgspec
+import structlog
+from starlette.requests import Request
 from starlette.types import Scope
 
 from tenure.core.endpoint import SCOPES, Caller
-from tenure.gateway.joined_rings import JoinedRings
-from tenure.gateway.keys import TOUCH_MS, Key, Keys, is_secret_of, split_key, worker_key
+from tenure.core.errors import UsageError
+from tenure.gateway.keys import (
+    TOUCH_MS,
+    Key,
+    Keys,
+    checked_scopes,
+    is_secret_of,
+    secret_hash,
+    split_key,
+    wall_ms,
+    worker_key,
+)
 from tenure.gateway.limits import FailedLogins, Quota
 from tenure.gateway.problems import Problem
-from tenure.gateway.proxies import Proxies
-from tenure.gateway.settings import GatewaySettings, is_local_host, is_loopback
+from tenure.gateway.settings import UNIX, GatewaySettings, is_local_host, is_loopback
 
 T = TypeVar("T")
 
-BELIEVE_S = 1.0
+_log = structlog.get_logger("tenure.gateway")
+
+CACHE_S = 1.0
 _CACHED_MAX = 10_000
+_ANONYMOUS = Caller("", frozenset(SCOPES))
+_NO_QUOTA = Quota()
 _CHALLENGE = (("www-authenticate", 'Bearer realm="tenure"'),)
 _PROXY_HEADERS = frozenset(
-    (
+    [
         "via",
         "forwarded",
         "x-real-ip",
@@ -38,24 +63,28 @@ _PROXY_HEADERS = frozenset(
         "true-client-ip",
         "cf-connecting-ip",
         "cdn-loop",
-    )
+    ]
 )
+_HOPS_MAX = 32
+_HEADER_CHARS_MAX = 4_096
+_COOKIE = "tenure_session"
+_COOKIE_CHARS_MAX = 8_192
+# Only what an id can look like is searched for: no cookie has to be parsed.
+_SESSION_ID = re.compile(rf"(?:^|;) ?{_COOKIE}=([\w-]{{43}}) ?(?:;|$)", re.ASCII)
+_SESSION = "tenure.session"  # where the scope keeps the session by which a request was admitted
 
-_USUAL = Quota()
-ANONYMOUS = Caller("", frozenset(SCOPES))
 
-
-class Door:
-    """Admits callers. One per gateway process."""
+class Auth:
+    """Authenticates requests. One per gateway process."""
 
     def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
         self._ring = ring
-        self._proxies = Proxies(settings)
+        self._proxies = TrustedProxies(settings)
         self._failed = FailedLogins(settings.failed_logins_per_min)
-        own = not self._proxies.name_people  # else a request that no proxy named is a stranger's
-        self._open = settings.anonymous and settings.on_loopback and own
+        no_people = not self._proxies.name_people
+        self._open = settings.anonymous and settings.on_loopback and no_people
         self._unix = bool(settings.unix_socket)
-        self._own = worker_key(settings.worker_key) if settings.worker_key else None
+        self._worker_key = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
         self._found: dict[str, tuple[float, Key | None]] = {}
         self._counted: dict[str, tuple[float, int]] = {}
@@ -67,7 +96,7 @@ class Door:
     ) -> Caller:
         """The caller of a request, perhaps for one queue only, or `Problem` 401 or 403.
 
-        A ticket stands in a URL, which others may get to see: it never `acts`.
+        A ticket is part of a URL, which others may see, so it never `acts`.
         """
         text = _key_text(headers)
         if text:
@@ -84,17 +113,17 @@ class Door:
         if not self._open or await self._count(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
-        return ANONYMOUS
+        return _ANONYMOUS
 
     async def live_key(self, key_id: str) -> Key | None:
         """A key by its id, if it may be used now."""
         key = await self._find(key_id)
-        return key if key is not None and key.is_live(_now_ms()) else None
+        return key if key is not None and key.is_live(wall_ms()) else None
 
     def quota(self, requester: str) -> Quota:
         """How much a caller who was just admitted may ask for."""
         key = self._found.get(requester, (0.0, None))[1]
-        return self._quota if key is None or key.quota == _USUAL else key.quota.over(self._quota)
+        return self._quota if key is None or key.quota == _NO_QUOTA else key.quota.over(self._quota)
 
     async def is_valid(self, caller: Caller) -> bool:
         """Whether a caller who was admitted earlier still would be."""
@@ -110,10 +139,10 @@ class Door:
         """The caller who shows this key, or `Problem` 401, or 429 after too many wrong ones."""
         parts = split_key(text)
         key = await self._find(parts[0]) if parts else None
-        now_ms = _now_ms()
+        now_ms = wall_ms()
         if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(now_ms):
             raise self._refused(parts[0] if parts else "", scope, headers, way)
-        if key is not self._own and now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
+        if key is not self._worker_key and now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
             self._touched_ms[key.id] = now_ms
             await self._ring.touch(key.id, now_ms)
         return Caller(key.id, frozenset(key.scopes))
@@ -133,13 +162,13 @@ class Door:
         return Problem("bad_key", headers=_CHALLENGE)
 
     async def _find(self, key_id: str) -> Key | None:
-        if self._own is not None and key_id == self._own.id:
-            return self._own
+        if self._worker_key is not None and key_id == self._worker_key.id:
+            return self._worker_key
         now = time.monotonic()
         asked, key = self._found.get(key_id, (float("-inf"), None))
-        if now - asked < BELIEVE_S:
+        if now - asked < CACHE_S:
             return key
-        key = await self._asked(key_id, lambda: self._ring.find(key_id))
+        key = await self._shared(key_id, lambda: self._ring.find(key_id))
         if len(self._found) >= _CACHED_MAX:  # a flood of made-up ids must not grow it for ever
             self._found.clear()
         self._found[key_id] = (now, key)
@@ -148,24 +177,21 @@ class Door:
     async def _count(self, queue_url: str = "") -> int:
         asked, count = self._counted.get(queue_url, (float("-inf"), 0))
         now = time.monotonic()
-        if now - asked < BELIEVE_S:
+        if now - asked < CACHE_S:
             return count
-        ring, what = self._ring, f"count {queue_url}"  # no id of a key
-        if isinstance(ring, JoinedRings):
-            count = await self._asked(what, lambda: ring.count(queue_url))
-        else:
-            count = await self._asked(what, ring.count)
+        what = f"count {queue_url}"  # cannot be the id of a key
+        count = await self._shared(what, lambda: self._ring.count(queue_url))
         self._counted[queue_url] = (now, count)
         return count
 
-    async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The ring's answer; those who ask for the same while it is under way share it."""
+    async def _shared(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The ring's answer; requests that ask the same at the same time share one call."""
         answer = self._asking.get(what)
         if answer is None:
             answer = self._asking[what] = asyncio.ensure_future(ask())
             answer.add_done_callback(lambda _: self._asking.pop(what, None))
-        told: T = await asyncio.shield(answer)
-        return told
+        found: T = await asyncio.shield(answer)
+        return found
 
     def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
         client = scope.get("client")
@@ -190,6 +216,148 @@ class Door:
             raise Problem("cross_site")
 
 
+class Sessions:
+    """Authenticates the pages of the dashboard; implements its `SessionAuth`."""
+
+    def __init__(self, auth: Auth, ring: Keys, settings: GatewaySettings) -> None:
+        self._auth = auth
+        self._ring = ring
+        self._ttl_ms = settings.session_ms
+        self._idle_ms = settings.session_idle_ms
+
+    async def caller(self, request: Request) -> Caller | None:
+        """By session, else as the API would admit; None for a caller who has to sign in."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        session_h = _session_h(headers)
+        if session_h:
+            caller = await self._by_session(session_h)
+            if caller is not None:
+                request.scope[_SESSION] = session_h
+                return caller
+        try:
+            acts = request.method not in ("GET", "HEAD")
+            return await self._auth.admit(request.scope, headers, acts=acts)
+        except Problem as problem:
+            if problem.status == 401:
+                return None
+            raise
+
+    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+        """Whether a caller whom a request brought would be admitted now; that is no use of it."""
+        session_h = request.scope.get(_SESSION)
+        if session_h:
+            return await self._by_session(session_h, used=False) is not None
+        return await self._auth.is_valid(caller)
+
+    async def sign_in(self, key_text: str, request: Request) -> str | None:
+        """The cookie of a new session, or None for a key that is no good."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        try:
+            caller = await self._auth.by_key(key_text, request.scope, headers, way="login")
+        except Problem as problem:
+            if problem.status == 401:
+                return None
+            raise
+        text = await self._ring.open_session(caller.requester, self._ttl_ms, self._idle_ms)
+        address = self._auth.address(request.scope, headers)
+        _log.info("signed_in", key=caller.requester, address=address)
+        # The browser names its scheme here. Behind a proxy that ends TLS ours would be http.
+        secure = headers.get("origin", "").startswith("https://")
+        return _set_cookie(text, self._ttl_ms // 1000, secure)
+
+    async def sign_out(self, request: Request) -> str:
+        """End the session; the cookie that takes its place."""
+        headers = headers_of(request.scope)
+        check_own_page(request.method, headers)
+        session_h = _session_h(headers)
+        if session_h:
+            await self._ring.end_sessions(session_h=session_h)
+        return _set_cookie("", 0, secure=False)
+
+    async def _by_session(self, session_h: str, *, used: bool = True) -> Caller | None:
+        session = await self._ring.find_session(session_h, used=used)
+        key = await self._auth.live_key(session.key_id) if session is not None else None
+        return Caller(key.id, frozenset(key.scopes)) if key is not None else None
+
+
+def _set_cookie(value: str, max_age_s: int, secure: bool) -> str:
+    only_tls = "; Secure" if secure else ""
+    return f"{_COOKIE}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{only_tls}"
+
+
+def _session_h(headers: dict[str, str]) -> str:
+    """What the store keeps of the session in a cookie; "" where there is none."""
+    found = _SESSION_ID.search(headers.get("cookie", "")[:_COOKIE_CHARS_MAX])
+    return secret_hash(found.group(1)) if found else ""
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """What members of a group may do; jobs are theirs, or those of `tenant` if that is named."""
+
+    name: str
+    scopes: frozenset[str]
+    tenant: str = ""
+
+
+class TrustedProxies:
+    """The proxies that are trusted, and the groups of people whom they may announce."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._networks = settings.proxy_networks
+        self._unix = UNIX in settings.trusted_proxies
+        self._groups = [_group(text) for text in settings.sso_groups]
+        self._user = settings.sso_user_header.lower()
+        self._member_of = settings.sso_groups_header.lower()
+        if self._groups and not settings.trusted_proxies:
+            raise UsageError(
+                "gateway.sso_groups needs gateway.trusted_proxies: the addresses of the proxies "
+                "whose headers name people"
+            )
+
+    @property
+    def name_people(self) -> bool:
+        """Whether people sign in at a proxy, so that no request is let in without an identity."""
+        return bool(self._groups)
+
+    def address(self, scope: Scope, headers: Mapping[str, str]) -> str:
+        """Where a request comes from: the peer, or whom trusted proxies name as their client."""
+        client = scope.get("client")
+        peer: str = client[0] if client else UNIX
+        if not self._trusts(peer):
+            return peer
+        hops = headers.get("x-forwarded-for", "").rsplit(",", _HOPS_MAX)[-_HOPS_MAX:]
+        for hop in reversed(hops):
+            text = hop.strip()
+            if _parse_address(text) is None:
+                break
+            peer = text
+            if not self._trusts(text):
+                break
+        return peer
+
+    def person(self, scope: Scope) -> Caller | None:
+        """The person whom a trusted proxy names; None where there is none, or no such proxy."""
+        client = scope.get("client")
+        if not self._groups or not self._trusts(client[0] if client else UNIX):
+            return None
+        user = _only(scope, self._user)
+        if not user:
+            return None
+        groups = {name.strip() for name in _only(scope, self._member_of).split(",")}
+        for group in self._groups:
+            if group.name in groups or group.name == "*":
+                return Caller(group.tenant or f"sso:{user}", group.scopes, user)
+        raise Problem("scope", "gateway.sso_groups names none of this person's groups")
+
+    def _trusts(self, peer: str) -> bool:
+        if peer == UNIX:
+            return self._unix
+        address = _parse_address(peer)
+        return address is not None and any(address in network for network in self._networks)
+
+
 def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True) -> None:
     """Refuse what another site's page sent; a form must come from a page of ours.
 
@@ -210,8 +378,9 @@ def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True
         raise Problem("cross_site", "a form has to come from a page of this gateway")
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The request's headers by lower-case name; of several with one name the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _key_text(headers: Mapping[str, str]) -> str:
@@ -229,3 +398,42 @@ def _ticket(scope: Scope) -> str:
     if b"ticket=" not in query:
         return ""
     return parse_qs(query.decode("latin-1")).get("ticket", [""])[0]
+
+
+@lru_cache(maxsize=1024)
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        parsed = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
+
+
+def _group(text: str) -> _Group:
+    """Parse a group such as `ops=admin`, or `acme=jobs:read+jobs:write@TENANT`."""
+    name, sign, rest = text.rpartition("=")
+    scopes, _, tenant = rest.partition("@")
+    if not sign or not name.strip():
+        raise UsageError(
+            f"gateway.sso_groups: {text!r} is not of the form GROUP=SCOPE+SCOPE@TENANT; "
+            "@TENANT may be left out"
+        )
+    chosen = checked_scopes(scope.strip() for scope in scopes.split("+") if scope.strip())
+    return _Group(name.strip(), frozenset(chosen), tenant.strip())
+
+
+def _only(scope: Scope, name: str) -> str:
+    """The one value of a header. A second one may be the client's own, so both are refused."""
+    wanted = name.encode("latin-1")
+    texts = [v.decode(errors="replace").strip() for n, v in scope["headers"] if n == wanted]
+    if len(texts) > 1 or any(not _is_name(text) for text in texts):
+        raise Problem("bad_key", f"the proxy has to send {name} once, as printable text")
+    return texts[0] if texts else ""
+
+
+def _is_name(text: str) -> bool:
+    return (
+        len(text) <= _HEADER_CHARS_MAX
+        and text.isprintable()
+        and "\N{REPLACEMENT CHARACTER}" not in text
+    )

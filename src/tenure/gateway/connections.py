@@ -21,7 +21,7 @@ from typing import Any, Literal
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tenure.gateway.limits import LINES, RateLimit, origin_of
+from tenure.gateway.limits import LOG_QUOTA, RateLimit, origin_of
 from tenure.gateway.problems import MEDIA, Problem
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import ABORT
@@ -286,7 +286,7 @@ class Connection(HttpToolsProtocol):
     def _note(self, reason: str) -> None:
         """Once a minute and address: strangers do not fill the log."""
         with suppress(Problem):
-            self._connections.lines.take(self.address, LINES)
+            self._connections.lines.take(self.address, LOG_QUOTA)
             _log.warning("bad_request", address=self.address, reason=reason)
 
     def _refuse(self, problem: Problem) -> None:

@@ -1,36 +1,60 @@
-"""One resource as an ASGI application: admit, limit, read, handle, answer.
+"""One path as an ASGI application: admit, limit, read, handle, answer.
 
-Endpoints are called without a framework in between: that, and msgspec, is what lets one process
-answer several thousand requests a second.
+Endpoints are called without a web framework in between, for speed. The size of a body is counted
+while it arrives, so that neither a false Content-Length nor a chunked upload can fill the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+import asyncio
+import gc
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Annotated, Any, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
+from msgspec import inspect
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow
-from tenure.core.errors import ReplyLost
-from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog, write_down
-from tenure.gateway.auth import Door
-from tenure.gateway.body import check_media, decoded, invalid, is_beyond, read_body
+from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
+from tenure.core.errors import ReplyLost, UsageError
+from tenure.core.storable import INTEGER_MAX, json_fault
+from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
+from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
-from tenure.gateway.limits import Quota, RateLimit
+from tenure.gateway.limits import Quota, RateLimit, raised_by
 from tenure.gateway.problems import Problem
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 
+_LARGE = 64 * 1024
+_APART = ThreadPoolExecutor(1, "body")  # one: more would only contend with the event loop
+_FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_UNKNOWN = re.compile(r"unknown field `(.+?)`")
+_AT = re.compile(r" - at `(.+)`$")
+_MISSING = re.compile(r"missing required field `(.+?)`")
 _log = structlog.get_logger("tenure.audit")
 
-ROUTE = "tenure.route"  # where the edge finds the path's template for its metrics
+ROUTE = "tenure.route"  # where the middleware finds the path's template for its metrics
 _JSON = b"application/json"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+_RIGHTS_PAGE = """# The right that each route asks for
+
+Made by `tenure api rights` from what the routes declare, which is what the gateway enforces.
+[What the words mean](http.md#rights).
+
+| route | scope | whose | changes | audit log | |
+|---|---|---|---|---|---|
+"""
+_AUDIT = {"call": "always", "handler": "always"}
 
 
 class Bytes(msgspec.Struct, frozen=True):
@@ -40,19 +64,19 @@ class Bytes(msgspec.Struct, frozen=True):
     media: str
 
 
-class Desk:
-    """What every endpoint is served with."""
+class RouteContext:
+    """What all resources share."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        door: Door,
+        auth: Auth,
         streamer: Streamer,
         rate: RateLimit,
         audit: AuditLog,
     ) -> None:
         self.settings = settings
-        self.door = door
+        self.auth = auth
         self.streamer = streamer
         self.rate = rate
         self.audit = audit
@@ -68,14 +92,14 @@ class Resource:
 
     def __init__(
         self,
-        desk: Desk,
+        context: RouteContext,
         path: str,
         endpoints: Sequence[Endpoint],
         feed: Feed | None = None,
         queue_url: str = "",
         queue: str = "",
     ) -> None:
-        self._desk = desk
+        self._context = context
         self._path = path
         self._feed = feed
         self._queue_url = queue_url
@@ -97,13 +121,13 @@ class Resource:
         if endpoint is None:
             raise Problem("method", headers=(("allow", self._allow),))
         headers = headers_of(scope)
-        desk = self._desk
+        context = self._context
         caller = await self._admit(endpoint, scope, headers)
         right = endpoint.right
-        quota = desk.door.quota(caller.requester)
+        quota = context.auth.quota(caller.requester)
         # Probes and scrapers always get through, and so do workers: they are the operator's.
         if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
-            desk.rate.take(caller.requester, quota)
+            context.rate.take(caller.requester, quota)
         call = Call(
             caller=caller,
             right=right,
@@ -117,13 +141,13 @@ class Resource:
         if isinstance(answer, Answer):
             await _answer(answer, send)
         elif self._feed is not None:
-            await desk.streamer.serve(self._feed, answer, caller, scope, receive, send)
+            await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
 
     async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
         right = endpoint.right
         if not right.scope:
             return Caller()
-        caller = await self._desk.door.admit(
+        caller = await self._context.auth.admit(
             scope, headers, queue_url=self._queue_url, acts=bool(right.does)
         )
         refusal = right.refusal(caller)
@@ -134,7 +158,7 @@ class Resource:
     async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
         """The answer to a call that changes something, and its entry in the audit log."""
         if call.right.audit == "call":
-            await self._desk.audit.check()
+            await self._context.audit.check()
         try:
             answer = await endpoint.handle(call)
         except ReplyLost:  # it may have been done
@@ -151,13 +175,12 @@ class Resource:
         ids = list(dict.fromkeys(object_id for _, object_id in call.touched if object_id))
         if not foreign and not caller.may("admin"):
             try:
-                self._desk.own_acts.take(caller.who, self._desk.own_share)
+                self._context.own_acts.take(caller.who, self._context.own_share)
             except Problem:
                 said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
                 _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
                 return
-        await write_down(
-            self._desk.audit,
+        await self._context.audit.record(
             caller.who,
             right.does,
             queue=self._queue,
@@ -172,7 +195,7 @@ class Resource:
         decoder = self._decoders.get(endpoint.method)
         if decoder is None:
             return None
-        settings = self._desk.settings
+        settings = self._context.settings
         check_media(headers)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
@@ -183,11 +206,6 @@ async def _gone(receive: Receive) -> None:
     """Until the client has hung up; its body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def headers_of(scope: Scope) -> dict[str, str]:
-    """The request's headers by lower-case name; of several with one name the last."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _query(endpoint: Endpoint, scope: Scope) -> Any:
@@ -221,4 +239,269 @@ async def _answer(answer: Answer, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-__all__ = ["ROUTE", "Bytes", "Desk", "Follow", "Resource", "headers_of"]
+class ClientGone(Exception):
+    """The client hung up before its request was complete: there is nobody to answer."""
+
+
+async def read_body(
+    receive: Receive, headers: Mapping[str, str], bytes_max: int, timeout_ms: int
+) -> bytes:
+    """The whole body, or `Problem` as soon as it is clear that it is too large or too slow."""
+    declared = headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise _too_large(bytes_max)
+    message = await _next(receive, timeout_ms)
+    first: bytes = message.get("body", b"")
+    if len(first) > bytes_max:
+        raise _too_large(bytes_max)
+    if not message.get("more_body", False):
+        return first
+    return await _read_on(receive, first, bytes_max, timeout_ms)
+
+
+async def _next(receive: Receive, timeout_ms: int) -> Any:
+    """The next message.
+
+    Most request bodies arrive in the same packet as the headers, so no timeout timer is set then.
+    """
+    waiting: Any = receive()
+    try:
+        paused_at = waiting.send(None)
+    except StopIteration as done:
+        message = done.value
+    else:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                message = await _Rest(waiting, paused_at)
+        except TimeoutError:
+            raise Problem("body_timeout", headers=(("connection", "close"),)) from None
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+class _Rest:
+    """Goes on with a coroutine that was begun by hand and has stopped at its first wait."""
+
+    __slots__ = ("_begun", "_paused_at")
+
+    def __init__(self, begun: Any, paused_at: Any) -> None:
+        self._begun = begun
+        self._paused_at = paused_at
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        paused_at = self._paused_at
+        try:
+            while True:
+                try:
+                    sent = yield paused_at
+                except BaseException as error:
+                    paused_at = self._begun.throw(error)
+                else:
+                    paused_at = self._begun.send(sent)
+        except StopIteration as done:
+            return done.value
+
+
+async def _read_on(receive: Receive, first: bytes, bytes_max: int, timeout_ms: int) -> bytes:
+    """The deadline is for the whole body: a trickle does not start it anew."""
+    chunks = [first]
+    size = len(first)
+    deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+    while True:
+        left_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
+        message = await _next(receive, max(left_ms, 1))
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(bytes_max: int) -> Problem:
+    how = raised_by("--body", "gateway.body_bytes_max")
+    detail = f"the body is limited to {bytes_max} bytes; {how}"
+    return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
+
+
+def check_media(headers: Mapping[str, str]) -> None:
+    """Refuse a body that does not call itself JSON."""
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        said = f", not {media[:80]!r}" if media else "; there is no Content-Type"
+        raise Problem(
+            "media_type", f"the body has to be application/json{said}", accept="application/json"
+        )
+
+
+async def decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """The typed body; a large one is read in a thread, because the event loop serves everyone."""
+    if len(raw) <= _LARGE:
+        return decode(decoder, raw)
+    return await asyncio.get_running_loop().run_in_executor(_APART, _decode_large, decoder, raw)
+
+
+def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """JSON has no cycles: to look for them while its many values are made takes most of the time,
+    and holds the interpreter."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return decode(decoder, raw)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """The typed body, or the `Problem` that names what is wrong with it and where."""
+    try:
+        if len(raw) > _LARGE:
+            _outline(decoder).decode(raw)
+        value = _typed(decoder, raw)
+        fault = json_fault(raw)  # also of what a shape takes as it stands
+    except msgspec.ValidationError as error:
+        # What no field holds is not the matter of the field where it stands.
+        fault = _fault_of_misfit(raw)
+        if not fault:
+            raise invalid(error, decoder.type) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem("bad_json", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        fault = "too_deep"
+    if fault:
+        raise Problem(fault)
+    return value
+
+
+def _fault_of_misfit(raw: bytes) -> str:
+    try:
+        _syntax(raw)
+        raw.decode()
+    except RecursionError:
+        return "too_deep"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem("bad_json", f"the body cannot be kept: {error}") from None
+    fault = json_fault(raw, number_max=INTEGER_MAX)
+    return "" if fault == "nul" else fault
+
+
+@lru_cache(maxsize=64)
+def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
+    """Reads only the lengths of lists of objects: one that is too long is refused unread."""
+    fields: list[tuple[str, Any, Any]] = []
+    for field in getattr(inspect.type_info(decoder.type), "fields", ()):
+        for kind in getattr(field.type, "types", (field.type,)):
+            objects = isinstance(getattr(kind, "item_type", None), inspect.StructType)
+            if objects and kind.max_length:
+                listed = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=kind.max_length)]
+                fields.append((field.encode_name, listed | None, None))
+    return msgspec.json.Decoder(msgspec.defstruct("Outline", fields))
+
+
+def is_beyond(text: str) -> bool:
+    """Whether a query parameter is a number that 64 bits do not hold.
+
+    >>> [is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
+    [False, True, True, False, True]
+    """
+    return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < INTEGER_MAX
+
+
+def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """Numbers such as 16.0 are integers to JSON Schema, and some languages write them so."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+    members = {name: _whole(bytes(member)) for name, member in _members(raw).items()}
+    return decoder.decode(msgspec.json.encode(members))
+
+
+def _whole(text: bytes) -> msgspec.Raw:
+    if _FLOAT.fullmatch(text) and float(text).is_integer():
+        text = b"%d" % float(text)
+    return msgspec.Raw(text)
+
+
+def invalid(error: msgspec.ValidationError, shape: Any) -> Problem:
+    """A 422 that names the field of `shape` and, where it takes only certain words, those."""
+    text = str(error)
+    where = _AT.search(text)
+    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    parent = where.group(1) if where else "$"
+    field = f"{parent}.{named.group(1)}" if named else parent
+    field = field.removeprefix("$.").strip("$")
+    words = _words(_kind_of(field, shape)) if "enum value" in text else []
+    hint = f"; it is one of {', '.join(words)}" if words else ""
+    return Problem("invalid", text.replace("$.", "") + hint, field=field)
+
+
+def _kind_of(field: str, shape: Any) -> Any:
+    """The type of a field by its path, such as `outputs[0].format`."""
+    for name in re.sub(r"\[[^]]*\]", "", field).split("."):
+        shape = next(
+            (get_type_hints(one)[name] for one in _structs(shape) if name in _names(one)), None
+        )
+    return shape
+
+
+def _structs(kind: Any) -> list[Any]:
+    """The structs within a type: itself, or what its list or union holds."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [struct for part in get_args(kind) for struct in _structs(part)]
+
+
+def _names(struct: Any) -> tuple[str, ...]:
+    return tuple(struct.__struct_fields__)
+
+
+def _words(kind: Any) -> list[str]:
+    """The texts that a type allows, however deep its Literal stands."""
+    return [
+        word
+        for part in get_args(kind)
+        for word in ([part] if isinstance(part, str) else _words(part))
+    ]
+
+
+def rights_of(routes: Iterable[BaseRoute], pages: Mapping[str, Right]) -> dict[str, Right]:
+    """The right of every `METHOD /path`; `pages` has those of the routes that are no endpoints."""
+    found: dict[str, Right] = {}
+    for route in routes:
+        if isinstance(route, Route) and isinstance(route.app, Resource):
+            found |= {f"{method} {route.path}": it for method, it in route.app.rights.items()}
+        elif isinstance(route, Route) and route.path in pages:
+            methods = sorted((route.methods or set()) - {"HEAD"})
+            found |= {f"{method} {route.path}": pages[route.path] for method in methods}
+        else:
+            raise UsageError(f"{route!r} declares no right; every route names scope and owner")
+    return found
+
+
+def rights_page(rights: Mapping[str, Right]) -> str:
+    """The page of the documentation."""
+    rows = [_row(route, rights[route]) for route in sorted(rights, key=_by_path)]
+    return _RIGHTS_PAGE + "\n".join(rows)
+
+
+def _by_path(route: str) -> tuple[str, ...]:
+    method, _, path = route.partition(" ")
+    return path, method
+
+
+def _row(route: str, right: Right) -> str:
+    acts = right.does and not route.startswith("GET ")
+    cells = (
+        f"`{route}`",
+        f"`{right.scope}`" if right.scope else "open",
+        right.whose,
+        right.does if acts else "",
+        _AUDIT.get(right.audit, right.audit) if acts else "",
+        "streams" if right.streams else "",
+    )
+    return f"| {' | '.join(cells)} |"

@@ -1,71 +1,87 @@
 """The one reader of a gateway process: it serves the events of all jobs to all clients.
 
-It tails the queue's journal, which names every job that moved, and reads the new events of those
-that somebody follows in one multiplexed call. Workers of other makes write events but no journal:
-`unjournaled` waits for theirs. About once a second a round over all followed jobs finds what both
-have missed, sends heartbeats and notices jobs that have expired. Without clients it reads nothing.
+It tails the queue's journal, which names every job that moved, and reads the new events of the
+followed jobs in one call. Workers of other makes write events but no journal: `UnjournaledTail`
+waits for theirs. A sweep over all followed jobs, about once a second, finds what both have missed,
+sends heartbeats and notices jobs that have expired. Without clients nothing is read.
 
-Nobody misses an event: a job's channel has one position, a client joins it only when its own
-position has reached the channel's, and everyone drops what lies at or before their own.
+No client misses an event: the channel of a job has one position, a client joins it only when its
+own position has reached the channel's, and each drops the events at or before its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
 import structlog
 
+from tenure.core.errors import ServerError, StoreError
 from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Journal
-from tenure.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
-from tenure.gateway.reading import FollowLedger, is_away, read_changes
-from tenure.gateway.subscriber import Subscriber, deliver
-from tenure.gateway.unjournaled import UnjournaledTail, WaitingLedger
+from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, position, unnumbered
 
 _log = structlog.get_logger("tenure.gateway")
 
-NOW = "$"
+
+_NOW = "$"
 _PAGE = 500
 _CHUNK = 500
-# How many jobs the round looks at in one go. An event that comes meanwhile waits for that long.
-_STEP = 50
+_CHUNK_EVENTS_MAX = 1000  # a ledger returns at most so many events of a job at once
+_SWEEP_STEP = 50  # jobs that a sweep looks at in one go; events that come meanwhile wait for it
 _WAIT_MS = 2_000
 _AWAY_S = 0.5
 _SOON_S = 0.05
-# So many rich pages of the journal in a row mean that reading it costs more than it tells: skip to
-# its end, look at all followed jobs instead, and leave the time of some pages to the clients.
-_RICH_PAGE = 100
-_RICH_PAGES_MAX = 20
-_REST_S = 0.1
+# After so many full pages of the journal in a row the reader skips to the end of the journal, looks
+# at all followed jobs instead, and pauses, so that the clients get some of the time.
+_FULL_PAGE = 100
+_FULL_PAGES_MAX = 20
+_PAUSE_S = 0.1
 _OF_HOLDERS = frozenset({"extend", "report", "reject"})
 _EXPIRED = comment("the job has expired")
 _UNREADABLE = comment("the events of this job cannot be read")
 
+# The reader of unjournaled events waits for this long, so that clients that come together are read
+# together.
+_GATHER_S = 0.002
+# It always reads up to so many streams, and more only if there are workers of another make.
+_FEW_STREAMS = 200
+# A read costs store and gateway some microseconds a stream. The pause after it bounds that share.
+_PAUSE_S_PER_STREAM = 2e-5
 
-class _Channel:
-    """The clients of one job, and the position up to which the live ones were served."""
 
-    __slots__ = (
-        "checked_s", "cursor", "event_id", "job_id", "journaled", "looks_over", "subscribers",
-    )  # fmt: skip
+class FollowLedger(Protocol):
+    """What the feed needs of a contract's ledger."""
 
-    def __init__(self, job_id: str, now_s: float) -> None:
-        self.job_id = job_id
-        self.subscribers: set[Subscriber] = set()
-        self.event_id: str | None = None
-        self.cursor: tuple[int, ...] = ()
-        self.checked_s = now_s
-        self.looks_over = False
-        self.journaled = False  # a worker of ours holds the job, so that the journal names its news
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job, or None if there is none (any more)."""
 
-    @property
-    def has_live(self) -> bool:
-        """Whether somebody waits for the next event."""
-        return any(each.live and not each.ended for each in self.subscribers)
+    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
+        """Events of one job after a cursor."""
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its own cursor, without waiting."""
+
+
+@runtime_checkable
+class WaitingLedger(Protocol):
+    """A ledger that can wait for the events of many jobs at once."""
+
+    async def wait_changes(
+        self, cursors: Mapping[str, str], *, wait_ms: int
+    ) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its cursor; waits for the first."""
+
+    async def interrupt(self) -> None:
+        """End the wait of `wait_changes` now."""
+
+    async def has_foreign_workers(self) -> bool:
+        """Whether workers of another make take jobs from the queue."""
 
 
 class Feed:
@@ -98,7 +114,7 @@ class Feed:
         self._unjournaled: UnjournaledTail | None = None
         if isinstance(ledger, WaitingLedger):
             self._unjournaled = UnjournaledTail(
-                ledger, cursors=self._unclaimed, hand_out=self._masked_out, read=self._read
+                ledger, cursors=self._unclaimed, hand_out=self._deliver, read=self._read
             )
 
     @property
@@ -147,16 +163,16 @@ class Feed:
                 self._followed.clear()
 
     async def _catch_up(self, subscriber: Subscriber) -> None:
-        """Hand over one page of what lies before the channel's position, then join the channel.
+        """Hand over one page of older events; join the channel when there are no more.
 
-        Between the last read and `live` nothing is awaited, so no event can slip through.
+        Nothing is awaited between the last read and `live`, so no event is missed.
         """
         try:
             events = await self._ledger.events(
                 subscriber.job_id, after=subscriber.event_id, limit=_PAGE
             )
         except Exception as error:
-            if not is_away(error):
+            if not _is_away(error):
                 _log.warning("events_unreadable", job_id=subscriber.job_id, error=str(error))
                 subscriber.end(_UNREADABLE)
                 return
@@ -164,8 +180,17 @@ class Feed:
             return
         if subscriber.masked:
             events = await self._redaction.events(events, patient=True)
-        served = sum(deliver(subscriber, event, self._final) for event in events)
-        self._on_events(served)
+        self._on_events(
+            sum(
+                subscriber.event(
+                    event,
+                    frame(event),
+                    at=position(event.event_id),
+                    last=event.type in self._final,
+                )
+                for event in events
+            )
+        )
         channel = self._channels.get(subscriber.job_id)
         if channel is None or len(events) >= _PAGE:
             return
@@ -180,27 +205,27 @@ class Feed:
         subscriber.live = True
 
     async def _tail(self) -> None:
-        """Follow the journal while somebody follows a job."""
-        after, rich_pages = NOW, 0
+        """Follow the journal while a client follows a job."""
+        after, full_pages = _NOW, 0
         while True:
             if not self._channels:
-                after = NOW
+                after = _NOW
                 await self._followed.wait()
             try:
                 events = await self._journal.wait(after=after, wait_ms=_WAIT_MS)
                 if events:
                     after = events[-1].seq
-                    rich_pages = rich_pages + 1 if len(events) >= _RICH_PAGE else 0
+                    full_pages = full_pages + 1 if len(events) >= _FULL_PAGE else 0
                     self._note_holders(events)
                     await self._read({event.job_id for event in events} & self._channels.keys())
-                if rich_pages >= _RICH_PAGES_MAX:
-                    after, rich_pages = NOW, 0
-                    await asyncio.sleep(_REST_S)
+                if full_pages >= _FULL_PAGES_MAX:
+                    after, full_pages = _NOW, 0
+                    await asyncio.sleep(_PAUSE_S)
                     await self._read(self._channels)
                 self._store_is(None)
             except Exception as error:
                 self._store_is(error)
-                after = NOW
+                after = _NOW
                 await asyncio.sleep(_AWAY_S)
 
     def _note_holders(self, events: Iterable[JournalEvent]) -> None:
@@ -211,7 +236,7 @@ class Feed:
                 was, channel.journaled = channel.journaled, event.type == "claim"
                 let_go |= was and not channel.journaled
         if let_go and self._unjournaled is not None:
-            self._unjournaled.add()  # the next holder may be a worker that writes no journal
+            self._unjournaled.add()  # the next worker may be one that writes no journal
 
     def _unclaimed(self, most: float) -> dict[str, str]:
         """The position in each job that is followed live and that no worker of ours holds.
@@ -227,11 +252,11 @@ class Feed:
         return found
 
     async def _sweep(self) -> None:
-        """Look after everyone: heartbeats, events that no journal named, jobs that are gone."""
+        """Heartbeats, events that no journal named, and jobs that are gone, for all clients."""
         while True:
             first = not self._channels
             await self._followed.wait()
-            # What happened between the first client's reading and our tailing is found soon.
+            # Events between the first client's read and the start of the tail are found soon.
             await asyncio.sleep(_SOON_S if first else self._rest_s())
             try:
                 if self._unjournaled is not None:
@@ -239,12 +264,12 @@ class Feed:
                 await self._look_at_all()
             except Exception as error:
                 self._store_is(error)
-                self._beat(self._channels, time.monotonic())  # also of those it did not get to
+                self._beat(self._channels, time.monotonic())  # also those that it did not reach
                 await asyncio.sleep(_AWAY_S)
 
     def _store_is(self, trouble: Exception | None) -> None:
-        """Say once that the store has gone and once that it is back; the reader never gives up."""
-        if trouble is not None and not is_away(trouble):
+        """Log once that the store is away and once that it is back; the reader never gives up."""
+        if trouble is not None and not _is_away(trouble):
             _log.error("feed_failed", exc_info=trouble)
         elif trouble is not None and not self._away:
             self._away = True
@@ -254,19 +279,19 @@ class Feed:
             _log.info("feed_store_back")
 
     def _rest_s(self) -> float:
-        """A round takes its own share of the time between two; the last step's rest is this."""
-        return self._sweep_s * _STEP / max(len(self._channels), _STEP)
+        """The pause between two steps of a sweep, which spreads the sweep over its interval."""
+        return self._sweep_s * _SWEEP_STEP / max(len(self._channels), _SWEEP_STEP)
 
     async def _look_at_all(self) -> None:
-        """One round over all followed jobs, in steps spread over the time between two rounds."""
+        """One sweep over all followed jobs, in steps spread over the interval."""
         job_ids = list(self._channels)
         pause_s = self._rest_s()
-        for start in range(0, len(job_ids), _STEP):
-            step = job_ids[start : start + _STEP]
+        for start in range(0, len(job_ids), _SWEEP_STEP):
+            step = job_ids[start : start + _SWEEP_STEP]
             self._beat(step, time.monotonic())
             await self._read(step)
             await self._check(step, time.monotonic())
-            if start + _STEP < len(job_ids):
+            if start + _SWEEP_STEP < len(job_ids):
                 await asyncio.sleep(pause_s)
 
     def _beat(self, job_ids: Iterable[str], now_s: float) -> None:
@@ -289,24 +314,24 @@ class Feed:
             }
             if not cursors:
                 continue
-            changed, unreadable = await read_changes(self._ledger, cursors)
+            changed, unreadable = await _read_changes(self._ledger, cursors)
             for job_id, events in changed.items():
-                if await self._masked_out(job_id, events):
+                if await self._deliver(job_id, events):
                     job_ids.append(job_id)
             for job_id in unreadable:
                 self._end(job_id, _UNREADABLE)
 
-    async def _masked_out(self, job_id: str, events: list[JobEvent]) -> bool:
+    async def _deliver(self, job_id: str, events: list[JobEvent]) -> bool:
         masked = None
         if self._masks(job_id):
             masked = await self._redaction.events(events, patient=True)
-        return self._hand_out(job_id, events, masked)
+        return self._push(job_id, events, masked)
 
     def _masks(self, job_id: str) -> bool:
         channel = self._channels.get(job_id)
         return channel is not None and any(each.masked for each in channel.subscribers)
 
-    def _hand_out(
+    def _push(
         self, job_id: str, events: list[JobEvent], masked: list[JobEvent] | None = None
     ) -> bool:
         """Give one job's new events to its live subscribers; True if there may be more."""
@@ -330,10 +355,10 @@ class Feed:
                     subscriber.pushed_s = now_s
                     served += 1
         self._on_events(served)
-        return len(events) >= 1000
+        return len(events) >= _CHUNK_EVENTS_MAX
 
     async def _check(self, job_ids: list[str], now_s: float) -> None:
-        """Now and then ask whether a quiet job still exists, and whether it is over."""
+        """Ask once per heartbeat whether a job still exists, and whether it is over."""
         due = [
             channel
             for job_id in job_ids
@@ -346,10 +371,10 @@ class Feed:
             self._judge(channel, record)
 
     def _judge(self, channel: _Channel, record: JobRecord | None) -> None:
-        """End the stream of a job that is gone, or that ended without saying so.
+        """End the stream of a job that is gone, or that ended without an event.
 
-        A foreign worker writes state and event one after the other: only what still looks over at
-        the next round is.
+        A foreign worker writes state and event one after the other, so a job counts as ended only
+        if it has looked so in two checks.
         """
         if record is None:
             gone = JobEvent(event_id="", type="expired", ts_ms=0, step="gateway.expired")
@@ -372,3 +397,130 @@ class Feed:
         channel = self._channels.get(job_id)
         for subscriber in list(channel.subscribers) if channel else ():
             subscriber.end(last)
+
+
+class _Channel:
+    """The clients of one job, and the position up to which the live ones were served."""
+
+    __slots__ = (
+        "checked_s", "cursor", "event_id", "job_id", "journaled", "looks_over", "subscribers",
+    )  # fmt: skip
+
+    def __init__(self, job_id: str, now_s: float) -> None:
+        self.job_id = job_id
+        self.subscribers: set[Subscriber] = set()
+        self.event_id: str | None = None
+        self.cursor: tuple[int, ...] = ()
+        self.checked_s = now_s
+        self.looks_over = False
+        self.journaled = False  # a worker of ours holds the job: the journal names its events
+
+    @property
+    def has_live(self) -> bool:
+        """Whether a client waits for the next event."""
+        return any(each.live and not each.ended for each in self.subscribers)
+
+
+class UnjournaledTail:
+    """Reads events that no journal names: those of workers that know only the contract.
+
+    Such a worker appends to the job's event stream and writes no journal. One blocking read over
+    the streams of the followed jobs returns its events as they happen. Jobs that a worker of ours
+    has claimed are left out. With many followers this reads only while the queue has workers of
+    another make. `cursors` gives the jobs to read, {} if there are more than its argument.
+    `hand_out` takes their events; `read` finds an unreadable stream.
+    """
+
+    def __init__(
+        self,
+        ledger: WaitingLedger,
+        *,
+        cursors: Callable[[float], dict[str, str]],
+        hand_out: Callable[[str, list[JobEvent]], Awaitable[object]],
+        read: Callable[[list[str]], Awaitable[None]],
+    ) -> None:
+        self._ledger = ledger
+        self._cursors = cursors
+        self._hand_out = hand_out
+        self._read = read
+        self._changed = asyncio.Event()
+        self._waiting = False
+        self._interrupting: asyncio.Task[None] | None = None
+        self.foreign = False
+
+    def add(self) -> None:
+        """There are more jobs to read: wait anew, with them."""
+        self._changed.set()
+        if self._waiting and (self._interrupting is None or self._interrupting.done()):
+            self._interrupting = asyncio.create_task(self._interrupt())
+
+    async def look(self) -> None:
+        """Ask whether there are workers of another make."""
+        was, self.foreign = self.foreign, await self._ledger.has_foreign_workers()
+        if self.foreign and not was:
+            self.add()
+
+    async def run(self) -> None:
+        """Read for as long as the feed does."""
+        while True:
+            self._changed.clear()
+            cursors = self._cursors(math.inf if self.foreign else _FEW_STREAMS)
+            if not cursors:
+                await self._changed.wait()
+                await asyncio.sleep(_GATHER_S)
+                continue
+            self._waiting = True
+            try:
+                news = await self._ledger.wait_changes(cursors, wait_ms=_WAIT_MS)
+            except Exception as error:
+                await self._recover(error, list(cursors))
+                continue
+            finally:
+                self._waiting = False
+            for job_id, events in news.items():
+                await self._hand_out(job_id, events)
+            await asyncio.sleep(len(cursors) * _PAUSE_S_PER_STREAM)
+
+    async def _recover(self, error: Exception, job_ids: list[str]) -> None:
+        """After a failed wait: find the unreadable stream, and pause in any case."""
+        if not _is_away(error):
+            try:
+                await self._read(job_ids)
+            except Exception as failed:
+                if not _is_away(failed):
+                    _log.error("feed_failed", exc_info=failed)
+        await asyncio.sleep(_AWAY_S)
+
+    async def _interrupt(self) -> None:
+        try:
+            await self._ledger.interrupt()
+        except Exception as error:  # the store is away: the wait has ended by itself
+            if not _is_away(error):
+                raise
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the store as a whole fails, so that waiting helps."""
+    wrong_type = isinstance(error, ServerError) and str(error.reply).startswith("WRONGTYPE")
+    return isinstance(error, StoreError) and not wrong_type
+
+
+async def _read_changes(
+    ledger: FollowLedger, cursors: Mapping[str, str]
+) -> tuple[dict[str, list[JobEvent]], list[str]]:
+    """New events by job, and the jobs that cannot be read, which are found by bisection.
+
+    A key of the wrong type, written by another program, must not stop the other streams.
+    """
+    try:
+        return await ledger.changes(cursors), []
+    except Exception as error:
+        if _is_away(error):
+            raise
+        if len(cursors) == 1:
+            _log.warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))
+            return {}, list(cursors)
+    pairs = list(cursors.items())
+    left, left_bad = await _read_changes(ledger, dict(pairs[: len(pairs) // 2]))
+    right, right_bad = await _read_changes(ledger, dict(pairs[len(pairs) // 2 :]))
+    return left | right, left_bad + right_bad

@@ -1,29 +1,26 @@
-"""API keys: `tn_<id>_<secret>`, shown once and kept only as a hash.
+"""API keys (`tn_<id>_<secret>`), tickets and sessions: what they are, and a ring in memory.
 
-The ring of a gateway on Redis lies in that Redis (`tenure:keys`), so that all gateways of a
-queue share it and `tenure keys` needs no gateway. A ticket is good for one request within a
-minute; it is what may stand in a URL where a key must not. A session is what a browser holds
-instead of a key: a random id, kept as a hash with the dates at which it ends.
+A key is shown once and stored as a hash. A key ring is stored beside the jobs of a queue, so that
+all gateways of the queue share it and `tenure keys` needs no gateway. A ticket is valid for one
+request within a minute and may appear in a URL, where a key must not. A session is what a browser
+has instead of a key: a random id, stored as a hash with the times at which it ends.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from hmac import compare_digest
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import structlog
 
 from tenure.core.endpoint import SCOPES, STREAM_SCOPE, Caller
-from tenure.core.errors import ServerError, UsageError
-from tenure.gateway.limits import Quota, read_quota
-from tenure.store.redis import Redis
+from tenure.core.errors import UsageError
+from tenure.gateway.limits import Quota
 
 _log = structlog.get_logger("tenure.gateway")
 TICKET_S = 60
@@ -35,11 +32,10 @@ _SECRET_BYTES = 32
 _ID_BYTES = 6
 
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the year 9999
-_TIME = re.compile(rb"[0-9]{1,14}")
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a key. Times are Unix milliseconds, 0 for never."""
+    """A stored key. Times are Unix milliseconds, 0 for never."""
 
     id: str
     name: str
@@ -56,7 +52,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a session. It ends at `expires_ms`, or `idle_ms` after its last use."""
+    """A stored session. It ends at `expires_ms`, or `idle_ms` after its last use."""
 
     session_h: str
     key_id: str
@@ -71,25 +67,25 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(Protocol):
-    """What a gateway needs of the place where keys, tickets and sessions are kept."""
+    """What a gateway needs of a key ring, or of several as one."""
 
     async def find(self, key_id: str) -> Key | None:
         """One key, expired or not; `last_used_ms` is not filled in."""
 
-    async def count(self) -> int:
-        """How many keys there are."""
+    async def count(self, queue_url: str = "") -> int:
+        """How many keys there are, as far as it matters for routes of this queue."""
 
     async def touch(self, key_id: str, now_ms: int) -> None:
         """Note that a key was used."""
 
     async def issue(self, caller: Caller) -> str:
-        """A ticket that stands for the caller once, within `TICKET_S` seconds."""
+        """A ticket that is valid for one request of the caller within `TICKET_S` seconds."""
 
     async def redeem(self, ticket: str) -> Caller | None:
-        """The caller of a ticket, which is spent by asking."""
+        """The caller of a ticket, which is used up by this."""
 
     async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
-        """The id of a new session, of which only the hash is kept."""
+        """The id of a new session; only its hash is stored."""
 
     async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
         """A session by the hash of its id, None once it is over; `used` prolongs it."""
@@ -102,7 +98,7 @@ class Keys(Protocol):
 
 
 class KeyRing(Keys, Protocol):
-    """Where keys and tickets are kept."""
+    """Keys, tickets and sessions of one store."""
 
     async def create(
         self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
@@ -110,13 +106,13 @@ class KeyRing(Keys, Protocol):
         """A new key and its whole text, which cannot be had again."""
 
     async def limit(self, key_id: str, quota: Quota) -> bool:
-        """Give a key other numbers; False if there is none. Gateways obey within two seconds."""
+        """Set the quota of a key; False if there is none. Gateways obey within two seconds."""
 
     async def list(self) -> list[Key]:
         """All keys, oldest first, with the minute of their last use."""
 
     async def revoke(self, key_id: str) -> bool:
-        """Take a key away, with its sessions; False if there was none.
+        """Remove a key with its sessions; False if there was none.
 
         Every gateway obeys within two seconds.
         """
@@ -125,9 +121,14 @@ class KeyRing(Keys, Protocol):
         """All sessions that are not over, oldest first."""
 
 
+def new_token() -> str:
+    """The text of a ticket or a session; stores keep its hash."""
+    return secrets.token_urlsafe(_SECRET_BYTES)
+
+
 def new_session(key_id: str, ttl_ms: int, idle_ms: int, now_ms: int) -> tuple[Session, str]:
     """Make a session; the text is its id."""
-    text = secrets.token_urlsafe(_SECRET_BYTES)
+    text = new_token()
     session = Session(
         session_h=secret_hash(text),
         key_id=key_id,
@@ -139,11 +140,11 @@ def new_session(key_id: str, ttl_ms: int, idle_ms: int, now_ms: int) -> tuple[Se
     return session, text
 
 
-def _surplus(sessions: Iterable[Session], key_id: str, now_ms: int) -> list[str]:
+def surplus_sessions(sessions: Iterable[Session], key_id: str, now_ms: int) -> list[str]:
     """Sessions that are over, and the oldest of a key that is about to open one too many."""
-    kept = sorted(sessions, key=lambda session: session.created_ms, reverse=True)
-    own = [each.session_h for each in kept if each.key_id == key_id and each.is_live(now_ms)]
-    over = [each.session_h for each in kept if not each.is_live(now_ms)]
+    newest = sorted(sessions, key=lambda session: session.created_ms, reverse=True)
+    own = [each.session_h for each in newest if each.key_id == key_id and each.is_live(now_ms)]
+    over = [each.session_h for each in newest if not each.is_live(now_ms)]
     return over + own[SESSIONS_PER_KEY - 1 :]
 
 
@@ -153,9 +154,9 @@ def checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
     streams = [scope for scope in chosen if scope.startswith(STREAM_SCOPE)]
     unknown = [scope for scope in chosen if scope not in SCOPES and scope not in streams]
     if unknown or len(streams) == len(chosen):
-        said = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
+        problem = f"unknown scope {unknown[0]!r}" if unknown else "a key needs a scope"
         raise UsageError(
-            f"{said}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
+            f"{problem}; the scopes are {', '.join(SCOPES)}; {STREAM_SCOPE}NAME beside them keeps "
             "a key to streams of the plane"
         )
     return chosen
@@ -207,174 +208,14 @@ def is_secret_of(key: Key, secret: str) -> bool:
     return compare_digest(key.secret_h.encode(), secret_hash(secret).encode())
 
 
-def _now_ms() -> int:
+def wall_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-class RedisKeyRing:
-    """The ring in the store of a queue on Redis."""
-
-    def __init__(
-        self, redis: Redis, *, prefix: str = "", clock_ms: Callable[[], int] = _now_ms
-    ) -> None:
-        self._redis = redis
-        self._keys = f"{prefix}tenure:keys"
-        self._used = f"{prefix}tenure:keys:used"
-        self._quotas = f"{prefix}tenure:keys:quotas"
-        self._ticket = f"{prefix}tenure:ticket:"
-        self._sessions = f"{prefix}tenure:sessions"
-        self._seen = f"{prefix}tenure:sessions:seen"
-        self._clock_ms = clock_ms
-
-    async def create(
-        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
-    ) -> tuple[Key, str]:
-        key, text = new_key(scopes, name, ttl_ms, self._clock_ms())
-        await self._redis.call("HSET", self._keys, key.id, msgspec.json.encode(key))
-        return key, text
-
-    async def limit(self, key_id: str, quota: Quota) -> bool:
-        # Beside the key: one that is revoked meanwhile must not come back.
-        if not await self._redis.call("HEXISTS", self._keys, key_id):
-            return False
-        await self._redis.call("HSET", self._quotas, key_id, msgspec.json.encode(quota))
-        return True
-
-    async def list(self) -> list[Key]:
-        stored, *beside = await self._redis.pipeline(
-            [("HGETALL", name) for name in (self._keys, self._used, self._quotas)]
-        )
-        if isinstance(stored, Exception):
-            raise stored
-        used, quotas = (_pairs(_beside(reply) or []) for reply in beside)
-        every = _pairs(stored).items()
-        keys = [_read_key(name, raw, quotas.get(name), used.get(name)) for name, raw in every]
-        return sorted(filter(None, keys), key=lambda key: key.created_ms)
-
-    async def revoke(self, key_id: str) -> bool:
-        removed, *_ = await self._redis.pipeline(
-            [("HDEL", name, key_id) for name in (self._keys, self._used, self._quotas)]
-        )
-        if isinstance(removed, Exception):
-            raise removed
-        await self.end_sessions(key_id=key_id)
-        return bool(removed)
-
-    async def find(self, key_id: str) -> Key | None:
-        raw, quota = await self._redis.pipeline(
-            [("HGET", self._keys, key_id), ("HGET", self._quotas, key_id)]
-        )
-        if isinstance(raw, Exception):
-            raise raw
-        return None if raw is None else _read_key(key_id.encode(), raw, _beside(quota))
-
-    async def count(self) -> int:
-        return int(await self._redis.call("HLEN", self._keys))
-
-    async def touch(self, key_id: str, now_ms: int) -> None:
-        with suppress(ServerError):  # the last use is only shown: it refuses no key
-            await self._redis.call("HSET", self._used, key_id, now_ms)
-
-    async def issue(self, caller: Caller) -> str:
-        ticket = secrets.token_urlsafe(_SECRET_BYTES)
-        name = self._ticket + secret_hash(ticket)
-        await self._redis.call("SET", name, msgspec.json.encode(caller), "EX", TICKET_S)
-        return ticket
-
-    async def redeem(self, ticket: str) -> Caller | None:
-        raw = await self._redis.call("GETDEL", self._ticket + secret_hash(ticket))
-        return None if raw is None else msgspec.json.decode(raw, type=Caller)
-
-    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
-        now_ms = self._clock_ms()
-        await self._forget(_surplus(await self._all_sessions(), key_id, now_ms))
-        session, text = new_session(key_id, ttl_ms, idle_ms, now_ms)
-        raw = msgspec.json.encode(session)
-        await self._redis.call("HSET", self._sessions, session.session_h, raw)
-        return text
-
-    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
-        raw = await self._redis.call("HGET", self._sessions, session_h)
-        if raw is None:
-            return None
-        # The last use has a hash of its own: noting it cannot bring back a session that has ended.
-        seen = await self._redis.call("HGET", self._seen, session_h)
-        session, now_ms = _read_session(raw, seen), self._clock_ms()
-        if session is None or not session.is_live(now_ms):
-            return None
-        if used and now_ms - session.seen_ms > TOUCH_MS:
-            await self._redis.call("HSET", self._seen, session_h, now_ms)
-        return session
-
-    async def sessions(self) -> Sequence[Session]:
-        now_ms = self._clock_ms()
-        live = [each for each in await self._all_sessions() if each.is_live(now_ms)]
-        return sorted(live, key=lambda session: session.created_ms)
-
-    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
-        hashes = [session_h] if session_h else []
-        if key_id:
-            every = await self._all_sessions()
-            hashes += [each.session_h for each in every if each.key_id == key_id]
-        return await self._forget(hashes)
-
-    async def _all_sessions(self) -> Sequence[Session]:
-        stored = _pairs(await self._redis.call("HGETALL", self._sessions))
-        seen = _pairs(await self._redis.call("HGETALL", self._seen))
-        read = (_read_session(raw, seen.get(name)) for name, raw in stored.items())
-        return [session for session in read if session is not None]
-
-    async def _forget(self, hashes: Sequence[str]) -> int:
-        if not hashes:
-            return 0
-        gone = int(await self._redis.call("HDEL", self._sessions, *hashes))
-        await self._redis.call("HDEL", self._seen, *hashes)
-        return gone
-
-    async def close(self) -> None:
-        await self._redis.close()
-
-
-def _beside(reply: Any) -> Any:
-    """What is kept beside the keys; a record of another type is none, and refuses no key."""
-    if isinstance(reply, Exception) and not isinstance(reply, ServerError):
-        raise reply
-    if isinstance(reply, ServerError):
-        _log.error("key_record_unreadable", error=str(reply))
-    return None if isinstance(reply, ServerError) else reply
-
-
-def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | None:
-    """A stored key; None for a record that is none, which opens nothing."""
-    try:
-        key = msgspec.json.decode(raw, type=Key)
-    except (ValueError, RecursionError) as error:
-        _log.error("key_unreadable", key_id=name.decode(errors="replace"), error=str(error))
-        return None
-    return msgspec.structs.replace(
-        key,
-        quota=key.quota if quota is None else read_quota(quota, key.id),
-        last_used_ms=int(used) if used and _TIME.fullmatch(used) else 0,
-    )
-
-
-def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
-    """A stored session; None for a record that is none, which opens nothing."""
-    try:
-        session = msgspec.json.decode(raw, type=Session)
-        return msgspec.structs.replace(session, seen_ms=int(seen)) if seen else session
-    except (ValueError, RecursionError):
-        return None
-
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 class MemoryKeyRing:
     """The ring of a gateway whose store is this process."""
 
-    def __init__(self, *, clock_ms: Callable[[], int] = _now_ms) -> None:
+    def __init__(self, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         self._clock_ms = clock_ms
         self._keys: dict[str, Key] = {}
         self._tickets: dict[str, tuple[int, Caller]] = {}
@@ -403,7 +244,7 @@ class MemoryKeyRing:
     async def find(self, key_id: str) -> Key | None:
         return self._keys.get(key_id)
 
-    async def count(self) -> int:
+    async def count(self, queue_url: str = "") -> int:
         return len(self._keys)
 
     async def touch(self, key_id: str, now_ms: int) -> None:
@@ -413,7 +254,7 @@ class MemoryKeyRing:
     async def issue(self, caller: Caller) -> str:
         now_ms = self._clock_ms()
         self._tickets = {text: entry for text, entry in self._tickets.items() if entry[0] > now_ms}
-        ticket = secrets.token_urlsafe(_SECRET_BYTES)
+        ticket = new_token()
         self._tickets[secret_hash(ticket)] = (now_ms + TICKET_S * 1000, caller)
         return ticket
 
@@ -423,7 +264,7 @@ class MemoryKeyRing:
 
     async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
         now_ms = self._clock_ms()
-        for session_h in _surplus(self._sessions.values(), key_id, now_ms):
+        for session_h in surplus_sessions(self._sessions.values(), key_id, now_ms):
             del self._sessions[session_h]
         session, text = new_session(key_id, ttl_ms, idle_ms, now_ms)
         self._sessions[session.session_h] = session

@@ -1,8 +1,8 @@
-"""How much one key may ask for, and how often a stranger may show a wrong one.
+"""Quotas of keys: rate, unfinished jobs, body size, event streams; and failed logins.
 
-The gateway's settings are the quota of every key; a key may have numbers of its own, which
-`tenure keys create` and `tenure keys limit` set. Rates and streams are counted in this
-process: with N gateways a key gets N times as many. Unfinished jobs are counted by the store.
+The settings of the gateway are the quota of every key; `tenure keys create` and `tenure keys limit`
+set others for one key. Rates and streams are counted per process: with N gateways a key gets N
+times as many. Unfinished jobs are counted by the store.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _log = structlog.get_logger("tenure.gateway")
 
 _BUCKETS_MAX = 10_000
 _FULL_RETRY_MS = 2_000
-_BELIEVE_S = 10.0
+_RECOUNT_S = 10.0
 _COUNT_EVERY_S = 1.0
-_COUNT_SHARE = 20  # counting takes at most a twentieth of the time
+_COUNT_SHARE = 20  # counting may take at most a twentieth of the time
 
 
 _Limit = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much one key may ask for; 0 is no limit, None what every key may."""
+    """The limits of one key; 0 is no limit, None the limit of the settings."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     rate_burst: _Limit | None = None
@@ -48,7 +48,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transcodes: _Limit | None = None
 
     def over(self, usual: Quota) -> Quota:
-        """These numbers, and the usual ones where there are none."""
+        """These limits, and those of `usual` where there are none."""
         own = {
             name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
         }
@@ -56,7 +56,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_quota(raw: bytes | str, key_id: str) -> Quota:
-    """A stored quota; what cannot be read, or is below 0, is what every key may."""
+    """A stored quota; an unreadable one counts as none."""
     try:
         return msgspec.json.decode(raw, type=Quota)
     except (ValueError, RecursionError) as error:
@@ -78,7 +78,7 @@ def _too_fast(per_s: float, burst: int) -> str:
 class RateLimit:
     """A token bucket for each requester: `rate_per_s` on average and `rate_burst` at once.
 
-    The buckets that were used last are kept, so that requesters without number cost no memory.
+    Only the most recently used buckets are kept, which bounds the memory.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, requester: str, quota: Quota) -> None:
-        """Take one token, or `Problem` 429 that says when there is one."""
+        """Take one token, or raise `Problem` 429 with the time until the next one."""
         per_s = quota.rate_per_s
         if not per_s:
             return
@@ -113,7 +113,7 @@ class RateLimit:
 
 @lru_cache(maxsize=4096)
 def origin_of(host: str) -> str:
-    """What is counted as one address: of IPv6 the /64, which a single host may have whole.
+    """The part of an address that is limited: of IPv6 the /64, which one host may own whole.
 
     >>> [origin_of(host) for host in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::5", "")]
     ['10.0.0.1', '10.0.0.1', '2001:db8::/64', '']
@@ -128,15 +128,14 @@ def origin_of(host: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False))
 
 
-LINES = Quota(rate_per_s=1 / 60, rate_burst=1)
+LOG_QUOTA = Quota(rate_per_s=1 / 60, rate_burst=1)
 
 
 class FailedLogins:
-    """Logs who showed a wrong key, and limits it by address and by the key that was meant.
+    """Logs failed logins, and limits them by address and by key id.
 
-    Only failures are counted and only failures are refused: a right key is always let in, so a
-    stranger can lock out neither its owner nor others behind the same address. That is safe since
-    a secret of 256 random bits cannot be guessed at any rate.
+    A valid key is always accepted, so an attacker can lock out neither its owner nor others behind
+    the same address. That is safe: a secret of 256 random bits cannot be guessed at any rate.
     """
 
     def __init__(self, per_min: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -146,7 +145,7 @@ class FailedLogins:
         )
 
     def note(self, address: str, key_id: str, way: str) -> None:
-        """Write one failure to the log, or `Problem` 429 when there were too many of late."""
+        """Log one failure, or raise `Problem` 429 when there were too many."""
         origin = origin_of(address)
         try:
             self._addresses.take(origin, self._quota)
@@ -158,21 +157,21 @@ class FailedLogins:
         _log.warning("login_failed", address=address, key=key_id, way=way)
 
     def _note_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
-        """Once a minute and address: a flood of failures does not become a flood of lines."""
+        """Once a minute and address: failures must not flood the log."""
         with suppress(Problem):
-            self._lines.take(origin, LINES)
+            self._lines.take(origin, LOG_QUOTA)
             _log.warning("login_limited", address=address, key=key_id, way=way)
 
 
 class StreamLimit:
-    """Open event streams by requester; the anonymous local caller is not counted out."""
+    """Open event streams by requester; the anonymous local caller has no limit."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
 
     @contextmanager
     def slot(self, requester: str, most: int | None) -> Iterator[None]:
-        """Hold one place while a stream is open, or `Problem` 429."""
+        """Hold one slot while a stream is open, or raise `Problem` 429."""
         if requester and most and self._open[requester] >= most:
             raise Problem(
                 "too_many_streams",
@@ -190,10 +189,10 @@ class StreamLimit:
 
 
 class _Depth:
-    """Unfinished jobs of one requester, as far as is known.
+    """The known number of unfinished jobs of one requester.
 
-    `jobs` is what the store counted and what was submitted since that count began; `sent` are
-    submits without an answer, which a count may or may not see.
+    `jobs` is the last count of the store plus the submits since it began. `sent` are submits
+    without an answer yet, which a count may or may not include.
     """
 
     __slots__ = ("at_s", "firm_s", "jobs", "sent", "since", "task")
@@ -205,12 +204,11 @@ class _Depth:
 
 
 class DepthLimit:
-    """Submits of jobs, of those only whose requester has room left.
+    """Submits jobs of requesters that are below their limit of unfinished jobs.
 
-    The store is asked beside the submits, every ten seconds for a requester that submits, and a
-    submit waits for an answer only where its requester would pass the limit. Gateways of one store
-    count the same jobs, and miss what the others took since. `ledger` may be one that keeps no
-    requesters; then there is no limit.
+    The store counts in the background, every ten seconds for a requester that submits. A submit
+    waits for a count only if its requester would pass the limit. A gateway does not see what other
+    gateways submitted since the last count. A ledger that keeps no requesters has no limit.
     """
 
     def __init__(
@@ -230,7 +228,7 @@ class DepthLimit:
         self._depths: dict[str, _Depth] = {}
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Like the queue's own; what is beyond the quota of its requester is `full`, and unsent."""
+        """Like the queue's own; jobs beyond the quota of their requester are `full`, not sent."""
         if not self._unfinished:
             return await self._queue.submit(jobs)
         sent: list[NewJob] = []
@@ -257,14 +255,14 @@ class DepthLimit:
         return [refusal or next(answers) for refusal in refusals]
 
     async def _room(self, requester: str, most: int) -> _Depth | None:
-        """The depth of a requester, with one job more; None where there is no room for it."""
+        """The depth of a requester, one job added; None if that would pass the limit."""
         depth = self._depths.get(requester)
         if depth is None:
             if len(self._depths) >= _BUCKETS_MAX:
                 self._depths.clear()
             depth = self._depths[requester] = _Depth()
         now_s = self._clock_s()
-        if now_s - depth.at_s > _BELIEVE_S:
+        if now_s - depth.at_s > _RECOUNT_S:
             self._recount(requester, depth, most)
         if depth.jobs >= most:
             if now_s > depth.firm_s:
@@ -288,7 +286,7 @@ class DepthLimit:
         try:
             counted = await self._unfinished(requester, most)
         except StoreError as error:
-            # The submit itself is told; a limit does not stand in for an absent store.
+            # The submit itself reports it; a limit must not hide that the store is away.
             _log.warning("unfinished jobs were not counted", key=requester, error=str(error))
         else:
             depth.jobs = counted + depth.since

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 
 from tenure.core.seam import Counts
 
-# A series per counter that tells when it began would double them and is no metric of ours.
+# Without this every counter has a second series with the time at which it began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -23,13 +23,12 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Metrics:
-    """One registry a gateway, so that two of them in a process do not meet."""
+    """One registry a gateway, so that two of them in a process do not collide."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        names = ("method", "route", "status")
-        self._requests = Counter(
-            "tenure_http_requests", "Requests answered.", names, registry=self.registry
+        self._requests = self._counter(
+            "tenure_http_requests", "Requests answered.", "method", "route", "status"
         )
         self._seconds = Histogram(
             "tenure_http_request_duration_seconds",
@@ -38,59 +37,45 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.sse_clients = Gauge(
-            "tenure_sse_clients", "Event streams that are open.", registry=self.registry
+        self.sse_clients = self._gauge("tenure_sse_clients", "Event streams that are open.")
+        self.sse_events = self._counter("tenure_sse_events", "Events handed to clients.")
+        self.sse_dropped = self._counter(
+            "tenure_sse_slow_clients", "Clients dropped for reading too slowly."
         )
-        self.sse_events = Counter(
-            "tenure_sse_events", "Events handed to clients.", registry=self.registry
+        self.refused = self._counter(
+            "tenure_quota_refusals", "Requests and jobs that the quota of a key refused.", "quota"
         )
-        self.sse_dropped = Counter(
-            "tenure_sse_slow_clients", "Clients dropped for reading too slowly.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.refused = Counter(
-            "tenure_quota_refusals", "Requests and jobs that the quota of a key refused.",
-            ("quota",), registry=self.registry,
-        )  # fmt: skip
-        self.quarantined = Counter(
-            "tenure_quarantined", "Records that could not be read and were set aside.",
-            ("queue",), registry=self.registry,
-        )  # fmt: skip
-        self._depth = Gauge(
-            "tenure_queue_depth",
-            "Jobs in a state now.",
-            ("queue", "state"),
-            registry=self.registry,
+        self.quarantined = self._counter(
+            "tenure_quarantined", "Records that could not be read and were set aside.", "queue"
         )
-        self._oldest = Gauge(
-            "tenure_oldest_waiting_seconds",
-            "How long the oldest waiting job has waited.",
-            ("queue",),
-            registry=self.registry,
+        self._depth = self._gauge("tenure_queue_depth", "Jobs in a state now.", "queue", "state")
+        self._oldest = self._gauge(
+            "tenure_oldest_waiting_seconds", "How long the oldest waiting job has waited.", "queue"
         )
-        self._up = Gauge(
-            "tenure_store_up", "Whether the store answered.", ("queue",), registry=self.registry
+        self._up = self._gauge("tenure_store_up", "Whether the store answered.", "queue")
+        self._workers = self._gauge("tenure_queue_workers", "Workers alive.", "queue")
+        self._paused = self._gauge(
+            "tenure_queue_paused", "Whether no leases are handed out.", "queue"
         )
-        self._workers = Gauge(
-            "tenure_queue_workers", "Workers alive.", ("queue",), registry=self.registry
-        )
-        self._paused = Gauge(
-            "tenure_queue_paused", "Whether no leases are handed out.", ("queue",),
-            registry=self.registry,
-        )  # fmt: skip
         self._by_route: dict[tuple[str, str, int], Counter] = {}
-        self._timer: dict[str, Histogram] = {}
+        self._timers: dict[str, Histogram] = {}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one answer. The labelled children are kept: looking them up costs more."""
+        """Count one answer. The labelled children are cached: `labels` is slow."""
         key = (method, route, status)
         counter = self._by_route.get(key)
         if counter is None:
             counter = self._by_route[key] = self._requests.labels(method, route, str(status))
         counter.inc()
-        timer = self._timer.get(route)
+        timer = self._timers.get(route)
         if timer is None:
-            timer = self._timer[route] = self._seconds.labels(route)
+            timer = self._timers[route] = self._seconds.labels(route)
         timer.observe(seconds)
 
     def streamed(self, route: str, status: int) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway can be told, in one frozen value; the command line fills it."""
+"""The settings of a gateway, in one frozen value; the command line fills it."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _POSITIVE = (
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """`queues` are the URLs served; their stores also hold the keys, the first one's the audit log.
 
-    `rate_per_s` 0 means no limit by rate. `streams_per_key` bounds open event streams of one key,
-    `depth_per_key` its unfinished jobs in one queue (0: no limit). A key may have its own numbers.
-    `anonymous` False asks for a key even on loopback. `worker_key` is the text of a key for workers
-    that is good besides those of the store: whoever starts gateway and workers together shares it.
-    `admin_address` (host:port) answers what administrators and observers ask for, which is then not
-    found at the other address. Peers of `trusted_proxies` (addresses, networks, "unix") may have
-    more connections than `connections_per_address`, and may name the person who sent a request and
-    the person's groups in two headers; `sso_groups` says what members of a group may do.
+    `rate_per_s` 0 means no rate limit. `streams_per_key` bounds the open event streams of a key,
+    `depth_per_key` its unfinished jobs in one queue (0: no limit). A key may have its own limits.
+    `anonymous` False requires a key even on loopback. `worker_key` is the text of a key for workers
+    that is valid besides those of the store, for a gateway that is started together with workers.
+    `admin_address` (host:port) serves the routes of administrators and observers, which then do
+    not exist at the other address. Peers of `trusted_proxies` (addresses, networks, "unix") may
+    have more connections than `connections_per_address`, and may name the person who sent a request
+    and the person's groups in two headers; `sso_groups` says what members of a group may do.
     A session of a browser ends `session_ms` after it began and `session_idle_ms` after its last
-    use. So many failed logins a minute are answered by address and by key, 0: all of them.
+    use. `failed_logins_per_min` is per address and per key, 0: no limit.
     `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
     audit log; `trace_url` is where a trace is shown, with `{trace_id}`;
-    `lake` is the folder in which the pipeline keeps the history. `lent` is what endpoints of some
-    contracts need and only the command line can make, by name: `seal` encrypts credentials,
-    `check_url` refuses addresses that no worker may call.
+    `lake` is the folder in which the pipeline keeps the history. `route_options` are passed to
+    the routes of contracts: `seal` encrypts credentials, `check_url` refuses addresses that no
+    worker may call.
     """
 
     queues: tuple[str, ...]
@@ -86,7 +86,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     audit_keep: int = 10_000
     trace_url: str = ""
     lake: str = ""
-    lent: Mapping[str, Any] = {}
+    route_options: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
         if self.trace_url and not self.trace_url.lower().startswith(("http://", "https://")):

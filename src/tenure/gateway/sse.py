@@ -1,44 +1,202 @@
-"""A job's events as one HTTP response, written as bare ASGI messages.
-
-The writer joins everything that waits into one write. A second small task learns that the client
-has hung up. What a client may have open, and whether its key still holds, is looked after here.
-"""
+"""Server-sent events: the frames, the buffer of one client, and the HTTP response."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-import structlog
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
-from tenure.gateway.auth import BELIEVE_S, Door
-from tenure.gateway.feed import Feed
-from tenure.gateway.frames import comment, hello
+from tenure.core.job import JobEvent
+from tenure.core.values import answer_json
+from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.problems import Problem
-from tenure.gateway.subscriber import Subscriber
-
-_log = structlog.get_logger("tenure.gateway")
 
 ABORT = "tenure.abort"  # ASGI extension of our server: drop the connection, unsent bytes and all
-HEADERS: list[tuple[bytes, bytes]] = [
+_HEADERS: list[tuple[bytes, bytes]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-_LAST_WORDS_S = 5.0
+_ABORT_AFTER_S = 5.0
+HEARTBEAT = b": heartbeat\n\n"
+_LINE_ENDS = str.maketrans("\r\n\0", "   ")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The `data` of the first frame."""
+
+    job_id: str
+    status: str
+
+
+def hello(job_id: str, state: str, retry_ms: int) -> bytes:
+    """The first frame: the job, and how soon to reconnect."""
+    data = msgspec.json.encode(Hello(job_id, state))
+    return b"retry: %d\nevent: hello\ndata: %b\n\n" % (retry_ms, data)
+
+
+def frame(event: JobEvent) -> bytes:
+    """One event. Its id is the position from which a client resumes."""
+    return b"id: %b\n%b" % (event.event_id.encode(), unnumbered(event))
+
+
+def unnumbered(event: JobEvent) -> bytes:
+    """One event that the job's own stream does not hold, so it has no position."""
+    news = {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": _data(event.data)}
+    name = event.type.translate(_LINE_ENDS).encode()
+    return b"event: %b\ndata: %b\n\n" % (name, msgspec.json.encode(news))
+
+
+def comment(text: str, *, retry_ms: int = 0) -> bytes:
+    """A comment line; with `retry_ms`, when to reconnect."""
+    retry = b"retry: %d\n" % retry_ms if retry_ms else b""
+    return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
+
+
+def position(event_id: str) -> tuple[int, ...]:
+    """An event id as something that can be compared.
+
+    >>> position("1700000000000-10") > position("1700000000000-9") > position("")
+    True
+    """
+    return tuple(int(part) for part in event_id.split("-")) if event_id else ()
+
+
+def _data(raw: bytes) -> object:
+    """Encoded anew: the data of a frame is JSON without a line break."""
+    return answer_json(raw) if raw else {}
+
+
+_TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Event-ID")
+
+
+class Subscriber:
+    """The frames that wait to be written to one client, bounded.
+
+    A subscriber first catches up from its own position at the pace at which its client reads. Then
+    it is live and the feed pushes to it. A live client that reads too slowly is disconnected; it
+    resumes with Last-Event-ID. `next` is for the one task that writes to the client.
+    """
+
+    __slots__ = (
+        "_bytes_max",
+        "_catch_up",
+        "_chunks",
+        "_size",
+        "_waiter",
+        "cursor",
+        "ended",
+        "event_id",
+        "job_id",
+        "live",
+        "masked",
+        "on_overflow",
+        "pushed_s",
+    )
+
+    def __init__(
+        self,
+        job_id: str,
+        after: str,
+        *,
+        bytes_max: int,
+        now_s: float,
+        catch_up: Callable[[Subscriber], Awaitable[None]],
+    ) -> None:
+        self.job_id = job_id
+        self.event_id = after
+        self.cursor = position(after)
+        self.live = False
+        self.masked = False
+        self.ended = False
+        self.pushed_s = now_s
+        self.on_overflow: Callable[[], object] | None = None
+        self._bytes_max = bytes_max
+        self._catch_up = catch_up
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, chunk: bytes) -> None:
+        """Add bytes to be written; too many of them end a live subscriber."""
+        if self.ended:
+            return
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if self.live and self._size > self._bytes_max:
+            self._chunks.clear()
+            self._size = 0
+            self.end(_TOO_SLOW)
+            if self.on_overflow is not None:
+                self.on_overflow()
+            return
+        self._wake()
+
+    def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
+        """Add one event unless it was sent before; `last` ends the stream after it."""
+        if self.ended or at <= self.cursor:
+            return False
+        self.cursor = at
+        self.event_id = event.event_id
+        self.push(framed)
+        if last:
+            self.end()
+        return True
+
+    def end(self, chunk: bytes = b"") -> None:
+        """Nothing more will come; what waits, and then `chunk`, is still written."""
+        if self.ended:
+            return
+        if chunk:
+            self._chunks.append(chunk)
+        self.ended = True
+        self._wake()
+
+    async def next(self) -> bytes | None:
+        """All waiting bytes; None when the stream has ended."""
+        while not self._chunks:
+            if self.ended:
+                return None
+            if self.live:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            else:
+                await self._catch_up(self)
+        chunks, self._chunks, self._size = self._chunks, [], 0
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
 _REVOKED = comment("the key of this connection is no longer valid")
 
 
-class Streamer:
-    """Serves event streams and knows all that are open."""
+class EventSource(Protocol):
+    """Where the events of a job come from: the feed of its queue."""
 
-    def __init__(self, door: Door, metrics: Metrics, *, retry_ms: int) -> None:
-        self._door = door
+    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+        """A new follower of a job."""
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """Forget it."""
+
+
+class Streamer:
+    """Serves event streams. Ends them when their key is revoked or the gateway shuts down."""
+
+    def __init__(self, auth: Auth, metrics: Metrics, *, retry_ms: int) -> None:
+        self._auth = auth
         self._metrics = metrics
         self._limit = StreamLimit()
         self._retry_ms = retry_ms
@@ -47,7 +205,7 @@ class Streamer:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch for keys that are revoked while their streams are open."""
+        """Begin to check the keys of open streams."""
         self._watch = asyncio.create_task(self._watch_keys())
 
     async def close(self) -> None:
@@ -57,21 +215,27 @@ class Streamer:
             await asyncio.gather(self._watch, return_exceptions=True)
 
     def drain(self) -> None:
-        """Send everyone away, and not all back at the same moment."""
+        """End all streams; the clients reconnect at random times."""
         self._draining = True
         for subscribers in self._open.values():
             for subscriber in list(subscribers):
-                subscriber.end(self._come_again())
+                subscriber.end(self._restarting())
 
     async def serve(
-        self, feed: Feed, follow: Follow, caller: Caller, scope: Scope, receive: Receive, send: Send
+        self,
+        feed: EventSource,
+        follow: Follow,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Write the stream until the job ends, the client leaves, or the gateway does."""
         if self._draining:
-            await self._turn_away(scope, send)
+            await self._refuse(scope, send)
             return
-        with self._limit.slot(caller.requester, self._door.quota(caller.requester).streams):
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        with self._limit.slot(caller.requester, self._auth.quota(caller.requester).streams):
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
                 return
@@ -94,32 +258,32 @@ class Streamer:
                 if not mine:
                     self._open.pop(caller, None)
 
-    async def _turn_away(self, scope: Scope, send: Send) -> None:
-        """A browser takes every answer but 200 for the last one: it gets a stream that ends."""
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        """A browser does not reconnect after an error status, so it gets a stream that ends."""
         if (b"accept", b"text/event-stream") not in scope["headers"]:
             raise Problem("draining", retry_after_s=1)
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await send({"type": "http.response.body", "body": self._come_again()})
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.body", "body": self._restarting()})
 
-    def _come_again(self) -> bytes:
+    def _restarting(self) -> bytes:
         retry_ms = random.randint(self._retry_ms // 4, self._retry_ms)
         return comment("the gateway is restarting", retry_ms=retry_ms)
 
     def _drop(self, scope: Scope, timers: list[asyncio.TimerHandle]) -> None:
-        """A client that does not read gets a moment for the last words, then it is cut off."""
+        """A client that reads too slowly gets a moment for the last bytes, then it is cut off."""
         self._metrics.sse_dropped.inc()
         abort = scope.get("extensions", {}).get(ABORT)
         if abort is not None:
-            timers.append(asyncio.get_running_loop().call_later(_LAST_WORDS_S, abort))
+            timers.append(asyncio.get_running_loop().call_later(_ABORT_AFTER_S, abort))
 
     async def _watch_keys(self) -> None:
         while True:
-            await asyncio.sleep(BELIEVE_S / 2)
+            await asyncio.sleep(CACHE_S / 2)
             for caller in list(self._open):
                 try:
-                    valid = await self._door.is_valid(caller)
+                    valid = await self._auth.is_valid(caller)
                 except StoreError:
-                    continue  # the store of this key is away; others answer
+                    continue  # the store of this key is away
                 if not valid:
                     for subscriber in list(self._open.get(caller, ())):
                         subscriber.end(_REVOKED)

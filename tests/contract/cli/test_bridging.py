@@ -16,7 +16,7 @@ from tenure.cli.bridge import patient
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.opening import contract_names, open_ledger, open_queue
 from tenure.core.seam import Query
-from tenure.dashboard.kinds import kind_of
+from tenure.dashboard.queues import kind_of
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.cli.conftest import Cli, Program
 from tests.waiting import until

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from tenure.core.errors import UsageError
+from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.keys import MemoryKeyRing
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem

@@ -16,11 +16,19 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.cli.group import run
-from tenure.dashboard.audit import AuditLog, Entry, Link, Verdict, digest, linked, verify
-from tenure.gateway.auditing import open_audit
+from tenure.dashboard.audit import (
+    AuditLog,
+    Entry,
+    Link,
+    Verdict,
+    digest,
+    linked,
+    open_audit,
+    verify,
+)
+from tenure.gateway.keyrings import open_side_store
 from tenure.gateway.keys import MemoryKeyRing
-from tenure.gateway.rings import open_side_store
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.redis import Redis
 from tests.contract.adapters import Servers

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tenure.gateway.rings import open_keyring
+from tenure.gateway.keyrings import open_keyring
 from tests.contract.cli.pages import ROOT, page
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web, read_head, read_reply

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from tenure.core.errors import UsageError
 from tenure.gateway import connections
-from tenure.gateway.rings import open_keyring
+from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Reply, Web, read_head, read_reply

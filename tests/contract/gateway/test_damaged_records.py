@@ -16,12 +16,10 @@ from structlog.testing import capture_logs
 from tenure.cli.group import run
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
-from tenure.dashboard.audit import Entry, verify
-from tenure.gateway.auditing import open_audit
-from tenure.gateway.keys import KeyRing, RedisKeyRing
+from tenure.dashboard.audit import Entry, open_audit, verify
+from tenure.gateway.keyrings import RedisKeyRing, open_side_store, open_sql_keyring
+from tenure.gateway.keys import KeyRing
 from tenure.gateway.limits import Quota
-from tenure.gateway.rings import open_side_store
-from tenure.gateway.sql_keys import open_sql_keyring
 from tenure.sql.schema import SqliteMigrations, migrate
 from tenure.store.redis import Redis
 from tests.contract.adapters import Servers

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.core.errors import UsageError
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem

@@ -15,7 +15,7 @@ import pytest
 
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.conftest import Site

@@ -16,12 +16,12 @@ from tenure.core.opening import contract_names, open_queue
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.redacting import Redaction
 from tenure.core.seam import Staffing
-from tenure.dashboard.finding import Finder
-from tenure.dashboard.gathering import overdue
-from tenure.dashboard.kinds import kind_of
-from tenure.dashboard.watching import Watch
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.dashboard.queues import kind_of
+from tenure.dashboard.search import Finder
+from tenure.dashboard.views import overdue
+from tenure.dashboard.watch import Watch
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site

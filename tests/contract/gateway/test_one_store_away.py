@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tenure.core.endpoint import SCOPES
-from tenure.gateway.auth import BELIEVE_S
-from tenure.gateway.joined_rings import JoinedRings, open_keyrings
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.auth import CACHE_S
+from tenure.gateway.keyrings import JoinedKeyRings, open_keyring, open_keyrings
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.test_refusals import is_problem
@@ -142,7 +141,7 @@ async def test_keys_of_a_store_that_goes_away_do_not_leave_the_gateway_open(
             assert (await web.post("/internal/worker/claim", CLAIM, **keyed)).status == 200
             assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
             await asyncio.to_thread(server.kill)
-            await asyncio.sleep(BELIEVE_S + 0.1)  # what was asked before is believed that long
+            await asyncio.sleep(CACHE_S + 0.1)  # what was asked before is believed that long
             assert (await web.post("/internal/worker/claim", CLAIM)).status == 401
             away = await web.post("/internal/worker/claim", CLAIM, **keyed)
             is_problem(away, 503, "store_away")
@@ -196,7 +195,7 @@ async def test_stores_that_differ_in_an_option_of_their_url_have_rings_of_their_
     one: str, two: str
 ) -> None:
     same, apart = open_keyrings([one, one]), open_keyrings([one, two])
-    assert not isinstance(same, JoinedRings)
-    assert isinstance(apart, JoinedRings)
+    assert not isinstance(same, JoinedKeyRings)
+    assert isinstance(apart, JoinedKeyRings)
     await same.close()
     await apart.close()

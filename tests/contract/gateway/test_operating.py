@@ -15,8 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.core.errors import UsageError
-from tenure.gateway.notify import Notifier
-from tenure.gateway.serve import serving
+from tenure.gateway.server import Notifier, serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
@@ -25,8 +24,8 @@ from tests.waiting import until
 
 PROGRAM = """
 import os, sys, msgspec
-from tenure.gateway.notify import Notifier
-from tenure.gateway.serve import run
+from tenure.gateway.server import Notifier
+from tenure.gateway.server import run
 from tenure.gateway.settings import GatewaySettings
 run(msgspec.json.decode(sys.argv[1], type=GatewaySettings), Notifier.from_environment(os.environ))
 """

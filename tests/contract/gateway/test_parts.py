@@ -14,10 +14,10 @@ from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
 from tenure.gateway.connections import Joined
 from tenure.gateway.feed import Feed
-from tenure.gateway.frames import HEARTBEAT, comment, frame, position
-from tenure.gateway.gather import GatheredSubmits
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
 from tenure.gateway.problems import CODES, Problem
+from tenure.gateway.served import SubmitBatcher
+from tenure.gateway.sse import HEARTBEAT, comment, frame, position
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -48,7 +48,7 @@ async def until_sent(queue: Slow, batches: int) -> None:
 
 async def test_what_arrives_during_one_submit_travels_with_the_next() -> None:
     queue = Slow()
-    gathered = GatheredSubmits(queue)
+    gathered = SubmitBatcher(queue)
     first = asyncio.create_task(gathered.submit([job("a")]))
     await until_sent(queue, 1)
     rest = [asyncio.create_task(gathered.submit([job(name)])) for name in "bcd"]
@@ -63,7 +63,7 @@ async def test_what_arrives_during_one_submit_travels_with_the_next() -> None:
 
 async def test_a_batch_is_bounded_in_number_and_size() -> None:
     queue = Slow()
-    gathered = GatheredSubmits(queue)
+    gathered = SubmitBatcher(queue)
     asked = [asyncio.create_task(gathered.submit([job(str(n))])) for n in range(150)]
     asked += [asyncio.create_task(gathered.submit([job(f"big{n}", 600_000)])) for n in range(4)]
     for _ in range(10):
@@ -75,7 +75,7 @@ async def test_a_batch_is_bounded_in_number_and_size() -> None:
 async def test_an_error_reaches_everyone_whose_job_was_in_the_batch() -> None:
     queue = Slow()
     queue.fails = True
-    gathered = GatheredSubmits(queue)
+    gathered = SubmitBatcher(queue)
     asked = [asyncio.create_task(gathered.submit([job(name)])) for name in "ab"]
     queue.go.release()
     results = await asyncio.gather(*asked, return_exceptions=True)
@@ -87,7 +87,7 @@ async def test_an_error_reaches_everyone_whose_job_was_in_the_batch() -> None:
 
 async def test_a_job_whose_client_left_before_it_was_sent_is_not_sent() -> None:
     queue = Slow()
-    gathered = GatheredSubmits(queue)
+    gathered = SubmitBatcher(queue)
     first = asyncio.create_task(gathered.submit([job("a")]))
     await until_sent(queue, 1)
     left = asyncio.create_task(gathered.submit([job("b")]))

@@ -9,9 +9,9 @@ import pytest
 
 from tenure.contracts.streams import StreamsLedger
 from tenure.core.job import NewJob, Submitted
+from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.limits import DepthLimit, Quota
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_access import ALL, BODY

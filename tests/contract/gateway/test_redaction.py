@@ -17,9 +17,9 @@ from tenure.core.job import NewJob
 from tenure.core.lease import Lease, Report
 from tenure.core.opening import open_queue
 from tenure.core.outcome import Failure, Outcome
-from tenure.dashboard.job_facts import job_path
+from tenure.dashboard.display import job_path
 from tenure.gateway.keys import Key, MemoryKeyRing
-from tenure.gateway.serve import Running, serving
+from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.sql.sqlite_engine import SqliteEngine
 from tenure.store.redis import Redis

@@ -27,13 +27,13 @@ from tenure.core.endpoint import SCOPES, Right
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.opening import open_queue
-from tenure.dashboard.assets import assets
+from tenure.dashboard.app import assets
 from tenure.dashboard.audit import Entry
 from tenure.dashboard.search import parse
 from tenure.gateway.app import Gateway
-from tenure.gateway.rights import rights_of
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.dispatch import rights_of
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tenure.vault import new_kek
@@ -206,7 +206,7 @@ class Town:
     def __init__(self, gateway: Gateway, web: Web, queues: dict[str, Any], ring: Any) -> None:
         self.gateway = gateway
         self.rights = gateway.rights
-        self.actor = gateway.dashboard.actor
+        self.actor = gateway.dashboard.actions
         self.event_id = self.bulk_id = ""
         self._web = web
         self._queues = queues
@@ -301,7 +301,9 @@ async def town(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncGenerator[To
         "plane": f"plane+sqlite:///{tmp_path}/plane.db?synchronous=normal&streams=a,b",
     }
     lent = {"seal": open_seal(Config({"TENURE_VAULT_KEYS": new_kek("town")}, tmp_path))}
-    settings = GatewaySettings(queues=tuple(urls.values()), port=0, lent=lent, streams_per_key=100)
+    settings = GatewaySettings(
+        queues=tuple(urls.values()), port=0, route_options=lent, streams_per_key=100
+    )
     async with AsyncExitStack() as stack:
         queues = {name: open_queue(url) for name, url in urls.items()}
         ring = open_keyring(urls["streams"])

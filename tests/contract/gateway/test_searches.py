@@ -14,7 +14,7 @@ import pytest
 from tenure.core.job import NewJob
 from tenure.core.redacting import MASK
 from tenure.core.seam import PAGE_BYTES, Query, Queue, weight
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, adapters, served_url
 from tests.contract.gateway.conftest import Site

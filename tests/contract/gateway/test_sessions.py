@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from tenure.core.opening import open_part
-from tenure.gateway.joined_rings import JoinedRings
+from tenure.gateway.keyrings import JoinedKeyRings, open_keyring, open_side_store
 from tenure.gateway.keys import SESSIONS_PER_KEY, KeyRing, MemoryKeyRing, secret_hash
-from tenure.gateway.rings import open_keyring, open_side_store
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.sql.engine import INBOX
 from tests.contract.adapters import Servers, Stage, adapters, served_url
@@ -178,8 +177,7 @@ async def test_a_key_has_only_so_many_sessions_and_the_oldest_go(place: Place) -
 async def test_the_use_of_a_session_is_noted_in_every_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("keys", "sql_keys"):
-        monkeypatch.setattr(f"tenure.gateway.{module}.TOUCH_MS", -1)
+    monkeypatch.setattr("tenure.gateway.keyrings.TOUCH_MS", -1)
     key, _ = await place.ring.create(["observe"], "me")
     session_h = secret_hash(await place.ring.open_session(key.id, HOUR_MS, HOUR_MS))
 
@@ -215,7 +213,7 @@ async def test_the_use_of_a_session_is_noted_in_the_store_and_does_not_revive_it
     site: Site,
 ) -> None:
     """Noting it is a write of its own: a session that was ended in between stays ended."""
-    from tenure.gateway.keys import RedisKeyRing
+    from tenure.gateway.keyrings import RedisKeyRing
 
     now = [1_000_000_000]
     ring = RedisKeyRing(site.redis, prefix=site.ns, clock_ms=lambda: now[0])
@@ -233,7 +231,7 @@ async def test_the_use_of_a_session_is_noted_in_the_store_and_does_not_revive_it
 
 async def test_a_session_is_found_in_whichever_ring_its_key_lies() -> None:
     rings: Sequence[MemoryKeyRing] = [MemoryKeyRing(), MemoryKeyRing()]
-    joined = JoinedRings(rings)
+    joined = JoinedKeyRings(rings)
     key, _ = await rings[1].create(["observe"], "me")
     assert await joined.find(key.id) is not None
     text = await joined.open_session(key.id, HOUR_MS, HOUR_MS)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tenure.core.errors import ServerError
-from tenure.gateway.rings import open_keyring
+from tenure.gateway.keyrings import open_keyring
 from tenure.store.embedded import EmbeddedRedis
 from tests.chaos.proxy import LossyProxy
 from tests.contract.gateway.conftest import Site

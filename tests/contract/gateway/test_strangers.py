@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from tenure.gateway.app import Gateway
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import Running, serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.worker.logs import configure_logs
 from tests.contract.gateway.conftest import Site

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from tenure.gateway.serve import run_loop, serving
+from tenure.gateway.server import run_loop, serving
 from tenure.gateway.settings import GatewaySettings
 
 

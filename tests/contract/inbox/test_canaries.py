@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from tenure.core.opening import open_journal
-from tenure.gateway.rings import open_keyring
+from tenure.gateway.keyrings import open_keyring
 from tenure.vault import new_kek
 from tests.contract.gateway.web import JSON, Reply, Web
 from tests.contract.inbox.conftest import RawSql

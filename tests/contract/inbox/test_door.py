@@ -12,7 +12,7 @@ from tenure.cli.config import Config
 from tenure.cli.keys import open_seal
 from tenure.core.outcome import Failure
 from tenure.egress import Guard, Policy
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
 from tenure.webhooks.signing import read_secrets
@@ -39,7 +39,7 @@ def lent(tmp_path: Any, secrets: str = "") -> dict[str, Any]:
 async def web(inbox: InboxStage, sql: RawSql, tmp_path: Any) -> AsyncGenerator[Web]:
     await inbox.ledger.counts()
     await sql("DELETE FROM webhook_secrets")
-    settings = GatewaySettings(queues=(inbox.url,), port=0, lent=lent(tmp_path))
+    settings = GatewaySettings(queues=(inbox.url,), port=0, route_options=lent(tmp_path))
     async with serving(settings) as running:
         yield Web(running.url)
     await sql("DELETE FROM webhook_secrets")
@@ -188,7 +188,9 @@ async def test_the_operators_own_secrets_are_good_for_a_webhook(
     inbox: InboxStage, tmp_path: Any
 ) -> None:
     given = lent(tmp_path, f"* = whsec_{'A' * 43}=")
-    async with serving(GatewaySettings(queues=(inbox.url,), port=0, lent=given)) as running:
+    async with serving(
+        GatewaySettings(queues=(inbox.url,), port=0, route_options=given)
+    ) as running:
         body = BODY | {"status_webhook_url": "https://requester.example/hook"}
         assert (await post(Web(running.url), body)).status == 202
 
@@ -218,7 +220,9 @@ async def test_credentials_end_with_their_job_unless_the_queue_keeps_them(
     inbox: InboxStage, sql: RawSql, tmp_path: Any, kind: str, kept: bool
 ) -> None:
     url = f"{inbox.url}&keep_credentials={str(kept).lower()}"
-    async with serving(GatewaySettings(queues=(url,), port=0, lent=lent(tmp_path))) as running:
+    async with serving(
+        GatewaySettings(queues=(url,), port=0, route_options=lent(tmp_path))
+    ) as running:
         made = await post(Web(running.url), BODY | {"credentials": {"source": KEYS}})
         job_id = made.json["job_id"]
         sealed = "SELECT storage_creds_encrypted IS NOT NULL, storage_creds_kek_id IS NOT NULL FROM"
@@ -241,7 +245,7 @@ async def test_a_place_on_the_workers_own_disk_is_refused_where_no_folder_is_per
     inbox: InboxStage, tmp_path: Any, side: str, url: str
 ) -> None:
     given = {**lent(tmp_path), "files": False}
-    settings = GatewaySettings(queues=(inbox.url,), port=0, lent=given)
+    settings = GatewaySettings(queues=(inbox.url,), port=0, route_options=given)
     body = {
         "source": {"url": "s3://b/k"},
         "destination": {"url": "s3://b/out"},

@@ -13,8 +13,8 @@ import pytest
 from tenure.cli.config import Config
 from tenure.cli.keys import open_seal
 from tenure.core.opening import open_queue
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
 from tests.contract.gateway.web import JSON, Reply, Web
@@ -62,7 +62,7 @@ async def site(inbox: InboxStage, tmp_path: Path) -> AsyncGenerator[Site]:
     # Every requester has a secret in the operator's file: what happens without is `test_door.py`.
     config = Config({"TENURE_VAULT_KEYS": new_kek("http")}, tmp_path)
     lent = {"has_secret": lambda requester: True, "seal": open_seal(config)}
-    async with serving(GatewaySettings(queues=(inbox.url,), port=0, lent=lent)) as running:
+    async with serving(GatewaySettings(queues=(inbox.url,), port=0, route_options=lent)) as running:
         yield Site(inbox, running.url, keys)
     for key in await ring.list():
         await ring.revoke(key.id)

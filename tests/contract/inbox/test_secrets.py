@@ -15,8 +15,8 @@ from tenure.contracts.inbox import open_endpoint_secrets
 from tenure.contracts.inbox.credentials import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError
 from tenure.core.opening import parse_url
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import CannotOpen, Vault, new_kek, read_ring
 from tests.contract.gateway.web import JSON, Web
@@ -73,7 +73,7 @@ async def test_a_requester_makes_webhook_secrets_and_the_last_two_are_live(
 ) -> None:
     ring = open_keyring(inbox.url)
     key, text = await ring.create(("jobs:write", "jobs:read"), "anna")
-    settings = GatewaySettings(queues=(inbox.url,), port=0, lent={"seal": seal})
+    settings = GatewaySettings(queues=(inbox.url,), port=0, route_options={"seal": seal})
     made = []
     async with serving(settings) as running:
         web = Web(running.url, {"authorization": f"Bearer {text}"})

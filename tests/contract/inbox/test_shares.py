@@ -13,8 +13,8 @@ from tenure.core.lease import Lease
 from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Outcome
 from tenure.core.seam import Queue
+from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.limits import Quota
-from tenure.gateway.rings import open_keyring
 from tenure.sql.sql_ledger import SqlLedger
 from tests.contract.inbox_stage import InboxStage
 

@@ -15,9 +15,8 @@ from tenure.cli.doctor import postgres_findings
 from tenure.cli.project import migrated
 from tenure.core.errors import StoreUnreachable
 from tenure.core.opening import open_ledger, open_part, parse_url
-from tenure.dashboard.audit import Entry
-from tenure.gateway.auditing import open_audit
-from tenure.gateway.rings import open_keyring
+from tenure.dashboard.audit import Entry, open_audit
+from tenure.gateway.keyrings import open_keyring
 from tests.contract.adapters import Servers
 
 Door = Callable[[str], Awaitable[Any]]

@@ -13,7 +13,7 @@ import pytest
 from tenure.contracts.plane import PlaneLedger, PlaneQueue
 from tenure.core.opening import open_journal, open_ledger, open_queue
 from tenure.gateway.keys import KeyRing, MemoryKeyRing
-from tenure.gateway.serve import Running, serving
+from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers
 from tests.contract.gateway.web import Web

@@ -16,7 +16,7 @@ from tenure.core.opening import open_queue
 from tenure.core.outcome import Outcome
 from tenure.core.state import PLANE
 from tenure.gateway.keys import MemoryKeyRing
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.http_proxy import HttpProxy
 from tests.contract.plane.conftest import Site, claim, enqueue

@@ -19,7 +19,7 @@ from tenure.core.errors import StoreUnreachable
 from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.gateway.keys import MemoryKeyRing
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.redis import Redis

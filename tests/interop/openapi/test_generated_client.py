@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.environments import made_from
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.web import Web
 

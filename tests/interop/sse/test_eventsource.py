@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tenure.gateway.rings import open_keyring
-from tenure.gateway.serve import serving
+from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web

@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio
 
 from benchmarks.harness.environments import made_from
-from tenure.gateway.serve import serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.web import Web

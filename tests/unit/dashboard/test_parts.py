@@ -10,29 +10,26 @@ import pytest
 from tenure.core.event import JournalEvent
 from tenure.core.seam import Counts
 from tenure.core.state import MACHINES
-from tenure.dashboard.gathering import backlog
-from tenure.dashboard.job_facts import trace_link
-from tenure.dashboard.kinds import KINDS, kind_of
-from tenure.dashboard.observing import Observer
-from tenure.dashboard.reading import Fault, decoded, fault_of
-from tenure.dashboard.timing import quantiles
-from tenure.dashboard.visit import local_path
-from tenure.dashboard.watching import Listener, figures
+from tenure.dashboard.app import local_path
+from tenure.dashboard.display import ErrorInfo, decode_json, error_info, trace_link
+from tenure.dashboard.queues import KINDS, kind_of
+from tenure.dashboard.views import backlog
+from tenure.dashboard.watch import Listener, Observer, figures, quantiles
 
 
 @pytest.mark.parametrize(
     ("raw", "fault"),
     [
-        (b"", Fault()),
-        (b'{"code":"E","message":"m","stack":"s"}', Fault("E", "m", "s")),
-        (b'{"message":"Timeout: slow"}', Fault("Timeout", "Timeout: slow")),
-        (b'"KeyError: a"', Fault("KeyError", "KeyError: a")),
-        (b"plain words", Fault("plain words", "plain words")),
-        (b'{"stacktrace":["a","b"],"failedReason":"no"}', Fault("no", "no", "a\nb")),
+        (b"", ErrorInfo()),
+        (b'{"code":"E","message":"m","stack":"s"}', ErrorInfo("E", "m", "s")),
+        (b'{"message":"Timeout: slow"}', ErrorInfo("Timeout", "Timeout: slow")),
+        (b'"KeyError: a"', ErrorInfo("KeyError", "KeyError: a")),
+        (b"plain words", ErrorInfo("plain words", "plain words")),
+        (b'{"stacktrace":["a","b"],"failedReason":"no"}', ErrorInfo("no", "no", "a\nb")),
     ],
 )
-def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: Fault) -> None:
-    assert fault_of(raw) == fault
+def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: ErrorInfo) -> None:
+    assert error_info(raw) == fault
 
 
 def test_every_state_of_every_contract_has_a_kind() -> None:
@@ -41,11 +38,11 @@ def test_every_state_of_every_contract_has_a_kind() -> None:
 
 
 def test_bytes_that_are_no_json_are_shown_as_text() -> None:
-    assert decoded(b"\xff{") == "�{"
+    assert decode_json(b"\xff{") == "�{"
 
 
 def test_quantiles_are_right_within_their_bucket() -> None:
-    from tenure.dashboard.timing import bucket_of
+    from tenure.dashboard.watch import bucket_of
 
     counts = Counter(bucket_of(ms) for ms in range(1, 1_001))
     for share, found in zip((0.5, 0.95, 0.99), quantiles([counts], (0.5, 0.95, 0.99)), strict=True):
@@ -58,13 +55,13 @@ def event(kind: str, ts_ms: int, **fields: Any) -> JournalEvent:
     return JournalEvent(type=kind, ts_ms=ts_ms, **given)
 
 
-class NoHouse:
+class NoQueue:
     name = "q"
 
 
 def test_an_observer_tells_waiting_from_running() -> None:
     moved: list[str] = []
-    observer = Observer(NoHouse(), lambda queue, job_id: moved.append(job_id))  # type: ignore[arg-type]
+    observer = Observer(NoQueue(), lambda queue, job_id: moved.append(job_id))  # type: ignore[arg-type]
     for each in (
         event("submit", 10_000),
         event("claim", 10_500, worker_id="w"),
@@ -85,12 +82,12 @@ def test_an_observer_tells_waiting_from_running() -> None:
 
 
 def test_a_listener_is_bounded_and_keeps_counting() -> None:
-    from tenure.dashboard.watching import MOVED_MAX
+    from tenure.dashboard.watch import MOVED_MAX
 
     async def listen() -> tuple[int, int, int]:
         listener = Listener()
         for number in range(2 * MOVED_MAX):
-            listener.hear("q", str(number))
+            listener.add("q", str(number))
         count, moved = listener.take()
         return count, len(moved), listener.take()[0]
 
@@ -116,7 +113,7 @@ def test_steps_that_the_journal_left_out_are_counted_and_numbers_that_begin_anew
     import time
 
     now_ms = time.time_ns() // 1_000_000
-    observer = Observer(NoHouse(), lambda queue, job_id: None)  # type: ignore[arg-type]
+    observer = Observer(NoQueue(), lambda queue, job_id: None)  # type: ignore[arg-type]
     for each in (
         event("claim", now_ms, job_id="met late", ver=7),
         event("submit", now_ms, job_id="whole", ver=1),

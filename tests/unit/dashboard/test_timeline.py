@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.job import JobEvent, JobRecord
-from tenure.dashboard.charts import attempt_bar, heat_map, sparkline
-from tenure.dashboard.observing import Second
-from tenure.dashboard.timeline import Timeline, timeline
-from tenure.dashboard.timing import bucket_of
+from tenure.dashboard.app import templates
+from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
+from tenure.dashboard.watch import Second, bucket_of
 
 
 def record(state: str, updated_ms: int = 0) -> JobRecord:
@@ -110,6 +111,10 @@ def test_without_events_the_record_alone_is_shown_and_said_to_be_partial() -> No
     assert timeline(record("done", 2_000), [], now_ms=9_000).partial
 
 
+def pictures() -> Any:
+    return templates().get_template("charts.html").module
+
+
 WORDS = ("queued", "waiting", "active", "running", "retry", "delayed", "done", "failed", "progress")
 
 
@@ -118,12 +123,14 @@ def test_any_order_of_events_makes_bars_that_can_be_drawn(steps: list[tuple[str,
     line = timeline(record("running"), told(*steps), now_ms=20_000)
     assert line.to_ms > line.from_ms
     for attempt in line.attempts:
-        assert "<svg" in attempt_bar(attempt, line)
+        assert "<svg" in pictures().bar(attempt, line)
 
 
 def test_pictures_carry_their_numbers_for_those_who_cannot_see_them() -> None:
     second = Second(1_000)
     second.run[bucket_of(40)] = 3
-    assert "3 jobs" in heat_map([second], "run", now_s=1_001)
-    assert 'aria-label="depth"' in sparkline([1, 2, 3], "depth")
-    assert sparkline([], "depth")
+    assert "3 jobs" in pictures().heat(heat_map([second], "run", now_s=1_001))
+    for rows in ([(990.0, 1.0), (1_000.0, 2.0)], []):
+        points = sparkline(rows, now_s=1_001)
+        assert len(points.split()) == 60
+        assert 'aria-label="depth"' in pictures().spark(points, "depth")

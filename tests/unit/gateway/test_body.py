@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tenure.gateway.body import decode
+from tenure.gateway.dispatch import decode
 from tenure.gateway.problems import Problem
 
 

@@ -1,7 +1,7 @@
-"""What a person can do to jobs, one by one or many at once, and the record of it.
+"""What a person can do to jobs and queues, and the record of it in the audit log.
 
-An action on a whole search runs in bounded batches beside everything else: it says how far it is,
-and it can be stopped. Its entry in the audit log is written when it begins and when it ends.
+An action on a whole search runs in the background in bounded batches. It shows its progress and can
+be stopped. The audit log has an entry for its begin and one for its end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from tenure.core.errors import (
 )
 from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Ledger
-from tenure.dashboard.audit import IDS_MAX, AuditLog, noted, write_down
-from tenure.dashboard.delivering import outbox_of
-from tenure.dashboard.finding import COUNT_MAX, Finder, FoundJob
-from tenure.dashboard.house import Street
-from tenure.dashboard.search import Search
+from tenure.dashboard.audit import IDS_MAX, AuditLog
+from tenure.dashboard.queues import QueueRegistry
+from tenure.dashboard.search import COUNT_MAX, Finder, FoundJob, Search
+from tenure.dashboard.views import outbox_of
 
 _log = structlog.get_logger("tenure.dashboard")
 
@@ -68,43 +67,43 @@ class Bulk(msgspec.Struct, kw_only=True):
         return min(1.0, self.seen / self.total) if self.total else 0.0
 
 
-class Actor:
-    """Acts for callers. One per dashboard."""
+class Actions:
+    """Acts on jobs and queues, with an entry in the audit log. One per dashboard."""
 
-    def __init__(self, street: Street, finder: Finder, audit: AuditLog) -> None:
-        self._street = street
+    def __init__(self, queues: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
+        self._queues = queues
         self._finder = finder
         self.audit = audit
         self._bulks: dict[str, Bulk] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def act(self, who: str, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
-        """Do it to jobs by id; per id "ok", "requested", or why not."""
-        whose = await _owners(self._street[queue].ledger, job_ids)
-        async with noted(self.audit, who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
+        """Retry, cancel or remove jobs; per id "ok", "requested", or why not."""
+        whose = await _owners(self._queues[queue].ledger, job_ids)
+        async with self.audit.recorded(who, verb, queue=queue, whose=whose, ids=job_ids) as entry:
             answers = await self._do(verb, queue, job_ids)
-            entry["outcome"] = _told(Counter(answers))
+            entry["outcome"] = _summary(Counter(answers))
         return answers
 
     async def steer(self, who: str, verb: Literal["pause", "resume"], queue: str) -> None:
         """Pause or resume a queue."""
-        ledger = self._street[queue].ledger
-        async with noted(self.audit, who, verb, queue=queue, outcome="ok"):
+        ledger = self._queues[queue].ledger
+        async with self.audit.recorded(who, verb, queue=queue, outcome="ok"):
             await (ledger.pause() if verb == "pause" else ledger.resume())
 
     async def redeliver(self, who: str, queue: str, event_ids: Sequence[str]) -> list[str]:
         """Send events of a queue's outbox again, under their ids."""
-        outbox = outbox_of(self._street, queue)
+        outbox = outbox_of(self._queues, queue)
         what = {"queue": queue, "ids": event_ids, "whose": await _owners(outbox, event_ids)}
-        async with noted(self.audit, who, "redeliver", **what) as entry:
+        async with self.audit.recorded(who, "redeliver", **what) as entry:
             answers = await outbox.retry(event_ids)
-            entry["outcome"] = _told(Counter(answers))
+            entry["outcome"] = _summary(Counter(answers))
         return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
-        """Store a new job; raises what the store said against it."""
-        async with noted(self.audit, who, why, queue=queue, whose=[job.requester]) as entry:
-            (submitted,) = await self._street[queue].queue.submit([job])
+        """Store a new job, or raise the reason why the queue refused it."""
+        async with self.audit.recorded(who, why, queue=queue, whose=[job.requester]) as entry:
+            (submitted,) = await self._queues[queue].queue.submit([job])
             entry["outcome"] = submitted.reason or submitted.status
             entry["ids"] = [submitted.job_id] if submitted.accepted else []
         if not submitted.accepted:
@@ -130,8 +129,8 @@ class Actor:
             exact=count.exact,
             begun_ms=_now_ms(),
         )
-        await write_down(
-            self.audit, who, f"{verb} all", jobs=count.jobs, search=bulk.search, outcome="begun"
+        await self.audit.record(
+            who, f"{verb} all", jobs=count.jobs, search=bulk.search, outcome="begun"
         )
         self._keep(bulk)
         self._tasks[bulk.id] = asyncio.create_task(self._run(bulk, search))
@@ -148,13 +147,13 @@ class Actor:
         return list(reversed(self._bulks.values()))
 
     async def stop(self, who: str, bulk_id: str) -> Bulk:
-        """Stop after the batch at hand; what is done stays done."""
+        """Stop after the current batch; what is done stays done."""
         bulk = self.bulk(bulk_id)
         task = self._tasks.get(bulk_id)
         if task is not None and bulk.state == "running":
             bulk.state = "stopped"
             await asyncio.gather(task, return_exceptions=True)
-            await write_down(self.audit, who, f"stop {bulk.verb} all", search=bulk.search)
+            await self.audit.record(who, f"stop {bulk.verb} all", search=bulk.search)
         return bulk
 
     async def close(self) -> None:
@@ -175,7 +174,7 @@ class Actor:
                 bulk.seen += len(jobs)
                 bulk.done = sum(answers[word] for word in _GOOD)
                 bulk.answers = dict(answers)
-                await asyncio.sleep(_REST_S)  # the store belongs to the workers first
+                await asyncio.sleep(_REST_S)  # leave the store to the workers
             else:
                 bulk.state = "finished"
         except TenureError as error:
@@ -184,14 +183,13 @@ class Actor:
             _log.exception("bulk_failed", bulk=bulk.id)
             bulk.state, bulk.error = "failed", type(error).__name__
         bulk.ended_ms = _now_ms()
-        await write_down(
-            self.audit,
+        await self.audit.record(
             bulk.who,
             f"{bulk.verb} all",
             whose=whose,
             jobs=bulk.done,
             search=bulk.search,
-            outcome=f"{bulk.state}: {_told(answers)}",
+            outcome=f"{bulk.state}: {_summary(answers)}",
         )
 
     async def _batch(self, verb: Verb, jobs: Sequence[FoundJob]) -> list[str]:
@@ -204,7 +202,7 @@ class Actor:
         return answers
 
     async def _do(self, verb: Verb, queue: str, job_ids: Sequence[str]) -> list[str]:
-        ledger = self._street[queue].ledger
+        ledger = self._queues[queue].ledger
         match verb:
             case "retry":
                 return await ledger.retry(job_ids)
@@ -228,7 +226,7 @@ async def _owners(ledger: Ledger, ids: Sequence[str]) -> list[str]:
     return [job.requester for job in found if job is not None]
 
 
-def _told(answers: Counter[str]) -> str:
+def _summary(answers: Counter[str]) -> str:
     return ", ".join(f"{count} {answer}" for answer, count in answers.most_common(8)) or "no job"
 
 

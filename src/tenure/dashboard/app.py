@@ -1,0 +1,528 @@
+"""The dashboard as routes: pages, forms, login, static files and the endpoints of /api.
+
+Without a session pages redirect to /login. Posted forms need the right to act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import msgspec
+import structlog
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tenure.core.endpoint import OPEN, Caller, Endpoint, Refused, Right
+from tenure.core.errors import NotFound, StoreError, TenureError, UsageError
+from tenure.core.job import NewJob
+from tenure.core.redacting import MASK, Redaction
+from tenure.core.storable import check_json
+from tenure.dashboard import display
+from tenure.dashboard.actions import VERBS, Actions, Verb
+from tenure.dashboard.api import Api, SearchLimit
+from tenure.dashboard.audit import AuditLog
+from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
+from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
+from tenure.dashboard.search import Finder, parse_now
+from tenure.dashboard.views import Warn, outboxes
+from tenure.dashboard.watch import Live, Watch
+
+_log = structlog.get_logger("tenure.dashboard")
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_ROUTE = "tenure.route"
+_LOOK = Right("observe", "all")
+RIGHTS = {
+    **dict.fromkeys(("/", "/jobs", "/jobs/confirm", "/jobs/{queue}/{job_id:path}"), _LOOK),
+    **dict.fromkeys(("/queues", "/workers", "/dead", "/outbox", "/history"), _LOOK),
+    **dict.fromkeys(("/audit", "/bulk/{bulk_id}", "/live"), _LOOK),
+    "/ui/act": Right("admin", "all", does="VERB", audit="handler"),
+    "/ui/bulk": Right("admin", "all", does="VERB all", audit="handler"),
+    "/ui/bulk/stop": Right("admin", "all", does="stop VERB all", audit="handler"),
+    "/ui/queue": Right("admin", "all", does="pause or resume", audit="handler"),
+    "/ui/redeliver": Right("admin", "all", does="redeliver", audit="handler"),
+    "/ui/submit": Right("admin", "all", does="submit", audit="handler"),
+    "/ui/replay": Right("admin", "all", does="replay JOB", audit="handler"),
+    **dict.fromkeys(("/login", "/logout"), Right("", "none", does="sign in, out", audit="never")),
+    "/static/{digest}/{name}": OPEN,
+}
+"""What each page, form and file asks of its caller. A route that is not here is not served."""
+
+_STORE_AWAY = {
+    "title": "The store does not answer",
+    "text": "This page comes back by itself when the store does. What helps: tenure doctor",
+}
+_LOGIN_BYTES_MAX = 8_192
+_FIELDS_MAX = 1_000
+_NOTICES_MAX = 500
+_SELECTED_MAX = 500
+_DONE = {
+    "retry": "sent back",
+    "cancel": "cancelled",
+    "remove": "removed",
+    "redeliver": "to be sent again",
+}
+_STREAM_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+_CACHE_FOR_EVER = "public, max-age=31536000, immutable"
+_MEDIA = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_ASSETS = ("app.css", "uplot.css", "htmx.js", "uplot.js", "app.js", "icon.svg")
+
+
+class SessionAuth(Protocol):
+    """Knows keys and sessions; the gateway implements it.
+
+    Every method raises what the gateway answers to a request that another site's page sent.
+    """
+
+    async def caller(self, request: Request) -> Caller | None:
+        """Who asks for this page; None for a caller who has to sign in first."""
+
+    async def sign_in(self, key_text: str, request: Request) -> str | None:
+        """The session that a key opens, as a Set-Cookie value; None for a key that is no good."""
+
+    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+        """Whether the caller of an earlier request would be admitted now."""
+
+    async def sign_out(self, request: Request) -> str:
+        """End the session of a request; the Set-Cookie value that takes its place."""
+
+
+class Asset(msgspec.Struct, frozen=True):
+    """A static file. Its path holds the hash of its content, so browsers may keep it for ever."""
+
+    path: str
+    media: str
+    content: bytes
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """The static files by name."""
+    folder = files("tenure.dashboard") / "static"
+    found = {}
+    for name in _ASSETS:
+        content = (folder / name).read_bytes()
+        digest = hashlib.sha256(content).hexdigest()[:12]
+        media = _MEDIA[name.rpartition(".")[2]]
+        found[name] = Asset(f"/static/{digest}/{name}", media, content)
+    return found
+
+
+@cache
+def templates() -> Environment:
+    """The Jinja environment of the pages."""
+    made = Environment(
+        loader=PackageLoader("tenure.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("duration", "number", "share", "moment", "clock"):
+        made.filters[name] = getattr(display, name)
+    made.filters["kind"] = kind_of
+    made.globals["ago"] = display.ago
+    return made
+
+
+async def _no_warnings() -> list[Warn]:
+    return []
+
+
+class Dashboard:
+    """One per gateway process. Call `close` in its event loop."""
+
+    def __init__(
+        self,
+        served: Iterable[OpenQueue],
+        auth: SessionAuth,
+        audit: AuditLog,
+        *,
+        redact: Iterable[str] = (),
+        trace_url: str = "",
+        lake: str = "",
+        version: str = "",
+        store_warnings: Callable[[], Awaitable[list[Warn]]] = _no_warnings,
+        read_body: Callable[[Request, int], Awaitable[bytes]],
+        form_bytes_max: int,
+    ) -> None:
+        queues = QueueRegistry(served)
+        redaction = Redaction(redact)
+        finder = Finder(queues, redaction)
+        self._auth = auth
+        self._has_outbox = bool(outboxes(queues))
+        self._version = version
+        self._read_body = read_body
+        self._form_bytes_max = form_bytes_max
+        self._notices = _Notices()
+        self._searches = SearchLimit()
+        self.watch = Watch(queues)
+        self._live = Live(self.watch)
+        self.actions = Actions(queues, finder, audit)
+        self._api = Api(queues, finder, self.actions, self.watch, redaction, self._searches)
+        self._pages = Pages(
+            queues,
+            finder,
+            self.actions,
+            self.watch,
+            redaction,
+            trace_url=trace_url,
+            lake=lake,
+            store_warnings=store_warnings,
+        )
+        self._forms = _Forms(queues, self.actions, self._notices, redaction)
+
+    def endpoints(self) -> list[Endpoint]:
+        """/api, for programs."""
+        return self._api.endpoints()
+
+    def drain(self) -> None:
+        """End the event streams of the pages."""
+        self._live.drain()
+
+    async def close(self) -> None:
+        """Stop everything that runs."""
+        self._live.drain()
+        await self.actions.close()
+        await self.watch.close()
+
+    def routes(self) -> list[Route]:
+        """Pages, forms and files."""
+        return [
+            Route("/live", self._serve_live),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/static/{digest}/{name}", _static),
+            *(
+                Route(path, self._page(path, handle))
+                for path, handle in self._pages.handlers().items()
+            ),
+            *(
+                Route(path, self._form(path, act), methods=["POST"])
+                for path, act in self._forms.handlers().items()
+            ),
+        ]
+
+    def _page(self, path: str, handle: PageHandler) -> Any:
+        async def endpoint(request: Request) -> Response:
+            request.scope[_ROUTE] = path
+            admitted: PageRequest | None = None
+            try:
+                found = await self._admit(request, RIGHTS[path])
+                if isinstance(found, Response):
+                    return found
+                admitted = found
+                self.watch.touch()
+                gone = partial(_until_gone, request)
+                page = await self._searches.run(admitted.who, gone, handle(admitted))
+            except NotFound as error:
+                page = _problem(404, "Not found", str(error))
+            except StoreError as error:
+                _log.warning("page_store_away", path=path, error=str(error))
+                page = _problem(503, **_STORE_AWAY)
+            except TenureError as error:
+                page = _problem(
+                    429 if isinstance(error, Refused) else 409, "Not possible", str(error)
+                )
+            return self._render(admitted, page)
+
+        return endpoint
+
+    def _form(self, path: str, act: Callable[[PageRequest], Awaitable[str]]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            request.scope[_ROUTE] = path
+            admitted = await self._admit(request, RIGHTS[path])
+            if isinstance(admitted, Response):
+                return admitted
+            body = await self._read_body(request, self._form_bytes_max)
+            # In a thread: a large form takes long enough to hold up other requests.
+            form = await asyncio.to_thread(_read_fields, request, body)
+            try:
+                target = await act(replace(admitted, form=form))
+            except TenureError as error:
+                back = local_path(dict(form).get("next", ""), "/")
+                target = self._notices.leave(back, f"Not done: {error}")
+            return RedirectResponse(target, 303)
+
+        return endpoint
+
+    async def _admit(self, request: Request, right: Right) -> PageRequest | Response:
+        caller = await self._auth.caller(request)
+        if caller is None:
+            query = request.scope["query_string"].decode("latin-1")
+            here = _path_of(request) + (f"?{query}" if query else "")
+            back = here if request.method == "GET" else "/"
+            return RedirectResponse(with_params("/login", next=back), 303)
+        admitted = PageRequest(request, caller)
+        refusal = right.refusal(caller)
+        if refusal:
+            return self._render(admitted, _problem(403, "Not for this key", refusal))
+        return admitted
+
+    async def _serve_live(self, request: Request) -> Response:
+        request.scope[_ROUTE] = "/live"
+        caller = await self._auth.caller(request)
+        if caller is None:
+            return Response(status_code=401)
+        if RIGHTS["/live"].refusal(caller):
+            return Response(status_code=403)
+        if self._live.is_full:
+            return Response(status_code=503, headers={"retry-after": "1"})
+        self.watch.touch()
+        queue = str(request.query_params.get("queue", ""))
+        known = queue if queue in self.watch.observers else ""
+        frames = self._live.frames(known, partial(self._auth.is_still_in, request, caller))
+        return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
+
+    async def _login(self, request: Request) -> Response:
+        request.scope[_ROUTE] = "/login"
+        if request.method == "GET":
+            back = local_path(str(request.query_params.get("next", "/")), "/")
+            return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
+        form = dict(_read_fields(request, await self._read_body(request, _LOGIN_BYTES_MAX)))
+        cookie = await self._auth.sign_in(form.get("key", "").strip(), request)
+        target = local_path(form.get("next", "/"), "/")
+        if cookie is None:
+            values = {"title": "Sign in", "next": target, "wrong": True}
+            return self._render(None, Page("login.html", values, status=401))
+        return RedirectResponse(target, 303, headers={"set-cookie": cookie})
+
+    async def _logout(self, request: Request) -> Response:
+        request.scope[_ROUTE] = "/logout"
+        cookie = await self._auth.sign_out(request)
+        return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
+
+    def _render(self, admitted: PageRequest | None, page: Page) -> Response:
+        values: dict[str, Any] = {
+            "wrong": False,
+            "now_ms": time.time_ns() // 1_000_000,
+            "path": admitted.request.scope["path"] if admitted else "/login",
+            "here": _here(admitted),
+            "may_act": bool(admitted and admitted.may_act),
+            "who": admitted.who if admitted else "",
+            "person": admitted.caller.person if admitted else "",
+            "signed_in": admitted is not None,
+            "notice": self._notices.read(admitted.query("n")) if admitted else "",
+            "assets": assets(),
+            "has_outbox": self._has_outbox,
+            "version": self._version,
+        }
+        text = templates().get_template(page.template).render(values | page.values)
+        return HTMLResponse(text, page.status, {"content-security-policy": _POLICY})
+
+
+async def _static(request: Request) -> Response:
+    request.scope[_ROUTE] = "/static"
+    asset = assets().get(request.path_params["name"])
+    if asset is None or asset.path != request.scope["path"]:
+        return Response(status_code=404)
+    headers = {"cache-control": _CACHE_FOR_EVER, "content-type": asset.media}
+    return Response(asset.content, headers=headers)
+
+
+def _problem(status: int, title: str, text: str) -> Page:
+    return Page("problem.html", {"title": title, "text": text}, status=status)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _here(admitted: PageRequest | None) -> str:
+    """The address of the page without its notice, for forms that come back to it."""
+    if admitted is None or admitted.request.method != "GET":
+        return "/"
+    params = {k: v for k, v in admitted.request.query_params.multi_items() if k != "n"}
+    return with_params(_path_of(admitted.request), **params)
+
+
+def _path_of(request: Request) -> str:
+    """The path as it was sent, whatever the Host header says."""
+    return str(request.scope.get("raw_path", b"/").decode("latin-1"))
+
+
+def local_path(text: str, default: str) -> str:
+    """An address to go back to, if it is one of ours."""
+    ours = text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text
+    return text if ours else default
+
+
+def _read_fields(request: Request, body: bytes) -> tuple[tuple[str, str], ...]:
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/x-www-form-urlencoded":
+        raise UsageError("a form is sent as application/x-www-form-urlencoded")
+    try:
+        text = body.decode(errors="replace")
+        return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        raise UsageError(f"a form has at most {_FIELDS_MAX} fields") from None
+
+
+class _Notices:
+    """What an action has to say on the next page, kept until it is read or crowded out."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, str] = OrderedDict()
+
+    def leave(self, path: str, text: str) -> str:
+        """The path with a parameter `n` by which the page finds the text."""
+        token = secrets.token_urlsafe(6)
+        self._texts[token] = text
+        if len(self._texts) > _NOTICES_MAX:
+            self._texts.popitem(last=False)
+        return f"{path}{'&' if '?' in path else '?'}n={token}"
+
+    def read(self, token: str) -> str:
+        return self._texts.pop(token, "") if token else ""
+
+
+class _Forms:
+    """What the buttons do. Each handler acts and returns the address of the next page."""
+
+    def __init__(
+        self, queues: QueueRegistry, actions: Actions, notices: _Notices, redaction: Redaction
+    ) -> None:
+        self._queues = queues
+        self._actions = actions
+        self._notices = notices
+        self._redaction = redaction
+
+    def handlers(self) -> dict[str, Callable[[PageRequest], Awaitable[str]]]:
+        """By path."""
+        return {
+            "/ui/act": self._act,
+            "/ui/bulk": self._bulk,
+            "/ui/bulk/stop": self._bulk_stop,
+            "/ui/queue": self._queue,
+            "/ui/redeliver": self._redeliver,
+            "/ui/submit": self._submit,
+            "/ui/replay": self._replay,
+        }
+
+    async def _act(self, request: PageRequest) -> str:
+        """Retry, cancel or remove the jobs that were ticked; `job` is `queue|id`."""
+        verb = _verb(request.field("verb"))
+        by_queue: dict[str, list[str]] = {}
+        for each in request.fields("job")[:_SELECTED_MAX]:
+            queue, _, job_id = each.partition("|")
+            by_queue.setdefault(queue, []).append(job_id)
+        if not by_queue:
+            raise UsageError("no job is selected: tick some first")
+        answers: Counter[str] = Counter()
+        for queue, job_ids in by_queue.items():
+            answers.update(await self._actions.act(request.who, verb, queue, job_ids))
+        removed_itself = verb == "remove" and request.field("gone") and answers["ok"]
+        back = request.field("gone") if removed_itself else request.field("next")
+        return self._notices.leave(local_path(back, "/jobs"), _summary(verb, answers))
+
+    async def _bulk(self, request: PageRequest) -> str:
+        search, verb = parse_now(request.field("q")), _verb(request.field("verb"))
+        bulk = await self._actions.begin(request.who, verb, search)
+        return f"/bulk/{bulk.id}"
+
+    async def _bulk_stop(self, request: PageRequest) -> str:
+        bulk = await self._actions.stop(request.who, request.field("bulk"))
+        return f"/bulk/{bulk.id}"
+
+    async def _queue(self, request: PageRequest) -> str:
+        verb, name = request.field("verb"), request.field("queue")
+        if verb not in ("pause", "resume"):
+            raise UsageError(f"{verb!r} is nothing to do to a queue; there are pause and resume")
+        await self._actions.steer(request.who, "pause" if verb == "pause" else "resume", name)
+        back = local_path(request.field("next"), "/queues")
+        return self._notices.leave(back, f"{name} is {verb}d.")
+
+    async def _redeliver(self, request: PageRequest) -> str:
+        chosen = request.fields("job")[:_SELECTED_MAX]
+        if not chosen:
+            raise UsageError("no event is selected: tick some first")
+        answers = await self._actions.redeliver(request.who, request.field("queue"), chosen)
+        back = local_path(request.field("next"), "/outbox")
+        return self._notices.leave(back, _summary("redeliver", Counter(answers)))
+
+    async def _submit(self, request: PageRequest) -> str:
+        queue, text = request.field("queue"), request.field("payload")
+        job = NewJob(
+            task=_task(request),
+            payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
+            requester=request.caller.requester,
+        )
+        made = await self._actions.submit(request.who, queue, job)
+        return self._notices.leave(display.job_path(queue, made.job_id), "Submitted.")
+
+    async def _replay(self, request: PageRequest) -> str:
+        """The same job again as a new one, with its payload as it was edited."""
+        queue, job_id = request.field("queue"), request.field("job_id")
+        old = await self._queues[queue].ledger.get(job_id)
+        if old is None:
+            raise NotFound("there is no such job (any more)")
+        text, before = request.field("payload"), old.payload
+
+        def restored() -> bytes:
+            edited = display.decode_json(_json_of(text))
+            if edited == MASK:  # a large payload was masked whole
+                return before
+            original = display.decode_json(before)
+            return msgspec.json.encode(self._redaction.restored(edited, original))
+
+        job = NewJob(
+            task=_task(request),
+            payload=await self._redaction.apart(len(text) + len(before), restored),
+            priority=old.priority,
+            max_attempts=old.max_attempts or None,
+            gid=old.gid,
+            requester=old.requester,
+        )
+        made = await self._actions.submit(request.who, queue, job, why=f"replay {job_id}")
+        return self._notices.leave(display.job_path(queue, made.job_id), f"Replay of {job_id}.")
+
+
+def _verb(text: str) -> Verb:
+    for verb in VERBS:
+        if verb == text:
+            return verb
+    raise UsageError(f"{text!r} is no action; there are {', '.join(VERBS)}")
+
+
+def _task(request: PageRequest) -> str:
+    task = request.field("task").strip()
+    if not task:
+        raise UsageError("a job needs a task")
+    return task
+
+
+def _json_of(text: str) -> bytes:
+    """The text as it stands if it is JSON: numbers must not lose digits on the way."""
+    try:
+        check_json(text)
+    except ValueError as error:
+        raise UsageError(f"the payload {error}") from None
+    return text.encode()
+
+
+def _summary(verb: str, answers: Counter[str]) -> str:
+    done, requested = answers.pop("ok", 0), answers.pop("requested", 0)
+    parts = [f"{done} {_DONE[verb]}"] if done else []
+    parts += [f"{requested} told to their workers"] if requested else []
+    parts += [f"{count} not possible ({why})" for why, count in answers.items()]
+    return ", ".join(parts) + "."

@@ -1,0 +1,194 @@
+"""Stored values as people read them: errors, durations, times, facts of a job."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from tenure.core.job import JobRecord
+
+_CLASS_KEYS = ("code", "type", "class", "name", "error_code")
+_MESSAGE_KEYS = ("message", "detail", "reason", "failedReason", "error")
+_STACK_KEYS = ("stack", "traceback", "stacktrace")
+_CLASS_CHARS_MAX = 80
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """The error of a job: class, message and traceback."""
+
+    name: str = ""
+    message: str = ""
+    stack: str = ""
+
+
+def decode_json(raw: bytes) -> Any:
+    """The value, None for no bytes; what is no JSON comes back as text."""
+    if not raw:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return raw.decode(errors="replace")
+
+
+def error_info(raw: bytes) -> ErrorInfo:
+    """The error of a job; empty for a job that has none."""
+    value = decode_json(raw)
+    if value is None:
+        return ErrorInfo()
+    if not isinstance(value, dict):
+        text = str(value)
+        return ErrorInfo(_class_in(text), text)
+    message = _first(value, _MESSAGE_KEYS)
+    name = _first(value, _CLASS_KEYS)
+    return ErrorInfo(name or _class_in(message), message, _first(value, _STACK_KEYS))
+
+
+def error_class(raw: bytes) -> str:
+    """The class of an error, by which dead letters are grouped.
+
+    >>> error_class(b'{"code":"ValueError","message":"no"}'), error_class(b'"Timeout: 3 s"')
+    ('ValueError', 'Timeout')
+    """
+    return error_info(raw).name
+
+
+def _first(value: dict[str, Any], keys: tuple[str, ...]) -> str:
+    for key in keys:
+        found = value.get(key)
+        if isinstance(found, list) and found:
+            found = "\n".join(map(str, found))
+        if found not in (None, "", []):
+            return str(found)
+    return ""
+
+
+def _class_in(text: str) -> str:
+    """The first line of the text before the first colon."""
+    head = text.partition(":")[0].strip()
+    return head.splitlines()[0][:_CLASS_CHARS_MAX] if head else ""
+
+
+def duration(ms: float | None) -> str:
+    """A length of time in two or three digits.
+
+    >>> [duration(ms) for ms in (0.4, 17, 1_540, 61_000, 5_400_000, 200_000_000, None)]
+    ['<1 ms', '17 ms', '1.5 s', '1 min', '1.5 h', '2.3 d', '-']
+    """
+    if ms is None:
+        return "-"
+    if ms < 1:
+        return "<1 ms" if ms > 0 else "0 ms"
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    for size, unit in _UNITS:
+        if ms >= size:
+            number = ms / size
+            text = f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
+            return f"{text} {unit}"
+    return f"{ms:.0f} ms"
+
+
+def number(value: float) -> str:
+    """Thousands apart, small rates with a decimal.
+
+    >>> number(1234567), number(0.25), number(12.0)
+    ('1 234 567', '0.25', '12')
+    """
+    if value == int(value):
+        return f"{int(value):,}".replace(",", " ")
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}".replace(",", " ")
+
+
+def share(value: float) -> str:
+    """A part of the whole.
+
+    >>> share(0.0), share(0.004), share(0.5)
+    ('0 %', '0.4 %', '50 %')
+    """
+    percent = value * 100
+    return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
+
+
+def moment(ts_ms: int) -> str:
+    """A time of day with its date, in UTC; "-" for none."""
+    if not ts_ms:
+        return "-"
+    when = datetime.fromtimestamp(ts_ms / 1000, UTC)
+    return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{ts_ms % 1000:03d}Z"
+
+
+def clock(ts_ms: int) -> str:
+    """A time of day to the millisecond."""
+    return moment(ts_ms)[11:] if ts_ms else "-"
+
+
+def ago(ts_ms: int, now_ms: int) -> str:
+    """How long ago."""
+    if not ts_ms:
+        return "-"
+    delta = now_ms - ts_ms
+    return f"in {duration(-delta)}" if delta < -999 else f"{duration(max(delta, 0))} ago"
+
+
+def job_path(queue: str, job_id: str) -> str:
+    """Where the page of a job is."""
+    return f"/jobs/{quote(queue, safe=':')}/{quote(job_id, safe='')}"
+
+
+def pretty(value: Any) -> str:
+    """JSON for people: indented, letters as they are, large integers exact."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+
+
+def brief_of(data: Any) -> str:
+    """Data of an event in one line, cut off where it gets long."""
+    text = "" if data in (None, {}, "") else msgspec.json.encode(data, enc_hook=str).decode()
+    return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+def progress_of(job: JobRecord) -> float | None:
+    """A number from 0 to 100, if that is what the job reports."""
+    value = decode_json(job.progress)
+    if isinstance(value, dict):
+        value = value.get("percent", value.get("progress"))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return min(100.0, max(0.0, float(value)))
+
+
+def facts_of(job: JobRecord) -> list[tuple[str, str]]:
+    """What there is to say of a job beside its state; nothing that is empty."""
+    facts = [
+        ("Contract", job.contract),
+        (
+            "Attempt",
+            f"{job.attempt} of {job.max_attempts}" if job.max_attempts else f"{job.attempt}",
+        ),
+        ("Fence", str(job.fence or "")),
+        ("Worker", job.worker_id),
+        ("Group", job.gid),
+        ("Priority", str(job.priority or "")),
+        ("Requester", job.requester),
+    ]
+    facts += [
+        (name.replace("_", " ").capitalize(), str(value)) for name, value in job.extra.items()
+    ]
+    return [(name, value) for name, value in facts if value not in ("", "False", "None", "0")]
+
+
+def trace_link(trace_url: str, trace: str) -> tuple[str, str]:
+    """The trace id of a W3C traceparent, and a link to it if `trace_url` is set.
+
+    Other programs write this field too: what is no id would change the path of the link.
+    """
+    parts = trace.split("-")
+    if len(parts) < 4 or not _TRACE_ID.fullmatch(parts[1]):
+        return "", ""
+    return parts[1], trace_url.replace("{trace_id}", parts[1]) if trace_url else ""

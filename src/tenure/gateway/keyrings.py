@@ -1,0 +1,484 @@
+"""Key rings in Redis and SQL stores, beside the jobs of a queue, and several rings as one.
+
+A gateway with several stores finds a key in the store that keeps it. A store that is away makes
+only its own keys unusable: a key that none of the others has is then a 503 and not a 401. A key
+never moves, so once its store is known only that one is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+import structlog
+
+from tenure.core.endpoint import Caller
+from tenure.core.errors import ServerError, StoreError, StoreUnreachable
+from tenure.core.opening import open_part, parse_url
+from tenure.gateway.keys import (
+    SESSIONS_PER_KEY,
+    TICKET_S,
+    TOUCH_MS,
+    Key,
+    KeyRing,
+    Keys,
+    MemoryKeyRing,
+    Session,
+    new_key,
+    new_session,
+    new_token,
+    secret_hash,
+    surplus_sessions,
+    wall_ms,
+)
+from tenure.gateway.limits import Quota, read_quota
+from tenure.sql.engine import INBOX, Engine, Row
+from tenure.store.redis import Redis
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("tenure.gateway")
+
+_ANSWER_S = 2.0
+_RETRY_S = 1.0
+_HOMES_MAX = 10_000
+# Options of a URL that say where a store is, or which part of it.
+_LOCATION = ("namespace", "schema", "db", "host", "port", "dbname")
+_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
+_TIME = re.compile(rb"[0-9]{1,14}")
+_TIMES = ("created_ms", "expires_ms", "last_used_ms")
+
+
+class RedisKeyRing:
+    """The ring in the store of a queue on Redis."""
+
+    def __init__(
+        self, redis: Redis, *, prefix: str = "", clock_ms: Callable[[], int] = wall_ms
+    ) -> None:
+        self._redis = redis
+        self._keys = f"{prefix}tenure:keys"
+        self._used = f"{prefix}tenure:keys:used"
+        self._quotas = f"{prefix}tenure:keys:quotas"
+        self._ticket = f"{prefix}tenure:ticket:"
+        self._sessions = f"{prefix}tenure:sessions"
+        self._seen = f"{prefix}tenure:sessions:seen"
+        self._clock_ms = clock_ms
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        key, text = new_key(scopes, name, ttl_ms, self._clock_ms())
+        await self._redis.call("HSET", self._keys, key.id, msgspec.json.encode(key))
+        return key, text
+
+    async def limit(self, key_id: str, quota: Quota) -> bool:
+        # In a hash of its own: a key that is revoked meanwhile must not come back.
+        if not await self._redis.call("HEXISTS", self._keys, key_id):
+            return False
+        await self._redis.call("HSET", self._quotas, key_id, msgspec.json.encode(quota))
+        return True
+
+    async def list(self) -> list[Key]:
+        stored, *beside = await self._redis.pipeline(
+            [("HGETALL", name) for name in (self._keys, self._used, self._quotas)]
+        )
+        if isinstance(stored, Exception):
+            raise stored
+        used, quotas = (_pairs(_optional(reply) or []) for reply in beside)
+        every = _pairs(stored).items()
+        keys = [_read_key(name, raw, quotas.get(name), used.get(name)) for name, raw in every]
+        return sorted(filter(None, keys), key=lambda key: key.created_ms)
+
+    async def revoke(self, key_id: str) -> bool:
+        removed, *_ = await self._redis.pipeline(
+            [("HDEL", name, key_id) for name in (self._keys, self._used, self._quotas)]
+        )
+        if isinstance(removed, Exception):
+            raise removed
+        await self.end_sessions(key_id=key_id)
+        return bool(removed)
+
+    async def find(self, key_id: str) -> Key | None:
+        raw, quota = await self._redis.pipeline(
+            [("HGET", self._keys, key_id), ("HGET", self._quotas, key_id)]
+        )
+        if isinstance(raw, Exception):
+            raise raw
+        return None if raw is None else _read_key(key_id.encode(), raw, _optional(quota))
+
+    async def count(self, queue_url: str = "") -> int:
+        return int(await self._redis.call("HLEN", self._keys))
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        with suppress(ServerError):  # the last use is only informative
+            await self._redis.call("HSET", self._used, key_id, now_ms)
+
+    async def issue(self, caller: Caller) -> str:
+        ticket = new_token()
+        name = self._ticket + secret_hash(ticket)
+        await self._redis.call("SET", name, msgspec.json.encode(caller), "EX", TICKET_S)
+        return ticket
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        raw = await self._redis.call("GETDEL", self._ticket + secret_hash(ticket))
+        return None if raw is None else msgspec.json.decode(raw, type=Caller)
+
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        now_ms = self._clock_ms()
+        await self._forget(surplus_sessions(await self._all_sessions(), key_id, now_ms))
+        session, text = new_session(key_id, ttl_ms, idle_ms, now_ms)
+        raw = msgspec.json.encode(session)
+        await self._redis.call("HSET", self._sessions, session.session_h, raw)
+        return text
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        raw = await self._redis.call("HGET", self._sessions, session_h)
+        if raw is None:
+            return None
+        # The last use has a hash of its own, so that writing it cannot revive an ended session.
+        seen = await self._redis.call("HGET", self._seen, session_h)
+        session, now_ms = _read_session(raw, seen), self._clock_ms()
+        if session is None or not session.is_live(now_ms):
+            return None
+        if used and now_ms - session.seen_ms > TOUCH_MS:
+            await self._redis.call("HSET", self._seen, session_h, now_ms)
+        return session
+
+    async def sessions(self) -> Sequence[Session]:
+        now_ms = self._clock_ms()
+        live = [each for each in await self._all_sessions() if each.is_live(now_ms)]
+        return sorted(live, key=lambda session: session.created_ms)
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        hashes = [session_h] if session_h else []
+        if key_id:
+            every = await self._all_sessions()
+            hashes += [each.session_h for each in every if each.key_id == key_id]
+        return await self._forget(hashes)
+
+    async def _all_sessions(self) -> Sequence[Session]:
+        stored = _pairs(await self._redis.call("HGETALL", self._sessions))
+        seen = _pairs(await self._redis.call("HGETALL", self._seen))
+        read = (_read_session(raw, seen.get(name)) for name, raw in stored.items())
+        return [session for session in read if session is not None]
+
+    async def _forget(self, hashes: Sequence[str]) -> int:
+        if not hashes:
+            return 0
+        gone = int(await self._redis.call("HDEL", self._sessions, *hashes))
+        await self._redis.call("HDEL", self._seen, *hashes)
+        return gone
+
+    async def close(self) -> None:
+        await self._redis.close()
+
+
+def _optional(reply: Any) -> Any:
+    """A reply about data beside the keys. One of the wrong type counts as none."""
+    if isinstance(reply, Exception) and not isinstance(reply, ServerError):
+        raise reply
+    if isinstance(reply, ServerError):
+        _log.error("key_record_unreadable", error=str(reply))
+    return None if isinstance(reply, ServerError) else reply
+
+
+def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | None:
+    """A stored key; None for a record that cannot be decoded."""
+    try:
+        key = msgspec.json.decode(raw, type=Key)
+    except (ValueError, RecursionError) as error:
+        _log.error("key_unreadable", key_id=name.decode(errors="replace"), error=str(error))
+        return None
+    return msgspec.structs.replace(
+        key,
+        quota=key.quota if quota is None else read_quota(quota, key.id),
+        last_used_ms=int(used) if used and _TIME.fullmatch(used) else 0,
+    )
+
+
+def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
+    """A stored session; None for a record that cannot be decoded."""
+    try:
+        session = msgspec.json.decode(raw, type=Session)
+        return msgspec.structs.replace(session, seen_ms=int(seen)) if seen else session
+    except (ValueError, RecursionError):
+        return None
+
+
+def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+class SqlKeyRing:
+    """The ring in the store of a queue on SQLite or PostgreSQL; times are the store's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def create(
+        self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
+    ) -> tuple[Key, str]:
+        key, text = new_key(scopes, name, ttl_ms, 0)
+        rows = await self._engine.run(
+            INBOX,
+            "key_add",
+            key_id=key.id,
+            name=key.name,
+            scopes=" ".join(key.scopes),
+            secret_h=key.secret_h,
+            ttl_ms=ttl_ms or 0,
+        )
+        times = {name: rows[0][name] for name in ("created_ms", "expires_ms")}
+        return msgspec.structs.replace(key, **times), text
+
+    async def limit(self, key_id: str, quota: Quota) -> bool:
+        text = msgspec.json.encode(quota).decode()
+        return bool(await self._engine.run(INBOX, "key_limit", key_id=key_id, quota=text))
+
+    async def list(self) -> list[Key]:
+        keys = [_key(row) for row in await self._engine.run(INBOX, "key_list")]
+        return [key for key in keys if key]
+
+    async def revoke(self, key_id: str) -> bool:
+        return bool((await self._engine.run(INBOX, "key_revoke", key_id=key_id))[0]["gone"])
+
+    async def find(self, key_id: str) -> Key | None:
+        rows = await self._engine.run(INBOX, "key_find", key_id=key_id)
+        return _key(rows[0]) if rows else None
+
+    async def count(self, queue_url: str = "") -> int:
+        return len(await self._engine.run(INBOX, "key_list"))
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        await self._engine.run(INBOX, "key_touch", key_id=key_id)
+
+    async def issue(self, caller: Caller) -> str:
+        ticket = new_token()
+        await self._engine.run(
+            INBOX,
+            "ticket_add",
+            ticket_h=secret_hash(ticket),
+            caller=msgspec.json.encode(caller).decode(),
+            ttl_ms=TICKET_S * 1000,
+        )
+        return ticket
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        rows = await self._engine.run(INBOX, "ticket_take", ticket_h=secret_hash(ticket))
+        return msgspec.json.decode(rows[0]["caller"], type=Caller) if rows else None
+
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        text = new_token()
+        await self._engine.run(
+            INBOX,
+            "session_add",
+            session_h=secret_hash(text),
+            key_id=key_id,
+            ttl_ms=ttl_ms,
+            idle_ms=idle_ms,
+            others=SESSIONS_PER_KEY - 1,
+        )
+        return text
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        rows = await self._engine.run(INBOX, "session_find", session_h=session_h)
+        if rows and used and rows[0]["unused_ms"] > TOUCH_MS:
+            await self._engine.run(INBOX, "session_touch", session_h=session_h)
+        return _session(rows[0]) if rows else None
+
+    async def sessions(self) -> Sequence[Session]:
+        rows = await self._engine.run(INBOX, "session_find", session_h="")
+        return [_session(row) for row in rows]
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        takes = {"session_h": session_h, "key_id": key_id}
+        return int((await self._engine.run(INBOX, "session_end", **takes))[0]["gone"])
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+def _key(row: Row) -> Key | None:
+    """A stored key; None for a row that is none."""
+    named = {name: row[name] for name in ("name", "secret_h", *_TIMES)}
+    quota = read_quota(row["quota"], row["key_id"])
+    scopes = row["scopes"].split()
+    try:
+        return msgspec.convert({"id": row["key_id"], "scopes": scopes, "quota": quota} | named, Key)
+    except msgspec.ValidationError as error:
+        _log.error("key_unreadable", key_id=row["key_id"], error=str(error))
+        return None
+
+
+def _session(row: Row) -> Session:
+    return Session(**{name: row[name] for name in Session.__struct_fields__})
+
+
+def open_sql_keyring(queue_url: str) -> SqlKeyRing:
+    """The ring beside the queue that a URL names."""
+    return SqlKeyRing(open_part(queue_url, "database"))
+
+
+def open_keyring(queue_url: str) -> KeyRing:
+    """The ring that belongs to a queue: in its Redis or database, in memory where it has none."""
+    url = parse_url(queue_url)
+    if url.store.startswith(("sqlite", "postgres", "libsql")):
+        return open_sql_keyring(queue_url)
+    found = open_side_store(queue_url, "tenure-keys")
+    return MemoryKeyRing() if found is None else RedisKeyRing(found[0], prefix=found[1])
+
+
+def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
+    """The Redis of a queue and the prefix of its keys, for what gateways keep beside the jobs."""
+    url = parse_url(queue_url)
+    if not url.store.startswith(("redis", "unix")):
+        return None
+    options = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
+    store = url.store + (f"?{urlencode(options)}" if options else "")
+    return Redis(store, name=name), url.options.get("namespace", "")
+
+
+class _Member:
+    """One ring. After a failure it is not asked for a moment, so that callers do not wait."""
+
+    def __init__(self, ring: Keys) -> None:
+        self.ring = ring
+        self.counted: int | None = None  # until it has answered once
+        self._error: StoreError | None = None
+        self._until_s = 0.0
+
+    async def ask(self, question: Callable[[Keys], Awaitable[T]]) -> T:
+        if self._error is not None and time.monotonic() < self._until_s:
+            raise self._error
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                answer = await question(self.ring)
+        except (StoreError, TimeoutError) as error:
+            away = error if isinstance(error, StoreError) else None
+            self._error = away or StoreUnreachable("a key ring gave no answer in time")
+            self._until_s = time.monotonic() + _RETRY_S
+            raise self._error from None
+        self._error = None
+        return answer
+
+
+class JoinedKeyRings:
+    """Several rings as one `Keys`; `of_queue` has the index of the ring of a queue."""
+
+    def __init__(self, rings: Sequence[Keys], of_queue: Mapping[str, int] | None = None) -> None:
+        self._members = [_Member(ring) for ring in rings]
+        self._of_queue = of_queue or {}
+        self._homes: dict[str, _Member] = {}
+
+    async def find(self, key_id: str) -> Key | None:
+        home = self._homes.get(key_id)
+        if home is not None:
+            return await home.ask(lambda ring: ring.find(key_id))
+        found = await _first(self._members, lambda ring: ring.find(key_id))
+        if found is None:
+            return None
+        if len(self._homes) >= _HOMES_MAX:
+            self._homes.clear()
+        self._homes[key_id] = found[0]
+        return found[1]
+
+    async def count(self, queue_url: str = "") -> int:
+        """Keys of all rings. One that is away counts as when it answered last.
+
+        Whether one that never answered has keys is not known. Where no other has any, that is an
+        error, except for the routes of a queue whose own ring has answered.
+        """
+        failures = await asyncio.gather(*map(_recount, self._members))
+        failed = [failure for failure in failures if failure is not None]
+        if len(failed) == len(self._members):
+            raise failed[0]
+        total = sum(member.counted or 0 for member in self._members)
+        if total == 0:
+            at = self._of_queue.get(queue_url)
+            asked = self._members if at is None else [self._members[at]]
+            if any(member.counted is None for member in asked):
+                raise failed[0]
+        return total
+
+    async def touch(self, key_id: str, now_ms: int) -> None:
+        home = self._homes.get(key_id)
+        if home is not None:
+            await home.ask(lambda ring: ring.touch(key_id, now_ms))
+
+    async def issue(self, caller: Caller) -> str:
+        home = self._homes.get(caller.requester)
+        members = [home] if home else self._members
+        found = await _first(members, lambda ring: ring.issue(caller))
+        return found[1] if found else ""  # a ring issues one or raises
+
+    async def redeem(self, ticket: str) -> Caller | None:
+        found = await _first(self._members, lambda ring: ring.redeem(ticket))
+        return found[1] if found else None
+
+    async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
+        home = self._homes.get(key_id)
+        members = [home] if home else self._members
+        found = await _first(members, lambda ring: ring.open_session(key_id, ttl_ms, idle_ms))
+        return found[1] if found else ""  # a ring opens one or raises
+
+    async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
+        found = await _first(self._members, lambda ring: ring.find_session(session_h, used=used))
+        return found[1] if found else None
+
+    async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
+        """In every ring: an error where one is away, since it may keep the session."""
+        takes = {"session_h": session_h, "key_id": key_id}
+        asked = (each.ask(lambda ring: ring.end_sessions(**takes)) for each in self._members)
+        return sum(await asyncio.gather(*asked))
+
+    async def close(self) -> None:
+        for member in self._members:
+            await member.ring.close()
+
+
+async def _first(
+    members: Sequence[_Member], question: Callable[[Keys], Awaitable[T | None]]
+) -> tuple[_Member, T] | None:
+    """The first answer that is not None; an error where there is none and a ring is away."""
+    failed: StoreError | None = None
+    for member in members:
+        try:
+            answer = await member.ask(question)
+        except StoreError as error:
+            failed = error
+            continue
+        if answer is not None:
+            return member, answer
+    if failed is not None:
+        raise failed
+    return None
+
+
+async def _recount(member: _Member) -> StoreError | None:
+    try:
+        member.counted = await member.ask(lambda ring: ring.count())
+    except StoreError as error:
+        return error
+    return None
+
+
+def open_keyrings(queue_urls: Sequence[str]) -> Keys:
+    """The rings of these queues, one for each store."""
+    urls: list[str] = []
+    locations: dict[tuple[str, ...], int] = {}
+    of_queue: dict[str, int] = {}
+    for queue_url in queue_urls:
+        url = parse_url(queue_url)
+        location = (url.store, *(url.options.get(name, "") for name in _LOCATION))
+        if location not in locations:
+            locations[location] = len(urls)
+            urls.append(queue_url)
+        of_queue[queue_url] = locations[location]
+    rings = [open_keyring(queue_url) for queue_url in urls]
+    return rings[0] if len(rings) == 1 else JoinedKeyRings(rings, of_queue)
