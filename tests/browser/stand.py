@@ -20,7 +20,7 @@ from tenure.core.seam import Ledger
 from tenure.gateway.serve import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.worker.config import Settings
-from tenure.worker.runtime import Worker
+from tenure.worker.worker import Worker
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from tenure.cli.config import child_environment, notify_address
 from tenure.cli.output import note, paint
 from tenure.cli.stopping import stopping_on_signals
 from tenure.cli.supervise import Supervisor
-from tenure.worker.notify import Notifier
+from tenure.worker.events import Notifier
 
 
 def run_herd(

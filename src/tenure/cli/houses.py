@@ -10,7 +10,7 @@ from tenure.cli.config import load_config
 from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.dashboard.house import Street
-from tenure.worker.logs import ensure_logs
+from tenure.worker.telemetry import ensure_logs
 
 
 @dataclass(frozen=True, slots=True)

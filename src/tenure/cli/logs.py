@@ -11,7 +11,7 @@ import structlog
 
 from tenure.cli.config import Config, colours_wanted
 from tenure.core.errors import UsageError
-from tenure.worker.logs import PlainFormatter, plain_errors, plain_text, text_renderer
+from tenure.worker.telemetry import PlainFormatter, plain_errors, plain_text, text_renderer
 
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
 _FORMATS = ("auto", "json", "text")

@@ -162,22 +162,31 @@ class Probed(Protocol):
         """Write something that changes nothing; raises `StoreError` where that is refused."""
 
 
-@runtime_checkable
-class Bounded(Protocol):
-    """A queue that gives out no more leases in one claim than it tells here."""
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """What a queue has beyond the seam. It declares a feature by an attribute of that name.
 
-    @property
-    def claim_max(self) -> int:
-        """Who gets fewer has all that there were."""
+    lease_ms         how long its leases last; 0 where only a lease can tell
+    claim_max        the most leases that one claim returns; fewer mean that the queue is empty
+    slots_max        the most jobs that a worker may run at once; 0: no limit
+    settles_at_once  how many settles the store works on side by side
+    has_children     jobs can wait for children, and `children(job_id)` returns what those left
+    has_data         a handler can replace its job's payload
+    holds_nul        text may contain NUL
+    """
+
+    lease_ms: int = 0
+    claim_max: int = 0
+    slots_max: int = 0
+    settles_at_once: int = 1
+    has_children: bool = False
+    has_data: bool = False
+    holds_nul: bool = True
 
 
-@runtime_checkable
-class Parallel(Protocol):
-    """A queue whose store works on several settles side by side; others get one at a time."""
-
-    @property
-    def settles_at_once(self) -> int:
-        """How many a worker may send before the first is answered."""
+def features(queue: Queue) -> Features:
+    """What this queue declares, the defaults for the rest."""
+    names = Features.__struct_fields__
+    return Features(**{name: getattr(queue, name) for name in names if hasattr(queue, name)})
 
 
 class Journal(Protocol):

@@ -44,7 +44,7 @@ from tenure.gateway.served import Served, check_names, open_served
 from tenure.gateway.session import Sessions
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
-from tenure.worker.logs import ensure_logs
+from tenure.worker.telemetry import ensure_logs
 
 
 class Gateway:

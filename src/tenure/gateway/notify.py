@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from tenure.worker.notify import Notifier as Datagrams
+from tenure.worker.events import Notifier as Datagrams
 
 
 class Notifier:

@@ -22,7 +22,7 @@ from tenure.vault import Secret, Vault, new_kek, read_ring, rotate
 from tenure.vault.credentials import StoredCredentials
 from tenure.webhooks import new_secret, read_secret
 from tenure.webhooks.refresh import Refresher, RefreshSettings
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import FRESH, KEY, Job, Studio, ask, both, keys

@@ -22,7 +22,7 @@ from tenure.webhooks.answers import Pace
 from tenure.webhooks.breaker import Breaker
 from tenure.webhooks.deliver import delivery_handler
 from tenure.webhooks.turns import Turns
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver
 from tests.waiting import until

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tenure.worker import Job, Settings, Worker, task
-from tenure.worker.draining import Stopping
+from tenure.worker.drain import Stopping
 from tests.unit.worker.seam import Store, serving
 
 

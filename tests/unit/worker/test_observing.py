@@ -17,11 +17,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tenure.core.lease import Lease
 from tenure.core.quarantine import Quarantined
 from tenure.worker import Job, Settings, Worker, task
-from tenure.worker.holding import Attempt, Held
-from tenure.worker.logs import configure_logs
-from tenure.worker.metrics import Buckets, Tally
-from tenure.worker.notify import Notifier
-from tenure.worker.tracing import OtelTracer
+from tenure.worker.events import Notifier
+from tenure.worker.job import Attempt
+from tenure.worker.metrics import Buckets
+from tenure.worker.telemetry import Tracer, configure_logs
 from tests.unit.worker.seam import Store, View, serving
 
 
@@ -114,7 +113,7 @@ async def _traced(trace: str, fail: bool) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = OtelTracer("w1", provider)
+    tracer = Tracer("w1", provider)
     lease = Lease(
         job_id="j1",
         queue="emails",
@@ -128,15 +127,15 @@ async def _traced(trace: str, fail: bool) -> InMemorySpanExporter:
         lease_ms=1000,
         trace=trace,
     )
-    attempt = Attempt(Held(lease, 1.0, 0.0), ok, None, None, Tally("emails", "send"))
+    attempt = Attempt(lease, 1.0, 0.0, task=ok)
 
-    async def life(lived: Attempt, _task: object) -> None:
+    async def life() -> None:
         from tenure.core.outcome import Failure, Outcome
 
         failure = Failure(code="ValueError", message="no") if fail else None
-        lived.held.outcome = Outcome(lease, "fail" if fail else "complete", failure=failure)
+        attempt.outcome = Outcome(lease, "fail" if fail else "complete", failure=failure)
 
-    await tracer.trace(attempt, life, ok)
+    await tracer.trace(attempt, life)
     return exporter
 
 
@@ -278,5 +277,5 @@ def test_the_trace_of_a_job_is_named_in_its_log_lines() -> None:
             job_id="j1", queue="q", task="t", payload=b"{}", attempt=1, lease_ms=1,
             max_attempts=1, fence=1, token="w", lease_until_ms=0, trace=given,
         )  # fmt: skip
-        facts = job_facts(Job(Held(lease, 1.0, 0.0), None, "w"))  # type: ignore[arg-type]
+        facts = job_facts(Job(Attempt(lease, 1.0, 0.0), None, "w"))  # type: ignore[arg-type]
         assert {name: facts[name] for name in facts if name == "trace_id"} == named

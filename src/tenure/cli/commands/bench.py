@@ -19,7 +19,7 @@ from tenure.core.job import NewJob
 from tenure.core.opening import open_queue
 from tenure.store.embedded import embedded_redis
 from tenure.worker import Job, Settings, Task, Worker, task
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 
 _BULK = 500
 _PROBES_PER_S = 100

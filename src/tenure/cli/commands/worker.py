@@ -76,7 +76,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     from tenure.cli.loading import INBOX, SLOTS, load_all, usual, with_share, with_slots
     from tenure.cli.logs import set_up_logs
     from tenure.worker import Settings, Worker, identity
-    from tenure.worker.logs import add_job
+    from tenure.worker.telemetry import add_job
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
     concurrency = config.integer("worker.concurrency", flags["concurrency"])

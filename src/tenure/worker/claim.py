@@ -7,22 +7,20 @@ from collections.abc import Callable
 
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.lease import Lease
-from tenure.worker.backoff import Backoff
+from tenure.worker.attempt import Executor
 from tenure.worker.config import Settings
-from tenure.worker.execute import Executor
-from tenure.worker.holding import Attempt
-from tenure.worker.slots import Slots
-from tenure.worker.source import Source
-from tenure.worker.watching import Watch
+from tenure.worker.events import Watch
+from tenure.worker.job import Attempt
+from tenure.worker.source import Slots, Source
 
-# While no lease has told us how long leases are, a claim waits only this long: its local deadline
-# counts from when it was sent, so a wait longer than the lease would lose it before it starts.
+# Until the first lease has shown how long leases are, a claim waits only this long: its local
+# deadline counts from when it was sent, so a wait longer than the lease would lose it at once.
 _WAIT_MS_UNKNOWN = 100
 _WAIT_MS_CROWDED = 20
 _EMPTY_PAUSE_MS = 50
-# Handlers whose first steps together take longer than this are taken to block the loop.
-_CALM_S = 0.05
-# So many claims in a row that the store answered with an error end a burst.
+# Handlers whose first steps together take longer than this are assumed to block the loop.
+_BLOCKING_S = 0.05
+# A burst ends after so many claims in a row that the store answered with an error.
 _REFUSALS_MAX = 3
 
 
@@ -41,20 +39,19 @@ class Claimer:
         settings: Settings,
         *,
         clock: Callable[[], float],
-        backoff: Backoff,
         watch: Watch,
         lease_changed: Callable[[], None],
     ) -> None:
-        self._source = source
+        self.source = source
         self._executor = executor
         self._slots = slots
         self._settings = settings
         self._clock = clock
-        self._backoff = backoff
+        self._backoff = source.backoff()
         self._watch = watch
         self._lease_changed = lease_changed
         self._backlog_max = slots.total + 4 * settings.settle_batch_max
-        self._calm = False
+        self._handlers_block = True  # until they have shown that they do not
         self._refusals = 0
         self.stopping = False
         self.in_claim = False
@@ -62,9 +59,9 @@ class Claimer:
 
     async def run(self) -> None:
         """Until `stopping`; what a claim brings after that is handed back."""
-        source, share = self._source, self._source.share
+        source, share = self.source, self.source.share
         while not self.stopping:
-            # What is finished but unsettled runs twice if we die now: it must not pile up.
+            # Finished but unsettled jobs run twice if this process dies: they must not pile up.
             if source.settles.troubled or source.settles.backlog > self._backlog_max:
                 await source.settles.empty()
             limit = await self._slots.take(share)
@@ -90,17 +87,15 @@ class Claimer:
     async def _claim(self, limit: int) -> list[Lease] | None:
         """Leases, or None when the store did not answer."""
         try:
-            leases = await self._source.queue.claim(limit, wait_ms=self._wait_ms())
+            leases = await self.source.queue.claim(limit, wait_ms=self._wait_ms())
         except Exception as error:
-            self._source.contact.failed("claim", error)
-            self._watch.tell("claim_failed")
+            self.source.failed("claim", error)
             self._count_refusal(error)
             return None
         self._refusals = 0
         self._backoff.reset()
-        if self._source.contact.made("claim"):
-            self._watch.tell("contact")
-        self._source.note_quarantined()
+        self.source.answered("claim")
+        self.source.note_quarantined()
         return leases
 
     def _count_refusal(self, error: Exception) -> None:
@@ -116,48 +111,44 @@ class Claimer:
             return 0
         if self._slots.crowded:
             return _WAIT_MS_CROWDED
-        lease_ms = self._source.lease_ms
+        lease_ms = self.source.lease_ms
         return min(self._settings.claim_wait_ms, lease_ms // 3 if lease_ms else _WAIT_MS_UNKNOWN)
 
     async def _hand_over(self, leases: list[Lease], sent: float, *, more: bool) -> None:
         shortest_ms = min(lease.lease_ms for lease in leases)
-        if shortest_ms != self._source.lease_ms:
-            self._source.lease_ms = shortest_ms
+        if shortest_ms != self.source.lease_ms:
+            self.source.lease_ms = shortest_ms
             self._lease_changed()
-        attempts = self._executor.adopt(self._source, leases, sent)
+        attempts = self._executor.adopt(self.source, leases, sent)
         self._watch.tell("claimed", len(leases))
         if self.stopping or self._slots.paused:
             self._executor.release(attempts)
             return
-        if self._calm and more:
+        loop = asyncio.get_running_loop()
+        if more and not self._handlers_block:
             # Two turns later, so that the next claim leaves before these handlers take the loop.
-            asyncio.get_running_loop().call_soon(self._begin_next_turn, attempts)
+            loop.call_soon(loop.call_soon, self._begin, attempts)
             return
-        # Where nothing more waits, these handlers need not wait for the next claim either. And
-        # handlers that block the loop would keep us from hearing what it took until its leases
-        # have run out: it does not leave before they have let go.
-        began = self._clock()
-        self._executor.begin(attempts)
+        # If the queue is empty, these handlers need not wait for the next claim. And if handlers
+        # block the loop, the next claim must not leave before they are done: its answer would be
+        # read too late, after its leases have expired.
+        self._begin(attempts)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        self._feel(began)
-
-    def _begin_next_turn(self, attempts: list[Attempt]) -> None:
-        asyncio.get_running_loop().call_soon(self._begin, attempts)
 
     def _begin(self, attempts: list[Attempt]) -> None:
         began = self._clock()
         self._executor.begin(attempts)
-        asyncio.get_running_loop().call_soon(self._feel, began)
+        asyncio.get_running_loop().call_soon(self._measure, began)
 
-    def _feel(self, began: float) -> None:
-        self._calm = self._clock() - began < _CALM_S
+    def _measure(self, began: float) -> None:
+        self._handlers_block = self._clock() - began >= _BLOCKING_S
 
     async def _pause(self, sent: float) -> None:
         """A store that answers "empty" (or "paused") without waiting must not make us spin."""
         if self._settings.burst:
             if self._watch.activity == self.dry_at:
-                await self._watch.stir(timeout_s=self._settings.claim_wait_ms / 1000)
+                await self._watch.next_activity(timeout_s=self._settings.claim_wait_ms / 1000)
             return
         waited_ms = (self._clock() - sent) * 1000
         pause_ms = min(self._settings.claim_wait_ms, _EMPTY_PAUSE_MS) - waited_ms

@@ -1,15 +1,15 @@
 """The worker: opens its queues, claims, runs, keeps, settles, and stops in good order.
 
-The parts and their files: `claiming` takes leases by free `slots`; `execute` leads each attempt
-through its life, in the loop or by `handlers`; `settling` sends what finished in batches; `keeper`
-holds the leases meanwhile; `upkeep` tidies the queue; `serving` wires these for one queue. This
-file starts them all, waits, and takes them apart again by the rules of `draining`.
+The parts: `claim` takes leases by the free slots of `source`; `attempt` leads each through its
+life, in the loop or by `pools`; `settle` sends outcomes in batches; `keeper` extends the leases
+meanwhile. This module starts them all, waits, and stops them by the rules of `drain`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -22,28 +22,31 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from tenure.core.errors import TenureError, UsageError
-from tenure.worker.config import Settings, capacity
-from tenure.worker.draining import Drain, Stopping, signals
-from tenure.worker.execute import Executor
-from tenure.worker.handlers import Crew
-from tenure.worker.holding import Ending, Held
-from tenure.worker.hosting import host
-from tenure.worker.identity import identity
+from tenure.worker.attempt import Executor
+from tenure.worker.claim import Claimer
+from tenure.worker.config import Settings, capacity, identity
+from tenure.worker.drain import Stopping, drain, signals
+from tenure.worker.events import EventName, Listener, Listeners, Notifier, Watch
+from tenure.worker.job import Attempt, Ending
 from tenure.worker.keeper import Keeper, KeeperThread
-from tenure.worker.listening import EventName, Listener, Listeners
-from tenure.worker.logs import ensure_logs
 from tenure.worker.metrics import Metrics
-from tenure.worker.notify import Notifier
-from tenure.worker.serving import Service
-from tenure.worker.slots import Slots
-from tenure.worker.source import Opener, Source, opener_of
+from tenure.worker.pools import HandlerPools
+from tenure.worker.source import Opener, Slots, Source, opener_of
 from tenure.worker.task import Task, Tasks, is_child
-from tenure.worker.tracing import OtelTracer
-from tenure.worker.watching import Watch
+from tenure.worker.telemetry import Tracer, ensure_logs
 
 log = structlog.get_logger("tenure.worker")
 
 _KEEPER_SILENCE_S = 5.0
+
+
+class _Service(msgspec.Struct, frozen=True, eq=False):
+    """One queue being served."""
+
+    opener: Opener
+    source: Source
+    keeper: Keeper
+    claimer: Claimer
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,15 +91,15 @@ class Worker:
         self._tasks = Tasks(tasks)
         self._openers = [opener_of(queue, worker_id) for queue in queues]
         self._rng = rng or Random()
-        self._tracer = OtelTracer(self.id) if self.settings.tracing else None
+        self._tracer = Tracer(self.id) if self.settings.tracing else None
         self._capacity = capacity(self.settings, self._tasks.kinds)
         self._slots = Slots(self._capacity.slots, batch_max=self.settings.claim_batch_max)
         self._metrics = Metrics(self.registry, lambda: (self._slots.used, self._slots.total))
         self._stopping = Stopping()
         self._notifier = Notifier(self.settings.notify_socket)
-        self._services: list[Service] = []
+        self._services: list[_Service] = []
         self._loops: list[asyncio.Task[None]] = []
-        self._claimers: list[asyncio.Task[None]] = []
+        self._claimers: dict[Claimer, asyncio.Task[None]] = {}
         self._keeper_thread: KeeperThread | None = None
         self._listeners = Listeners()
         self._drained = True
@@ -109,7 +112,10 @@ class Worker:
         """Serve until told to stop; returns the exit code: 0 after a clean drain."""
         if is_child.is_set():
             return 0  # a handler's process imports the file that made this worker
-        return host(self._serve_with_signals(), uvloop=self.settings.uvloop)
+        _tune_gc()
+        factory = _uvloop_factory() if self.settings.uvloop else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(self._serve_with_signals())
 
     async def serve(self) -> int:
         """Serve until `stop`; cancelling it is like pulling the plug: nothing more is written."""
@@ -137,7 +143,7 @@ class Worker:
         self._in_loop(partial(self._stopping.ask, at_once=at_once))
 
     def on(self, event: EventName, listener: Listener) -> None:
-        """Call `listener` when something happens; see `worker.listening` for the events."""
+        """Call `listener` when something happens; see `EventName` for the events."""
         self._listeners.add(event, listener)
 
     @property
@@ -164,12 +170,12 @@ class Worker:
     def abort(self) -> None:
         """Stop dead, as if the process had been killed: nothing is written any more."""
         self.state = "aborted"
-        for attempt in list(self._executor.running.values()):
-            attempt.held.concluded = True
-            attempt.held.end_timer()
-            if attempt.held.runner is not None:
-                attempt.held.runner.cancel()
-        for each in (*self._claimers, *self._loops):
+        for attempt in list(self._executor.running):
+            attempt.concluded = True
+            attempt.end_timer()
+            if attempt.runner is not None:
+                attempt.runner.cancel()
+        for each in self._loops:
             each.cancel()
 
     def health(self) -> Health:
@@ -180,7 +186,7 @@ class Worker:
             keeper_alive=self._keeper_alive(),
             slots_used=self._slots.used,
             slots_total=self._slots.total,
-            unsettled=sum(len(service.source.held) for service in self._services),
+            unsettled=sum(len(service.source.attempts) for service in self._services),
             stores={each.source.name: each.source.contact.answers for each in self._services},
         )
 
@@ -193,7 +199,7 @@ class Worker:
     def _resize(self) -> None:
         self._slots.resize(self._capacity.slots)
         if self.state != "new":
-            self._crew.resize(self._capacity)
+            self._pools.resize(self._capacity)
         for service in self._services:
             service.source.tell_slots(self._slots.total)
 
@@ -209,43 +215,56 @@ class Worker:
             return await self.serve()
 
     def _open(self) -> None:
-        threaded = self.settings.keeper_threaded
-        self._clock = time.monotonic if threaded else self._loop.time
-        self._crew = Crew(self._capacity, worker_id=self.id, rng=self._rng)
+        self._clock = time.monotonic if self.settings.keeper_threaded else self._loop.time
+        self._pools = HandlerPools(self._capacity, worker_id=self.id, rng=self._rng)
         self._executor = Executor(
             self._tasks,
             slots=self._slots,
-            ways=self._crew,
+            pools=self._pools,
             metrics=self._metrics,
             watch=self.watch,
+            listeners=self._listeners,
             clock=self._clock,
             rng=self._rng,
             worker_id=self.id,
-            cancel_grace_ms=self.settings.cancel_grace_ms,
-            unknown_task_ms=self.settings.unknown_task_ms,
+            settings=self.settings,
             tracer=self._tracer,
-            debug=self.settings.debug,
-            listeners=self._listeners,
         )
         self._services = [self._service(name, opener) for name, opener in self._openers]
         self.watch.hooks.append(self._heard)
 
-    def _service(self, name: str, opener: Opener) -> Service:
+    def _service(self, name: str, opener: Opener) -> _Service:
         threaded = self.settings.keeper_threaded
-        return Service(
+        source = Source(
             name,
-            opener,
-            executor=self._executor,
-            slots=self._slots,
+            opener(),
+            self._slots,
             settings=self.settings,
             clock=self._clock,
             rng=self._rng,
             watch=self.watch,
-            post=self._post_from_thread if threaded else self._end,
-            told=self._told_from_thread if threaded else self.watch.tell,
-            nudge=self._nudge,
             quarantined=self._metrics.quarantined,
+            settled=self._executor.settled,
+            dropped=self._executor.dropped,
+            end=self._executor.end,
         )
+        keeper = Keeper(
+            source,
+            clock=self._clock,
+            end=self._end_from_thread if threaded else self._executor.end,
+            tell=self._tell_from_thread if threaded else self.watch.tell,
+            interval_ms_max=self.settings.keeper_ms_max,
+        )
+        claimer = Claimer(
+            source,
+            self._executor,
+            self._slots,
+            self.settings,
+            clock=self._clock,
+            watch=self.watch,
+            lease_changed=partial(self._nudge, keeper),
+        )
+        return _Service(opener, source, keeper, claimer)
 
     async def _start(self) -> None:
         log.info(
@@ -262,9 +281,10 @@ class Worker:
         if self.settings.burst:
             await self._tidy_first()
         for service in self._services:
-            for each in service.loops():
+            source = service.source
+            for each in (source.settles.run(), source.reports.run(), source.keep_up()):
                 self._spawn(each)
-            self._claimers.append(self._spawn(service.claimer.run()))
+            self._claimers[service.claimer] = self._spawn(service.claimer.run())
         if self.settings.watchdog_ms:
             self._spawn(self._feed_watchdog())
 
@@ -322,22 +342,17 @@ class Worker:
                 self.watch.tell("ready")
                 self._listeners.tell("ready")
 
-    def _end(self, source: Source, held: Held, why: Ending) -> None:
-        attempt = source.held.get(held)
-        if attempt is not None:
-            self._executor.end(attempt, why)
-
     def _nudge(self, keeper: Keeper) -> None:
         if self._keeper_thread is not None:
             self._keeper_thread.nudge(keeper)
         else:
             keeper.nudge()
 
-    def _post_from_thread(self, source: Source, held: Held, why: Ending) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._end, source, held, why)
+    def _end_from_thread(self, attempt: Attempt, why: Ending) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._executor.end, attempt, why)
 
-    def _told_from_thread(self, name: str, count: int) -> None:
+    def _tell_from_thread(self, name: str, count: int) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.watch.tell, name, count)
 
@@ -358,7 +373,7 @@ class Worker:
         """Burst: done when claims sent after the last event came back empty and nothing runs."""
         seen = self.watch.activity
         dry = all(service.claimer.dry_at == seen for service in self._services)
-        if dry and not any(service.source.held for service in self._services):
+        if dry and not any(service.source.attempts for service in self._services):
             self._stopping.ask()
 
     # stopping -----------------------------------------------------------------------------------
@@ -366,8 +381,14 @@ class Worker:
     async def _drain(self) -> bool:
         self.state = "draining"
         self._notifier.stopping()
-        drain = Drain(self._executor, self._services, self._slots, self.settings, self.watch)
-        return await drain.run(self._claimers, self._stopping)
+        return await drain(
+            self._claimers,
+            self._executor,
+            self._slots,
+            self._stopping,
+            settings=self.settings,
+            watch=self.watch,
+        )
 
     async def _close(self) -> None:
         for each in self._loops:
@@ -375,7 +396,7 @@ class Worker:
         await asyncio.gather(*self._loops, return_exceptions=True)
         if self._keeper_thread is not None:
             await self._keeper_thread.stop()
-        self._crew.close()
+        self._pools.close()
         closing = (service.source.queue.close() for service in self._services)
         await asyncio.gather(*closing, return_exceptions=True)
         self._notifier.close()
@@ -399,3 +420,18 @@ def _merged(settings: Settings, concurrency: int | None, burst: bool) -> Setting
     if burst:
         changes["burst"] = True
     return replace(settings, **changes) if changes else settings
+
+
+def _tune_gc() -> None:
+    """Thousands of short-lived attempts are no reason to search the whole heap for cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

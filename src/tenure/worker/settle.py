@@ -17,65 +17,81 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
 import structlog
 
 from tenure.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
-from tenure.worker.backoff import Backoff
-from tenure.worker.holding import Held
+from tenure.core.retry import RetryPolicy, delay_ms
+from tenure.worker.config import Settings
+from tenure.worker.job import Attempt
 
 log = structlog.get_logger("tenure.worker")
 
 _USAGE_TRIES = 2  # a refusal for good is believed when it is repeated
 
 
+class Backoff:
+    """Jittered pauses between tries; each is longer than the one before, until `reset`."""
+
+    def __init__(self, rng: Random, first_ms: int, ms_max: int) -> None:
+        self._rng = rng
+        self._policy = RetryPolicy(delay_ms=first_ms, delay_ms_max=ms_max, jitter="equal")
+        self.tries = 0
+
+    def pause_s(self) -> float:
+        """How long to wait before the next try."""
+        self.tries += 1
+        return delay_ms(self._policy, self.tries, self._rng.random()) / 1000
+
+    def reset(self) -> None:
+        """It worked: begin with the shortest pause again."""
+        self.tries = 0
+
+
 class Entry(msgspec.Struct, eq=False):
-    """One item on its way: the lease it belongs to, what is sent, and who waits for the answer."""
+    """One report or outcome to send. `written` is what the sender of a report waits for."""
 
-    held: Held
+    attempt: Attempt
     item: Any
-    owner: Any
+    written: asyncio.Future[None] | None = None
     tries: int = 0
-
-
-class Answers(msgspec.Struct, frozen=True, eq=False):
-    """Where a flusher's answers go; each is called in the worker's loop.
-
-    `dropped` gets entries whose deadline passed (`LeaseLost`) or which the store keeps refusing,
-    unless `instead` has another item to send in the place of a refused one.
-    """
-
-    answered: Callable[[Sequence[Entry], Sequence[Any]], None]
-    dropped: Callable[[Entry, Exception], None]
-    failed: Callable[[BaseException], None]
-    instead: Callable[[Any, Exception], Any] = lambda _item, _error: None
 
 
 class Flusher:
     """Sends items of one kind to one queue in batches, at most one call at a time in each lane.
 
-    There are as many lanes as `backoffs`. All but the first send full batches only: what is less is
-    better sent together with what comes while the others are under way.
+    There are as many lanes as `backoffs`. All but the first send full batches only: a partial batch
+    is better sent together with what arrives meanwhile.
+
+    The callbacks run in the worker's loop. `answered` gets a batch and the store's answers,
+    `failed` the error of a call. `dropped` gets entries whose deadline passed (`LeaseLost`) or
+    which the store keeps refusing, unless `instead` returns another item to send in its place.
     """
 
     def __init__(
         self,
         send: Callable[[list[Any]], Awaitable[list[Any]]],
-        answers: Answers,
         *,
+        answered: Callable[[Sequence[Entry], Sequence[Any]], None],
+        dropped: Callable[[Entry, Exception], None],
+        failed: Callable[[BaseException], None],
+        instead: Callable[[Any, Exception], Any] = lambda _item, _error: None,
         clock: Callable[[], float],
         backoffs: Sequence[Backoff],
-        batch_max: int,
-        tries_max: int,
+        settings: Settings,
     ) -> None:
         self._send = send
-        self._answers = answers
+        self._answered = answered
+        self._dropped = dropped
+        self._failed = failed
+        self._instead = instead
         self._clock = clock
         self._backoffs = backoffs
-        self._batch_max = batch_max
-        self._tries_max = tries_max
+        self._batch_max = settings.settle_batch_max
+        self._tries_max = settings.settle_tries_max
         self._waiting: list[Entry] = []
         self._in_flight = 0
         self._ended = False
@@ -114,7 +130,7 @@ class Flusher:
                 lane.cancel()
             self._wake, self._wake_full = None, []
             self._ended = True
-            self._tell_empty()  # or it never will be: nobody need wait for that
+            self._signal_empty()  # nobody need wait any longer
 
     async def _lane(self, backoff: Backoff, some: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -130,7 +146,7 @@ class Flusher:
                     await asyncio.sleep(backoff.pause_s())
             backoff.reset()
             if not self.backlog:
-                self._tell_empty()
+                self._signal_empty()
 
     async def _any(self) -> None:
         """Something waits."""
@@ -164,12 +180,12 @@ class Flusher:
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers to a batch of {len(batch)}")
         except (StoreUnreachable, ReplyLost) as error:
-            self._answers.failed(error)
+            self._failed(error)
             return batch
         except Exception as error:
-            self._answers.failed(error)
+            self._failed(error)
             return await self._isolate(batch, error)
-        self._answers.answered(batch, answers)
+        self._answered(batch, answers)
         return []
 
     async def _isolate(self, batch: list[Entry], error: Exception) -> list[Entry]:
@@ -180,7 +196,7 @@ class Flusher:
         entry = batch[0]
         entry.tries += 1
         if entry.tries >= (_USAGE_TRIES if isinstance(error, UsageError) else self._tries_max):
-            lease = entry.held.lease
+            lease = entry.attempt.lease
             log.error(
                 "the store refuses an item; it is given up",
                 job_id=lease.job_id,
@@ -188,11 +204,11 @@ class Flusher:
                 error=repr(error),
                 tries=entry.tries,
             )
-            entry.item, entry.tries = self._answers.instead(entry.item, error), 0
+            entry.item, entry.tries = self._instead(entry.item, error), 0
             if entry.item is not None:
-                entry.held.outcome = entry.item
+                entry.attempt.outcome = entry.item
                 return batch
-            self._answers.dropped(entry, error)
+            self._dropped(entry, error)
             return []
         return batch
 
@@ -201,14 +217,14 @@ class Flusher:
         now = self._clock()
         ours: list[Entry] = []
         for entry in batch:
-            if entry.held.until > now:
+            if entry.attempt.until > now:
                 ours.append(entry)
             else:
-                lost = LeaseLost(entry.held.lease.job_id, "it ran out before the store answered")
-                self._answers.dropped(entry, lost)
+                lost = LeaseLost(entry.attempt.lease.job_id, "it ran out before the store answered")
+                self._dropped(entry, lost)
         return ours
 
-    def _tell_empty(self) -> None:
+    def _signal_empty(self) -> None:
         for waiter in self._emptied:
             if not waiter.done():
                 waiter.set_result(None)
