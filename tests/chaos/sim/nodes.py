@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.memory.queue import MemoryQueue
+from tenure.contracts.memory import MemoryQueue
 from tenure.core.errors import LeaseLost, StoreError
 from tenure.core.idempotency import short_hash
 from tenure.core.job import NewJob, Submitted

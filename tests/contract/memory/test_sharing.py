@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tenure.contracts.memory.sharing import clock_ms, forget
+from tenure.contracts.memory import clock_ms, forget
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
