@@ -2,7 +2,7 @@
 
     adopt    a claimed lease becomes ours: its local deadline runs, the keeper sees it
     begin    its task name leads to a handler, which runs in the loop, a thread or a process; a job
-             without a handler here is handed back (see `outcomes.Unknown`)
+             without a handler here is handed back (see `outcomes.UnknownTasks`)
     judge    what the handler returned or raised becomes an outcome (rules in `core.retry`)
     settle   the outcome joins the next batch
     settled  the store's verdict, or the loss of the lease, is counted
@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
-from random import Random
 from typing import Any
 
 import structlog
@@ -37,14 +36,18 @@ from tenure.core.outcome import (
     Verdict,
 )
 from tenure.core.retry import judge
-from tenure.worker.config import Settings
-from tenure.worker.events import Listeners, Watch
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
-from tenure.worker.metrics import Metrics
-from tenure.worker.outcomes import TimedOut, Unknown, backed_off, cancelled, childless, completed
+from tenure.worker.outcomes import (
+    TimedOut,
+    UnknownTasks,
+    backed_off,
+    cancelled,
+    childless,
+    completed,
+)
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import Entry
-from tenure.worker.source import Slots, Source
+from tenure.worker.source import Context, Source
 from tenure.worker.task import Task, Tasks
 from tenure.worker.telemetry import Tracer
 
@@ -81,31 +84,28 @@ class Executor:
     def __init__(
         self,
         tasks: Tasks,
-        *,
-        slots: Slots,
         pools: HandlerPools,
-        metrics: Metrics,
-        watch: Watch,
-        listeners: Listeners,
-        clock: Callable[[], float],
-        rng: Random,
-        worker_id: str,
-        settings: Settings,
+        context: Context,
         tracer: Tracer | None,
     ) -> None:
         self._tasks = tasks
-        self._slots = slots
         self._pools = pools
-        self._metrics = metrics
-        self._watch = watch
-        self._listeners = listeners
-        self._clock = clock
-        self._rng = rng
-        self._worker_id = worker_id
         self._tracer = tracer
-        self._debug = settings.debug
-        self._grace_s = settings.cancel_grace_ms / 1000
-        self._unknown = Unknown(tasks, limit_ms=settings.unknown_task_ms, clock=clock, rng=rng)
+        self._slots = context.slots
+        self._metrics = context.metrics
+        self._watch = context.watch
+        self._listeners = context.listeners
+        self._clock = context.clock
+        self._rng = context.rng
+        self._worker_id = context.worker_id
+        self._debug = context.settings.debug
+        self._grace_s = context.settings.cancel_grace_ms / 1000
+        self._unknown = UnknownTasks(
+            tasks,
+            limit_ms=context.settings.unknown_task_ms,
+            clock=context.clock,
+            rng=context.rng,
+        )
         self._quiet: asyncio.Event | None = None
         self.running: dict[Attempt, None] = {}
 

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.lease import Lease
 from tenure.worker.attempt import Executor
-from tenure.worker.config import Settings
-from tenure.worker.events import Watch
 from tenure.worker.job import Attempt
-from tenure.worker.source import Slots, Source
+from tenure.worker.source import Context, Source
 
 # Until the first lease has shown how long leases are, a claim waits only this long: its local
 # deadline counts from when it was sent, so a wait longer than the lease would lose it at once.
@@ -35,22 +33,18 @@ class Claimer:
         self,
         source: Source,
         executor: Executor,
-        slots: Slots,
-        settings: Settings,
-        *,
-        clock: Callable[[], float],
-        watch: Watch,
+        context: Context,
         lease_changed: Callable[[], None],
     ) -> None:
         self.source = source
         self._executor = executor
-        self._slots = slots
-        self._settings = settings
-        self._clock = clock
+        self._slots = context.slots
+        self._settings = context.settings
+        self._clock = context.clock
+        self._watch = context.watch
         self._backoff = source.backoff()
-        self._watch = watch
         self._lease_changed = lease_changed
-        self._backlog_max = slots.total + 4 * settings.settle_batch_max
+        self._backlog_max = context.slots.total + 4 * context.settings.settle_batch_max
         self._handlers_block = True  # until they have shown that they do not
         self._refusals = 0
         self.stopping = False

@@ -16,9 +16,7 @@ import structlog
 
 from tenure.worker.attempt import Executor
 from tenure.worker.claim import Claimer
-from tenure.worker.config import Settings
-from tenure.worker.events import Watch
-from tenure.worker.source import Slots, Source
+from tenure.worker.source import Context, Source
 
 log = structlog.get_logger("tenure.worker")
 
@@ -79,13 +77,11 @@ async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> b
 async def drain(
     claimers: Mapping[Claimer, asyncio.Task[None]],
     executor: Executor,
-    slots: Slots,
+    context: Context,
     stopping: Stopping,
-    *,
-    settings: Settings,
-    watch: Watch,
 ) -> bool:
     """True when nothing was cut short and the store took every outcome."""
+    settings, watch = context.settings, context.watch
     loop = asyncio.get_running_loop()
     deadline = loop.time() + settings.drain_ms / 1000
     watch.tell("draining")
@@ -93,7 +89,7 @@ async def drain(
         claimer.stopping = True
         if not claimer.in_claim:
             running.cancel()
-    slots.close()
+    context.slots.close()
     executor.end_unbegun()
     await _end_claims(list(claimers.values()), stopping, settings.claim_wait_ms)
     quiet = executor.quiet()

@@ -19,7 +19,7 @@ from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
 from tenure.core.seam import Queue
 from tenure.worker.job import Attempt, Ending
-from tenure.worker.source import Contact, Opener, Source
+from tenure.worker.source import Contact, Context, Opener, Source
 
 _EXTEND_BATCH_MAX = 500
 
@@ -33,21 +33,20 @@ class Keeper:
     def __init__(
         self,
         source: Source,
+        context: Context,
         *,
-        clock: Callable[[], float],
         end: Callable[[Attempt, Ending], None],
         tell: Callable[[str, int], None],
-        interval_ms_max: int,
     ) -> None:
         self._source = source
-        self._clock = clock
+        self._clock = context.clock
         self._end = end
         self._tell = tell
-        self._interval_ms_max = interval_ms_max
+        self._interval_ms_max = context.settings.keeper_ms_max
         self._contact = Contact(f"{source.name} (keeper)")
         self._wake = asyncio.Event()
         self._extending: asyncio.Task[None] | None = None
-        self.beat = clock()
+        self.beat = context.clock()
 
     @property
     def interval_s(self) -> float:

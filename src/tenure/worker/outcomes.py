@@ -163,7 +163,7 @@ class _HandedBack(msgspec.Struct):
     times: int = 0
 
 
-class Unknown:
+class UnknownTasks:
     """Decides about such jobs for one worker; `limit_ms` is how long they are handed back."""
 
     def __init__(

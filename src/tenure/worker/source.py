@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import msgspec
 import structlog
 
 from tenure.core.errors import LeaseLost, StoreUnreachable, UsageError
@@ -17,8 +18,9 @@ from tenure.core.outcome import Outcome, Verdict
 from tenure.core.quarantine import Quarantining
 from tenure.core.seam import Queue, Staffing, features
 from tenure.worker.config import Settings
-from tenure.worker.events import Watch
+from tenure.worker.events import Listeners, Watch
 from tenure.worker.job import Attempt, Ending
+from tenure.worker.metrics import Metrics
 from tenure.worker.outcomes import noted, nul_free, nul_free_report, refused
 from tenure.worker.settle import Backoff, Entry, Flusher
 
@@ -145,6 +147,19 @@ class Slots:
         self._waiting = 0
 
 
+class Context(msgspec.Struct, frozen=True, eq=False):
+    """What the parts of one worker share."""
+
+    settings: Settings
+    worker_id: str
+    clock: Callable[[], float]
+    rng: Random
+    slots: Slots
+    watch: Watch
+    listeners: Listeners
+    metrics: Metrics
+
+
 class Contact:
     """Whether the store answers; logs when that changes, not at every failure."""
 
@@ -187,13 +202,8 @@ class Source:
         self,
         name: str,
         queue: Queue,
-        slots: Slots,
+        context: Context,
         *,
-        settings: Settings,
-        clock: Callable[[], float],
-        rng: Random,
-        watch: Watch,
-        quarantined: dict[str, int],
         settled: Callable[[Sequence[Entry], Sequence[Verdict]], None],
         dropped: Callable[[Entry, Exception], None],
         end: Callable[[Attempt, Ending], None],
@@ -201,38 +211,38 @@ class Source:
         self.name = name
         self.queue = queue
         self.features = features(queue)
-        self.share = slots.share(self.features.claim_max, self.features.slots_max)
+        self.share = context.slots.share(self.features.claim_max, self.features.slots_max)
         self.contact = Contact(name)
         self.attempts: dict[Attempt, None] = {}
         self.lease_ms = self.features.lease_ms
         self.loop = asyncio.get_running_loop()
-        self._settings = settings
-        self._rng = rng
-        self._watch = watch
+        self._settings = context.settings
+        self._rng = context.rng
+        self._watch = context.watch
         self._end = end
-        self._quarantined = quarantined
+        self._quarantined = context.metrics.quarantined
         self._take_quarantined = queue.take_quarantined if isinstance(queue, Quarantining) else None
         if self._take_quarantined is not None:
-            quarantined.setdefault(name, 0)
-        self.tell_slots(slots.total)
+            self._quarantined.setdefault(name, 0)
+        self.tell_slots(context.slots.total)
         self.settles = Flusher(
             queue.settle,
             answered=settled,
             dropped=dropped,
             failed=partial(self.failed, "settle"),
             instead=refused,
-            clock=clock,
+            clock=context.clock,
             backoffs=[self.backoff() for _ in range(self.features.settles_at_once)],
-            settings=settings,
+            settings=context.settings,
         )
         self.reports = Flusher(
             queue.report,
             answered=self._reported,
             dropped=self._report_dropped,
             failed=partial(self.failed, "report"),
-            clock=clock,
+            clock=context.clock,
             backoffs=[self.backoff()],
-            settings=settings,
+            settings=context.settings,
         )
 
     def backoff(self) -> Backoff:

@@ -31,7 +31,7 @@ from tenure.worker.job import Attempt, Ending
 from tenure.worker.keeper import Keeper, KeeperThread
 from tenure.worker.metrics import Metrics
 from tenure.worker.pools import HandlerPools
-from tenure.worker.source import Opener, Slots, Source, opener_of
+from tenure.worker.source import Context, Opener, Slots, Source, opener_of
 from tenure.worker.task import Task, Tasks, is_child
 from tenure.worker.telemetry import Tracer, ensure_logs
 
@@ -216,20 +216,18 @@ class Worker:
 
     def _open(self) -> None:
         self._clock = time.monotonic if self.settings.keeper_threaded else self._loop.time
-        self._pools = HandlerPools(self._capacity, worker_id=self.id, rng=self._rng)
-        self._executor = Executor(
-            self._tasks,
-            slots=self._slots,
-            pools=self._pools,
-            metrics=self._metrics,
-            watch=self.watch,
-            listeners=self._listeners,
-            clock=self._clock,
-            rng=self._rng,
-            worker_id=self.id,
-            settings=self.settings,
-            tracer=self._tracer,
+        self._context = Context(
+            self.settings,
+            self.id,
+            self._clock,
+            self._rng,
+            self._slots,
+            self.watch,
+            self._listeners,
+            self._metrics,
         )
+        self._pools = HandlerPools(self._capacity, worker_id=self.id, rng=self._rng)
+        self._executor = Executor(self._tasks, self._pools, self._context, self._tracer)
         self._services = [self._service(name, opener) for name, opener in self._openers]
         self.watch.hooks.append(self._heard)
 
@@ -238,32 +236,19 @@ class Worker:
         source = Source(
             name,
             opener(),
-            self._slots,
-            settings=self.settings,
-            clock=self._clock,
-            rng=self._rng,
-            watch=self.watch,
-            quarantined=self._metrics.quarantined,
+            self._context,
             settled=self._executor.settled,
             dropped=self._executor.dropped,
             end=self._executor.end,
         )
         keeper = Keeper(
             source,
-            clock=self._clock,
+            self._context,
             end=self._end_from_thread if threaded else self._executor.end,
             tell=self._tell_from_thread if threaded else self.watch.tell,
-            interval_ms_max=self.settings.keeper_ms_max,
         )
-        claimer = Claimer(
-            source,
-            self._executor,
-            self._slots,
-            self.settings,
-            clock=self._clock,
-            watch=self.watch,
-            lease_changed=partial(self._nudge, keeper),
-        )
+        nudge = partial(self._nudge, keeper)
+        claimer = Claimer(source, self._executor, self._context, nudge)
         return _Service(opener, source, keeper, claimer)
 
     async def _start(self) -> None:
@@ -381,14 +366,7 @@ class Worker:
     async def _drain(self) -> bool:
         self.state = "draining"
         self._notifier.stopping()
-        return await drain(
-            self._claimers,
-            self._executor,
-            self._slots,
-            self._stopping,
-            settings=self.settings,
-            watch=self.watch,
-        )
+        return await drain(self._claimers, self._executor, self._context, self._stopping)
 
     async def _close(self) -> None:
         for each in self._loops:

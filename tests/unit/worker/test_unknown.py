@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
 from tenure.worker import task
-from tenure.worker.outcomes import Unknown, hand_back_ms
+from tenure.worker.outcomes import UnknownTasks, hand_back_ms
 from tenure.worker.task import Tasks
 
 LIMIT_MS = 3_600_000
@@ -26,7 +26,7 @@ class Worker:
     def __init__(self) -> None:
         self.now_s = 1_000.0
         self.said: list[Report] = []
-        self.unknown = Unknown(
+        self.unknown = UnknownTasks(
             Tasks([render]), limit_ms=LIMIT_MS, clock=lambda: self.now_s, rng=Random(1)
         )
 
