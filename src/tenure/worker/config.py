@@ -72,8 +72,8 @@ def capacity(settings: Settings, kinds: set[str]) -> Capacity:
     """What the settings leave open, filled in by the kinds of handlers that are registered.
 
     A worker that has only thread handlers takes no more jobs than it has threads, one that has
-    only process handlers no more than it has cores. Where kinds are mixed nobody can tell before
-    the claim which kind comes, so jobs beyond a pool's size wait for it with their lease kept.
+    only process handlers no more than it has cores. Where kinds are mixed the kind of a job is not
+    known before the claim, so jobs beyond a pool's size wait for it with their lease kept.
     """
     cores = os.cpu_count() or 1
     threads = settings.threads or settings.concurrency or THREADS_DEFAULT

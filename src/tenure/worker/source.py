@@ -21,7 +21,7 @@ from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Watch
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.metrics import Metrics
-from tenure.worker.outcomes import noted, nul_free, nul_free_report, refused
+from tenure.worker.outcomes import nul_free, nul_free_report, refused, replaced_note
 from tenure.worker.settle import Backoff, Entry, Flusher
 
 log = structlog.get_logger("tenure.worker")
@@ -311,7 +311,7 @@ class Source:
             return outcome
         fitted = nul_free(outcome)
         if fitted.result is not outcome.result:
-            self.report(attempt, noted(attempt.lease))
+            self.report(attempt, replaced_note(attempt.lease))
         return fitted
 
     def settle(self, attempt: Attempt, outcome: Outcome) -> None:
