@@ -13,6 +13,7 @@ from tenure.core.idempotency import request_hash, scoped_key
 from tenure.core.job import JobEvent, JobRecord, NewJob
 from tenure.core.lease import Lease
 from tenure.core.outcome import Verdict
+from tenure.core.submission import check_job
 
 _LEAST = {
     "lease_ms": 1,
@@ -136,13 +137,10 @@ def request_h_of(new: NewJob) -> str:
 
 def invalid(new: NewJob) -> str:
     """Why no store could take this job (M-5); "" when it can."""
-    if not new.task:
-        return "a job needs a task name"
-    if new.delay_ms < 0 or (new.ttl_ms is not None and new.ttl_ms <= 0):
-        return "delay_ms cannot be negative and ttl_ms is positive or left out"
-    if new.max_attempts is not None and new.max_attempts < 1:
-        return f"max_attempts counts starts and is at least 1, not {new.max_attempts}"
+    if new.ttl_ms is not None and new.ttl_ms <= 0:
+        return f"ttl_ms is positive or left out, not {new.ttl_ms}"
     try:
+        check_job(new)
         msgspec.json.decode(new.payload)
         if new.idempotency_key:
             scoped_key(new.requester, new.idempotency_key)
