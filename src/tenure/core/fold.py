@@ -1,7 +1,7 @@
-"""The history of each job, event by event: what it says about the promises.
+"""Checks the journal of a queue, event by event, against the invariants.
 
-The fold behind the verdict on the chaos tests, and behind the audit of the pipeline, which sends it
-only what its aggregation could not prove sound. Both know the invariants by the same numbers:
+The chaos tests use it for their verdict. The audit of the pipeline uses it for the jobs that its
+aggregation could not prove sound. Both know the invariants by the same numbers:
 
     I1   no loss: at the end every job has ended
     I3   one place: a job holds a lease exactly while it runs
@@ -107,7 +107,7 @@ def _waits(machine: Machine, state: str) -> bool:
     return state in machine.states and state not in (*machine.running, *machine.final)
 
 
-class JobSoFar:
+class JobHistory:
     """What one job's events amount to so far."""
 
     __slots__ = (
@@ -142,8 +142,8 @@ class JobSoFar:
         self.may_start = True
 
 
-class Checker:
-    """Folds the journal; `violations` grows.
+class HistoryChecker:
+    """Replays the journal; `violations` grows.
 
     With `foreign`, programs that know nothing of the journal may take part: a step that they made
     shows only in what the next event saw. Such steps are counted in `unobserved`, by job.
@@ -157,7 +157,7 @@ class Checker:
         self.states = frozenset(machine.states)
         self.running = frozenset(machine.running)
         self.final = frozenset(machine.final)
-        self.jobs: dict[str, JobSoFar] = {}
+        self.jobs: dict[str, JobHistory] = {}
         self.violations: list[Violation] = []
         self.paused_by: JournalEvent | None = None
         self.claims: list[JournalEvent] = []
@@ -169,7 +169,7 @@ class Checker:
 
     # --- one event ---------------------------------------------------------------------------
 
-    def fold(self, index: int, event: JournalEvent) -> None:
+    def add(self, index: int, event: JournalEvent) -> None:
         kind = event.type
         self.by_type[kind] += 1
         if event.ver == 0 and kind != "submit":
@@ -179,7 +179,7 @@ class Checker:
         if job is None:
             job = self.jobs[event.job_id] = self._opened(event)
         if self.foreign:
-            self._strange(job, event)
+            self._take_over(job, event)
         self._chain(job, event)
         self._place(job, event)
         self._numbers(job, event)
@@ -191,9 +191,9 @@ class Checker:
             self._reap(job, event)
         self._after(job, event)
 
-    def _opened(self, event: JournalEvent) -> JobSoFar:
+    def _opened(self, event: JournalEvent) -> JobHistory:
         """A job's record; in a trimmed history it begins with the first event that is left."""
-        job = JobSoFar(event.job_id)
+        job = JobHistory(event.job_id)
         by_stranger = event.type == "claim" and event.ver == 1
         self.unobserved[event.job_id] += by_stranger
         if event.type != "submit" and (not self.whole or by_stranger):
@@ -203,7 +203,7 @@ class Checker:
             job.token_h, job.worker_id = event.token_h, event.worker_id
         return job
 
-    def _strange(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _take_over(self, job: JobHistory, event: JournalEvent) -> None:
         """Take over what others did in between, if it can have been so: fences only rise."""
         seen = (event.from_state, event.prev_fence, event.prev_lease_until_ms)
         left = (job.state, job.fence, job.lease_ms)
@@ -229,7 +229,7 @@ class Checker:
             job = self.jobs[event.job_id]
             job.state, job.last = GONE, event
 
-    def _chain(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _chain(self, job: JobHistory, event: JournalEvent) -> None:
         if event.ver != job.ver + 1:
             self.found("I4", job.job_id, f"ver {event.ver} follows {job.ver}", job.last, event)
         seen = (event.from_state, event.prev_fence, event.prev_lease_until_ms)
@@ -241,7 +241,7 @@ class Checker:
             text = f"{event.type}: no step from {event.from_state!r} to {event.to_state!r}"
             self.found("I4", job.job_id, text, job.last, event)
 
-    def _place(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _place(self, job: JobHistory, event: JournalEvent) -> None:
         if event.type == "remove":
             return
         leased = event.lease_until_ms > 0
@@ -253,7 +253,7 @@ class Checker:
             if event.to_state in self.final:
                 self.found("I12", job.job_id, f"it ended again by {event.type}", job.last, event)
 
-    def _numbers(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _numbers(self, job: JobHistory, event: JournalEvent) -> None:
         claimed = event.type == "claim"
         if event.fence != job.fence + claimed:
             text = f"{event.type} left fence {event.fence} after {job.fence}"
@@ -270,7 +270,7 @@ class Checker:
             text = f"start {event.attempt} of at most {event.max_attempts}"
             self.found("I13", job.job_id, text, event)
 
-    def _claim(self, job: JobSoFar, event: JournalEvent, index: int) -> None:
+    def _claim(self, job: JobHistory, event: JournalEvent, index: int) -> None:
         if job.state in self.running:
             text = f"{event.worker_id} got it while {job.worker_id} held it"
             self.found("I7", job.job_id, text, job.last, event)
@@ -283,7 +283,7 @@ class Checker:
             job.claimed_at, job.claimed_ms = index, event.ts_ms
         self.claims.append(event)
 
-    def _write(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _write(self, job: JobHistory, event: JournalEvent) -> None:
         other_token = event.token_h != job.token_h and bool(event.token_h and job.token_h)
         other_worker = bool(event.worker_id and job.worker_id) and event.worker_id != job.worker_id
         if other_token or other_worker or job.state not in self.running:
@@ -297,12 +297,12 @@ class Checker:
         if event.type in ENDS:
             job.ends[event.fence] = event
 
-    def _reap(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _reap(self, job: JobHistory, event: JournalEvent) -> None:
         if event.ts_ms < job.lease_ms:
             text = f"reaped {job.lease_ms - event.ts_ms} ms before its lease ran out"
             self.found("I10", job.job_id, text, job.last, event)
 
-    def _after(self, job: JobSoFar, event: JournalEvent) -> None:
+    def _after(self, job: JobHistory, event: JournalEvent) -> None:
         job.ver, job.fence, job.attempt = event.ver, event.fence, event.attempt
         job.state = GONE if event.type == "remove" else event.to_state
         job.lease_ms = event.lease_until_ms
@@ -327,7 +327,7 @@ class Checker:
 
     def _order(self) -> None:
         """First claims of undelayed jobs, by submit order within queue and priority."""
-        latest: dict[tuple[str, int], JobSoFar] = {}
+        latest: dict[tuple[str, int], JobHistory] = {}
         for job in self.jobs.values():
             if job.submitted is None or job.submitted.due_ms or job.claimed_at < 0:
                 continue

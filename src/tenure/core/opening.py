@@ -7,7 +7,6 @@ A contract is found by its folder under `tenure.contracts`, or by an entry point
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import pkgutil
 from typing import Any, TypeVar, cast

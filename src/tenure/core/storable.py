@@ -1,4 +1,4 @@
-"""What of a handler's values every store can hold: JSON of finite numbers and whole characters.
+"""JSON that every store can hold: finite numbers and whole characters.
 
 Half a surrogate pair is no UTF-8 and becomes U+FFFD, and so does NUL where the store refuses it.
 NaN, Infinity, values nested too deeply and objects that are not JSON cannot be stored at all.
@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from tenure.core.values import encode, plain
+
 JSON_DEPTH_MAX = 100
 TAKEN_DEPTH_MAX = 128
 """How deep the JSON of a request may be: more than a handler may return, since it stands in it."""
@@ -22,7 +24,6 @@ REPLACED = "characters that the store cannot hold were replaced by U+FFFD"
 INTEGER_MAX = 2**63
 
 _TOO_DEEP = f"it is nested deeper than {JSON_DEPTH_MAX} levels"
-_encode = msgspec.json.Encoder().encode
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _NOT_SHAPE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -37,20 +38,20 @@ _LONG = (b"0e00", b"0e+00", b"0" * 19)
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
-def to_json(value: Any) -> tuple[bytes, bool]:
+def storable_json(value: Any) -> tuple[bytes, bool]:
     """The value as JSON, and whether characters had to be replaced.
 
     Raises TypeError, ValueError or OverflowError for what cannot be stored.
 
-    >>> to_json({"a": [1, None]})
+    >>> storable_json({"a": [1, None]})
     (b'{"a":[1,null]}', False)
     """
     replaced = False
     try:
         try:
-            body = _encode(value)
+            body = encode(value)
         except UnicodeEncodeError:
-            body, replaced = _encode(_mended(_plain(value))), True
+            body, replaced = encode(_mended(plain(value))), True
         if b"null" in body:  # None, or a number that msgspec writes so
             _check_finite(value)
     except RecursionError:
@@ -120,16 +121,6 @@ def without_nul(body: bytes) -> bytes:
     return _NUL.sub(b"\\1\xef\xbf\xbd", body) if b"\\u0000" in body else body
 
 
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_decoded)
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, msgspec.Raw):
-        return msgspec.json.decode(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
 def _mended(value: Any) -> Any:
     if isinstance(value, str):
         return whole_text(value)
@@ -144,7 +135,7 @@ def _check_finite(value: Any) -> None:
     import json  # it takes longer to load than a command that never needs it has to do
 
     try:
-        json.dumps(_plain(value), allow_nan=False)
+        json.dumps(plain(value), allow_nan=False)
     except ValueError:
         raise ValueError("NaN and Infinity are not JSON") from None
 

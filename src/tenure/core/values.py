@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 _LARGE = 32 * 1024
+encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -75,12 +76,22 @@ def to_json(value: Any) -> bytes:
     b'["\\ud83d"]'
     """
     try:
-        return msgspec.json.encode(value)
+        return encode(value)
     except UnicodeEncodeError:
         import json
 
-        plain = msgspec.to_builtins(value, str_keys=True)
-        return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+        return json.dumps(plain(value), separators=(",", ":"), allow_nan=False).encode()
+
+
+def plain(value: Any) -> Any:
+    """The value as dicts, lists, strings and numbers."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_decoded)
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _refuse(word: str) -> Any:

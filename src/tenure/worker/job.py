@@ -14,7 +14,7 @@ import structlog
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
-from tenure.core.storable import to_json, whole_text
+from tenure.core.storable import storable_json, whole_text
 from tenure.core.values import from_json
 from tenure.worker.metrics import Tally
 from tenure.worker.task import Task
@@ -178,7 +178,7 @@ class Job(msgspec.Struct, eq=False):
 
         `await` it in an `async def` handler, as `report`. Only where the contract has it (bullmq).
         """
-        news = Report(lease=self._attempt.lease, payload=to_json(data)[0])
+        news = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
         self._payload = data
         return self._report(self._attempt, news)
 
@@ -221,8 +221,8 @@ class Job(msgspec.Struct, eq=False):
             lease=self._attempt.lease,
             type=whole_text(type),
             step=whole_text(step),
-            data=b"{}" if data is None else to_json(data)[0],
-            progress=b"" if progress is None else to_json(progress)[0],
+            data=b"{}" if data is None else storable_json(data)[0],
+            progress=b"" if progress is None else storable_json(progress)[0],
         )
         return self._report(self._attempt, news)
 

@@ -16,7 +16,7 @@ from tenure.core.errors import StoreError, TenureError, UnknownTask
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import failure_of
-from tenure.core.storable import REPLACED, to_json, whole_text, without_nul
+from tenure.core.storable import REPLACED, storable_json, whole_text, without_nul
 from tenure.worker.job import Attempt, lease_facts
 from tenure.worker.task import Tasks
 
@@ -55,7 +55,7 @@ def completed(lease: Lease, value: Any, report: Callable[[Report], Any]) -> Outc
     if value is None:
         return Outcome(lease, "complete")
     try:
-        result, replaced = to_json(value)
+        result, replaced = storable_json(value)
     except (TypeError, ValueError, OverflowError) as error:
         why = f"the handler returned {type(value).__name__}, which cannot be stored: {error}"
         return _bury(lease, "result_not_json", why)

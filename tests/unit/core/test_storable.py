@@ -11,7 +11,7 @@ from tenure.core.storable import (
     INTEGER_MAX,
     JSON_DEPTH_MAX,
     json_fault,
-    to_json,
+    storable_json,
     whole_text,
     without_nul,
 )
@@ -33,7 +33,7 @@ class Row:
     "value", [None, {"a": None}, [Row("x", None)] * 200, nested(JSON_DEPTH_MAX), [[]] * 500]
 )
 def test_what_every_store_can_hold_is_written_as_it_is(value: Any) -> None:
-    assert to_json(value) == (msgspec.json.encode(value), False)
+    assert storable_json(value) == (msgspec.json.encode(value), False)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_what_every_store_can_hold_is_written_as_it_is(value: Any) -> None:
 )
 def test_a_number_that_is_not_json_is_an_error_and_not_null(value: Any) -> None:
     with pytest.raises(ValueError, match="NaN and Infinity"):
-        to_json(value)
+        storable_json(value)
 
 
 @pytest.mark.parametrize("levels", [JSON_DEPTH_MAX + 1, 900, 100_000])
 def test_a_value_nested_too_deeply_is_an_error(levels: int) -> None:
     with pytest.raises(ValueError, match="nested deeper"):
-        to_json(nested(levels))
+        storable_json(nested(levels))
 
 
 @pytest.mark.parametrize("levels", [JSON_DEPTH_MAX + 1, 600, 900])
@@ -56,12 +56,12 @@ def test_half_a_surrogate_pair_that_stands_too_deep_is_an_error(levels: int) -> 
     for _ in range(levels):
         value = [value]
     with pytest.raises(ValueError, match="nested deeper"):
-        to_json(value)
+        storable_json(value)
 
 
 def test_halves_of_surrogate_pairs_are_replaced_wherever_they_stand() -> None:
     value = {"k\udc00": [Row("a\ud83db", 1.5), ("\ud83d\ude00",)], 2: msgspec.Raw(b"[3]")}
-    body, replaced = to_json(value)
+    body, replaced = storable_json(value)
     assert replaced
     assert json.loads(body) == {
         "k\ufffd": [{"name": "a\ufffdb", "share": 1.5}, ["\U0001f600"]],

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from tenure.core.event import JournalEvent
-from tenure.core.fold import Checker, Violation
+from tenure.core.fold import HistoryChecker, Violation
 from tenure.core.state import MACHINES
 from tenure.pipeline.audit.invariants import FOREIGN
 from tenure.pipeline.schema import NAMES
@@ -62,9 +62,11 @@ def _of_job(
     if contract not in MACHINES:
         yield named | _row(UNOBSERVED, f"no contract {contract!r} is known here", [])
         return
-    checker = Checker(MACHINES[contract], whole=rows[0]["whole"], foreign=contract in FOREIGN)
+    checker = HistoryChecker(
+        MACHINES[contract], whole=rows[0]["whole"], foreign=contract in FOREIGN
+    )
     for index, row in enumerate(rows):
-        checker.fold(index, _event(row))
+        checker.add(index, _event(row))
     checker.finish(quiesced=quiesced)
     for violation in checker.violations:
         yield named | _row(violation.invariant, violation.text, evidence_of(violation))
