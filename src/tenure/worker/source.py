@@ -238,7 +238,7 @@ class Source:
         self.reports = Flusher(
             queue.report,
             answered=self._reported,
-            dropped=self._report_dropped,
+            dropped=self._report_done,
             failed=partial(self.failed, "report"),
             clock=context.clock,
             backoffs=[self.backoff()],
@@ -341,9 +341,6 @@ class Source:
             self._report_done(entry, answer)
         self.contact.made("report")
         self._watch.tell("reported", len(entries))
-
-    def _report_dropped(self, entry: Entry, error: Exception) -> None:
-        self._report_done(entry, error)
 
     def _report_done(self, entry: Entry, error: Exception | None) -> None:
         """A report is written or given up; an outcome that waited for it may go now.
