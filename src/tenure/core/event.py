@@ -1,4 +1,4 @@
-"""The journal event: one schema for the history of every contract.
+"""The journal: one event schema for the history of every contract.
 
 Each event says what its writer saw (`from_state`, `prev_fence`, `prev_lease_until_ms`) and what it
 left (`to_state`, `fence`, `lease_until_ms`), so that the unbroken chain of a job's history can be

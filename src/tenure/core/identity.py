@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class WorkerId(str):
-    """Unlike that of every other process. `name` is what it is called without the boot.
+    """The id of a worker, unlike that of every other process. `name` is its part for people.
 
     Most contracts need an id of their own for every process. The inbox asks for the name of the pod
     or host as it is, and fences its writes by other means.
@@ -15,7 +15,6 @@ class WorkerId(str):
     name: str
 
     def __new__(cls, unique: str, name: str = "") -> WorkerId:
-        """Joined already; `name` alone beside it."""
         made = super().__new__(cls, unique)
         made.name = name or unique
         return made

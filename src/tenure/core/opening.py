@@ -190,7 +190,7 @@ def has_part(url: str, part: str) -> bool:
 
 
 def journal_tape(url: str) -> Tape | None:
-    """How the journal behind a URL is written, for readers in bulk; None where it is not said."""
+    """How the journal behind a URL is written, for readers in bulk; None if not declared."""
     parsed = parse_url(url)
     declare = getattr(_contract(parsed), "journal_tape", None)
     return cast("Tape", declare(parsed)) if declare else None

@@ -1,10 +1,4 @@
-"""What a contract says about its journal to readers in bulk: where it lies and how it is written.
-
-`Journal` of the seam reads every history, one event object at a time. A contract whose journal has
-a plain physical form may also declare it, by `journal_tape(url)` beside its `open_journal`; the
-pipeline then reads ranges of it side by side, straight into columns. A contract that declares
-nothing is read through the seam.
-"""
+"""How a contract writes its journal, for readers in bulk."""
 
 from __future__ import annotations
 
@@ -67,3 +61,9 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Tape: TypeAlias = StreamTape | SqlTape
+"""Where a journal is and how it is written, declared by a contract for readers in bulk.
+
+`Journal` of the seam reads every history, one event object at a time. A contract whose journal has
+a plain physical form may declare it by `journal_tape(url)` beside its `open_journal`; the pipeline
+then reads ranges of it side by side, straight into columns. All others are read through the seam.
+"""
