@@ -26,7 +26,7 @@ EVENT_TYPES = (
     "expire",  # it outlived its time to live before it ran
     "reopen",  # an operator sent a finished job back: a new epoch
     "remove",  # an operator deleted it
-    "reject",  # a stale holder was told so; nothing changed
+    "reject",  # the write of a stale holder was refused; nothing changed
     "pause",  # of the queue, not of a job: no more claims
     "resume",  # of the queue: claims again
 )

@@ -35,7 +35,7 @@ def scoped_key(requester: str, key: str) -> str:
     """The store's key for a caller's idempotency key: one requester never meets another's.
 
     The anonymous requester's key stays as it is, as the contract says; every other is marked with
-    `@requester:`, and an anonymous key that looks like such a mark is marked as nobody's.
+    `@requester:`, and an anonymous key that looks like such a mark gets an empty one.
 
     >>> scoped_key("", "order-17"), scoped_key("k1", "order-17"), scoped_key("", "@k1:order-17")
     ('order-17', '@k1:order-17', '@:@k1:order-17')

@@ -1,6 +1,6 @@
 """What a job is before it is stored, what the store answers, and how it looks when read back.
 
-Payloads travel as JSON bytes: whoever needs the value decodes it, nobody else pays for it.
+Payloads travel as JSON bytes: only code that needs the value decodes it.
 """
 
 from __future__ import annotations

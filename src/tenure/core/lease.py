@@ -12,7 +12,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     they guard every later write. `lease_ms` is how long the lease lasts from the moment it was
     asked for, so that the holder can tell on its own clock when to stop without hearing from the
     store. `handle` is the contract's own reference (a stream entry id, a message id). `payload` is
-    raw JSON. `cancel_requested` is set on the answer to an extend when somebody asked for it.
+    raw JSON. `cancel_requested` is set on the answer to an extend when a cancel was requested.
     """
 
     job_id: str

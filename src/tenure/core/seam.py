@@ -44,7 +44,7 @@ class Queue(Protocol):
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases alive. Cheap enough for once a second; writes only when it is time to.
 
-        The answer carries the new `lease_until_ms`, and `cancel_requested` when somebody asked.
+        The answer carries the new `lease_until_ms`, and whether a cancel was requested.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
@@ -125,7 +125,7 @@ class Ledger(Protocol):
         """End waiting jobs ("ok"), running ones through their worker ("requested"); or why not."""
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
-        """Delete jobs that nobody runs; per id "ok" or why not."""
+        """Delete jobs that are not running; per id "ok" or why not."""
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -32,8 +32,8 @@ class SqlTape(msgspec.Struct, frozen=True, kw_only=True):
     condition that narrows the table to one queue. PostgreSQL gives numbers out before their
     transactions commit; so it is read only up to a number that no open transaction can still fill:
     `sequence` names what gives the numbers, on SQLite the table where `table` is a view of it.
-    `states` are the contract's words for the states that the table has, and `queue_prefix` is what
-    stands before the names of its queues. `jobs` is the table of the jobs, with `job_id` and `ver`,
+    `states` are the contract's words for the states that the table has, and `queue_prefix` is the
+    prefix of the names of its queues. `jobs` is the table of the jobs, with `job_id` and `ver`,
     the number of the last step of each. `kept` is true of rows that trimming leaves there as long
     as what they tell of is. `queues` are the queues by the names they have in the database, whose
     `schema` is named where there may be several: capture leaves there how far it has come, and the

@@ -35,7 +35,7 @@ def from_json(raw: bytes) -> Any:
 
 def shown_json(raw: bytes) -> Any:
     r"""The value for answers and pages, which are UTF-8: half a surrogate pair becomes U+FFFD, and
-    what is not JSON stands as text under `_raw`.
+    what is not JSON becomes text under `_raw`.
 
     >>> shown_json(rb'["\ud83d"]') == [chr(0xFFFD)], shown_json(b"[")
     (True, {'_raw': '['})
