@@ -18,7 +18,7 @@ from tenure.core.values import encode, plain
 
 JSON_DEPTH_MAX = 100
 TAKEN_DEPTH_MAX = 128
-"""How deep the JSON of a request may be: more than a handler may return, since requests wrap results."""
+"""How deep the JSON of a request may be: more than a handler may return, since it wraps that."""
 REPLACED = "characters that the store cannot hold were replaced by U+FFFD"
 
 INTEGER_MAX = 2**63
