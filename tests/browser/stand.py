@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from tenure import Job, exponential, task
 from tenure.core.job import NewJob
-from tenure.core.opening import contract_names, open_ledger, open_queue
 from tenure.core.outcome import Fatal
+from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Ledger
 from tenure.gateway.serve import Running, serving
 from tenure.gateway.settings import GatewaySettings

@@ -38,8 +38,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tenure.core.event import JournalEvent
-from tenure.core.fold import BY_HOLDER, HistoryChecker, Violation
+from tenure.core.history import BY_HOLDER, HistoryChecker, Violation
+from tenure.core.journal import JournalEvent
 from tenure.core.state import MACHINES, Machine
 from tests.chaos.witness import Fault, Observation, Snapshot, observed, scanned
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tenure.core.fold import BECOMES, GONE, HistoryChecker, JobHistory
+from tenure.core.history import BECOMES, GONE, HistoryChecker, JobHistory
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import Counts
 

@@ -17,7 +17,7 @@ from tenure.contracts.memory.job import MemoryOptions
 from tenure.contracts.memory.store import MemoryStore
 from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ReplyLost
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.bullmq.adapter import BullmqAdapter

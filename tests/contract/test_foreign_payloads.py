@@ -12,7 +12,7 @@ import redis
 from tenure.contracts.omniq.context import context_of
 from tenure.contracts.omniq.executing import Exec
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.worker.job import read_payload
 from tests.contract.adapters import Servers
 

@@ -13,8 +13,8 @@ import pytest
 
 from tenure.contracts.bullmq import cron
 from tenure.core.errors import TenureError
-from tenure.core.opening import parse_url
 from tenure.core.outcome import Fatal
+from tenure.core.registry import parse_url
 from tenure.dashboard import finding, search
 from tenure.egress import EgressError
 from tenure.egress.target import read_target

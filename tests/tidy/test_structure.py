@@ -38,7 +38,7 @@ MACHINE_PATHS = re.compile(
     + r")(?:/|\b)"
 )
 # Modules that nothing imports because they are looked up by name: the parts of a contract's folder
-# (core/opening.py) and what the gateway mounts of it.
+# (core/registry.py) and what the gateway mounts of it.
 PARTS_OF_A_CONTRACT = {"queue", "journal", "ledger", "routes"}
 
 MODULES = files(SRC, "*.py")

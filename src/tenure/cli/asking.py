@@ -14,7 +14,7 @@ from tenure.cli.exits import Exit, Failed
 from tenure.cli.views import is_final, job_object
 from tenure.core.errors import NotFound, ReplyLost, StoreUnreachable
 from tenure.core.job import JobEvent, NewJob, Submitted
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Counts
 
 # A store has no call to wait for one job's next event; ask often at first, then less.

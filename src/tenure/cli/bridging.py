@@ -21,8 +21,8 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
-from tenure.core.opening import parse_url
 from tenure.core.outcome import Outcome
+from tenure.core.registry import parse_url
 from tenure.core.seam import Ledger, Query, Queue
 from tenure.dashboard.kinds import kind_of, states_of
 

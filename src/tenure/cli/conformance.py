@@ -24,7 +24,7 @@ import msgspec
 
 from tenure.cli.config import child_environment
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl, open_ledger, open_part
+from tenure.core.registry import QueueUrl, open_ledger, open_part
 from tenure.store.private import why_untrusted
 from tenure.store.redis import Redis
 
@@ -116,7 +116,7 @@ async def _unlink(redis: Redis, pattern: str) -> None:
 def adapter_of(url: QueueUrl) -> str:
     """What the suite calls this contract on this kind of store.
 
-    >>> from tenure.core.opening import parse_url
+    >>> from tenure.core.registry import parse_url
     >>> adapter_of(parse_url("plane+postgresql://h/db?redis=redis://h/0"))
     'plane_postgres_redis'
     """

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tenure.cli.config import load_config
-from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
+from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.dashboard.house import Street
 from tenure.worker.telemetry import ensure_logs

@@ -18,7 +18,7 @@ import structlog
 from tenure.cli.config import Config
 from tenure.cli.key_ring import open_ring
 from tenure.core.errors import UsageError
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.egress import Client, Guard, Policy
 from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
 from tenure.transcode.cage import find_cage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.core.opening import QueueUrl, open_part
+from tenure.core.registry import QueueUrl, open_part
 
 
 async def migrated(url: QueueUrl) -> list[str]:

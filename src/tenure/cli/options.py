@@ -30,7 +30,7 @@ def with_ledger(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]
     """Open the configured queue's ledger, ask it, and let go of it."""
     import asyncio  # here, so that commands which ask nobody start faster
 
-    from tenure.core.opening import open_ledger
+    from tenure.core.registry import open_ledger
 
     async def asked() -> Answer:
         ledger = open_ledger(load_config().text("queue_url", queue_url))

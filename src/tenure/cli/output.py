@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tenure.cli.config import colours_wanted
-from tenure.core.printable import OBEYED, escaped, one_line
+from tenure.core.encoding import OBEYED, escaped, one_line
 
 _COLOURS = {
     "green": "32",

@@ -57,7 +57,7 @@ def rotate(batch: int, queue_url: str | None, as_json: bool) -> int:
 
 async def _rotate(queue_url: str | None, batch: int) -> tuple[str, Rotation]:
     from tenure.cli.key_ring import open_ring
-    from tenure.core.opening import open_part
+    from tenure.core.registry import open_part
     from tenure.vault import Vault
     from tenure.vault import rotate as rewrap
 
@@ -74,7 +74,7 @@ async def _rotate(queue_url: str | None, batch: int) -> tuple[str, Rotation]:
 
 async def _seal_plain(url: str, vault: Vault) -> None:
     """Webhook secrets of an older version lie open; whoever holds the ring closes them."""
-    from tenure.core.opening import open_part
+    from tenure.core.registry import open_part
 
     try:
         secrets = open_part(url, "endpoint_secrets", vault=vault)

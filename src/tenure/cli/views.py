@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 from tenure.cli.output import ago, paint, paint_state
+from tenure.core.encoding import one_line, shown_json
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.opening import parse_url
-from tenure.core.printable import one_line
+from tenure.core.registry import parse_url
 from tenure.core.state import MACHINES
-from tenure.core.values import shown_json
 
 _SUCCESS = frozenset({"done", "completed", "succeeded"})
 _FINAL = frozenset(state.lower() for machine in MACHINES.values() for state in machine.final)

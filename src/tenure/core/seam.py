@@ -8,13 +8,14 @@ the order of the request; one bad item never harms its neighbours. Calls raise o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from tenure.core.errors import LeaseLost
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 
@@ -200,3 +201,19 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A record that could not be read and was set aside."""
+
+    job_id: str
+    reason: str
+
+
+@runtime_checkable
+class Quarantining(Protocol):
+    """A queue that sets unreadable records aside instead of handing them out."""
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What was set aside since the last call."""

@@ -26,7 +26,7 @@ from tenure.core.endpoint import (
 )
 from tenure.core.errors import Conflict, NotFound
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.dashboard.acting import Actor, Bulk, Verb
 from tenure.dashboard.audit import Entry
 from tenure.dashboard.finding import COUNT_MAX, Finder

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import msgspec
 import structlog
 
+from tenure.core.encoding import to_json
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
-from tenure.core.values import to_json
 
 _log = structlog.get_logger("tenure.audit")
 

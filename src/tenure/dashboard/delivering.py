@@ -9,7 +9,7 @@ import msgspec
 
 from tenure.core.errors import NotFound
 from tenure.core.job import JobRecord
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Ledger, Query
 from tenure.dashboard.house import Street
 from tenure.dashboard.kinds import kind_of

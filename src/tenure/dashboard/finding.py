@@ -18,7 +18,7 @@ import msgspec
 
 from tenure.core.errors import Conflict, StoreError
 from tenure.core.job import JobRecord
-from tenure.core.redacting import Redaction, size_of, without_contents
+from tenure.core.redaction import Redaction, size_of, without_contents
 from tenure.core.seam import PAGE_BYTES, Query, weight
 from tenure.dashboard.house import House, Street, that_answer
 from tenure.dashboard.kinds import states_of

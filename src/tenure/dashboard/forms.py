@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from tenure.core.encoding import check_json
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import NewJob
-from tenure.core.redacting import MASK, Redaction
-from tenure.core.storable import check_json
+from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard.acting import VERBS, Actor, Verb
 from tenure.dashboard.finding import Finder
 from tenure.dashboard.house import Street

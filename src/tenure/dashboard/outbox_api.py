@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from tenure.core.endpoint import Answer, Call, Endpoint, Reply, Right
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.dashboard.acting import Actor
 from tenure.dashboard.delivering import Deliveries, deliveries, outboxes
 from tenure.dashboard.house import Street

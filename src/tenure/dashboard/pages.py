@@ -11,7 +11,7 @@ import msgspec
 
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts
 from tenure.dashboard import charts
 from tenure.dashboard.acting import VERBS, Actor

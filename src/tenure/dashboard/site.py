@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from tenure.core.endpoint import OPEN, Endpoint, Refused, Right
 from tenure.core.errors import NotFound, StoreError, TenureError
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.dashboard import charts, wording
 from tenure.dashboard.acting import Actor
 from tenure.dashboard.api import Api

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.core.opening import open_part, parse_url
+from tenure.core.registry import open_part, parse_url
 from tenure.dashboard.audit import (
     KEPT,
     PAGE,

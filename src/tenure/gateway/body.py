@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect
 from starlette.types import Receive
 
-from tenure.core.storable import INTEGER_MAX, json_fault
+from tenure.core.encoding import INTEGER_MAX, json_fault
 from tenure.gateway.limits import raised_by
 from tenure.gateway.problems import Problem
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.redacting import Redaction
+from tenure.core.journal import JournalEvent
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Journal
 from tenure.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
 from tenure.gateway.reading import FollowLedger, is_away, read_changes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenure.core.encoding import answer_json
 from tenure.core.job import JobEvent
-from tenure.core.values import answer_json
 
 HEARTBEAT = b": heartbeat\n\n"
 _LINE_ENDS = str.maketrans("\r\n\0", "   ")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure.core.intake import Submits
+from tenure.core.endpoint import Submits
 from tenure.core.job import NewJob, Submitted
 from tenure.store.gathering import Gathering
 

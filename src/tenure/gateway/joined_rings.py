@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tenure.core.endpoint import Caller
 from tenure.core.errors import StoreError, StoreUnreachable
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.gateway.keys import Key, Keys, Session
 from tenure.gateway.rings import open_keyring
 

@@ -13,8 +13,7 @@ from msgspec import Meta
 
 from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Reply, Right
 from tenure.core.errors import NotFound, ReplyLost, StoreError, StoreUnreachable
-from tenure.core.quarantine import Quarantining
-from tenure.core.seam import Counts, Probed
+from tenure.core.seam import Counts, Probed, Quarantining
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.house import that_answer
 from tenure.gateway.dispatch import Bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.gateway.keys import KeyRing, MemoryKeyRing, RedisKeyRing
 from tenure.store.redis import Redis
 

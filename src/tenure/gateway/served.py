@@ -8,12 +8,11 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any, cast
 
-from tenure.core.endpoint import Endpoint
+from tenure.core.endpoint import Endpoint, Submits
 from tenure.core.errors import UsageError
-from tenure.core.intake import Submits
 from tenure.core.job import JobEvent
-from tenure.core.opening import open_journal, open_ledger, open_part, open_queue, parse_url
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
+from tenure.core.registry import open_journal, open_ledger, open_part, open_queue, parse_url
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.core.state import MACHINES
 from tenure.gateway.feed import Feed

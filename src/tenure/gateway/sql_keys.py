@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from tenure.core.endpoint import Caller
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.gateway.keys import (
     SESSIONS_PER_KEY,
     TICKET_S,

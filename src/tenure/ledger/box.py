@@ -17,8 +17,7 @@ from tenure.core.errors import InvalidTransition, LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.ledger.claiming import CLAIM_MAX, Claiming
 from tenure.ledger.engine import Engine
 from tenure.ledger.settings import BoxSettings

@@ -19,9 +19,9 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable
 
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.ledger.engine import Engine, Row
 from tenure.ledger.settings import BoxSettings
 from tenure.ledger.unreadable import Settle, UnreadableRow, set_aside, why_unreadable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tenure.core.errors import UsageError
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 from tenure.ledger.engine import OUTBOX, Engine, Row
 from tenure.ledger.settings import BoxSettings
 

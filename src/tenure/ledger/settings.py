@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 
 _DAY_MS = 86_400_000
 _KEPT_MS_MAX = 2**53

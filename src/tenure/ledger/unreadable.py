@@ -13,7 +13,7 @@ import msgspec
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _NOTED_MAX = 1_000

@@ -31,7 +31,7 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.vault.secret import Secret, hide, without_secrets
 
 PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"

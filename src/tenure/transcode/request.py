@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.outcome import Fatal
-from tenure.core.transcoding import FormatName, Output, Place, Transcode
+from tenure.core.transcode import FormatName, Output, Place, Transcode
 
 __all__ = ["FormatName", "Output", "Place", "Transcode", "output_key", "read_request"]
 

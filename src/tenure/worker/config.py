@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tenure.core.identity import WorkerId
+from tenure.core.lease import WorkerId
 
 CONCURRENCY_DEFAULT = 100
 THREADS_DEFAULT = 16

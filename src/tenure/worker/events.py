@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 
 import structlog
 
+from tenure.core.encoding import from_json
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Buried, Cancelled, Completed, Retried, Verdict
-from tenure.core.values import from_json
 from tenure.worker.job import Attempt
 
 log = structlog.get_logger("tenure.worker")

@@ -11,11 +11,10 @@ from typing import Any, Literal, cast
 import msgspec
 import structlog
 
+from tenure.core.encoding import from_json, storable_json, whole_text
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
-from tenure.core.storable import storable_json, whole_text
-from tenure.core.values import from_json
 from tenure.worker.metrics import Tally
 from tenure.worker.task import Task
 

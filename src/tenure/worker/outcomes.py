@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import structlog
 
+from tenure.core.encoding import REPLACED, storable_json, whole_text, without_nul
 from tenure.core.errors import StoreError, TenureError, UnknownTask
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import failure_of
-from tenure.core.storable import REPLACED, storable_json, whole_text, without_nul
 from tenure.worker.job import Attempt, lease_facts
 from tenure.worker.task import Tasks
 

@@ -13,10 +13,9 @@ import structlog
 
 from tenure.core.errors import LeaseLost, StoreUnreachable, UsageError
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import open_queue, parse_url
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantining
-from tenure.core.seam import Queue, Staffing, features
+from tenure.core.registry import open_queue, parse_url
+from tenure.core.seam import Quarantining, Queue, Staffing, features
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Watch
 from tenure.worker.job import Attempt, Ending

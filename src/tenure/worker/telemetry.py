@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 import structlog
 
+from tenure.core.encoding import one_line, printable
 from tenure.core.errors import UsageError, traceback_of
 from tenure.core.lease import Lease
-from tenure.core.printable import one_line, printable
 from tenure.worker.job import Attempt, current_job, job_facts
 
 

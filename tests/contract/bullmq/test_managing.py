@@ -9,8 +9,8 @@ import pytest
 
 from tenure.contracts.bullmq import Flow, SchedulerRecord
 from tenure.core.errors import Conflict, NotFound, UsageError
-from tenure.core.event import JournalEvent
-from tenure.core.fold import HistoryChecker
+from tenure.core.history import HistoryChecker
+from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.state import MACHINES
 from tests.contract.bullmq.conftest import Bench

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from tenure.cli.group import run
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.dashboard.audit import Entry, verify
 from tenure.gateway.auditing import open_audit
 from tenure.gateway.keys import KeyRing, RedisKeyRing

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from tenure.core.errors import LeaseLost
-from tenure.core.opening import open_queue
 from tenure.core.outcome import COMPLETED
+from tenure.core.registry import open_queue
 from tenure.worker.config import identity
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from tenure.cli.group import group
 from tenure.core.errors import Conflict, ServerError, UsageError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Query
 from tenure.ledger.migrating import PostgresMigrations, known, migrate
 from tenure.ledger.sqlite_migrations import SqliteMigrations

@@ -14,7 +14,7 @@ import pytest
 from tenure.cli.checks.sql import postgres_findings
 from tenure.cli.migrating import migrated
 from tenure.core.errors import StoreUnreachable
-from tenure.core.opening import open_ledger, open_part, parse_url
+from tenure.core.registry import open_ledger, open_part, parse_url
 from tenure.dashboard.audit import Entry
 from tenure.gateway.auditing import open_audit
 from tenure.gateway.rings import open_keyring

@@ -12,7 +12,7 @@ import pytest
 from tenure.contracts.plane import line
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.ledger import claiming, sqlite_engine
 from tenure.ledger.sqlite_engine import SqliteBell
 from tenure.store import sqlite

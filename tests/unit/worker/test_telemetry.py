@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tenure.core.lease import Lease
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.worker import Job, Settings, Worker, task
 from tenure.worker.events import Notifier
 from tenure.worker.job import Attempt

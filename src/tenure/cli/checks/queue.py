@@ -6,7 +6,7 @@ import time
 
 from tenure.cli.checks.finding import Finding, judged
 from tenure.core.errors import TenureError
-from tenure.core.opening import open_ledger, parse_url
+from tenure.core.registry import open_ledger, parse_url
 from tenure.core.seam import Counts
 from tenure.dashboard.gathering import by_kind
 

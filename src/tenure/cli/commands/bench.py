@@ -16,7 +16,7 @@ import click
 from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, note
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.store.embedded import embedded_redis
 from tenure.worker import Job, Settings, Task, Worker, task
 from tenure.worker.telemetry import configure_logs

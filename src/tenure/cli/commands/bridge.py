@@ -13,7 +13,7 @@ from tenure.cli.exits import Exit, Failed
 from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, note
 from tenure.core.errors import UsageError
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Ledger, Staffed
 from tenure.dashboard.gathering import by_kind
 

@@ -12,7 +12,7 @@ from tenure.cli.conformance import Clause, check_reachable, judge, run_suite
 from tenure.cli.exits import Exit
 from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, paint, table
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 
 _COLOURS = {"held": "green", "broken": "red", "not asked": "dim"}
 

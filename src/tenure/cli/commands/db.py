@@ -11,7 +11,7 @@ from tenure.cli.migrating import migrated
 from tenure.cli.options import json_option, queue_option
 from tenure.cli.output import emit, emit_text, note
 from tenure.core.errors import UsageError
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 
 
 @click.group("db", short_help="Bring a database to the schema of this version.")

@@ -15,7 +15,7 @@ from tenure.cli.exits import Exit
 from tenure.cli.houses import chosen_urls, open_street
 from tenure.cli.options import json_option
 from tenure.cli.output import ago, emit, emit_text, note, table
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.dashboard.finding import Finder
 from tenure.dashboard.gathering import dead_letters
 from tenure.dashboard.house import Street

@@ -22,7 +22,7 @@ from tenure.cli.exits import Exit
 from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, paint
 from tenure.contracts.streams.options import Options
-from tenure.core.opening import open_part, parse_url
+from tenure.core.registry import open_part, parse_url
 from tenure.store.redis import Redis
 
 _DOWN = ("reachable", "folder", "database file")

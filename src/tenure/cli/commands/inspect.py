@@ -10,9 +10,9 @@ import msgspec
 from tenure.cli.options import json_option, queue_option, with_ledger
 from tenure.cli.output import ago, emit, emit_text, paint, paint_state
 from tenure.cli.views import event_line, event_object, job_object
+from tenure.core.encoding import one_line
 from tenure.core.errors import NotFound
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.printable import one_line
 from tenure.core.seam import Ledger
 
 

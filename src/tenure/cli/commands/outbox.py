@@ -13,7 +13,7 @@ from tenure.cli.options import json_option, queue_option
 from tenure.cli.output import ago, emit, emit_text, note, table
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.opening import open_ledger, parse_url
+from tenure.core.registry import open_ledger, parse_url
 from tenure.core.seam import Ledger, Query
 
 Answer = TypeVar("Answer")

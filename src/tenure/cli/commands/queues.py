@@ -12,7 +12,7 @@ from tenure.cli.config import load_config
 from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, paint, table
 from tenure.cli.views import safe_url
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.core.seam import Counts
 
 

@@ -16,10 +16,9 @@ from tenure.cli.exits import Exit, Failed
 from tenure.cli.options import checked_timeout, gateway_option, json_option
 from tenure.cli.output import emit, emit_text, note
 from tenure.cli.views import error_text, event_line, event_object, is_success
+from tenure.core.encoding import check_json
 from tenure.core.errors import Conflict, InvalidJob, QueueFull
-from tenure.core.job import JobEvent, NewJob, Submitted
-from tenure.core.storable import check_json
-from tenure.core.submission import new_job_id
+from tenure.core.job import JobEvent, NewJob, Submitted, new_job_id
 
 
 @click.command("submit", short_help="Put a job into a queue.")

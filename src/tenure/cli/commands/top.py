@@ -13,8 +13,8 @@ import msgspec
 from tenure.cli.houses import chosen_urls, open_street
 from tenure.cli.options import json_option
 from tenure.cli.output import emit, emit_text, paint, shown, table
-from tenure.core.printable import one_line
-from tenure.core.redacting import Redaction
+from tenure.core.encoding import one_line
+from tenure.core.redaction import Redaction
 from tenure.dashboard.finding import Finder
 from tenure.dashboard.gathering import by_kind, warnings, workers
 from tenure.dashboard.house import Street

@@ -43,7 +43,7 @@ from tenure.cli.supervise import Supervisor
 from tenure.cli.task_settings import task_settings
 from tenure.cli.welcome import how_to_call, welcome
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.opening import QueueUrl, parse_url
+from tenure.core.registry import QueueUrl, parse_url
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.private import private_folder, write_private
 from tenure.store.sqlite import file_of

@@ -10,7 +10,7 @@ import msgspec
 from tenure.cli.houses import chosen_urls, open_street
 from tenure.cli.options import json_option
 from tenure.cli.output import ago, emit, emit_text, note, table
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.dashboard.finding import Finder
 from tenure.dashboard.gathering import workers
 from tenure.dashboard.shapes import WorkerView

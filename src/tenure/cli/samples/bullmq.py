@@ -22,8 +22,8 @@ from tenure.cli.views import safe_url
 from tenure.contracts.bullmq import open_producer
 from tenure.contracts.bullmq.schema import VIDEO_GENERATION, check
 from tenure.core.errors import InvalidJob
-from tenure.core.opening import open_ledger
 from tenure.core.outcome import Fatal
+from tenure.core.registry import open_ledger
 from tenure.worker.job import Job
 from tenure.worker.task import task
 

@@ -21,7 +21,7 @@ from tenure.cli.samples.flow import Place, SampleFlow, Stores
 from tenure.cli.samples.pace import keep_submitting
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.worker.task import Task
 
 TASK = "transcode"

@@ -13,7 +13,7 @@ from typing import Any
 from tenure.cli.samples.flow import Place, SampleFlow, Stores
 from tenure.cli.samples.pace import failures, keep_submitting
 from tenure.contracts.omniq import Client
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.worker.job import Job
 from tenure.worker.task import task
 

@@ -16,7 +16,7 @@ import msgspec
 from tenure.cli.samples.flow import Place, SampleFlow, Stores
 from tenure.cli.samples.pace import failures, keep_submitting
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.worker.job import Job
 from tenure.worker.task import task
 

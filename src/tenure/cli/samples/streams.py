@@ -13,7 +13,7 @@ import msgspec
 from tenure.cli.samples.flow import Place, SampleFlow, Stores
 from tenure.cli.samples.pace import failures, keep_submitting
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.tasks import TASKS
 
 _PER_S = 2.0

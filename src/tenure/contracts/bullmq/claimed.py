@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.bullmq.job_options import JobOptions, unpack
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 
 

@@ -20,7 +20,7 @@ from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, TenureError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.store.redis import Arg, Redis
 
 _HELD_MAX = 100_000

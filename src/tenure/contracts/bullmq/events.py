@@ -10,9 +10,9 @@ import msgspec
 
 from tenure.contracts.bullmq.options import Options, keys
 from tenure.contracts.bullmq.records import number
+from tenure.core.encoding import from_json
 from tenure.core.errors import TenureError
 from tenure.core.job import JobEvent
-from tenure.core.values import from_json
 from tenure.store.redis import Redis
 
 _JSON_FIELDS = ("returnvalue", "data")

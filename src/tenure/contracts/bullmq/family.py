@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.values import from_json
+from tenure.core.encoding import from_json
 from tenure.store.redis import Redis
 
 

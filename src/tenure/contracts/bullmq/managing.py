@@ -13,9 +13,9 @@ from tenure.contracts.bullmq.options import CONTRACT
 from tenure.contracts.bullmq.records import number
 from tenure.contracts.bullmq.restoring import literal
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
+from tenure.core.encoding import from_json
 from tenure.core.errors import Conflict, ServerError, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.values import from_json
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 

@@ -7,7 +7,7 @@ import base64
 import msgspec
 
 from tenure.core.errors import UsageError
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 
 CONTRACT = "bullmq"
 

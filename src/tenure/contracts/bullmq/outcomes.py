@@ -12,7 +12,7 @@ from tenure.contracts.bullmq.claimed import Claimed
 from tenure.contracts.bullmq.job_options import JobOptions, Keep, backoff_ms, stack_of
 from tenure.contracts.bullmq.options import Options
 from tenure.core.errors import LeaseLost
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
     BURIED,

@@ -20,10 +20,10 @@ from tenure.contracts.bullmq.options import CONTRACT, Options, keys
 from tenure.contracts.bullmq.scheduling import Scheduler
 from tenure.contracts.bullmq.schema import check as check_schema
 from tenure.contracts.bullmq.scripts import SCRIPTS, Scripts
+from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, ServerError
-from tenure.core.opening import parse_url
-from tenure.core.submission import new_job_id
-from tenure.core.values import to_json
+from tenure.core.job import new_job_id
+from tenure.core.registry import parse_url
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part, resend
 

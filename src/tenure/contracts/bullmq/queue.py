@@ -25,12 +25,10 @@ from tenure.contracts.bullmq.restoring import restore
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.contracts.bullmq.settling import Settles
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.idempotency import short_hash
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 

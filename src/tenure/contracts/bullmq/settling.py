@@ -10,7 +10,7 @@ from tenure.contracts.bullmq.claimed import Claimed, token_h_of
 from tenure.contracts.bullmq.options import Options
 from tenure.contracts.bullmq.outcomes import keep_args, kept_by, settle_args, verdict_of
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.outcome import COMPLETED, Outcome, Verdict
 from tenure.store.redis import Arg
 from tenure.store.resending import part

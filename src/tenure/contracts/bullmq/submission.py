@@ -10,9 +10,15 @@ import msgspec
 from tenure.contracts.bullmq import job_options
 from tenure.contracts.bullmq.options import Options
 from tenure.core.errors import InvalidJob
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import NewJob, Submitted
-from tenure.core.submission import check_job, submitted
+from tenure.core.job import (
+    NewJob,
+    Submitted,
+    check_job,
+    request_hash,
+    scoped_key,
+    short_hash,
+    submitted,
+)
 from tenure.store.redis import Arg
 
 _EXACT_MAX = 2**53

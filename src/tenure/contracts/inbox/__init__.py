@@ -17,8 +17,8 @@ from tenure.contracts.inbox.options import Options
 from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
 from tenure.contracts.inbox.secrets import WebhookSecrets
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
+from tenure.core.registry import QueueUrl
 from tenure.ledger.engine import Engine
 from tenure.ledger.history import BoxJournal
 from tenure.ledger.opening import open_engine
@@ -88,7 +88,7 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
     return WebhookSecrets(parts(url)[0], vault)
 
 
-def journal_tape(url: QueueUrl) -> SqlTape:
+def journal_format(url: QueueUrl) -> SqlFormat:
     """How the journal is written, for readers in bulk."""
     options, store = url.read(Options)
     return tape(store, options)

@@ -15,7 +15,7 @@ import msgspec
 from tenure.contracts.inbox.shapes import CreateTranscode
 from tenure.core.endpoint import Refused
 from tenure.core.errors import TenureError
-from tenure.core.transcoding import Output, Place, StorageCredentials, StorageKeys, Transcode
+from tenure.core.transcode import Output, Place, StorageCredentials, StorageKeys, Transcode
 
 CheckUrl = Callable[[str], object]
 _WEB = ("https", "http")

@@ -7,7 +7,7 @@ PostgreSQL through a function, which finds them by the queue of the jobs.
 from __future__ import annotations
 
 from tenure.contracts.inbox.options import Options
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
 from tenure.ledger.engine import OUTBOX, Engine
 from tenure.ledger.history import EVENT_FIELDS, BoxJournal
 
@@ -17,12 +17,12 @@ def inbox_journal(engine: Engine, options: Options) -> BoxJournal:
     return BoxJournal(engine, options.settings())
 
 
-def tape(store: str, options: Options) -> SqlTape:
+def tape(store: str, options: Options) -> SqlFormat:
     """The same table for readers in bulk; it is trimmed only behind what they captured."""
     settings = options.settings()
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queue = settings.queue.replace("'", "''")
-    return SqlTape(
+    return SqlFormat(
         store=store,
         table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
         contract=settings.contract,

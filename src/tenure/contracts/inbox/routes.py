@@ -25,13 +25,22 @@ from tenure.contracts.inbox.shapes import (
     TranscodeView,
     view,
 )
-from tenure.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
+from tenure.core.endpoint import (
+    Answer,
+    Call,
+    Endpoint,
+    IdempotencyKey,
+    Refused,
+    Reply,
+    Right,
+    Submits,
+    check_stored,
+    idempotency_key,
+)
 from tenure.core.errors import Conflict, InvalidJob, NotFound
-from tenure.core.idempotency import request_hash
-from tenure.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
-from tenure.core.job import JobRecord, NewJob, Submitted
-from tenure.core.redacting import Redaction
-from tenure.core.transcoding import StorageCredentials
+from tenure.core.job import JobRecord, NewJob, Submitted, request_hash
+from tenure.core.redaction import Redaction
+from tenure.core.transcode import StorageCredentials
 from tenure.ledger.ids import uuid7
 from tenure.ledger.settings import BoxSettings
 from tenure.store.resending import submit_surely

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tenure.core.job import JobRecord
-from tenure.core.transcoding import OUTPUTS_MAX, Output, Place, StorageCredentials
+from tenure.core.transcode import OUTPUTS_MAX, Output, Place, StorageCredentials
 
 URL_CHARS_MAX = 2_048
 ATTEMPTS_MAX = 100

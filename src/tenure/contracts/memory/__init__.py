@@ -20,11 +20,11 @@ import msgspec
 from tenure.contracts.memory.job import ClaimId, MemoryOptions
 from tenure.contracts.memory.store import MemoryStore
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import QueueUrl
 from tenure.core.outcome import Outcome, Verdict
+from tenure.core.registry import QueueUrl
 from tenure.core.seam import Counts, Journal, Ledger, Page, Query, Queue, Upkeep, WorkerBeat
 
 T = TypeVar("T")

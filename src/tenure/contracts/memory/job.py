@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from tenure.core.errors import UsageError
-from tenure.core.event import JournalEvent
-from tenure.core.idempotency import request_hash, scoped_key
-from tenure.core.job import JobEvent, JobRecord, NewJob
+from tenure.core.job import JobEvent, JobRecord, NewJob, check_job, request_hash, scoped_key
+from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease
 from tenure.core.outcome import Verdict
-from tenure.core.submission import check_job
 
 _LEAST = {
     "lease_ms": 1,

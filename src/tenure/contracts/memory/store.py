@@ -24,9 +24,16 @@ from tenure.contracts.memory.job import (
     request_h_of,
 )
 from tenure.core.errors import LeaseLost
-from tenure.core.event import JournalEvent
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.job import (
+    JobEvent,
+    JobRecord,
+    NewJob,
+    Submitted,
+    request_hash,
+    scoped_key,
+    short_hash,
+)
+from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Outcome, Retried, Verdict
 from tenure.core.seam import Counts, Page, Query, Upkeep, WorkerBeat

@@ -12,8 +12,8 @@ from tenure.contracts.omniq.options import Options
 from tenure.contracts.omniq.queue import OmniqQueue
 from tenure.contracts.omniq.replies import Paused, Reserved
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import QueueUrl
 from tenure.store.redis import Redis
 
 __all__ = [
@@ -47,7 +47,7 @@ def open_journal(url: QueueUrl) -> OmniqJournal:
     return OmniqJournal(*_parts(url))
 
 
-def journal_tape(url: QueueUrl) -> StreamTape:
+def journal_format(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
     options, store = url.read(Options)
     return tape(store, options)

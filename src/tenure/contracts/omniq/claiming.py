@@ -13,7 +13,7 @@ from typing import Any
 from tenure.contracts.omniq.calls import Calls
 from tenure.contracts.omniq.options import Options, queue_base
 from tenure.contracts.omniq.replies import quarantined
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.store.redis import Redis
 
 BATCH_MAX = 500

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from tenure.contracts.omniq.executing import Exec
+from tenure.core.encoding import from_json
 from tenure.core.lease import Lease
-from tenure.core.values import from_json
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):

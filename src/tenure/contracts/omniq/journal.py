@@ -8,7 +8,7 @@ other OmniQ clients do is not in it; the next step that we make says what it fou
 from __future__ import annotations
 
 from tenure.contracts.omniq.options import CONTRACT, Options, queue_base
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Redis
 
@@ -33,10 +33,10 @@ class OmniqJournal(StreamJournal):
         super().__init__(redis, f"{queue_base(options.queue)}:journal", lines)
 
 
-def tape(store: str, options: Options) -> StreamTape:
+def tape(store: str, options: Options) -> StreamFormat:
     """The same stream for readers in bulk; it is trimmed only behind what they captured."""
     base = queue_base(options.queue)
-    return StreamTape(
+    return StreamFormat(
         store=store,
         key=f"{base}:journal",
         contract=CONTRACT,

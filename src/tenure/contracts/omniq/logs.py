@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 
 
 def warn(text: str, **facts: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.omniq.errors import lost
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
     BURIED,

@@ -32,8 +32,7 @@ from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from tenure.contracts.omniq.errors import Refused
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
 LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")

@@ -16,9 +16,16 @@ from tenure.contracts.omniq.errors import OptionValue, PayloadType, PayloadValue
 from tenure.contracts.omniq.options import Options
 from tenure.contracts.omniq.ulid import new_ulid
 from tenure.core.errors import InvalidJob
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import NewJob, Submitted
-from tenure.core.submission import check_job, check_trace, submitted
+from tenure.core.job import (
+    NewJob,
+    Submitted,
+    check_job,
+    check_trace,
+    request_hash,
+    scoped_key,
+    short_hash,
+    submitted,
+)
 from tenure.store.redis import Arg
 
 Backoff = Literal["fixed", "exponential"]

@@ -19,10 +19,10 @@ from tenure.contracts.plane.transport import Transport
 from tenure.contracts.plane.turns import Turns
 from tenure.contracts.plane.words import queue_of
 from tenure.core.errors import StoreError
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.ledger.engine import PLANE, Engine
 from tenure.ledger.unreadable import set_aside, why_no_json
 

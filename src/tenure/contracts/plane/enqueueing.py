@@ -20,11 +20,22 @@ from tenure.contracts.plane.shapes import (
     StoredResults,
     view,
 )
-from tenure.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
+from tenure.core.endpoint import (
+    Answer,
+    Call,
+    Endpoint,
+    Follow,
+    Refused,
+    Reply,
+    Right,
+    Submits,
+    check_stored,
+    idempotency_key,
+    trace_context,
+)
 from tenure.core.errors import Conflict, NotFound
-from tenure.core.intake import Submits, check_stored, idempotency_key, trace_context
 from tenure.core.job import JobRecord, NewJob, Submitted
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.state import PLANE as MACHINE
 from tenure.ledger.ids import uuid7
 from tenure.store.resending import submit_surely

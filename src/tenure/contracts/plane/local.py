@@ -7,7 +7,7 @@ from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.queue import PlaneQueue
 from tenure.contracts.plane.words import CONTRACT
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
+from tenure.core.registry import QueueUrl
 from tenure.ledger.engine import Engine
 from tenure.ledger.opening import open_engine
 from tenure.store.redis import Redis

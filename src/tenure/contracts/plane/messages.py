@@ -23,7 +23,7 @@ from tenure.contracts.plane.transport import Taken
 from tenure.contracts.plane.warning import warn
 from tenure.contracts.plane.words import queue_of
 from tenure.core.errors import ServerError, StoreError
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.ledger.engine import PLANE, Bell, Engine
 from tenure.ledger.settings import BoxSettings
 from tenure.ledger.upkeeping import Upkeeping

@@ -9,7 +9,7 @@ import msgspec
 
 from tenure.contracts.plane.words import CONTRACT, queue_of
 from tenure.core.errors import UsageError
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 from tenure.ledger.engine import PLANE
 from tenure.ledger.settings import BoxOptions, BoxSettings
 

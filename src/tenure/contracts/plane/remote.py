@@ -32,7 +32,6 @@ from tenure.core.errors import (
 )
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import QueueUrl
 from tenure.core.outcome import (
     BURIED,
     CANCELLED,
@@ -43,6 +42,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
+from tenure.core.registry import QueueUrl
 from tenure.core.seam import Upkeep
 from tenure.store import resending
 

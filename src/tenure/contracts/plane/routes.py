@@ -51,9 +51,8 @@ from tenure.contracts.plane.shapes import (
     UpkeepRequest,
 )
 from tenure.contracts.plane.words import fence_of
-from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply, Right
+from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply, Right, Submits
 from tenure.core.errors import LeaseLost
-from tenure.core.intake import Submits
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
     Buried,
@@ -64,7 +63,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
 
 _PROBLEMS = (400, 403, 408, 413, 415, 422)

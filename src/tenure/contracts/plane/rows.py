@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tenure.contracts.plane.transport import Taken
 from tenure.contracts.plane.words import queue_of
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.ledger.engine import PLANE, Bell, Engine, Row
 from tenure.ledger.settings import BoxSettings

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tenure.core.encoding import answer_json
 from tenure.core.job import JobRecord, Submitted
-from tenure.core.values import answer_json
 
 BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20

@@ -7,8 +7,8 @@ from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.contracts.streams.options import Options
 from tenure.contracts.streams.queue import StreamsQueue
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import QueueUrl
 from tenure.store.redis import Redis
 
 __all__ = ["StreamsJournal", "StreamsLedger", "StreamsQueue"]
@@ -30,7 +30,7 @@ def open_journal(url: QueueUrl) -> StreamsJournal:
     return StreamsJournal(*_parts(url))
 
 
-def journal_tape(url: QueueUrl) -> StreamTape:
+def journal_format(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
     options, store = url.read(Options)
     return tape(store, options)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tenure.contracts.streams.options import QUEUE
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import RetryPolicy, delay_ms

@@ -7,7 +7,7 @@ applies.
 from __future__ import annotations
 
 from tenure.contracts.streams.options import CONTRACT, QUEUE, Options, keys
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Redis
 
@@ -29,10 +29,10 @@ class StreamsJournal(StreamJournal):
         super().__init__(redis, keys(options.namespace)[1], _LINES)
 
 
-def tape(store: str, options: Options) -> StreamTape:
+def tape(store: str, options: Options) -> StreamFormat:
     """The same stream for readers in bulk; it is trimmed only behind what they captured."""
     all_keys = keys(options.namespace)
-    return StreamTape(
+    return StreamFormat(
         store=store,
         key=all_keys[1],
         contract=CONTRACT,

@@ -31,9 +31,8 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.core.quarantine import Quarantined
 from tenure.core.retry import exponential
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 from tenure.store.scripts import ScriptFolder

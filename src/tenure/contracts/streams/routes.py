@@ -23,21 +23,26 @@ from tenure.contracts.streams.shapes import (
     line,
     view,
 )
-from tenure.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
-from tenure.core.errors import Conflict, NotFound, StoreError
-from tenure.core.intake import (
+from tenure.core.endpoint import (
+    Answer,
+    Call,
+    Endpoint,
+    Follow,
     IdempotencyKey,
+    Refused,
+    Reply,
+    Right,
     Submits,
     TraceParent,
     check_stored,
     idempotency_key,
     trace_context,
 )
-from tenure.core.job import JobRecord, NewJob, Submitted
-from tenure.core.redacting import Redaction, without_contents
+from tenure.core.errors import Conflict, NotFound, StoreError
+from tenure.core.job import JobRecord, NewJob, Submitted, new_job_id
+from tenure.core.redaction import Redaction, without_contents
 from tenure.core.seam import Query
 from tenure.core.state import STREAMS
-from tenure.core.submission import new_job_id
 from tenure.store.resending import submit_surely
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tenure.core.encoding import answer_json
 from tenure.core.job import JobRecord
-from tenure.core.values import answer_json
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
 Status = Literal["queued", "running", "done", "error", "canceled"]

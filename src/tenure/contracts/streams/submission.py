@@ -7,9 +7,17 @@ from typing import Any
 
 from tenure.contracts.streams.options import Options
 from tenure.core.errors import InvalidJob
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import NewJob, Submitted
-from tenure.core.submission import check_job, check_trace, new_job_id, submitted
+from tenure.core.job import (
+    NewJob,
+    Submitted,
+    check_job,
+    check_trace,
+    new_job_id,
+    request_hash,
+    scoped_key,
+    short_hash,
+    submitted,
+)
 from tenure.store.redis import Arg
 
 ARGS = 11

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tenure.core.errors import UsageError
-from tenure.core.idempotency import canonical
-from tenure.core.job import NewJob
+from tenure.core.job import NewJob, canonical
 from tenure.ledger.postgres_copy import parts_of
 from tenure.ledger.settings import BoxSettings
 from tenure.ledger.submitting import COLUMNS, check

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.ledger.postgres_copy import SAMPLE
 from tenure.ledger.postgres_engine import PostgresEngine
 from tenure.ledger.settings import BoxSettings

@@ -6,13 +6,7 @@ import msgspec
 import pytest
 
 from tenure.core.errors import UnknownContract, UsageError
-from tenure.core.opening import (
-    contract_names,
-    open_journal,
-    open_ledger,
-    open_queue,
-    parse_url,
-)
+from tenure.core.registry import contract_names, open_journal, open_ledger, open_queue, parse_url
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from tenure.core.errors import UnknownContract, UsageError
-from tenure.core.identity import WorkerId
+from tenure.core.journal import JournalFormat
+from tenure.core.lease import WorkerId
 from tenure.core.seam import Journal, Ledger, Queue
-from tenure.core.tape import Tape
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -189,11 +189,11 @@ def has_part(url: str, part: str) -> bool:
     return hasattr(_contract(parse_url(url)), f"open_{part}")
 
 
-def journal_tape(url: str) -> Tape | None:
+def journal_format(url: str) -> JournalFormat | None:
     """How the journal behind a URL is written, for readers in bulk; None if not declared."""
     parsed = parse_url(url)
-    declare = getattr(_contract(parsed), "journal_tape", None)
-    return cast("Tape", declare(parsed)) if declare else None
+    declare = getattr(_contract(parsed), "journal_format", None)
+    return cast("JournalFormat", declare(parsed)) if declare else None
 
 
 def _contract(url: QueueUrl) -> Any:

@@ -1,9 +1,4 @@
-"""JSON that every store can hold: finite numbers and whole characters.
-
-Half a surrogate pair is no UTF-8 and becomes U+FFFD, and so does NUL where the store refuses it.
-NaN, Infinity, values nested too deeply and objects that are not JSON cannot be stored at all.
-Checks that cost time are made only for values that may need them.
-"""
+"""JSON and text that strangers wrote: decoded, encoded for any store, shown on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +9,121 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.values import encode, plain
+OBEYED = (
+    r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+)
+"""A class of characters for `re`: control characters but tab, line feed and ESC, and bidi marks."""
+
+_UNSAFE = re.compile(rf"[{OBEYED}\x1b]")
+_BREAKS = re.compile(r"[\t\n]")
+
+
+def printable(text: str) -> str:
+    """The text with its control characters and bidirectional marks escaped.
+
+    >>> printable("a\\x1b[2Jb\\u202ec")
+    'a\\\\x1b[2Jb\\\\u202ec'
+    """
+    return _UNSAFE.sub(escaped, text)
+
+
+def one_line(text: str) -> str:
+    """The text in one line: its line breaks and tabs are escaped too."""
+    return _BREAKS.sub(escaped, text)
+
+
+def escaped(match: re.Match[str]) -> str:
+    """A character as its escape."""
+    return match[0].encode("unicode_escape").decode()
+
+
+_LARGE = 32 * 1024
+encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def from_json(raw: bytes) -> Any:
+    r"""The value; raises `msgspec.DecodeError` for what is not JSON.
+
+    >>> from_json(rb'{"half": "\ud83d"}') == {"half": chr(0xD83D)}
+    True
+    """
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        import json  # few payloads need it, and commands that only look shall start fast
+
+        try:
+            return json.loads(raw.decode(), parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            raise msgspec.DecodeError(str(error)) from None
+
+
+def shown_json(raw: bytes) -> Any:
+    r"""The value for answers and pages, which are UTF-8: half a surrogate pair becomes U+FFFD, and
+    what is not JSON becomes text under `_raw`.
+
+    >>> shown_json(rb'["\ud83d"]') == [chr(0xFFFD)], shown_json(b"[")
+    (True, {'_raw': '['})
+    """
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    import json
+
+    try:
+        text = json.dumps(from_json(raw), ensure_ascii=False)
+        return _decode(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    except (msgspec.DecodeError, RecursionError):
+        return {"_raw": raw.decode(errors="replace")}
+
+
+def answer_json(raw: bytes) -> Any:
+    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that.
+
+    It stays without line breaks, as events need it.
+    """
+    if len(raw) > _LARGE:
+        try:
+            raw.decode()
+            return _syntax(
+                msgspec.json.format(raw, indent=-1) if b"\n" in raw or b"\r" in raw else raw
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return shown_json(raw)
+
+
+def to_json(value: Any) -> bytes:
+    r"""The value as JSON; half a surrogate pair is written as JavaScript writes it.
+
+    >>> to_json([chr(0xD83D)])
+    b'["\\ud83d"]'
+    """
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        import json
+
+        return json.dumps(plain(value), separators=(",", ":"), allow_nan=False).encode()
+
+
+def plain(value: Any) -> Any:
+    """The value as dicts, lists, strings and numbers."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_decoded)
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
 
 JSON_DEPTH_MAX = 100
 TAKEN_DEPTH_MAX = 128
@@ -24,7 +133,6 @@ REPLACED = "characters that the store cannot hold were replaced by U+FFFD"
 INTEGER_MAX = 2**63
 
 _TOO_DEEP = f"it is nested deeper than {JSON_DEPTH_MAX} levels"
-_syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _NOT_SHAPE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _PIECE = 1 << 16

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenure.core.storable import (
+from tenure.core.encoding import (
     INTEGER_MAX,
     JSON_DEPTH_MAX,
     json_fault,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tenure.core.values import from_json, shown_json, to_json
+from tenure.core.encoding import from_json, shown_json, to_json
 
 HALF = chr(0xD800)
 RAW = rb'{"half":"\ud800","whole":"\ud83d\ude00"}'

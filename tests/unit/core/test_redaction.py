@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tenure.core.endpoint import Caller, Refused
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord
-from tenure.core.redacting import MASK, Redaction
-from tenure.core.secret_names import USUAL
+from tenure.core.redaction import MASK, USUAL, Redaction
 
 SECRET = "hunter2x"
 KEY = "PRIVATE KEY-----"

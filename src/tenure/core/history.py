@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 from tenure.core.state import Machine
 
 # Written by the holder of a lease; `bury` and `cancel` are too when they end a running job.
