@@ -21,8 +21,8 @@ from harness.histories import fill_stream
 from harness.postgres import shared_postgres
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from harness.sql_histories import fill_table, made_ledger
-from tenure.core.opening import journal_tape
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import journal_format
 from tenure.pipeline import SparkSettings, open_session
 from tenure.pipeline.capture import capture
 from tenure.pipeline.lake.files import LakeFiles
@@ -180,12 +180,12 @@ def _by_adbc(stage: Stage, folder: Path) -> tuple[int, float]:
     return _all(rows, events), time.perf_counter() - began
 
 
-def _stream(stage: Stage) -> tuple[str, StreamTape]:
+def _stream(stage: Stage) -> tuple[str, StreamFormat]:
     """An empty stream."""
     stage.server.fresh()
     url = f"streams+{stage.server.url}"
-    tape = journal_tape(url)
-    if not isinstance(tape, StreamTape):
+    tape = journal_format(url)
+    if not isinstance(tape, StreamFormat):
         raise TypeError(tape)
     return url, tape
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tenure.core.errors import LeaseLost, TenureError
     from tenure.core.job import NewJob
-    from tenure.core.opening import open_ledger, open_queue
     from tenure.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
+    from tenure.core.registry import open_ledger, open_queue
     from tenure.core.retry import RetryPolicy, exponential, fixed
     from tenure.worker import Job, Worker, task
 
@@ -41,7 +41,7 @@ __all__ = [
 _HOME = {
     "core.errors": ("LeaseLost", "TenureError"),
     "core.job": ("NewJob",),
-    "core.opening": ("open_ledger", "open_queue"),
+    "core.registry": ("open_ledger", "open_queue"),
     "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),
     "core.retry": ("RetryPolicy", "exponential", "fixed"),
     "worker": ("Job", "Worker", "task"),

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from tenure import Job, exponential, task
 from tenure.core.job import NewJob
-from tenure.core.opening import contract_names, open_ledger, open_queue
 from tenure.core.outcome import Fatal
+from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Ledger
 from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.worker.config import Settings
-from tenure.worker.runtime import Worker
+from tenure.worker.worker import Worker
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from tenure.core.errors import TenureError
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.core.seam import Query
 from tests.chaos.effects import now_ms
 from tests.chaos.history import STARVED

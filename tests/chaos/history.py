@@ -9,9 +9,9 @@ from random import Random
 
 import msgspec
 
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.opening import open_journal, open_ledger
+from tenure.core.journal import JournalEvent
+from tenure.core.registry import open_journal, open_ledger
 from tenure.core.seam import Ledger, Query
 from tests.chaos.faults import Injected
 from tests.chaos.verdict import Observation, Snapshot

@@ -23,7 +23,7 @@ from tenure.contracts.bullmq import options as bullmq
 from tenure.contracts.streams import options as streams
 from tenure.core.errors import TenureError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.store.redis import Redis
 from tests.chaos.plane_subject import PlaneSubject
 from tests.chaos.subject import Subject

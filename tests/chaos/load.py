@@ -18,9 +18,8 @@ from uuid import UUID
 import msgspec
 
 from tenure.core.errors import StoreError, StoreUnreachable
-from tenure.core.idempotency import short_hash
-from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.job import NewJob, short_hash
+from tenure.core.registry import open_queue
 from tests.chaos.effects import now_ms
 from tests.chaos.posting import AnswerLost, NotSent, Poster
 from tests.chaos.verdict import Observation

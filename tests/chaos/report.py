@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.event import JournalEvent
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
+from tenure.core.journal import JournalEvent
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Injected
 from tests.chaos.history import Held, outcomes_lost, quantile, unexplained

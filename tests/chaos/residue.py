@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.core.state import Machine
 
 

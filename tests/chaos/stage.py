@@ -17,7 +17,7 @@ from typing import Self
 
 import msgspec
 
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tests.chaos import report as judging
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Faults, Injected

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TypeVar
 
 from tenure.core.errors import LeaseLost, StoreError
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import open_queue
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_queue
 from tenure.core.seam import Queue
 from tests.chaos.effects import append, note_effect, now_ms
 from tests.chaos.verdict import Observation

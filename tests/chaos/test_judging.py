@@ -3,8 +3,8 @@
 from pathlib import Path
 from random import Random
 
-from tenure.core.event import JournalEvent
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
+from tenure.core.journal import JournalEvent
 from tests.chaos.effects import Effect, Effects
 from tests.chaos.faults import Injected, plan
 from tests.chaos.history import STARVED, leases_of, outcomes_lost, recovery_ms, unexplained

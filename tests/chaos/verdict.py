@@ -38,8 +38,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tenure.core.event import JournalEvent
-from tenure.core.fold import BY_HOLDER, Checker, Violation
+from tenure.core.history import BY_HOLDER, HistoryChecker, Violation
+from tenure.core.journal import JournalEvent
 from tenure.core.state import MACHINES, Machine
 from tests.chaos.witness import Fault, Observation, Snapshot, observed, scanned
 
@@ -102,9 +102,9 @@ def check(
     events were trimmed away.
     """
     contract = events[0].contract if events else "memory"
-    checker = Checker(machine or MACHINES[contract], whole=whole)
+    checker = HistoryChecker(machine or MACHINES[contract], whole=whole)
     for index, event in enumerate(events):
-        checker.fold(index, event)
+        checker.add(index, event)
     checker.finish(quiesced=quiesced)
     observed(checker, observations)
     if snapshot is not None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tenure.core.fold import BECOMES, GONE, Checker, JobSoFar
+from tenure.core.history import BECOMES, GONE, HistoryChecker, JobHistory
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import Counts
 
@@ -50,7 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     events: Mapping[str, Sequence[JobEvent]] = {}
 
 
-def observed(checker: Checker, observations: Iterable[Observation]) -> None:
+def observed(checker: HistoryChecker, observations: Iterable[Observation]) -> None:
     paused_ms = 0
     for seen in observations:
         if seen.op == "submit" and seen.result == "ok" and seen.job_id not in checker.jobs:
@@ -64,7 +64,7 @@ def observed(checker: Checker, observations: Iterable[Observation]) -> None:
             paused_ms = 0
 
 
-def _settled(checker: Checker, seen: Observation) -> None:
+def _settled(checker: HistoryChecker, seen: Observation) -> None:
     job = checker.jobs.get(seen.job_id)
     end = job.ends.get(seen.fence) if job else None
     mine = end is not None and end.type in BECOMES.get(seen.kind, ())
@@ -81,13 +81,13 @@ def _settled(checker: Checker, seen: Observation) -> None:
         checker.found("I16", seen.job_id, text, end, seen)
 
 
-def _paused(checker: Checker, paused_ms: int, resume: Observation) -> None:
+def _paused(checker: HistoryChecker, paused_ms: int, resume: Observation) -> None:
     for claim in checker.claims:
         if paused_ms < claim.ts_ms < resume.begin_ms:
             checker.found("I24", claim.job_id, "claimed while paused", claim, resume)
 
 
-def scanned(checker: Checker, snapshot: Snapshot) -> None:
+def scanned(checker: HistoryChecker, snapshot: Snapshot) -> None:
     stored = {record.job_id: record for record in snapshot.records}
     for job in checker.jobs.values():
         record = stored.get(job.job_id)
@@ -104,14 +104,14 @@ def scanned(checker: Checker, snapshot: Snapshot) -> None:
         _conserved(checker, snapshot.counts)
 
 
-def _agrees(checker: Checker, job: JobSoFar, record: JobRecord) -> None:
+def _agrees(checker: HistoryChecker, job: JobHistory, record: JobRecord) -> None:
     stored = (record.state, record.fence, record.attempt)
     if stored != (job.state, job.fence, job.attempt):
         text = f"stored {stored}, last event {(job.state, job.fence, job.attempt)}"
         checker.found("I19", job.job_id, text, job.last, record)
 
 
-def _told(checker: Checker, job: JobSoFar | None, events: Sequence[JobEvent]) -> None:
+def _told(checker: HistoryChecker, job: JobHistory | None, events: Sequence[JobEvent]) -> None:
     if job is None or not events:
         return
     ids = [_position(event.event_id) for event in events]
@@ -126,7 +126,7 @@ def _told(checker: Checker, job: JobSoFar | None, events: Sequence[JobEvent]) ->
         checker.found("I18", job.job_id, "its own events end more than once", *ends)
 
 
-def _conserved(checker: Checker, counts: Counts) -> None:
+def _conserved(checker: HistoryChecker, counts: Counts) -> None:
     states = Counter(job.state for job in checker.jobs.values() if job.state != GONE)
     for state in {*states, *counts.states}:
         if states[state] != counts.states.get(state, 0):

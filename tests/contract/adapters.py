@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from tenure.contracts.memory.options import MemoryOptions
-from tenure.contracts.memory.queue import MemoryQueue
-from tenure.contracts.memory.sharing import SharedStore, forget, share
+from tenure.contracts.memory import MemoryQueue, SharedStore, forget, share
+from tenure.contracts.memory.job import MemoryOptions
 from tenure.contracts.memory.store import MemoryStore
 from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ReplyLost
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.bullmq.adapter import BullmqAdapter
@@ -132,7 +131,7 @@ class MemoryStage:
 
     def __post_init__(self) -> None:
         share(self.shared)
-        self.url = f"memory://{self.shared.store.contents.name}"
+        self.url = f"memory://{self.shared.store.name}"
         self.ledger = open_ledger(self.url)
         self.journal = open_journal(self.url)
 
@@ -148,7 +147,7 @@ class MemoryStage:
         self.shared.wake()
 
     async def close(self) -> None:
-        forget(self.shared.store.contents.name)
+        forget(self.shared.store.name)
 
 
 class MemoryAdapter:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tenure.core.event import JournalEvent
-from tenure.core.opening import contract_names
+from tenure.core.journal import JournalEvent
+from tenure.core.registry import contract_names
 from tenure.core.seam import Query
 from tests.chaos.verdict import Snapshot, check
 from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import msgspec
 
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobRecord
+from tenure.core.journal import JournalEvent
 from tenure.core.seam import Counts, Journal, Ledger, Page, Query, Staffed, WorkerBeat
 from tests.contract.stages import StoredStage
 

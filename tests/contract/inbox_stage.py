@@ -14,7 +14,7 @@ import asyncpg
 from tenure.contracts.inbox import parts
 from tenure.contracts.inbox.queue import InboxQueue
 from tenure.core.errors import ReplyLost
-from tenure.core.opening import open_queue, parse_url
+from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Queue
 from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.sql.sqlite_engine import SqliteEngine

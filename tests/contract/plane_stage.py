@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.core.seam import Queue
 from tenure.gateway.keys import MemoryKeyRing
 from tenure.gateway.server import serving

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.store.redis import Redis
 from tenure.store.scripts import Script

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tenure.core.job import NewJob
-from tenure.core.opening import journal_tape, open_queue
+from tenure.core.journal import StreamFormat
 from tenure.core.outcome import Outcome
-from tenure.core.tape import StreamTape
+from tenure.core.registry import journal_format, open_queue
 from tenure.store.redis import BulkRedis
 from tests.contract.adapters import Servers
 
@@ -27,8 +27,8 @@ class Journal:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        tape = journal_tape(url)
-        assert isinstance(tape, StreamTape)
+        tape = journal_format(url)
+        assert isinstance(tape, StreamFormat)
         self._tape = tape
         self._redis = BulkRedis(tape.store)
 

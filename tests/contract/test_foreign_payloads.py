@@ -11,7 +11,7 @@ import redis
 
 from tenure.contracts.omniq.consume import Exec, context_of
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.worker.job import read_payload
 from tests.contract.adapters import Servers
 

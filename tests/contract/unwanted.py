@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_queue
 
 
 async def given_up(url: str) -> str:

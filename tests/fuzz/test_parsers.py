@@ -13,8 +13,8 @@ import pytest
 
 from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import TenureError
-from tenure.core.opening import parse_url
 from tenure.core.outcome import Fatal
+from tenure.core.registry import parse_url
 from tenure.dashboard import search
 from tenure.egress import EgressError
 from tenure.egress.guard import read_target

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 from tenure.pipeline.audit.hashing import text_hashes
 from tenure.pipeline.audit.invariants import BY_NUMBER, JUDGED, NOT_OBSERVABLE
 from tenure.pipeline.audit.lakes import audit_lake

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.opening import journal_tape, open_queue
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import journal_format, open_queue
 from tenure.pipeline.capture import capture
 from tenure.pipeline.lake.compact import compact
 from tenure.pipeline.lake.files import LakeFiles
@@ -118,8 +118,8 @@ async def test_a_store_that_was_emptied_is_named_and_its_new_journal_is_captured
 ) -> None:
     await work(streams_url, 10)
     capture(spark, lake, [streams_url], once=True)
-    tape = journal_tape(streams_url)
-    assert isinstance(tape, StreamTape)
+    tape = journal_format(streams_url)
+    assert isinstance(tape, StreamFormat)
     with BulkRedis(tape.store) as redis:
         redis.call("DEL", tape.key)
     await work(streams_url, 4, prefix="anew")
@@ -144,8 +144,8 @@ async def test_a_captured_journal_is_trimmed_only_behind_what_was_captured(
         left = {event.job_id for event in await journal_of(streams_url)}
         assert left >= {f"k{n}-0" for n in range(60)}, "what was not captured was trimmed"
         capture(spark, lake, [streams_url], once=True)
-        tape = journal_tape(streams_url)
-        assert isinstance(tape, StreamTape)
+        tape = journal_format(streams_url)
+        assert isinstance(tape, StreamFormat)
         with BulkRedis(tape.store) as redis:
             redis.call("HDEL", tape.captured[0], "tidy_at")  # it tidies every ten seconds
         await queue.upkeep()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tenure.core.errors import ReplyLost
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.pipeline.source.columns import Stored
 from tenure.pipeline.source.copying import BoxColumns, open_columns
 from tenure.pipeline.source.submitting import Tally, new_jobs, submit_all, submit_columns

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tests.chaos.sim.test_verdict import a_stale_token_is_accepted, sound
 from tests.contract.cli.conftest import Program
 from tests.contract.cli.pages import page

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.pipeline.audit.deliveries import outbox_events
 from tenure.pipeline.audit.lakes import audit_lake, violations
 from tenure.pipeline.audit.run import Audit, Audited, History

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tenure.core.errors import UsageError
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Query
 from tenure.pipeline import run_task
 from tenure.pipeline.capture import capture

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.core.seam import Query
 from tests.spark.working import as_rows, journal_of, trim, without_place, work
 

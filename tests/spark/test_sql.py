@@ -15,8 +15,8 @@ from tenure.cli.group import run
 from tenure.cli.output import Exit
 from tenure.core.errors import NotFound, ServerError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
+from tenure.core.registry import open_queue
 from tenure.pipeline.capture import capture, release
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.progress import all_progress, gaps
@@ -36,8 +36,8 @@ FIELDS = ("queue", "job_id", "type", "ts_ms", "ver", "to_state", "fence")
 ROW = "('q', 'j%d', 'submit', %d, 1, 'queued', 0)"
 
 
-def tape(store: str, sequence: str = "") -> SqlTape:
-    return SqlTape(
+def tape(store: str, sequence: str = "") -> SqlFormat:
+    return SqlFormat(
         store=store, table="job_journal", contract="inbox", queue="q", fields=FIELDS,
         where="queue = 'q'", sequence=sequence,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from tenure.core.errors import NotFound
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 from tenure.pipeline.audit.lakes import audit_lake, violations
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import event_file

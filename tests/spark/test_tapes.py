@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure.core.opening import journal_tape
+from tenure.core.registry import journal_format
 from tenure.pipeline.source.journal import read_piece
 from tenure.pipeline.source.offsets import Piece
 from tenure.pipeline.source.opening import journal_name, open_reel
@@ -47,4 +47,4 @@ async def test_a_journal_in_bulk_is_the_journal_of_the_seam(url: str) -> None:
     found = await asyncio.to_thread(in_bulk, url)
     assert without_place(found) == expected
     assert [row["pos"] for row in found] == sorted({row["pos"] for row in found})
-    assert journal_tape(url) is not None, "it was read through the seam"
+    assert journal_format(url) is not None, "it was read through the seam"

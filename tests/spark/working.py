@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure.core.event import JournalEvent
 from tenure.core.job import NewJob
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Queue
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import event_files
@@ -68,12 +68,12 @@ async def journal_of(url: str) -> list[JournalEvent]:
 
 async def trim(url: str, keep: int) -> None:
     """Trim the journal as a foreign hand would: by length, whatever was captured."""
-    from tenure.core.opening import journal_tape
-    from tenure.core.tape import StreamTape
+    from tenure.core.journal import StreamFormat
+    from tenure.core.registry import journal_format
     from tenure.store.redis import BulkRedis
 
-    tape = journal_tape(url)
-    assert isinstance(tape, StreamTape)
+    tape = journal_format(url)
+    assert isinstance(tape, StreamFormat)
     with BulkRedis(tape.store) as redis:
         redis.call("XTRIM", tape.key, "MAXLEN", keep)
 

@@ -19,7 +19,7 @@ from tenure.cli.output import Exit
 from tenure.contracts.bullmq.options import Options as BullmqOptions
 from tenure.contracts.omniq.options import Options as OmniqOptions
 from tenure.contracts.streams.options import Options, keys
-from tenure.core.opening import contract_names
+from tenure.core.registry import contract_names
 from tenure.tasks.tools import load_tools
 from tests.tidy.reading import files
 

@@ -23,8 +23,8 @@ from tenure.contracts.streams.options import Options
 from tenure.contracts.streams.queue import SCRIPTS, StreamsQueue, settle_rows
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tenure.store.redis import Redis
 from tenure.store.scripts import Script
 

@@ -12,8 +12,8 @@ from bench_kit import probe, redis_url, serve, use_uvloop
 
 from tenure import Worker, open_ledger, task
 from tenure.contracts.omniq import Client, JobContext
-from tenure.core.opening import open_queue
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_queue
 from tenure.store.redis import Redis
 
 BEST = 1_000

@@ -27,8 +27,8 @@ from tenure.cli.output import Exit, Failed, emit, emit_text, note
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
-from tenure.core.opening import open_ledger, open_queue, parse_url
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_ledger, open_queue, parse_url
 from tenure.core.seam import Ledger, Query, Queue, Staffed
 from tenure.dashboard.queues import kind_of, states_of
 from tenure.dashboard.views import by_kind

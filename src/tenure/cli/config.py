@@ -374,7 +374,7 @@ def _read_trusted(path: Path, *, chosen: bool) -> str:
                 f"root's{named}, and not open to all: `chmod o-w {path}`"
             )
         if not chosen and found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
-            from tenure.core.printable import printable
+            from tenure.core.encoding import printable
 
             warning = f"warning: {path} can be written by group {found.st_gid}: `chmod g-w {path}`"
             sys.stderr.write(printable(warning) + "\n")

@@ -23,7 +23,7 @@ from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, paint
 from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError, StoreError, TenureError
-from tenure.core.opening import open_ledger, open_part, parse_url
+from tenure.core.registry import open_ledger, open_part, parse_url
 from tenure.core.seam import Counts
 from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis

@@ -213,7 +213,7 @@ def with_ledger(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]
     """Open the ledger of this queue, or of the configured one, ask it, and close it."""
     import asyncio  # here, so that commands which ask no queue start faster
 
-    from tenure.core.opening import open_ledger
+    from tenure.core.registry import open_ledger
 
     async def asked() -> Answer:
         ledger = open_ledger(load_config().text("queue_url", queue_url))

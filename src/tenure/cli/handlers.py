@@ -20,7 +20,7 @@ import structlog
 from tenure.cli.config import Config, with_options
 from tenure.cli.output import note
 from tenure.core.errors import UsageError
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.store.files import why_untrusted
 from tenure.worker.task import Task, task
 

@@ -29,6 +29,7 @@ from tenure.cli.output import (
     paint_state,
     plain_json,
 )
+from tenure.core.encoding import check_json, one_line
 from tenure.core.errors import (
     Conflict,
     InvalidJob,
@@ -37,12 +38,9 @@ from tenure.core.errors import (
     ReplyLost,
     StoreUnreachable,
 )
-from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
-from tenure.core.opening import open_ledger, open_queue
-from tenure.core.printable import one_line
+from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted, new_job_id
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Ledger, Query
-from tenure.core.storable import check_json
-from tenure.core.submission import new_job_id
 
 if TYPE_CHECKING:
     from tenure.cli.gateway_client import GatewayClient

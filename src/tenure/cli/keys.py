@@ -120,7 +120,7 @@ def rotate(batch: int, queue_url: str | None, as_json: bool) -> int:
 
 
 async def _rotate(queue_url: str | None, batch: int) -> tuple[str, Rotation]:
-    from tenure.core.opening import open_part
+    from tenure.core.registry import open_part
     from tenure.vault import Vault
     from tenure.vault import rotate as rewrap
 
@@ -137,7 +137,7 @@ async def _rotate(queue_url: str | None, batch: int) -> tuple[str, Rotation]:
 
 async def _seal_plain(url: str, vault: Vault) -> None:
     """Seal the webhook secrets that an older version stored as plain text."""
-    from tenure.core.opening import open_part
+    from tenure.core.registry import open_part
 
     try:
         secrets = open_part(url, "endpoint_secrets", vault=vault)

@@ -26,9 +26,9 @@ from tenure.cli.output import (
     shown,
     table,
 )
-from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
-from tenure.core.printable import one_line
-from tenure.core.redacting import Redaction
+from tenure.core.encoding import one_line
+from tenure.core.redaction import Redaction
+from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.dashboard.display import duration, number, share
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
 from tenure.dashboard.search import Finder, Search, Term
@@ -42,7 +42,7 @@ from tenure.dashboard.views import (
     workers,
 )
 from tenure.dashboard.watch import Watch
-from tenure.worker.logs import ensure_logs
+from tenure.worker.telemetry import ensure_logs
 
 
 def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:

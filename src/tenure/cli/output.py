@@ -19,7 +19,7 @@ import click
 
 from tenure.cli.config import colours_wanted
 from tenure.core import errors
-from tenure.core.printable import OBEYED, escaped, one_line
+from tenure.core.encoding import OBEYED, escaped, one_line
 
 if TYPE_CHECKING:
     from tenure.core.job import JobRecord
@@ -257,13 +257,13 @@ def job_object(record: JobRecord) -> dict[str, Any]:
 
 def plain_json(raw: bytes) -> Any:
     """The decoded JSON; as the contract has it, `_raw` where the bytes are no JSON."""
-    from tenure.core.values import shown_json
+    from tenure.core.encoding import shown_json
 
     return shown_json(raw) if raw else None
 
 
 def safe_url(url: str) -> str:
     """A queue or store URL without its password."""
-    from tenure.core.opening import parse_url
+    from tenure.core.registry import parse_url
 
     return parse_url(url).safe if "://" in url else url

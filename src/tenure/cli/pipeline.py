@@ -372,7 +372,7 @@ def enqueue_command(
     **spark: Any,
 ) -> int:
     """Put a job into the queue for every row of a file; started again, it goes on."""
-    from tenure.core.opening import parse_url
+    from tenure.core.registry import parse_url
 
     target = url or load_config().text("queue_url")
     with _session(spark) as opened:

@@ -17,7 +17,7 @@ from tenure.cli.output import Exit, Failed, answer, emit, emit_text, note, safe_
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from tenure.core.opening import QueueUrl
+    from tenure.core.registry import QueueUrl
 
 
 async def migrated(url: QueueUrl) -> list[str]:
@@ -25,7 +25,7 @@ async def migrated(url: QueueUrl) -> list[str]:
     from tenure.sql.schema import migrate
 
     if url.store.startswith("postgres"):
-        from tenure.core.opening import open_part
+        from tenure.core.registry import open_part
         from tenure.sql.schema import PostgresMigrations
 
         engine = open_part(url.text, "database")
@@ -157,7 +157,7 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from tenure.core.opening import parse_url
+    from tenure.core.registry import parse_url
 
     url = parse_url(load_config().text("queue_url", queue_url))
     if not url.store.startswith(("sqlite", "postgres", "libsql")):

@@ -12,7 +12,7 @@ from tenure.cli.group import json_option, queue_option, with_ledger
 from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.core.seam import Query
 
 

@@ -29,8 +29,8 @@ from tenure.contracts.bullmq.schema import VIDEO_GENERATION, check
 from tenure.contracts.omniq import Client
 from tenure.core.errors import InvalidJob, StoreError, UsageError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Fatal
+from tenure.core.registry import open_ledger, open_queue
 from tenure.tasks import TASKS, SampleFailure
 from tenure.worker.job import Job
 from tenure.worker.task import Task, task

@@ -28,12 +28,12 @@ from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
-from tenure.core.opening import QueueUrl, open_ledger, open_part, open_queue, parse_url
+from tenure.core.registry import QueueUrl, open_ledger, open_part, open_queue, parse_url
 from tenure.store.embedded import embedded_redis
 from tenure.store.files import why_untrusted
 from tenure.store.redis import Redis
 from tenure.worker import Job, Settings, Worker, task
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 
 _CLAUSE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* (.*)$", re.MULTILINE)
 _RESULT = "TENURE_CHECK_RESULT"
@@ -123,7 +123,7 @@ async def _unlink(redis: Redis, pattern: str) -> None:
 def _adapter_of(url: QueueUrl) -> str:
     """What the suite calls this contract on this kind of store.
 
-    >>> from tenure.core.opening import parse_url
+    >>> from tenure.core.registry import parse_url
     >>> _adapter_of(parse_url("plane+postgresql://h/db?redis=redis://h/0"))
     'plane_postgres_redis'
     """

@@ -37,7 +37,7 @@ def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] 
 
     import structlog
 
-    from tenure.worker.logs import PlainFormatter
+    from tenure.worker.telemetry import PlainFormatter
 
     name, style = config.text("log_level", level).lower(), config.text("log_format")
     if name not in _LEVELS:
@@ -61,7 +61,7 @@ def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] 
 def _processors(as_text: bool) -> list[Any]:
     import structlog
 
-    from tenure.worker.logs import plain_errors, plain_text, text_renderer
+    from tenure.worker.telemetry import plain_errors, plain_text, text_renderer
 
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -149,7 +149,7 @@ def worker_command(
 def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
     from tenure.cli.handlers import INBOX, SLOTS, load_all, usual, with_share, with_slots
     from tenure.worker import Settings, Worker, identity
-    from tenure.worker.logs import add_job
+    from tenure.worker.telemetry import add_job
 
     level = set_up_logs(config, flags["log_level"], add=[add_job])
     concurrency = config.integer("worker.concurrency", flags["concurrency"])

@@ -43,7 +43,7 @@ from tenure.cli.project import migrated
 from tenure.cli.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
 from tenure.cli.supervisor import Supervisor, stopping_on_signals, until_ready
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.opening import QueueUrl, open_ledger, parse_url
+from tenure.core.registry import QueueUrl, open_ledger, parse_url
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.files import private_folder, write_private
 from tenure.store.sqlite import file_of

@@ -92,7 +92,7 @@ class QueueFull(TenureError):
 
 
 class LeaseLost(TenureError):
-    """Somebody else holds, or has ended, this lease. As a value it answers one item of a batch."""
+    """The lease has ended or is held by another. As a value it answers one item of a batch."""
 
     code = "lease_lost"
 

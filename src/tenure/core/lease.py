@@ -12,7 +12,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     they guard every later write. `lease_ms` is how long the lease lasts from the moment it was
     asked for, so that the holder can tell on its own clock when to stop without hearing from the
     store. `handle` is the contract's own reference (a stream entry id, a message id). `payload` is
-    raw JSON. `cancel_requested` is set on the answer to an extend when somebody asked for it.
+    raw JSON. `cancel_requested` is set on the answer to an extend when a cancel was requested.
     """
 
     job_id: str
@@ -47,3 +47,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b"{}"
     progress: bytes = b""
     payload: bytes = b""
+
+
+class WorkerId(str):
+    """The id of a worker, unlike that of every other process. `name` is its part for people.
+
+    Most contracts need an id of their own for every process. The inbox asks for the name of the pod
+    or host as it is, and fences its writes by other means.
+    """
+
+    __slots__ = ("name",)
+
+    name: str
+
+    def __new__(cls, unique: str, name: str = "") -> WorkerId:
+        made = super().__new__(cls, unique)
+        made.name = name or unique
+        return made

@@ -20,7 +20,7 @@ retry: it failed and shall run again after `delay_ms`; the store buries it if no
 bury: it failed for good.
 snooze: not a failure; run it again after `delay_ms` without counting this attempt.
 release: handed back unfinished (shutdown); anyone may claim it at once, this attempt not counted.
-cancel: ended because somebody asked for it.
+cancel: ended on request.
 """
 
 Until = Literal["", "rest", "children"]
@@ -69,7 +69,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The job is ended without a result because somebody asked for it."""
+    """The job is ended without a result on request."""
 
 
 Verdict: TypeAlias = Completed | Retried | Buried | Released | Cancelled | LeaseLost

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from tenure.core.encoding import REPLACED, whole_text
 from tenure.core.errors import LeaseLost, traceback_of
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
@@ -24,7 +25,6 @@ from tenure.core.outcome import (
     Signal,
     Snooze,
 )
-from tenure.core.storable import REPLACED, whole_text
 
 Jitter = Literal["none", "equal", "full"]
 

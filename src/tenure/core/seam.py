@@ -8,13 +8,14 @@ the order of the request; one bad item never harms its neighbours. Calls raise o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from tenure.core.errors import LeaseLost
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 
@@ -44,7 +45,7 @@ class Queue(Protocol):
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases alive. Cheap enough for once a second; writes only when it is time to.
 
-        The answer carries the new `lease_until_ms`, and `cancel_requested` when somebody asked.
+        The answer carries the new `lease_until_ms`, and whether a cancel was requested.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
@@ -125,7 +126,7 @@ class Ledger(Protocol):
         """End waiting jobs ("ok"), running ones through their worker ("requested"); or why not."""
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
-        """Delete jobs that nobody runs; per id "ok" or why not."""
+        """Delete jobs that are not running; per id "ok" or why not."""
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -162,22 +163,31 @@ class Probed(Protocol):
         """Write something that changes nothing; raises `StoreError` where that is refused."""
 
 
-@runtime_checkable
-class Bounded(Protocol):
-    """A queue that gives out no more leases in one claim than it tells here."""
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """What a queue has beyond the seam. It declares a feature by an attribute of that name.
 
-    @property
-    def claim_max(self) -> int:
-        """Who gets fewer has all that there were."""
+    lease_ms         how long its leases last; 0 where only a lease can tell
+    claim_max        the most leases that one claim returns; fewer mean that the queue is empty
+    slots_max        the most jobs that a worker may run at once; 0: no limit
+    settles_at_once  how many settles the store works on side by side
+    has_children     jobs can wait for children, and `children(job_id)` returns what those left
+    has_data         a handler can replace its job's payload
+    holds_nul        text may contain NUL
+    """
+
+    lease_ms: int = 0
+    claim_max: int = 0
+    slots_max: int = 0
+    settles_at_once: int = 1
+    has_children: bool = False
+    has_data: bool = False
+    holds_nul: bool = True
 
 
-@runtime_checkable
-class Parallel(Protocol):
-    """A queue whose store works on several settles side by side; others get one at a time."""
-
-    @property
-    def settles_at_once(self) -> int:
-        """How many a worker may send before the first is answered."""
+def features(queue: Queue) -> Features:
+    """What this queue declares, the defaults for the rest."""
+    names = Features.__struct_fields__
+    return Features(**{name: getattr(queue, name) for name in names if hasattr(queue, name)})
 
 
 class Journal(Protocol):
@@ -191,3 +201,19 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A record that could not be read and was set aside."""
+
+    job_id: str
+    reason: str
+
+
+@runtime_checkable
+class Quarantining(Protocol):
+    """A queue that sets unreadable records aside instead of handing them out."""
+
+    def take_quarantined(self) -> list[Quarantined]:
+        """What was set aside since the last call."""

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from tenure.core.endpoint import Answer, Call, Endpoint, Handle, Refused, Reply, Right, Scope
 from tenure.core.errors import Conflict, NotFound
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
 from tenure.dashboard.audit import Entry
 from tenure.dashboard.queues import QueueRegistry

@@ -24,11 +24,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tenure.core.encoding import check_json
 from tenure.core.endpoint import OPEN, Caller, Endpoint, Refused, Right
 from tenure.core.errors import NotFound, StoreError, TenureError, UsageError
 from tenure.core.job import NewJob
-from tenure.core.redacting import MASK, Redaction
-from tenure.core.storable import check_json
+from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
 from tenure.dashboard.api import Api, SearchLimit

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import msgspec
 import structlog
 
+from tenure.core.encoding import to_json
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
-from tenure.core.opening import open_part, parse_url
-from tenure.core.values import to_json
+from tenure.core.registry import open_part, parse_url
 from tenure.sql.engine import INBOX, Engine
 from tenure.store.redis import Redis
 from tenure.store.scripts import ScriptFolder

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts
 from tenure.dashboard.actions import VERBS, Actions
 from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline

@@ -24,7 +24,7 @@ import msgspec
 
 from tenure.core.errors import Conflict, StoreError, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.redacting import Redaction, size_of, without_contents
+from tenure.core.redaction import Redaction, size_of, without_contents
 from tenure.core.seam import PAGE_BYTES, Query, weight
 from tenure.dashboard.display import decode_json, error_class
 from tenure.dashboard.queues import (

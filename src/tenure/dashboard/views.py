@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts, Ledger, Query, Staffed
 from tenure.dashboard.display import decode_json, duration, error_info
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of

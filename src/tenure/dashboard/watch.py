@@ -20,8 +20,8 @@ import msgspec
 import structlog
 
 from tenure.core.errors import StoreError
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent
+from tenure.core.journal import JournalEvent
 from tenure.core.seam import Counts
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
 

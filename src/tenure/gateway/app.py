@@ -43,7 +43,7 @@ from tenure.gateway.problems import CODES, MEDIA, Problem, problem_of
 from tenure.gateway.served import RedisWarnings, ServedQueue, SubmitBatcher, open_served
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
-from tenure.worker.logs import ensure_logs
+from tenure.worker.telemetry import ensure_logs
 
 _log = structlog.get_logger("tenure.gateway")
 

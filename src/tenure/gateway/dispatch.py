@@ -21,9 +21,9 @@ from msgspec import inspect
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from tenure.core.encoding import INTEGER_MAX, json_fault
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
 from tenure.core.errors import ReplyLost, UsageError
-from tenure.core.storable import INTEGER_MAX, json_fault
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed

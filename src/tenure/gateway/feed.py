@@ -20,9 +20,9 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from tenure.core.errors import ServerError, StoreError
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.redacting import Redaction
+from tenure.core.journal import JournalEvent
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Journal
 from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, position, unnumbered
 

@@ -20,7 +20,7 @@ import structlog
 
 from tenure.core.endpoint import Caller
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable
-from tenure.core.opening import open_part, parse_url
+from tenure.core.registry import open_part, parse_url
 from tenure.gateway.keys import (
     SESSIONS_PER_KEY,
     TICKET_S,

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import msgspec
 import structlog
 
+from tenure.core.endpoint import Submits
 from tenure.core.errors import StoreError
-from tenure.core.intake import Submits
 from tenure.core.job import NewJob, Submitted
 from tenure.gateway.problems import Problem
 

@@ -14,8 +14,7 @@ from msgspec import Meta
 
 from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
-from tenure.core.quarantine import Quarantining
-from tenure.core.seam import Counts, Probed
+from tenure.core.seam import Counts, Probed, Quarantining
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available
 from tenure.gateway.dispatch import Bytes

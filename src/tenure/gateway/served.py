@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tenure.core.endpoint import Endpoint
+from tenure.core.endpoint import Endpoint, Submits
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.intake import Submits
 from tenure.core.job import JobEvent, NewJob, Submitted
-from tenure.core.opening import open_journal, open_ledger, open_part, open_queue, parse_url
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
+from tenure.core.registry import open_journal, open_ledger, open_part, open_queue, parse_url
 from tenure.core.seam import Ledger
 from tenure.core.state import MACHINES
 from tenure.dashboard.queues import OpenQueue

@@ -23,7 +23,7 @@ from tenure.gateway.app import Gateway
 from tenure.gateway.connections import Connection, Connections
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
-from tenure.worker.notify import Notifier as Datagrams
+from tenure.worker.events import Notifier as Datagrams
 
 _log = structlog.get_logger("tenure.gateway")
 

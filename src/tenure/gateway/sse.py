@@ -10,10 +10,10 @@ from typing import Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from tenure.core.encoding import answer_json
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
-from tenure.core.values import answer_json
 from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics

@@ -17,8 +17,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import UsageError
-from tenure.core.opening import journal_tape
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
+from tenure.core.registry import journal_format
 from tenure.pipeline.plainly import one_line
 from tenure.pipeline.source.submitting import Tally, submit_columns
 
@@ -92,7 +92,7 @@ def enqueue(jobs: DataFrame, url: str, *, rate: float = 0.0, tasks: int = TASKS)
     total = Tally()
     # By id: as even as taking turns, and repeatable without the sort which that takes.
     parts = jobs.repartition(tasks, "job_id")
-    if isinstance(journal_tape(url), SqlTape):
+    if isinstance(journal_format(url), SqlFormat):
         # An index takes ids that follow each other for much less than ids by chance.
         parts = parts.sortWithinPartitions("job_id")
     with one_line():

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.state import MACHINES
 from tenure.pipeline.enqueue import enqueue, job_id_of, jobs_of, run_name
 from tenure.worker import Settings, Task, Worker

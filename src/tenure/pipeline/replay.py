@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.core.seam import Ledger
 from tenure.pipeline.events import lake_events
 from tenure.pipeline.lake.files import LakeFiles

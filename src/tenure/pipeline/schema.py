@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 
 SCHEMA_VERSION = 1
 

@@ -22,10 +22,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.sql.engine import Engine, QueueSettings, Row, UnreadableRow, why_unreadable
 
 CLAIM_MAX = 1_000

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 
 INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.errors import LeaseLost, ServerError
-from tenure.core.idempotency import request_hash, short_hash
+from tenure.core.job import request_hash, short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
     BURIED,

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from tenure.core.errors import NotFound, UsageError
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.journal import JournalEvent
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat
 from tenure.core.state import Machine
 from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row

@@ -16,8 +16,7 @@ from tenure.core.errors import InvalidTransition, LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.sql.claim import CLAIM_MAX, Claimer
 from tenure.sql.engine import Engine, QueueSettings
 from tenure.sql.settle import Delay, Settler, refuse, token_hash

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.errors import InvalidJob, UsageError
-from tenure.core.idempotency import check_key, request_hash, short_hash
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import NewJob, Submitted, check_key, request_hash, short_hash
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
 from tenure.store.resend import part
 

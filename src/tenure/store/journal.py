@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 from tenure.store.redis import Redis
 
 HEAD = (

@@ -12,10 +12,9 @@ import msgspec
 from tenure.core.errors import LeaseLost, ServerError, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import QueueUrl
 from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Failure, Retried, Verdict
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import READ_STEP, Query
+from tenure.core.registry import QueueUrl
+from tenure.core.seam import READ_STEP, Quarantined, Query
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.resend import part

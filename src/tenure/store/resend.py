@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from tenure.core.endpoint import Submits
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, TenureError
-from tenure.core.intake import Submits
 from tenure.core.job import NewJob, Submitted
 
 T = TypeVar("T")

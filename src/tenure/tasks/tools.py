@@ -41,7 +41,7 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.tasks.model import Running, read, refusal
 from tenure.vault import Secret, hide, without_secrets
 

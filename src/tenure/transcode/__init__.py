@@ -8,7 +8,7 @@ no other files, processes or rights, and limits on memory, time and file size. O
 key that holds the claim's version; they count only when the fenced settlement has published them.
 """
 
-from tenure.core.transcoding import Output, Place, Transcode
+from tenure.core.transcode import Output, Place, Transcode
 from tenure.transcode.handler import Transcoder, transcode_handler
 from tenure.transcode.storage import TranscodeSettings
 

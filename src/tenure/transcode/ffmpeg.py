@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tenure.core.errors import UsageError
-from tenure.core.transcoding import FormatName, Output
+from tenure.core.transcode import FormatName, Output
 
 INPUT = "input"
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry, Snooze
-from tenure.core.transcoding import Output, Transcode
+from tenure.core.transcode import Output, Transcode
 from tenure.egress import Client, Guard, GuardedProxy
 from tenure.transcode import ffmpeg
 from tenure.transcode.cage import (

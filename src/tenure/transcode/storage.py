@@ -28,7 +28,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from tenure.core.errors import TenureError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
-from tenure.core.transcoding import Place, Transcode
+from tenure.core.transcode import Place, Transcode
 from tenure.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge, read_target
 from tenure.egress.client import Body
 from tenure.vault import CredentialStore, StoredCredentials, Vault

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from tenure.core.lease import WorkerId
 
 CONCURRENCY_DEFAULT = 100
 THREADS_DEFAULT = 16
@@ -67,8 +72,8 @@ def capacity(settings: Settings, kinds: set[str]) -> Capacity:
     """What the settings leave open, filled in by the kinds of handlers that are registered.
 
     A worker that has only thread handlers takes no more jobs than it has threads, one that has
-    only process handlers no more than it has cores. Where kinds are mixed nobody can tell before
-    the claim which kind comes, so jobs beyond a pool's size wait for it with their lease kept.
+    only process handlers no more than it has cores. Where kinds are mixed the kind of a job is not
+    known before the claim, so jobs beyond a pool's size wait for it with their lease kept.
     """
     cores = os.cpu_count() or 1
     threads = settings.threads or settings.concurrency or THREADS_DEFAULT
@@ -80,3 +85,18 @@ def capacity(settings: Settings, kinds: set[str]) -> Capacity:
     else:
         slots = ("thread" in kinds) * threads + ("process" in kinds) * processes
     return Capacity(slots, threads, processes)
+
+
+def identity(environ: Mapping[str, str] | None = None, *, boot: str = "") -> WorkerId:
+    """`POD_NAME`, else `HOSTNAME`, else the host's own name, joined with the boot id.
+
+    >>> identity({"POD_NAME": "render-0", "HOSTNAME": "node7"}, boot="5d1c")
+    'render-0-5d1c'
+    >>> identity({"HOSTNAME": "node7"}).name, identity({}, boot="5d1c").name
+    ('node7', '5d1c')
+    """
+    known = environ or {}
+    name = known.get("POD_NAME") or known.get("HOSTNAME") or ""
+    boot_uuid = uuid.uuid4()
+    unique = f"{name or socket.gethostname()}-{boot or boot_uuid.hex[:12]}"
+    return WorkerId(unique, name or boot or str(boot_uuid))

@@ -1,32 +1,83 @@
-"""What a handler sees of its job."""
+"""An attempt at a job: the record the worker keeps of it, and the `Job` that its handler sees."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import structlog
 
+from tenure.core.encoding import from_json, storable_json, whole_text
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
-from tenure.core.storable import to_json, whole_text
-from tenure.core.values import from_json
-from tenure.worker.holding import Held
-
-ReportCall = Callable[[Held, Report], Awaitable[None]]
+from tenure.core.outcome import Outcome
+from tenure.worker.metrics import Tally
+from tenure.worker.task import Task
 
 TERMINAL_TYPES = frozenset(
     ("done", "error", "canceled", "cancelled", "completed", "failed", "succeeded", "dead_letter")
 )
 """Events that end a job's stream: only a settled outcome may write them."""
 
+Ending = Literal["", "lost", "cancel", "timeout", "shutdown"]
+"""Why an attempt was stopped from outside: its lease was lost, a cancel was requested, it took too
+long, the worker stops. From then on the handler's return value or exception is ignored."""
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One lease, from claim to verdict. `task` is None if this worker has no handler for it.
+
+    Two threads share it. The keeper's writes `lease`, `until`, `lost` and `kept`, the worker's loop
+    all the rest. Each write sets one attribute, so no lock is needed.
+
+    until        local deadline, on our clock: from then on another worker may own the job. It
+                 counts from when the last confirmed claim or extend was *sent*
+    kept         the keeper extends the lease; when off, the lease is left to expire
+    begun        the handler was really started
+    concluded    the outcome is chosen, once and for all
+    freed        the slot is free again, which for a thread that cannot be stopped is later
+    unsent       reports not yet written; the outcome waits for them in `parked`
+    source, job  set by the modules `source` and `attempt`, which import this one
+    """
+
+    lease: Lease
+    until: float
+    started: float
+    task: Task | None = None
+    source: Any = None
+    job: Any = None
+    tally: Tally = msgspec.field(default_factory=lambda: Tally("", ""))
+    lost: bool = False
+    kept: bool = True
+    ended: Ending = ""
+    begun: bool = False
+    concluded: bool = False
+    freed: bool = False
+    asked_to_cancel: bool = False
+    ran_s: float = 0.0
+    unsent: int = 0
+    runner: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    parked: Any = None
+    outcome: Outcome | None = None
+
+    def end_timer(self) -> None:
+        """Drop the pending timeout or grace period, if there is one."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+ReportCall = Callable[[Attempt, Report], Awaitable[None]]
+
 _UNREAD: Any = object()
 
 current_job: ContextVar[Job] = ContextVar("tenure_job")
-"""The job whose handler is running here; `worker.logs` adds its ids to every line."""
+"""The job whose handler is running here; the logs add its ids to every line."""
 
 
 class Written:
@@ -50,71 +101,68 @@ class Job(msgspec.Struct, eq=False):
     because a thread cannot be stopped, and what it returns after that is thrown away.
     """
 
-    _held: Held
+    _attempt: Attempt
     _report: ReportCall
     _worker_id: str
     _timeout_s: float | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
-    _source: Any = None
 
     @property
     def id(self) -> str:
         """The job's id in its queue."""
-        return self._held.lease.job_id
+        return self._attempt.lease.job_id
 
     @property
     def task(self) -> str:
         """The task name under which it was submitted."""
-        return self._held.lease.task
+        return self._attempt.lease.task
 
     @property
     def queue(self) -> str:
         """The queue it came from, in the contract's own words."""
-        return self._held.lease.queue
+        return self._attempt.lease.queue
 
     @property
     def attempt(self) -> int:
         """1 for the first start."""
-        return self._held.lease.attempt
+        return self._attempt.lease.attempt
 
     @property
     def max_attempts(self) -> int:
         """How many starts the job may have; 0 when the store does not say."""
-        return self._held.lease.max_attempts
+        return self._attempt.lease.max_attempts
 
     @property
     def lease(self) -> Lease:
         """The lease under which this attempt runs, as last confirmed by the store."""
-        return self._held.lease
+        return self._attempt.lease
 
     @property
     def payload(self) -> Any:
         """The decoded payload; one that is not JSON comes as `{"_raw": text}`."""
         if self._payload is _UNREAD:
-            self._payload = read_payload(self._held.lease.payload)
+            self._payload = read_payload(self._attempt.lease.payload)
         return self._payload
 
     @property
     def opts(self) -> dict[str, Any]:
         """The options it was added with, in the contract's own words; {} where it keeps none."""
-        extra = self._held.lease.extra
+        extra = self._attempt.lease.extra
         opts = extra.get("opts") if isinstance(extra, dict) else getattr(extra, "opts", None)
         if isinstance(opts, bytes):  # in a child process
-            import json
-
             return cast("dict[str, Any]", json.loads(opts))
         return opts or {}
 
     @property
     def cancelled(self) -> bool:
         """True when this attempt is over: stop soon, and without further effects."""
-        return self._held.lost or self._held.ended != ""
+        return self._attempt.lost or self._attempt.ended != ""
 
     @property
     def deadline(self) -> float | None:
         """When the timeout strikes, on the clock of `time.monotonic()`; None without a timeout."""
-        return None if self._timeout_s is None else self._held.started + self._timeout_s
+        return None if self._timeout_s is None else self._attempt.started + self._timeout_s
 
     @property
     def log(self) -> JobLog:
@@ -129,16 +177,16 @@ class Job(msgspec.Struct, eq=False):
 
         `await` it in an `async def` handler, as `report`. Only where the contract has it (bullmq).
         """
-        news = Report(lease=self._held.lease, payload=to_json(data)[0])
+        news = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
         self._payload = data
-        return self._report(self._held, news)
+        return self._report(self._attempt, news)
 
     def children(self) -> Any:
         """What the children of this job left, and which are pending, where jobs have children.
 
         `await` it in an `async def` handler; in a thread it is a plain call.
         """
-        source = self._source
+        source = self._attempt.source
         if source is None:
             raise UsageError("a handler in a process of its own cannot ask for its children")
         asking = source.children(self.id)
@@ -169,13 +217,13 @@ class Job(msgspec.Struct, eq=False):
                 "handler returns or raises; use another type for news"
             )
         news = Report(
-            lease=self._held.lease,
+            lease=self._attempt.lease,
             type=whole_text(type),
             step=whole_text(step),
-            data=b"{}" if data is None else to_json(data)[0],
-            progress=b"" if progress is None else to_json(progress)[0],
+            data=b"{}" if data is None else storable_json(data)[0],
+            progress=b"" if progress is None else storable_json(progress)[0],
         )
-        return self._report(self._held, news)
+        return self._report(self._attempt, news)
 
 
 class JobLog:
@@ -208,12 +256,16 @@ def read_payload(raw: bytes) -> Any:
 
 def job_facts(job: Job) -> dict[str, Any]:
     """What a log line about this job should carry; `trace_id` where its submitter sent one."""
-    facts = {
-        "job_id": job.id,
-        "task": job.task,
-        "queue": job.queue,
-        "attempt": job.attempt,
-        "worker_id": job._worker_id,
-    }
-    parts = job._held.lease.trace.split("-")
+    facts = {**lease_facts(job.lease), "worker_id": job._worker_id}
+    parts = job._attempt.lease.trace.split("-")
     return facts | {"trace_id": parts[1]} if len(parts) >= 4 else facts
+
+
+def lease_facts(lease: Lease) -> dict[str, Any]:
+    """What a log line about an attempt should carry."""
+    return {
+        "job_id": lease.job_id,
+        "task": lease.task,
+        "queue": lease.queue,
+        "attempt": lease.attempt,
+    }

@@ -1,13 +1,12 @@
 """Keeps leases alive, and says when one is lost.
 
 One batched `extend` for all leases of a queue about once a second. It runs in its own thread, with
-its own event loop and its own connection, so that a handler that blocks the worker's loop (or holds
-on to it for three lease lengths) does not lose its lease. In a simulation it runs in the worker's
-loop instead and no thread exists.
+its own event loop and its own connection, so that a handler that blocks the worker's loop does not
+lose its lease. In a simulation it runs in the worker's loop instead and no thread exists.
 
 The local deadline of a lease is the moment at which its last confirmed claim or extend was *sent*,
 plus the length of the lease. When it passes without a further confirmation, or when the store says
-so, the lease is lost: the worker is told and nothing more is written for it.
+so, the lease is lost: the attempt is ended and nothing more is written for it.
 """
 
 from __future__ import annotations
@@ -19,36 +18,35 @@ from collections.abc import Callable, Sequence
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
 from tenure.core.seam import Queue
-from tenure.worker.holding import Ending, Held
-from tenure.worker.source import Contact, Opener, Source
+from tenure.worker.job import Attempt, Ending
+from tenure.worker.source import Contact, Context, Opener, Source
 
 _EXTEND_BATCH_MAX = 500
 
-Post = Callable[[Source, Held, Ending], None]
-"""Tell the worker's loop to end an attempt; safe from the keeper's thread."""
-
 
 class Keeper:
-    """Extends the leases of one source. `beat` is when it last looked, for the watchdog."""
+    """Extends the leases of one source. `beat` is when it last looked, for the watchdog.
+
+    `end` and `tell` (an event of `Watch`) must be safe from the thread the keeper runs in.
+    """
 
     def __init__(
         self,
         source: Source,
+        context: Context,
         *,
-        clock: Callable[[], float],
-        post: Post,
-        interval_ms_max: int,
-        told: Callable[[str, int], None],
+        end: Callable[[Attempt, Ending], None],
+        tell: Callable[[str, int], None],
     ) -> None:
         self._source = source
-        self._clock = clock
-        self._post = post
-        self._told = told
-        self._interval_ms_max = interval_ms_max
+        self._clock = context.clock
+        self._end = end
+        self._tell = tell
+        self._interval_ms_max = context.settings.keeper_ms_max
         self._contact = Contact(f"{source.name} (keeper)")
         self._wake = asyncio.Event()
         self._extending: asyncio.Task[None] | None = None
-        self.beat = clock()
+        self.beat = context.clock()
 
     @property
     def interval_s(self) -> float:
@@ -82,54 +80,54 @@ class Keeper:
         finally:
             alarm.cancel()
 
-    def _due(self, now: float) -> list[Held]:
+    def _due(self, now: float) -> list[Attempt]:
         """What to extend: all that were not confirmed just now. Drops what has run out."""
         due = []
         half_s = self.interval_s / 2
-        for held in self._source.held.copy():  # copied in one step: the other thread goes on
-            if held.until <= now:
-                self._lose(held)
-            elif held.kept and now - (held.until - held.lease.lease_ms / 1000) >= half_s:
-                due.append(held)
+        for attempt in self._source.attempts.copy():  # copied in one step: the other thread goes on
+            if attempt.until <= now:
+                self._lose(attempt)
+            elif attempt.kept and now - (attempt.until - attempt.lease.lease_ms / 1000) >= half_s:
+                due.append(attempt)
         return due
 
-    async def _extend(self, queue: Queue, due: Sequence[Held]) -> None:
+    async def _extend(self, queue: Queue, due: Sequence[Attempt]) -> None:
         for start in range(0, len(due), _EXTEND_BATCH_MAX):
             batch = due[start : start + _EXTEND_BATCH_MAX]
             sent = self._clock()
             try:
-                answers = await queue.extend([held.lease for held in batch])
+                answers = await queue.extend([attempt.lease for attempt in batch])
                 if len(answers) != len(batch):
                     raise RuntimeError(f"{len(answers)} answers to {len(batch)} leases")
             except Exception as error:
                 self._contact.failed("extend", error)
-                self._told("extend_failed", 1)
+                self._tell("extend_failed", 1)
                 return
             self._contact.made("extend")
-            for held, answer in zip(batch, answers, strict=True):
-                self._heard(held, answer, sent)
-            self._told("extended", len(batch))
+            for attempt, answer in zip(batch, answers, strict=True):
+                self._heard(attempt, answer, sent)
+            self._tell("extended", len(batch))
 
-    def _heard(self, held: Held, answer: Lease | LeaseLost, sent: float) -> None:
+    def _heard(self, attempt: Attempt, answer: Lease | LeaseLost, sent: float) -> None:
         if isinstance(answer, LeaseLost):
-            if held.concluded:
+            if attempt.concluded:
                 # Its own settle may have ended it; the flusher finds out until the deadline.
-                held.kept = False
+                attempt.kept = False
             else:
-                self._lose(held)
+                self._lose(attempt)
             return
-        held.lease = answer
-        held.until = sent + answer.lease_ms / 1000
-        if answer.cancel_requested and not held.asked_to_cancel:
-            held.asked_to_cancel = True
-            self._post(self._source, held, "cancel")
+        attempt.lease = answer
+        attempt.until = sent + answer.lease_ms / 1000
+        if answer.cancel_requested and not attempt.asked_to_cancel:
+            attempt.asked_to_cancel = True
+            self._end(attempt, "cancel")
 
-    def _lose(self, held: Held) -> None:
-        if held.concluded or held.lost:
+    def _lose(self, attempt: Attempt) -> None:
+        if attempt.concluded or attempt.lost:
             return
-        held.lost = True
-        held.kept = False
-        self._post(self._source, held, "lost")
+        attempt.lost = True
+        attempt.kept = False
+        self._end(attempt, "lost")
 
 
 class KeeperThread:

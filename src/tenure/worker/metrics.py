@@ -7,7 +7,7 @@ time costs nothing per job but the addition.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -18,8 +18,18 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-WAIT_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0, 3600.0)
-RUN_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
+_WAIT_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0, 3600.0)
+_RUN_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
+
+_COUNTERS = (
+    ("jobs_started", "attempts begun", "started"),
+    ("jobs_retried", "attempts sent back", "retried"),
+    ("lease_lost", "leases lost while held", "lost"),
+)
+_HISTOGRAMS = (
+    ("job_wait_seconds", "from submit to first start", "wait"),
+    ("job_run_seconds", "from start to outcome", "run"),
+)
 
 
 class Buckets:
@@ -58,8 +68,8 @@ class Tally:
         self.retried = 0
         self.lost = 0
         self.finished: dict[str, int] = {}
-        self.wait = Buckets(WAIT_S)
-        self.run = Buckets(RUN_S)
+        self.wait = Buckets(_WAIT_S)
+        self.run = Buckets(_RUN_S)
 
 
 class Metrics(Collector):
@@ -90,16 +100,26 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by Prometheus, in whatever thread it likes."""
         tallies = list(self._tallies.copy().values())
-        yield _counter("jobs_started", "attempts begun", tallies, lambda tally: tally.started)
-        yield _counter("jobs_retried", "attempts sent back", tallies, lambda tally: tally.retried)
-        yield _counter("lease_lost", "leases lost while held", tallies, lambda tally: tally.lost)
-        yield _finished(tallies)
-        yield _quarantined(self.quarantined.copy())
-        yield _histogram(
-            "job_wait", "from submit to first start", tallies, lambda tally: tally.wait
-        )
-        yield _histogram("job_run", "from start to outcome", tallies, lambda tally: tally.run)
         used, total = self._slots()
+        for name, about, value in _COUNTERS:
+            rows = [((each.queue, each.task), getattr(each, value)) for each in tallies]
+            yield _counter(name, about, ("queue", "task"), rows)
+        finished = [
+            ((each.queue, each.task, outcome), count)
+            for each in tallies
+            for outcome, count in each.finished.copy().items()
+        ]
+        labels = ("queue", "task", "outcome")
+        yield _counter("jobs_finished", "attempts by outcome", labels, finished)
+        about = "records that could not be read and were set aside"
+        quarantined = [((queue,), count) for queue, count in self.quarantined.copy().items()]
+        yield _counter("quarantined", about, ("queue",), quarantined)
+        for name, about, value in _HISTOGRAMS:
+            family = HistogramMetricFamily(f"tenure_{name}", about, labels=("queue", "task"))
+            for each in tallies:
+                buckets: Buckets = getattr(each, value)
+                family.add_metric((each.queue, each.task), buckets.cumulative(), buckets.total)
+            yield family
         yield GaugeMetricFamily("tenure_slots_used", "slots in use", value=used)
         yield GaugeMetricFamily("tenure_slots", "slots there are", value=total)
 
@@ -109,36 +129,9 @@ class Metrics(Collector):
 
 
 def _counter(
-    name: str, about: str, tallies: list[Tally], value: Callable[[Tally], int]
+    name: str, about: str, labels: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], int]]
 ) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"tenure_{name}", about, labels=("queue", "task"))
-    for tally in tallies:
-        family.add_metric((tally.queue, tally.task), value(tally))
-    return family
-
-
-def _finished(tallies: list[Tally]) -> CounterMetricFamily:
-    labels = ("queue", "task", "outcome")
-    family = CounterMetricFamily("tenure_jobs_finished", "attempts by outcome", labels=labels)
-    for tally in tallies:
-        for outcome, count in tally.finished.copy().items():
-            family.add_metric((tally.queue, tally.task, outcome), count)
-    return family
-
-
-def _quarantined(by_queue: dict[str, int]) -> CounterMetricFamily:
-    about = "records that could not be read and were set aside"
-    family = CounterMetricFamily("tenure_quarantined", about, labels=("queue",))
-    for queue, count in by_queue.items():
-        family.add_metric((queue,), count)
-    return family
-
-
-def _histogram(
-    name: str, about: str, tallies: list[Tally], of: Callable[[Tally], Buckets]
-) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(f"tenure_{name}_seconds", about, labels=("queue", "task"))
-    for tally in tallies:
-        buckets = of(tally)
-        family.add_metric((tally.queue, tally.task), buckets.cumulative(), buckets.total)
+    family = CounterMetricFamily(f"tenure_{name}", about, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
     return family

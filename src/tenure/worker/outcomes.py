@@ -1,4 +1,4 @@
-"""What a handler's end becomes: the part of judging that is the worker's own.
+"""What the end of a handler becomes: the worker's own part of judging.
 
 Which failures are tried again is decided by `core.retry.judge`.
 """
@@ -6,20 +6,32 @@ Which failures are tried again is decided by `core.retry.judge`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import msgspec
+import structlog
 
-from tenure.core.errors import StoreError, TenureError
+from tenure.core.encoding import REPLACED, storable_json, whole_text, without_nul
+from tenure.core.errors import StoreError, TenureError, UnknownTask
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import failure_of
-from tenure.core.storable import REPLACED, to_json, whole_text, without_nul
-from tenure.worker.holding import Attempt
+from tenure.worker.job import Attempt, lease_facts
+from tenure.worker.task import Tasks
 
-_encode = msgspec.json.Encoder().encode
+log = structlog.get_logger("tenure.worker")
+
 _MESSAGE_CHARS_MAX = 2_000
 _REFUSED = "outcome_refused"
+# Jobs without a handler here: delays between hand-backs, and bounds of what is remembered of them.
+_DELAY_MS = 1_000
+_DELAY_MS_MAX = 60_000
+_STEPS = 10  # a short limit is so many of its first delays
+_TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
+_LOG_EVERY_S = 60.0
+_NAMES_MAX = 1_000
+_JOBS_MAX = 100_000
 
 
 class TimedOut(TenureError):
@@ -34,39 +46,42 @@ class ProcessDied(TenureError):
     code = "process_died"
 
 
-def completed(lease: Lease, value: Any, say: Callable[[Report], Any]) -> Outcome:
-    """The outcome of a handler that returned. A value that cannot be stored buries the job:
+def completed(lease: Lease, value: Any, report: Callable[[Report], Any]) -> Outcome:
+    """The outcome of a handler that returned.
 
-    the work is done, and doing it again would end the same way. `say` gets a line for the job's
-    log where characters of the result were replaced.
+    A value that cannot be stored buries the job: the work is done, and doing it again would end the
+    same way. Where characters of the result were replaced, `report` gets a line for the job's log.
     """
     if value is None:
         return Outcome(lease, "complete")
     try:
-        result, replaced = to_json(value)
+        result, replaced = storable_json(value)
     except (TypeError, ValueError, OverflowError) as error:
-        said = f"the handler returned {type(value).__name__}, which cannot be stored: {error}"
-        return _given_up(lease, "result_not_json", said)
+        why = f"the handler returned {type(value).__name__}, which cannot be stored: {error}"
+        return _bury(lease, "result_not_json", why)
     if replaced:
-        say(noted(lease))
+        report(replaced_note(lease))
     return Outcome(lease, "complete", result)
 
 
-def noted(lease: Lease, what: str = "the result") -> Report:
-    """A line for the job's log: not all of it is as the handler made it."""
-    return Report(lease=lease, type="log", data=_encode({"text": f"in {what}, {REPLACED}"}))
+def replaced_note(lease: Lease) -> Report:
+    """A line for the job's log: the result is not exactly what the handler returned."""
+    return _log_line(lease, f"in the result, {REPLACED}")
+
+
+def _log_line(lease: Lease, text: str) -> Report:
+    return Report(lease=lease, type="log", data=msgspec.json.encode({"text": text}))
 
 
 def nul_free(outcome: Outcome) -> Outcome:
     """The outcome for a store that refuses NUL; the same object where it has none."""
     result, failure = without_nul(outcome.result), outcome.failure
     if failure is not None and "\0" in failure.code + failure.message + failure.stack:
-        said = f"{failure.message} ({REPLACED})".replace("\0", "\ufffd")
         failure = msgspec.structs.replace(
             failure,
-            code=failure.code.replace("\0", "\ufffd"),
-            message=said,
-            stack=failure.stack.replace("\0", "\ufffd"),
+            code=_no_nul(failure.code),
+            message=_no_nul(f"{failure.message} ({REPLACED})"),
+            stack=_no_nul(failure.stack),
         )
     if result is outcome.result and failure is outcome.failure:
         return outcome
@@ -74,36 +89,42 @@ def nul_free(outcome: Outcome) -> Outcome:
 
 
 def nul_free_report(report: Report) -> Report:
-    """The same for news."""
+    """The same for a report."""
     return msgspec.structs.replace(
         report,
-        type=report.type.replace("\0", "\ufffd"),
-        step=report.step.replace("\0", "\ufffd"),
+        type=_no_nul(report.type),
+        step=_no_nul(report.step),
         data=without_nul(report.data),
         progress=without_nul(report.progress),
     )
 
 
+def _no_nul(text: str) -> str:
+    return text.replace("\0", "\ufffd")
+
+
 def refused(outcome: Outcome, error: Exception) -> Outcome | None:
-    """What is asked for instead of an outcome that the store will never take.
+    """What is sent instead of an outcome that the store will never take.
 
     An error that the store answered may pass with time: then the lease is left to run out, and the
     job runs again.
     """
-    passing = isinstance(error, StoreError)
-    if passing or (outcome.failure is not None and outcome.failure.code == _REFUSED):
+    already = outcome.failure is not None and outcome.failure.code == _REFUSED
+    if already or isinstance(error, StoreError):
         return None
-    return _given_up(outcome.lease, _REFUSED, f"the store refuses the outcome: {error}")
+    return _bury(outcome.lease, _REFUSED, f"the store refuses the outcome: {error}")
 
 
-def _given_up(lease: Lease, code: str, said: str) -> Outcome:
-    message = whole_text(said[:_MESSAGE_CHARS_MAX])
-    return Outcome(lease, "bury", failure=Failure(code=code, message=message, retryable=False))
+def _bury(lease: Lease, code: str, message: str) -> Outcome:
+    text = whole_text(message[:_MESSAGE_CHARS_MAX])
+    return Outcome(lease, "bury", failure=Failure(code=code, message=text, retryable=False))
 
 
 def backed_off(attempt: Attempt, outcome: Outcome, error: BaseException) -> Outcome:
-    """A failure whose job names a backoff that its queue does not know: the task's function says
-    how long to wait, or that the job is given up (-1). One that raises gives it up as well."""
+    """Ask the task's function when the job names a backoff that its queue does not know.
+
+    It returns how long to wait, or -1 to give the job up. A function that raises gives it up too.
+    """
     lease, task = outcome.lease, attempt.task
     named = attempt.source.custom_backoff(lease)
     if named is None or task is None or task.backoff is None:
@@ -123,15 +144,82 @@ def backed_off(attempt: Attempt, outcome: Outcome, error: BaseException) -> Outc
 def childless(lease: Lease) -> Outcome:
     """The handler wants to wait for children in a queue whose jobs have none."""
     message = "the handler parked its job, but jobs of this queue have no children to wait for"
-    return _given_up(lease, "no_children", message)
+    return _bury(lease, "no_children", message)
 
 
 def cancelled(lease: Lease) -> Outcome:
-    """Somebody asked for it, and the handler has been stopped."""
+    """A cancel was requested, and the handler has been stopped."""
     failure = Failure(code="cancelled", message="cancelled on request")
     return Outcome(lease, "cancel", failure=failure)
 
 
-def released(lease: Lease) -> Outcome:
-    """The worker stops: anyone may have the job at once."""
-    return Outcome(lease, "release")
+def hand_back_ms(times: int, limit_ms: int) -> int:
+    """How long a job waits that was handed back so many times before.
+
+    >>> [hand_back_ms(times, 3_600_000) for times in (0, 1, 5, 6, 1_000)]
+    [1000, 2000, 32000, 60000, 60000]
+    """
+    first_ms = max(1, min(_DELAY_MS, limit_ms // _STEPS))
+    return min(first_ms << min(times, 16), _DELAY_MS_MAX)
+
+
+class _HandedBack(msgspec.Struct):
+    """One job: when this worker handed it back first, and how often."""
+
+    since_s: float
+    times: int = 0
+
+
+class UnknownTasks:
+    """Jobs whose task has no handler here: handed back, later and later, and at last failed.
+
+    In a rolling deploy, and in a fleet whose workers have different tasks, another worker has the
+    handler. Each worker counts its own hand-backs of a job and fails only a job that it has itself
+    handed back for `limit_ms`: the store's count includes the snoozes of a handler that polls. A
+    worker that restarts begins anew, so a job is kept rather too long than too short.
+    """
+
+    def __init__(
+        self, tasks: Tasks, *, limit_ms: int, clock: Callable[[], float], rng: Random
+    ) -> None:
+        self._tasks = tasks
+        self._limit_ms = limit_ms
+        self._clock = clock
+        self._rng = rng
+        self._jobs: dict[tuple[str, str], _HandedBack] = {}
+        self._logged: dict[str, float] = {}
+
+    def judge(self, lease: Lease, report: Callable[[Report], object]) -> Outcome:
+        """Hand the job back with a delay, or fail it; the first time the job's log says so."""
+        now = self._clock()
+        name = (lease.queue, lease.job_id)
+        # Taken out and put back: the first of the dict is the one not seen for the longest time.
+        seen = self._jobs.pop(name, None) or _HandedBack(now)
+        failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
+        if seen.times >= _TIMES_MIN and (now - seen.since_s) * 1000 >= self._limit_ms:
+            self._log(lease, now, delay_ms=0)
+            return Outcome(lease, "bury", failure=failure)
+        delay_ms = hand_back_ms(seen.times, self._limit_ms)
+        delay_ms += round(delay_ms / 4 * self._rng.random())  # so that they do not come in step
+        self._log(lease, now, delay_ms=delay_ms)
+        if not seen.times:
+            report(_log_line(lease, f"{failure.message}; the job is handed back"))
+        seen.times += 1
+        if len(self._jobs) >= _JOBS_MAX:
+            del self._jobs[next(iter(self._jobs))]
+        self._jobs[name] = seen
+        return Outcome(lease, "snooze", delay_ms=delay_ms)
+
+    def _log(self, lease: Lease, now: float, *, delay_ms: int) -> None:
+        """Once a minute for each name."""
+        if now - self._logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return
+        if len(self._logged) >= _NAMES_MAX:
+            self._logged.clear()
+        self._logged[lease.task] = now
+        log.warning(
+            "task_unknown",
+            **lease_facts(lease),
+            nearest=self._tasks.close(lease.task),
+            handed_back_ms=delay_ms,
+        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from tenure.contracts.memory.sharing import SharedStore
+from tenure.contracts.memory import SharedStore
 from tenure.contracts.memory.store import MemoryStore
 from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, TenureError
 from tests.chaos.sim.loop import THE_WORLD

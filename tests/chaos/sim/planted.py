@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenure.contracts.memory.queue import MemoryQueue
-from tenure.contracts.memory.settling import Closing
+from tenure.contracts.memory import MemoryQueue
+from tenure.contracts.memory.job import StoredJob
 from tenure.contracts.memory.store import MemoryStore
-from tenure.contracts.memory.stored import StoredJob
 from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease
@@ -19,7 +18,7 @@ class NoFence(MemoryStore):
     """Whoever comes may write, as long as somebody runs the job."""
 
     def guard(self, lease: Lease, operation: str) -> StoredJob | LeaseLost:
-        job = self.contents.jobs.get(lease.job_id)
+        job = self.jobs.get(lease.job_id)
         if job is not None and job.state == "running":
             return job
         return super().guard(lease, operation)
@@ -28,7 +27,7 @@ class NoFence(MemoryStore):
 class NoReclaim(MemoryStore):
     """A lease that ran out stays with its dead holder."""
 
-    def reclaim(self) -> None:
+    def reclaim(self, job: StoredJob) -> None:
         pass
 
 
@@ -42,7 +41,7 @@ class UnguardedReaper(MemoryStore):
 class NonIdempotentSettle(MemoryStore):
     """A settle that is sent again is judged as if it were new."""
 
-    def replayed(self, outcome: Outcome, closing: Closing) -> Verdict | None:
+    def replayed(self, outcome: Outcome, settle_h: str) -> Verdict | None:
         return None
 
 
@@ -54,7 +53,7 @@ class SplitSubmit(MemoryStore):
 
     def enqueue(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
-            super().place(self.contents.jobs[job_id])
+            super().place(self.jobs[job_id])
 
 
 class SplitSubmitQueue(MemoryQueue):

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobRecord
+from tenure.core.journal import JournalEvent
 from tests.chaos.sim.world import Recording, record
 from tests.chaos.verdict import (
     BY_HOLDER,

@@ -21,11 +21,10 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from tenure.contracts.memory.contents import Contents
-from tenure.contracts.memory.options import MemoryOptions
-from tenure.contracts.memory.sharing import SharedStore
-from tenure.contracts.memory.steering import cancel, count, pause
-from tenure.core.event import JournalEvent
+from tenure.contracts.memory import SharedStore
+from tenure.contracts.memory.job import MemoryOptions
+from tenure.contracts.memory.store import MemoryStore
+from tenure.core.journal import JournalEvent
 from tenure.core.state import MEMORY
 from tenure.worker import Worker
 from tests.chaos.sim.loop import Node, SimLoop, Stuck
@@ -209,20 +208,20 @@ class World:
             self.loop.call_later(length_s, setattr, self.network, "cut", False)
 
     def _pause_queue(self) -> None:
-        if not self.shared.store.contents.paused:
-            self._steer(lambda contents: pause(contents, paused=True))
+        if not self.shared.store.paused:
+            self._steer(lambda store: store.pause(True))
             length_s = self.rng.random()
-            resume = partial(self._steer, lambda contents: pause(contents, paused=False))
+            resume = partial(self._steer, lambda store: store.pause(False))
             self.loop.call_later(length_s, resume)
 
     def _cancel_job(self) -> None:
-        jobs = list(self.shared.store.contents.jobs)
+        jobs = list(self.shared.store.jobs)
         if jobs:
             job_id = self.rng.choice(jobs)
-            self._steer(lambda contents: cancel(contents, job_id))
+            self._steer(lambda store: store.cancel(job_id))
 
-    def _steer(self, step: Callable[[Contents], object]) -> None:
-        self.shared.run(lambda store: step(store.contents))
+    def _steer(self, step: Callable[[MemoryStore], object]) -> None:
+        self.shared.run(step)
 
     # --- the calm ----------------------------------------------------------------------------
 
@@ -239,20 +238,20 @@ class World:
                     return
 
     def _all_ended(self) -> bool:
-        jobs = self.shared.store.contents.jobs.values()
+        jobs = self.shared.store.jobs.values()
         return all(job.state in MEMORY.final for job in jobs) and all(
             each.done() or not node.alive for node, each in self.submitters.items()
         )
 
     def recorded(self) -> Recording:
-        contents = self.shared.store.contents
-        records = [job.record() for job in contents.jobs.values()]
-        told = {job.job_id: tuple(job.events) for job in contents.jobs.values()}
+        store = self.shared.store
+        records = [job.record() for job in store.jobs.values()]
+        told = {job.job_id: tuple(job.events) for job in store.jobs.values()}
         return Recording(
-            events=contents.history.read("", len(contents.history)),
+            events=store.read_journal("", store.journal_length),
             observations=self.observations,
             faults=self.faults,
-            snapshot=Snapshot(records=records, events=told, counts=count(contents)),
+            snapshot=Snapshot(records=records, events=told, counts=store.counts()),
         )
 
     def judged(self) -> Verdict:
@@ -267,8 +266,8 @@ class World:
     def trace(self) -> str:
         """A hash of all that happened: equal for equal seeds, whatever the process."""
         digest = hashlib.sha256()
-        contents = self.shared.store.contents
-        digest.update(msgspec.json.encode(contents.history.read("", len(contents.history))))
+        store = self.shared.store
+        digest.update(msgspec.json.encode(store.read_journal("", store.journal_length)))
         digest.update(msgspec.json.encode(self.observations))
         digest.update(msgspec.json.encode([self.faults, self.loop.steps, self.loop.time()]))
         return digest.hexdigest()

@@ -16,7 +16,7 @@ from tenure.contracts.bullmq import Producer, open_events, open_producer
 from tenure.contracts.bullmq.ledger import BullmqLedger
 from tenure.contracts.bullmq.queue import BullmqQueue
 from tenure.contracts.bullmq.records import QueueEvents
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tests.contract.adapters import Servers
 
 _unique = itertools.count(1)

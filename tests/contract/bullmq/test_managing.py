@@ -9,8 +9,8 @@ import pytest
 
 from tenure.contracts.bullmq import Flow, SchedulerRecord
 from tenure.core.errors import Conflict, NotFound, UsageError
-from tenure.core.event import JournalEvent
-from tenure.core.fold import Checker
+from tenure.core.history import HistoryChecker
+from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.state import MACHINES
 from tests.contract.bullmq.conftest import Bench
@@ -147,9 +147,9 @@ async def sound_history(bench: Bench) -> list[JournalEvent]:
     while entries := await journal.read(after=after, limit=1_000):
         events += entries
         after = entries[-1].seq
-    checker = Checker(MACHINES["bullmq"], whole=True)
+    checker = HistoryChecker(MACHINES["bullmq"], whole=True)
     for index, event in enumerate(events):
-        checker.fold(index, event)
+        checker.add(index, event)
     checker.finish(quiesced=True)
     assert checker.violations == []
     return events

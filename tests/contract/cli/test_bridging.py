@@ -14,7 +14,7 @@ import pytest
 
 from tenure.cli.bridge import patient
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.opening import contract_names, open_ledger, open_queue
+from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Query
 from tenure.dashboard.queues import kind_of
 from tests.contract.adapters import Servers, Stage, adapters, served_url

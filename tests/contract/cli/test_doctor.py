@@ -13,7 +13,7 @@ import pytest
 
 from tenure.cli.doctor import server_findings
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli, Said, Start, wait_until

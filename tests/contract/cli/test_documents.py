@@ -23,8 +23,8 @@ import yaml
 
 from tenure.cli.config import Config
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
-from tenure.core.secret_names import USUAL
+from tenure.core.redaction import USUAL
+from tenure.core.registry import open_ledger, open_queue
 from tenure.webhooks.signing import new_nonce, new_secret, read_secret, signed_headers
 from tests.contract.cli.conftest import Cli, wait_until
 from tests.contract.cli.pages import ROOT, Block, page

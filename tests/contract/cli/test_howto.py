@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_part, open_queue
+from tenure.core.registry import open_ledger, open_part, open_queue
 from tenure.egress import Guard, Policy, Refused
 from tenure.egress.guard import read_target
 from tenure.transcode.ffmpeg import locate_ffmpeg

@@ -18,8 +18,8 @@ import pytest
 
 from tenure.cli.bridge import Bridge, moved_id
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Query, Staffing
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres

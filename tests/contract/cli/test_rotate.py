@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tenure.cli.group import run
-from tenure.core import opening
+from tenure.core import registry
 from tenure.vault import Binding, Secret, Vault, new_kek, read_ring
 from tests.contract.vault.rows import Rows
 
@@ -34,13 +34,13 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         await rows.close()
 
     asyncio.run(fill())
-    known = opening._contract
+    known = registry._contract
     contract = SimpleNamespace(open_credentials=lambda url: Rows(path))
 
-    def found(url: opening.QueueUrl) -> object:
+    def found(url: registry.QueueUrl) -> object:
         return contract if url.contract == "sealed" else known(url)
 
-    monkeypatch.setattr(opening, "_contract", found)
+    monkeypatch.setattr(registry, "_contract", found)
     return path
 
 

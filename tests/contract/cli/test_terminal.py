@@ -19,7 +19,7 @@ from tenure.cli.output import paint, shown, table
 from tenure.cli.serve import set_up_logs
 from tenure.contracts.streams import StreamsLedger
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli
 from tests.contract.cli.test_looking import submit

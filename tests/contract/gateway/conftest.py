@@ -11,8 +11,8 @@ import pytest
 
 from tenure.contracts.streams import StreamsLedger, StreamsQueue
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from tenure.cli.group import run
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.dashboard.audit import Entry, open_audit, verify
 from tenure.gateway.keyrings import RedisKeyRing, open_side_store, open_sql_keyring
 from tenure.gateway.keys import KeyRing

@@ -12,9 +12,9 @@ import pytest
 
 from tenure.cli.monitor import open_queues
 from tenure.core.job import NewJob
-from tenure.core.opening import contract_names, open_queue
 from tenure.core.outcome import Failure, Outcome
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
+from tenure.core.registry import contract_names, open_queue
 from tenure.core.seam import Staffing
 from tenure.dashboard.queues import kind_of
 from tenure.dashboard.search import Finder

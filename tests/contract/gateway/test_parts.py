@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.core.errors import ReplyLost, StoreUnreachable
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.journal import JournalEvent
 from tenure.gateway.connections import Joined
 from tenure.gateway.feed import Feed
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit

@@ -15,8 +15,8 @@ import pytest
 
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import open_queue
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_queue
 from tenure.dashboard.display import job_path
 from tenure.gateway.keys import Key, MemoryKeyRing
 from tenure.gateway.server import Running, serving

@@ -26,7 +26,7 @@ from tenure.cli.keys import open_seal
 from tenure.core.endpoint import SCOPES, Right
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.dashboard.app import assets
 from tenure.dashboard.audit import Entry
 from tenure.dashboard.search import parse

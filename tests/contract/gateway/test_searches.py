@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from tenure.core.job import NewJob
-from tenure.core.redacting import MASK
+from tenure.core.redaction import MASK
 from tenure.core.seam import PAGE_BYTES, Query, Queue, weight
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 import pytest
 
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.gateway.keyrings import JoinedKeyRings, open_keyring, open_side_store
 from tenure.gateway.keys import SESSIONS_PER_KEY, KeyRing, MemoryKeyRing, secret_hash
 from tenure.gateway.server import serving

@@ -16,7 +16,7 @@ from tenure.gateway.app import Gateway
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
 

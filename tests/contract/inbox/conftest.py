@@ -10,9 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
-from tenure.core.event import JournalEvent
 from tenure.core.job import JobRecord
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.journal import JournalEvent
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Queue
 from tenure.sql.sql_ledger import SqlLedger
 from tests.contract.adapters import Servers

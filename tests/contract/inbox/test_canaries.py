@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
-from tenure.core.opening import open_journal
+from tenure.core.registry import open_journal
 from tenure.gateway.keyrings import open_keyring
 from tenure.vault import new_kek
 from tests.contract.gateway.web import JSON, Reply, Web

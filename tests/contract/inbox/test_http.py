@@ -12,7 +12,7 @@ import pytest
 
 from tenure.cli.config import Config
 from tenure.cli.keys import open_seal
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings

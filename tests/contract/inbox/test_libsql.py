@@ -11,8 +11,8 @@ import pytest
 from tenure.contracts.inbox.queue import InboxQueue
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tenure.store.sqlite import LibsqlConnection
 from tests.contract.suite.acting import FAILURE, claim, claim_one, job, settle, submit
 

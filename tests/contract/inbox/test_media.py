@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tenure import NewJob, Worker, open_ledger, task
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.core.retry import fixed
 from tenure.egress import Client, Guard, Limits, Policy
 from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler

@@ -15,8 +15,8 @@ from tenure.contracts.inbox import OutboxQueue, parts
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.lease import Report
-from tenure.core.opening import open_queue, parse_url
 from tenure.core.outcome import BURIED, COMPLETED, Failure, OutcomeKind, Retried
+from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Query
 from tenure.sql import claim as sql_claim
 from tenure.sql import sql_ledger

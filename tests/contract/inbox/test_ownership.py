@@ -7,9 +7,9 @@ import uuid
 import pytest
 
 from tenure.core.errors import LeaseLost
-from tenure.core.opening import open_queue
 from tenure.core.outcome import COMPLETED
-from tenure.worker.identity import identity
+from tenure.core.registry import open_queue
+from tenure.worker.config import identity
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 from tests.contract.suite.acting import (

@@ -10,8 +10,8 @@ from tenure.cli.doctor import postgres_findings, sqlite_findings
 from tenure.contracts.inbox.credentials import SealedColumns
 from tenure.core.errors import LeaseLost, ServerError, StoreError
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import open_journal, open_queue, parse_url
 from tenure.core.outcome import COMPLETED, Outcome, OutcomeKind
+from tenure.core.registry import open_journal, open_queue, parse_url
 from tenure.core.seam import Query
 from tenure.sql.engine import INBOX
 from tests.contract.inbox.conftest import RawSql
@@ -289,7 +289,7 @@ async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
     inbox: InboxStage,
 ) -> None:
     from tenure.contracts.inbox import parts
-    from tenure.core.opening import parse_url
+    from tenure.core.registry import parse_url
 
     queue = inbox.queue("w1")
     sealed = {
@@ -338,7 +338,7 @@ async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
 @pytest.mark.clause("I-39")
 async def test_refreshes_and_deliveries_cost_a_job_no_attempt(inbox: InboxStage) -> None:
     from tenure.contracts.inbox import parts
-    from tenure.core.opening import parse_url
+    from tenure.core.registry import parse_url
 
     queue = inbox.queue("w1")
     (job_id,) = await submit(queue, job(max_attempts=2))
@@ -355,7 +355,7 @@ async def test_refreshes_and_deliveries_cost_a_job_no_attempt(inbox: InboxStage)
 async def test_a_refusal_of_the_database_reaches_the_caller_as_an_error(inbox: InboxStage) -> None:
     """Nothing of ours asks for it; if it did, it would hear so and not go on in silence."""
     from tenure.contracts.inbox import parts
-    from tenure.core.opening import parse_url
+    from tenure.core.registry import parse_url
 
     engine, _ = parts(parse_url(inbox.url))
     queue = inbox.queue("w1")

@@ -8,7 +8,7 @@ import pytest
 
 from tenure.contracts.inbox import parts
 from tenure.core.errors import NotFound
-from tenure.core.opening import open_queue, parse_url
+from tenure.core.registry import open_queue, parse_url
 from tenure.sql.sql_ledger import JournalReaders
 from tests.contract.inbox.conftest import Outbox, RawSql
 from tests.contract.inbox_stage import InboxStage

@@ -14,7 +14,7 @@ from tenure.cli.keys import open_seal
 from tenure.contracts.inbox import open_endpoint_secrets
 from tenure.contracts.inbox.credentials import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings

@@ -10,8 +10,8 @@ import pytest
 
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Queue
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.limits import Quota

@@ -11,8 +11,8 @@ from tenure.contracts.inbox import InboxQueue, parts
 from tenure.contracts.inbox.transcode_request import view
 from tenure.core.errors import InvalidTransition, StoreUnreachable, UsageError
 from tenure.core.lease import Report
-from tenure.core.opening import parse_url
 from tenure.core.outcome import BURIED, Retried
+from tenure.core.registry import parse_url
 from tenure.core.state import INBOX
 from tenure.sql.engine import Engine
 from tests.contract.inbox.conftest import RawSql

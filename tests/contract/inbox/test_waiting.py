@@ -16,8 +16,8 @@ import pytest
 
 from tenure.contracts.inbox import parts
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue, parse_url
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_ledger, open_queue, parse_url
 from tests.waiting import until
 
 JOB = NewJob(task="t", payload=b"{}")
@@ -30,7 +30,7 @@ async def webhook(job): return None
 """
 CLAIMS = """
 import asyncio, os, signal, sys
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 async def main():
     queue = open_queue(sys.argv[1], worker_id=sys.argv[2])
     while True:

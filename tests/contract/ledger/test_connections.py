@@ -18,7 +18,7 @@ import pytest
 from tenure.cli.project import migrated
 from tenure.core.errors import ServerError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_part, open_queue, parse_url
+from tenure.core.registry import open_ledger, open_part, open_queue, parse_url
 from tenure.store import postgres
 from tenure.store.postgres import Postgres
 from tests.contract.adapters import Servers

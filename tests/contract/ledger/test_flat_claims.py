@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
 from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.registry import open_queue
 from tenure.core.seam import Queue
 from tenure.sql.engine import INBOX, OUTBOX, Row
 from tenure.sql.operations import Operation

@@ -19,10 +19,10 @@ import asyncpg
 import pytest
 
 from tenure.cli.project import migrated
-from tenure.core.event import JournalEvent
 from tenure.core.job import NewJob
-from tenure.core.opening import open_journal, open_ledger, open_queue, parse_url
+from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.core.seam import Query
 from tests.contract.adapters import Servers
 from tests.waiting import until

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tenure.cli.group import group
 from tenure.core.errors import Conflict, UsageError
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.sql import schema
 from tenure.sql.operations import Dialect
 from tenure.sql.schema import PostgresMigrations, SqliteMigrations, known, load_migrations, migrate

@@ -14,7 +14,7 @@ import pytest
 from tenure.cli.doctor import postgres_findings
 from tenure.cli.project import migrated
 from tenure.core.errors import StoreUnreachable
-from tenure.core.opening import open_ledger, open_part, parse_url
+from tenure.core.registry import open_ledger, open_part, parse_url
 from tenure.dashboard.audit import Entry, open_audit
 from tenure.gateway.keyrings import open_keyring
 from tests.contract.adapters import Servers

@@ -12,7 +12,7 @@ import pytest
 from tenure.contracts.plane import claims
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tenure.sql import claim, sqlite_engine
 from tenure.store import sqlite
 from tenure.store.file_notifier import Listener, notify

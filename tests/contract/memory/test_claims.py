@@ -2,8 +2,7 @@
 
 import pytest
 
-from tenure.contracts.memory.claiming import ClaimId
-from tenure.contracts.memory.options import MemoryOptions
+from tenure.contracts.memory.job import ClaimId, MemoryOptions
 from tenure.contracts.memory.store import MemoryStore
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
@@ -15,7 +14,8 @@ pytestmark = pytest.mark.clause("M-9")
 @pytest.fixture
 def store() -> MemoryStore:
     store = MemoryStore("claims", MemoryOptions(lease_ms=1000), now_ms=lambda: 1_000_000)
-    store.submit([NewJob(task="t", payload=b"{}", job_id=f"j{n}") for n in range(6)])
+    for n in range(6):
+        store.submit(NewJob(task="t", payload=b"{}", job_id=f"j{n}"))
     return store
 
 
@@ -46,7 +46,7 @@ def test_a_lost_answer_larger_than_the_free_slots_comes_in_parts(store: MemorySt
 
 def test_what_was_settled_meanwhile_is_not_given_again(store: MemoryStore) -> None:
     (lease,) = store.claim("w1", ClaimId("instance", 1, 0), 1)
-    store.settle([Outcome(lease, "complete")])
+    store.settle(Outcome(lease, "complete"))
     assert claim(store, 2, 0, 1) == ["j1"]
 
 
@@ -59,7 +59,7 @@ def test_another_instance_does_not_get_the_lost_answer(store: MemoryStore) -> No
 def test_the_lease_that_is_given_again_is_the_same_and_lasts_its_full_time() -> None:
     now = [1_000_000]
     store = MemoryStore("again", MemoryOptions(lease_ms=1000), now_ms=lambda: now[0])
-    store.submit([NewJob(task="t", payload=b"{}", job_id="j")])
+    store.submit(NewJob(task="t", payload=b"{}", job_id="j"))
     (first,) = store.claim("w1", ClaimId("instance", 1, 0), 1)
     now[0] += 900
     store.begin()

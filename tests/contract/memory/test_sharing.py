@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from tenure.contracts.memory.sharing import clock_ms, forget
+from tenure.contracts.memory import clock_ms, forget
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
-from tenure.core.opening import open_journal, open_ledger, open_queue
 from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.registry import open_journal, open_ledger, open_queue
 
 pytestmark = pytest.mark.clause("M-1")
 _names = itertools.count(1)

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from tenure.contracts.omniq import Client, OmniqLedger, OmniqQueue, Reserved
-from tenure.core.event import JournalEvent
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.journal import JournalEvent
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tests.chaos.proxy import LossyProxy
 from tests.contract.adapters import Servers
 from tests.contract.omniq.tables import untrue

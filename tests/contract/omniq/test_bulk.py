@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from tenure.core.errors import Conflict, StoreError
-from tenure.core.event import JournalEvent
 from tenure.core.job import NewJob
+from tenure.core.journal import JournalEvent
 from tests.contract.omniq.conftest import Bench
 
 # Runs of one shape, long and short, in groups and not, due and later.

@@ -12,8 +12,8 @@ import structlog
 
 from tenure.contracts.omniq import JobContext, OmniqQueue
 from tenure.core.lease import Lease
-from tenure.core.opening import open_journal
 from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.registry import open_journal
 from tenure.core.seam import Query
 from tests.contract.omniq.conftest import Bench
 from tests.waiting import until

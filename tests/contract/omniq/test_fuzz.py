@@ -12,8 +12,8 @@ import pytest
 
 from tenure.contracts.omniq import OmniqQueue
 from tenure.core.errors import ServerError
-from tenure.core.opening import open_journal
 from tenure.core.outcome import COMPLETED, Outcome
+from tenure.core.registry import open_journal
 from tenure.core.seam import Query
 from tests.contract.omniq.conftest import Bench
 from tests.contract.omniq.hostile import Hostile

@@ -207,7 +207,7 @@ async def test_many_jobs_are_published_in_order_and_in_few_steps(bench: Bench) -
 
 @pytest.mark.clause("O-1")
 async def test_a_queue_url_that_cannot_be_is_refused() -> None:
-    from tenure.core.opening import open_queue
+    from tenure.core.registry import open_queue
 
     for url in ("omniq+redis://h:1/0", "omniq+redis://h:1/0?queue=a b", "omniq://?queue=x"):
         with pytest.raises(UsageError):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.contracts.plane import PlaneLedger, PlaneQueue
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.gateway.keys import KeyRing, MemoryKeyRing
 from tenure.gateway.server import Running, serving
 from tenure.gateway.settings import GatewaySettings

@@ -12,7 +12,7 @@ from tenure.contracts.plane.transports import GROUP
 from tenure.core.errors import StoreError
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.postgres import Postgres
 from tenure.store.redis import Redis

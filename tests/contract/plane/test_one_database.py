@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tenure.core.job import NewJob
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Completed, Failure, Outcome, Retried
+from tenure.core.registry import open_ledger, open_queue
 from tests.contract.adapters import Servers
 from tests.contract.inbox_stage import migrated
 

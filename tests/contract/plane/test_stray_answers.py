@@ -15,7 +15,7 @@ from tenure.core.errors import (
     UsageError,
 )
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 
 pytestmark = pytest.mark.clause("P-23")
 

@@ -12,8 +12,8 @@ import trustme
 
 from tenure import Job, NewJob, Worker, task
 from tenure.core.errors import StoreUnreachable, UsageError
-from tenure.core.opening import open_queue
 from tenure.core.outcome import Outcome
+from tenure.core.registry import open_queue
 from tenure.core.state import PLANE
 from tenure.gateway.keys import MemoryKeyRing
 from tenure.gateway.server import serving

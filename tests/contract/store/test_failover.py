@@ -17,7 +17,7 @@ import pytest
 
 from tenure.core.errors import StoreUnreachable
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.gateway.keys import MemoryKeyRing
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings

@@ -22,7 +22,7 @@ import asyncio, os, sys
 from pathlib import Path
 os.umask(int(sys.argv[1], 8))
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.file_notifier import Listener
 from tenure.webhooks.receiver import SqliteNonces

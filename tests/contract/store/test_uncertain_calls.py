@@ -11,7 +11,7 @@ from tenure.contracts.bullmq import open_producer
 from tenure.contracts.omniq.client import Client
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.store.redis import Redis
 from tenure.store.resend import submit_surely
 from tests.chaos.proxy import LossyProxy

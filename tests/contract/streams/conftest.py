@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from tenure.contracts.streams import StreamsJournal, StreamsLedger, StreamsQueue
-from tenure.core.opening import open_journal, open_ledger, open_queue
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.store.embedded import EmbeddedRedis
 
 

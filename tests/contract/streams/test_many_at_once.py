@@ -7,8 +7,8 @@ import pytest
 from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob
-from tenure.core.opening import open_queue
 from tenure.core.outcome import COMPLETED, Completed, Failure, Outcome, Retried
+from tenure.core.registry import open_queue
 
 COUNT = 120
 BOOM = Failure(code="Boom", message="it broke", stack="line 1")

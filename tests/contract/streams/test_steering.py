@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from tenure.core.errors import UsageError
-from tenure.core.event import JournalEvent
-from tenure.core.idempotency import short_hash
-from tenure.core.job import NewJob
+from tenure.core.job import NewJob, short_hash
+from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.seam import Query
 

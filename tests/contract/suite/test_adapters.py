@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenure.core.opening import contract_names
+from tenure.core.registry import contract_names
 from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
 from tests.contract.suite.acting import job
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tenure.core.event import EVENT_TYPES
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
+from tenure.core.journal import EVENT_TYPES
 from tests.contract.adapters import Stage
 from tests.contract.conftest import history
 from tests.contract.suite.acting import claim_one, job, run_out, settle, submit

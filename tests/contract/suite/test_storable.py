@@ -10,7 +10,7 @@ import pytest
 
 from tenure.contracts.bullmq.ledger import BullmqLedger
 from tenure.core.job import JobRecord
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.worker import task
 from tenure.worker.job import Job
 from tests.contract.adapters import Stage, served_url

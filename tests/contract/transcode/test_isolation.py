@@ -19,7 +19,7 @@ import pytest
 import structlog
 
 from tenure.core.errors import UsageError
-from tenure.core.transcoding import FormatName, Output
+from tenure.core.transcode import FormatName, Output
 from tenure.transcode import cage as cage_module
 from tenure.transcode.cage import (
     NOBODY,

@@ -21,7 +21,7 @@ from tenure.egress import Client, Guard
 from tenure.vault import Secret, StoredCredentials, Vault, new_kek, read_ring, rotate
 from tenure.webhooks import new_secret, read_secret
 from tenure.webhooks.refresh import Refresher, RefreshSettings
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 from tests.contract.egress.scripted import scripted
 from tests.contract.transcode.bucket import S3Server
 from tests.contract.transcode.conftest import FRESH, KEY, Job, Studio, ask, both, keys

@@ -16,7 +16,7 @@ import pytest
 from tenure import NewJob, Worker, open_ledger, open_queue
 from tenure.cli.config import Config
 from tenure.cli.handlers import load_tasks, transcode_settings, usual, with_slots
-from tenure.core import opening
+from tenure.core import registry
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease
 from tenure.transcode import TranscodeSettings
@@ -49,13 +49,13 @@ class Addressed:
 @pytest.fixture
 def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract that has what the inbox has, found as `sealed://`."""
-    known = opening._contract
+    known = registry._contract
     made = SimpleNamespace(
         open_credentials=lambda url: studio.store,
         open_endpoint_secrets=lambda url, vault: read_secrets(f"other = {new_secret()}"),
     )
     monkeypatch.setattr(
-        opening, "_contract", lambda url: made if url.contract == "sealed" else known(url)
+        registry, "_contract", lambda url: made if url.contract == "sealed" else known(url)
     )
 
 

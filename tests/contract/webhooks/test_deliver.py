@@ -20,7 +20,7 @@ from tenure.webhooks import deliver as deliver_module
 from tenure.webhooks import new_secret, read_secret
 from tenure.webhooks.deliver import Breaker, Pace, delivery_handler
 from tenure.webhooks.slots import Turns
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver
 from tests.waiting import until

@@ -9,7 +9,7 @@ import pytest
 from tenure import Job, Park, RateLimit, task
 from tenure.contracts.bullmq import Flow, open_producer
 from tenure.contracts.bullmq.ledger import BullmqLedger
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.waiting import until

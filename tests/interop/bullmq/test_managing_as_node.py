@@ -11,7 +11,7 @@ import redis
 from tenure import Job, task
 from tenure.contracts.bullmq import open_producer
 from tenure.contracts.bullmq.ledger import BullmqLedger
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node, NodeError
 from tests.waiting import until

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from tenure.contracts.bullmq import open_producer
-from tenure.core.opening import open_ledger, open_queue
+from tenure.core.registry import open_ledger, open_queue
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node
 from tests.waiting import until

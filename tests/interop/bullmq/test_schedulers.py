@@ -16,7 +16,7 @@ import redis
 
 from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import UsageError
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tenure.store.embedded import locate_node
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import HERE, Node

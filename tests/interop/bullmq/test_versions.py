@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from tenure.core.opening import open_queue
+from tenure.core.registry import open_queue
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node
 from tests.waiting import until

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from tenure.core.opening import open_ledger, open_queue
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import open_ledger, open_queue
 from tests.contract.omniq.tables import lanes, untrue
 from tests.interop.omniq.peer import VERSIONS, Official, Ours, Party, PeerError
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.errors import UsageError
-from tenure.core.idempotency import (
+from tenure.core.job import (
     KEY_CHARS_MAX,
     canonical,
     check_key,

@@ -2,10 +2,9 @@
 
 import pytest
 
+from tenure.core.endpoint import check_stored
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, TenureError
-from tenure.core.intake import check_stored
-from tenure.core.job import NewJob, Submitted
-from tenure.core.submission import check_job, submitted
+from tenure.core.job import NewJob, Submitted, check_job, submitted
 
 
 @pytest.mark.parametrize(

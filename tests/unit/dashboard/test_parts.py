@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.core.event import JournalEvent
+from tenure.core.journal import JournalEvent
 from tenure.core.seam import Counts
 from tenure.core.state import MACHINES
 from tenure.dashboard.app import local_path

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.core.opening import journal_tape
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import journal_format
 from tenure.pipeline.schema import place, rows_of
 from tenure.pipeline.source.lines import LineParser
 from tenure.store.journal import Lines
@@ -22,9 +22,9 @@ TEXT = st.text(alphabet=st.sampled_from("abé\"'\\ ,;{}\r\n\x00\t"), max_size=6)
 NUMBER = st.integers(0, 2**31 - 1).map(str) | st.just("")
 
 
-def tape_of(contract: str) -> StreamTape:
-    tape = journal_tape(URLS[contract])
-    assert isinstance(tape, StreamTape)
+def tape_of(contract: str) -> StreamFormat:
+    tape = journal_format(URLS[contract])
+    assert isinstance(tape, StreamFormat)
     return tape
 
 

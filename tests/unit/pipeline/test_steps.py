@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.core.fold import AGAIN
+from tenure.core.history import AGAIN
 from tenure.core.state import MACHINES, Machine
 from tenure.pipeline.audit.steps import known_steps
 

@@ -8,8 +8,7 @@ import pytest
 from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.outcome import COMPLETED, Failure, Retried
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Query
+from tenure.core.seam import Quarantined, Query
 from tenure.store.redis_queue import (
     Quarantine,
     check_query,

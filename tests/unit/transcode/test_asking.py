@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.core.outcome import Fatal
-from tenure.core.transcoding import Output
+from tenure.core.transcode import Output
 from tenure.transcode.ffmpeg import (
     FORMATS_READ,
     Probe,

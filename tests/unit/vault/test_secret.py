@@ -15,7 +15,7 @@ import structlog
 
 from tenure.core.retry import failure_of
 from tenure.vault import Binding, Sealed, Secret, Vault, new_kek, read_ring, without_secrets
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 
 CANARY = "canary-7f3a-secret"
 

@@ -7,15 +7,14 @@ from tenure.core.lease import Lease, Report
 from tenure.core.retry import exponential
 from tenure.worker import Job, Settings, Worker, identity, task
 from tenure.worker.config import capacity
-from tenure.worker.holding import Held
-from tenure.worker.job import TERMINAL_TYPES, WRITTEN, Written, read_payload
+from tenure.worker.job import TERMINAL_TYPES, WRITTEN, Attempt, Written, read_payload
 from tenure.worker.task import Tasks
 
 
 def made(payload: bytes = b"{}") -> tuple[Job, list[Report]]:
     reports: list[Report] = []
 
-    def keep(_held: Held, report: Report) -> Written:
+    def keep(_attempt: Attempt, report: Report) -> Written:
         reports.append(report)
         return WRITTEN
 
@@ -31,7 +30,7 @@ def made(payload: bytes = b"{}") -> tuple[Job, list[Report]]:
         lease_until_ms=0,
         lease_ms=1000,
     )
-    return Job(Held(lease, 10.0, 3.0), keep, "w1", 7.0), reports
+    return Job(Attempt(lease, 10.0, 3.0), keep, "w1", 7.0), reports
 
 
 def test_a_job_shows_its_lease_in_plain_words() -> None:

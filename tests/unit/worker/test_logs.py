@@ -38,7 +38,7 @@ set_up_logs(load_config())
 tell()
 """
 WORKER = """
-from tenure.worker.logs import configure_logs
+from tenure.worker.telemetry import configure_logs
 configure_logs(json=os.environ["TENURE_LOG_FORMAT"] == "json")
 tell()
 """

@@ -3,7 +3,7 @@
 import asyncio
 
 from tenure.worker import Job, Worker, task
-from tenure.worker.slots import Share, Slots
+from tenure.worker.source import Share, Slots
 from tests.unit.worker.seam import Store, serving
 
 

@@ -9,8 +9,8 @@ from tenure.contracts.bullmq.producer import Flow, Producer, open_events, open_p
 from tenure.contracts.bullmq.queue import BullmqQueue
 from tenure.contracts.bullmq.records import Children, Event, QueueEvents
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import QueueUrl
 from tenure.store.redis import Redis
 
 __all__ = [
@@ -47,7 +47,7 @@ def open_journal(url: QueueUrl) -> BullmqJournal:
     return BullmqJournal(Redis(store, name="tenure"), options)
 
 
-def journal_tape(url: QueueUrl) -> StreamTape:
+def journal_format(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
     options, store = _parts(url)
     return tape(store, options)

@@ -20,10 +20,10 @@ from tenure.contracts.bullmq.records import number
 from tenure.contracts.bullmq.schedulers import Picked, Scheduler
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, TenureError
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.store.redis import Arg, Redis
 
 _BLOCK_S = 5.0

@@ -7,7 +7,7 @@ the end.
 from __future__ import annotations
 
 from tenure.contracts.bullmq.options import CONTRACT, Options, keys
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Redis
 
@@ -31,10 +31,10 @@ class BullmqJournal(StreamJournal):
         super().__init__(redis, keys(options.key_prefix).journal, lines)
 
 
-def tape(store: str, options: Options) -> StreamTape:
+def tape(store: str, options: Options) -> StreamFormat:
     """The same stream for readers in bulk; it is trimmed only behind what they captured."""
     key = keys(options.key_prefix).journal
-    return StreamTape(
+    return StreamFormat(
         store=store,
         key=key,
         contract=CONTRACT,

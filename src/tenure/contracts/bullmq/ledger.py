@@ -28,10 +28,10 @@ from tenure.contracts.bullmq.records import (
     text_of,
 )
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
+from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, NotFound, ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
-from tenure.core.values import to_json
 from tenure.store.redis import Arg, Redis
 from tenure.store.resend import part
 

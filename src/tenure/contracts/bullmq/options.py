@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tenure.core.errors import InvalidJob, UsageError
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 
 CONTRACT = "bullmq"
 

@@ -30,12 +30,19 @@ from tenure.contracts.bullmq.records import QueueEvents
 from tenure.contracts.bullmq.schedulers import Scheduler
 from tenure.contracts.bullmq.schema import check as check_schema
 from tenure.contracts.bullmq.scripts import BATCH_MAX, SCRIPTS, Scripts
+from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, ServerError
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import NewJob, Submitted
-from tenure.core.opening import parse_url
-from tenure.core.submission import check_job, new_job_id, submitted
-from tenure.core.values import to_json
+from tenure.core.job import (
+    NewJob,
+    Submitted,
+    check_job,
+    new_job_id,
+    request_hash,
+    scoped_key,
+    short_hash,
+    submitted,
+)
+from tenure.core.registry import parse_url
 from tenure.store.redis import Arg, Redis
 from tenure.store.resend import part, resend
 

@@ -28,8 +28,7 @@ from tenure.contracts.bullmq.producer import submit_answer, submit_args
 from tenure.contracts.bullmq.records import Children, read_children
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.idempotency import short_hash
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import (
     BURIED,
@@ -41,8 +40,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
 
 _VERDICTS: dict[bytes, Verdict] = {

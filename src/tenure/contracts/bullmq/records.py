@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.bullmq.options import CONTRACT, Options, keys, read_options
+from tenure.core.encoding import from_json
 from tenure.core.errors import ServerError, TenureError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.values import from_json
 from tenure.store.redis import Arg, Redis
 
 _EXACT_MAX = 2**53

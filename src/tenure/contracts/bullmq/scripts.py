@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure.contracts.bullmq.options import Options, keys
 from tenure.core.errors import ServerError
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.store.redis import Arg, Redis
 from tenure.store.resend import part
 from tenure.store.scripts import ScriptFolder

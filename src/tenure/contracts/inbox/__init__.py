@@ -14,9 +14,9 @@ from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
 from tenure.contracts.inbox.options import Options
 from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
+from tenure.core.journal import SqlFormat
+from tenure.core.registry import QueueUrl
 from tenure.core.state import INBOX
-from tenure.core.tape import SqlTape
 from tenure.sql import open_engine
 from tenure.sql.engine import OUTBOX, Engine, QueueSettings
 from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
@@ -87,7 +87,7 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
     return WebhookSecrets(parts(url)[0], vault)
 
 
-def journal_tape(url: QueueUrl) -> SqlTape:
+def journal_format(url: QueueUrl) -> SqlFormat:
     """The table of the journal, for readers in bulk; it is trimmed only behind what they captured.
 
     An outbox is read through a view, in which a step of a job is the submit of its event too; on
@@ -97,7 +97,7 @@ def journal_tape(url: QueueUrl) -> SqlTape:
     settings = options.settings()
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queue = settings.queue.replace("'", "''")
-    return SqlTape(
+    return SqlFormat(
         store=store,
         table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
         contract=settings.contract,

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from tenure.core.errors import UsageError
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 from tenure.sql.engine import INBOX, OUTBOX, QueueSettings, SqlOptions
 
 _CONTRACT = "inbox"

@@ -31,13 +31,22 @@ from tenure.contracts.inbox.transcode_request import (
     checked,
     view,
 )
-from tenure.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
+from tenure.core.endpoint import (
+    Answer,
+    Call,
+    Endpoint,
+    IdempotencyKey,
+    Refused,
+    Reply,
+    Right,
+    Submits,
+    check_stored,
+    idempotency_key,
+)
 from tenure.core.errors import Conflict, InvalidJob, NotFound
-from tenure.core.idempotency import request_hash
-from tenure.core.intake import IdempotencyKey, Submits, check_stored, idempotency_key
-from tenure.core.job import JobRecord, NewJob, Submitted
-from tenure.core.redacting import Redaction
-from tenure.core.transcoding import StorageCredentials
+from tenure.core.job import JobRecord, NewJob, Submitted, request_hash
+from tenure.core.redaction import Redaction
+from tenure.core.transcode import StorageCredentials
 from tenure.sql.sql_ledger import SqlLedger
 from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_surely

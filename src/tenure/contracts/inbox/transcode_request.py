@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from tenure.core.endpoint import Refused
 from tenure.core.errors import TenureError
 from tenure.core.job import JobRecord
-from tenure.core.transcoding import (
+from tenure.core.transcode import (
     OUTPUTS_MAX,
     Output,
     Place,

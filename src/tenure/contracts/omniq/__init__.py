@@ -7,8 +7,8 @@ from tenure.contracts.omniq.consume import JobContext
 from tenure.contracts.omniq.ledger import OmniqJournal, OmniqLedger, tape
 from tenure.contracts.omniq.options import NotActive, Options, Refused, TokenMismatch
 from tenure.contracts.omniq.queue import OmniqQueue
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import QueueUrl
 from tenure.store.redis_queue import open_redis
 
 __all__ = [
@@ -44,7 +44,7 @@ def open_journal(url: QueueUrl) -> OmniqJournal:
     return OmniqJournal(*open_redis(url, Options, _EXAMPLE))
 
 
-def journal_tape(url: QueueUrl) -> StreamTape:
+def journal_format(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
     options, store = url.read(Options)
     return tape(store, options)

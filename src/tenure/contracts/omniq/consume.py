@@ -23,12 +23,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from tenure.contracts.omniq.queue import OmniqQueue
+from tenure.core.encoding import from_json
 from tenure.core.errors import LeaseLost, StoreError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
-from tenure.core.quarantine import Quarantined
 from tenure.core.retry import judge
-from tenure.core.values import from_json
+from tenure.core.seam import Quarantined
 
 _CLAIM_WAIT_MS = 200
 _UPKEEP_S = 1.0

@@ -11,8 +11,8 @@ import msgspec
 from tenure.contracts.omniq.calls import Calls
 from tenure.contracts.omniq.options import CONTRACT, Options, queue_base
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.journal import StreamFormat
 from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
-from tenure.core.tape import StreamTape
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Redis
 from tenure.store.redis_queue import (
@@ -51,10 +51,10 @@ class OmniqJournal(StreamJournal):
         super().__init__(redis, f"{queue_base(options.queue)}:journal", lines)
 
 
-def tape(store: str, options: Options) -> StreamTape:
+def tape(store: str, options: Options) -> StreamFormat:
     """The same stream for bulk readers; it is trimmed only behind what they captured."""
     base = queue_base(options.queue)
-    return StreamTape(
+    return StreamFormat(
         store=store,
         key=f"{base}:journal",
         contract=CONTRACT,

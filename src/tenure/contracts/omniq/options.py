@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from tenure.core.errors import Conflict, InvalidJob, LeaseLost, UsageError
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 
 CONTRACT = "omniq"
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -26,12 +26,10 @@ from tenure.contracts.omniq.submission import (
     script_args,
 )
 from tenure.core.errors import LeaseLost
-from tenure.core.idempotency import short_hash
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict
-from tenure.core.quarantine import Quarantined
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,

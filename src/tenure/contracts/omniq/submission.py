@@ -25,9 +25,16 @@ from tenure.contracts.omniq.options import (
     PayloadValue,
 )
 from tenure.core.errors import InvalidJob
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import NewJob, Submitted
-from tenure.core.submission import check_job, check_trace, submitted
+from tenure.core.job import (
+    NewJob,
+    Submitted,
+    check_job,
+    check_trace,
+    request_hash,
+    scoped_key,
+    short_hash,
+    submitted,
+)
 from tenure.store.redis import Arg
 
 Backoff = Literal["fixed", "exponential"]

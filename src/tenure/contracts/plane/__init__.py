@@ -13,8 +13,8 @@ from tenure.contracts.plane.local import LocalQueue, open_plane, parts
 from tenure.contracts.plane.model import PlaneOptions
 from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
+from tenure.core.registry import QueueUrl
 from tenure.sql.engine import Engine
 
 __all__ = ["LocalQueue", "PlaneJournal", "PlaneLedger", "PlaneQueue"]
@@ -47,7 +47,7 @@ def open_database(url: QueueUrl) -> Engine:
     return parts(url, pinned=False)[0]
 
 
-def journal_tape(url: QueueUrl) -> SqlTape:
+def journal_format(url: QueueUrl) -> SqlFormat:
     """How the journal of a plane is written, for readers in bulk."""
     _at_the_database(url)
     options, store = url.read(PlaneOptions)

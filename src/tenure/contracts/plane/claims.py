@@ -14,10 +14,10 @@ from functools import lru_cache
 from tenure.contracts.plane.model import Ask, queue_of
 from tenure.contracts.plane.transports import Transport, lease_of
 from tenure.core.errors import StoreError
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.quarantine import Quarantined
+from tenure.core.seam import Quarantined
 from tenure.sql.claim import set_aside, why_no_json
 from tenure.sql.engine import PLANE, Engine, QueueListener
 

@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 
 from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, queue_of, stream_of
-from tenure.core.event import JournalEvent
-from tenure.core.tape import SqlTape
+from tenure.core.journal import JournalEvent, SqlFormat
 from tenure.sql.engine import PLANE, Engine
 from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal
 
@@ -72,11 +71,11 @@ def _told(event: JournalEvent) -> JournalEvent:
     )
 
 
-def tape(store: str, options: PlaneOptions) -> SqlTape:
+def tape(store: str, options: PlaneOptions) -> SqlFormat:
     """The same rows for readers in bulk; they are trimmed only behind what was captured."""
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queues = ", ".join(f"'{queue_of(name)}'" for name in options.names)
-    return SqlTape(
+    return SqlFormat(
         store=store,
         table=f"{schema}job_journal",
         contract=CONTRACT,

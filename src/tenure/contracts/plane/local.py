@@ -6,7 +6,7 @@ from tenure.contracts.plane.model import CONTRACT, PlaneOptions
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.errors import UsageError
-from tenure.core.opening import QueueUrl
+from tenure.core.registry import QueueUrl
 from tenure.sql import open_engine
 from tenure.sql.engine import Engine
 from tenure.store.redis import Redis

@@ -11,8 +11,8 @@ import msgspec
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import check_least
 from tenure.core.outcome import Outcome, Verdict
+from tenure.core.registry import check_least
 from tenure.core.seam import Upkeep
 from tenure.sql.engine import PLANE, QueueSettings, SqlOptions
 

@@ -25,9 +25,8 @@ from tenure.core.errors import LeaseLost, StoreError, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Released, Retried, Verdict
-from tenure.core.quarantine import Quarantined
 from tenure.core.retry import delay_ms, exponential
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.core.state import PLANE as MACHINE
 from tenure.sql.engine import PLANE, Engine
 from tenure.sql.sql_queue import SqlQueue

@@ -24,7 +24,6 @@ from tenure.core.errors import (
 )
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.opening import QueueUrl
 from tenure.core.outcome import (
     BURIED,
     CANCELLED,
@@ -35,6 +34,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
+from tenure.core.registry import QueueUrl
 from tenure.core.seam import Upkeep
 from tenure.egress import (
     Client,

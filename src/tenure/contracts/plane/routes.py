@@ -50,9 +50,21 @@ from tenure.contracts.plane.schemas import (
     stream_and_message,
     view,
 )
-from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Refused, Reply, Right
+from tenure.core.endpoint import (
+    Answer,
+    Call,
+    Caller,
+    Endpoint,
+    Follow,
+    Refused,
+    Reply,
+    Right,
+    Submits,
+    check_stored,
+    idempotency_key,
+    trace_context,
+)
 from tenure.core.errors import Conflict, LeaseLost, NotFound
-from tenure.core.intake import Submits, check_stored, idempotency_key, trace_context
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
@@ -64,7 +76,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.core.redacting import Redaction
+from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
 from tenure.core.state import PLANE as MACHINE
 from tenure.sql.submit import uuid7

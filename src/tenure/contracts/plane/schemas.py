@@ -10,12 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from tenure.contracts.plane.model import attempt_id_of, fence_of
+from tenure.core.encoding import answer_json
 from tenure.core.endpoint import Refused
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobRecord, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
-from tenure.core.values import answer_json
 
 BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20

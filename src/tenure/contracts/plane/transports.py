@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tenure.contracts.plane.model import queue_of, warn
 from tenure.core.errors import ServerError, StoreError
-from tenure.core.idempotency import short_hash
+from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
 from tenure.sql.upkeep import Upkeeper

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger, tape
 from tenure.contracts.streams.options import Options
 from tenure.contracts.streams.queue import StreamsQueue
-from tenure.core.opening import QueueUrl
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import QueueUrl
 from tenure.store.redis_queue import open_redis
 
 __all__ = ["StreamsJournal", "StreamsLedger", "StreamsQueue"]
@@ -29,7 +29,7 @@ def open_journal(url: QueueUrl) -> StreamsJournal:
     return StreamsJournal(*open_redis(url, Options, _EXAMPLE))
 
 
-def journal_tape(url: QueueUrl) -> StreamTape:
+def journal_format(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
     options, store = url.read(Options)
     return tape(store, options)

@@ -13,8 +13,8 @@ from tenure.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, ke
 from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ServerError
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.journal import StreamFormat
 from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
-from tenure.core.tape import StreamTape
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
@@ -48,10 +48,10 @@ class StreamsJournal(StreamJournal):
         super().__init__(redis, keys(options.namespace)[1], lines)
 
 
-def tape(store: str, options: Options) -> StreamTape:
+def tape(store: str, options: Options) -> StreamFormat:
     """The same stream for bulk readers; it is trimmed only behind what they captured."""
     all_keys = keys(options.namespace)
-    return StreamTape(
+    return StreamFormat(
         store=store,
         key=all_keys[1],
         contract=CONTRACT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenure.core.opening import check_least
+from tenure.core.registry import check_least
 
 CONTRACT = "streams"
 QUEUE = "jobs:stream"

@@ -19,14 +19,21 @@ import msgspec
 
 from tenure.contracts.streams.options import CONTRACT, QUEUE, Options, keys
 from tenure.core.errors import InvalidJob, LeaseLost, ServerError
-from tenure.core.idempotency import request_hash, scoped_key, short_hash
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import (
+    NewJob,
+    Submitted,
+    check_job,
+    check_trace,
+    new_job_id,
+    request_hash,
+    scoped_key,
+    short_hash,
+    submitted,
+)
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Outcome, Verdict
-from tenure.core.quarantine import Quarantined
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
-from tenure.core.seam import Upkeep
-from tenure.core.submission import check_job, check_trace, new_job_id, submitted
+from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (

@@ -14,22 +14,27 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tenure.contracts.streams.ledger import StreamsLedger
-from tenure.core.endpoint import Answer, Call, Endpoint, Follow, Refused, Reply, Right
-from tenure.core.errors import Conflict, NotFound, StoreError
-from tenure.core.intake import (
+from tenure.core.encoding import answer_json
+from tenure.core.endpoint import (
+    Answer,
+    Call,
+    Endpoint,
+    Follow,
     IdempotencyKey,
+    Refused,
+    Reply,
+    Right,
     Submits,
     TraceParent,
     check_stored,
     idempotency_key,
     trace_context,
 )
-from tenure.core.job import JobRecord, NewJob, Submitted
-from tenure.core.redacting import Redaction, without_contents
+from tenure.core.errors import Conflict, NotFound, StoreError
+from tenure.core.job import JobRecord, NewJob, Submitted, new_job_id
+from tenure.core.redaction import Redaction, without_contents
 from tenure.core.seam import Query
 from tenure.core.state import STREAMS
-from tenure.core.submission import new_job_id
-from tenure.core.values import answer_json
 from tenure.store.resend import submit_surely
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.pipeline.audit.lines import violations_of
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.progress import all_progress

@@ -1,4 +1,4 @@
-"""What was not proven is looked at closely: the fold of `core.fold`, one job after the other.
+"""What was not proven is looked at closely: by `core.history`, one job after the other.
 
 Only the events of unproven jobs come here, sorted by job and place. The result names the broken
 promise in words and shows the events; a job that is sound after all gives no row, or one that only
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from tenure.core.event import JournalEvent
-from tenure.core.fold import Checker, Violation
+from tenure.core.history import HistoryChecker, Violation
+from tenure.core.journal import JournalEvent
 from tenure.core.state import MACHINES
 from tenure.pipeline.audit.invariants import FOREIGN
 from tenure.pipeline.schema import NAMES
@@ -62,9 +62,11 @@ def _of_job(
     if contract not in MACHINES:
         yield named | _row(UNOBSERVED, f"no contract {contract!r} is known here", [])
         return
-    checker = Checker(MACHINES[contract], whole=rows[0]["whole"], foreign=contract in FOREIGN)
+    checker = HistoryChecker(
+        MACHINES[contract], whole=rows[0]["whole"], foreign=contract in FOREIGN
+    )
     for index, row in enumerate(rows):
-        checker.fold(index, _event(row))
+        checker.add(index, _event(row))
     checker.finish(quiesced=quiesced)
     for violation in checker.violations:
         yield named | _row(violation.invariant, violation.text, evidence_of(violation))

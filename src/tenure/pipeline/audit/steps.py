@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from tenure.core.event import EVENT_TYPES
-from tenure.core.fold import BY_HOLDER, is_allowed
+from tenure.core.history import BY_HOLDER, is_allowed
+from tenure.core.journal import EVENT_TYPES
 from tenure.core.state import MACHINES, Machine
 from tenure.pipeline.audit.hashing import Ints, codes_of
 from tenure.pipeline.audit.invariants import TIMED

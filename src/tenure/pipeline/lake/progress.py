@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.schema import place
 from tenure.pipeline.source.offsets import Gap, Mark, epoch_name

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tenure.core.errors import UsageError
-from tenure.core.idempotency import canonical
-from tenure.core.job import NewJob
+from tenure.core.job import NewJob, canonical
 from tenure.pipeline.source.copy_format import fixed, packed, rows_of
 from tenure.sql.engine import QueueSettings
 from tenure.sql.postgres_engine import CopyRows, rows_of_submit

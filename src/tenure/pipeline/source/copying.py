@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tenure.core.opening import open_part
+from tenure.core.registry import open_part
 from tenure.pipeline.source.columns import Part, Stored, part_of, tables_of
 from tenure.sql.engine import QueueSettings, Row
 from tenure.sql.postgres_engine import SAMPLE, PostgresEngine

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from tenure.core.errors import ServerError, StoreUnreachable, UsageError
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
 
 _PAGE = 10_000
 _PATIENCE_S = 5.0
@@ -43,7 +43,7 @@ class Database(Protocol):
         """Let go of it."""
 
 
-def open_database(tape: SqlTape) -> Database:
+def open_database(tape: SqlFormat) -> Database:
     """The database behind a tape."""
     scheme = urlsplit(tape.store).scheme
     if scheme in ("sqlite", "libsql"):  # the same file, by another client
@@ -58,7 +58,7 @@ class SqliteFile:
 
     has_rollbacks = False
 
-    def __init__(self, tape: SqlTape) -> None:
+    def __init__(self, tape: SqlFormat) -> None:
         # sqlite:///jobs.db is a file here, sqlite:////var/jobs.db one by its full path.
         path = unquote(urlsplit(tape.store).path)[1:]
         self._tape = tape
@@ -97,7 +97,7 @@ class PostgresServer:
 
     has_rollbacks = True
 
-    def __init__(self, tape: SqlTape) -> None:
+    def __init__(self, tape: SqlFormat) -> None:
         try:
             from adbc_driver_postgresql import dbapi
         except ImportError:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tenure.core.job import JobRecord
-from tenure.core.opening import open_ledger
+from tenure.core.registry import open_ledger
 from tenure.core.seam import Query
 from tenure.pipeline.source.opening import journal_name
 

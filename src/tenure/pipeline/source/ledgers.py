@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
 from tenure.sql import open_engine
 from tenure.sql.sql_ledger import JournalReaders
 
 
-def tell_ledger(tape: SqlTape, reader: str, position: int | None) -> None:
+def tell_ledger(tape: SqlFormat, reader: str, position: int | None) -> None:
     """Note a reader's position; None forgets the reader."""
     # Whoever captures may be in a loop of its own, in which no other may run.
     with ThreadPoolExecutor(1, thread_name_prefix="tell") as apart:
         apart.submit(asyncio.run, _told(tape, reader, position)).result()
 
 
-async def _told(tape: SqlTape, reader: str, position: int | None) -> None:
+async def _told(tape: SqlFormat, reader: str, position: int | None) -> None:
     # The reel reads by SQLite's own client, whatever the URL says: two in a process undo each
     # other's locks.
     store = tape.store.replace("libsql:", "sqlite:", 1)

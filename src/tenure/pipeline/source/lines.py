@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
 from tenure.pipeline.schema import (
     _ARROW,
     ARROW,
@@ -35,7 +35,7 @@ _NUMBERS = frozenset(name for name, kind in COLUMNS if kind != "string")
 class LineParser:
     """Turns pages of one tape into record batches."""
 
-    def __init__(self, tape: StreamTape, journal: str) -> None:
+    def __init__(self, tape: StreamFormat, journal: str) -> None:
         self._tape = tape
         self._lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
         self._journal = journal

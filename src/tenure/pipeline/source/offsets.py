@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenure.core.opening import parse_url
+from tenure.core.registry import parse_url
 from tenure.pipeline.schema import place
 from tenure.pipeline.source.opening import journal_name, open_reel
 from tenure.pipeline.source.reel import Head, Loss, Reel

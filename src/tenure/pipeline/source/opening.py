@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import urlsplit, urlunsplit
 
-from tenure.core.opening import journal_tape, parse_url
-from tenure.core.tape import SqlTape, StreamTape
+from tenure.core.journal import SqlFormat, StreamFormat
+from tenure.core.registry import journal_format, parse_url
 from tenure.pipeline.source.reel import Reel
 from tenure.pipeline.source.seam_reel import SeamReel
 from tenure.pipeline.source.sql_reel import SqlReel
@@ -19,10 +19,10 @@ def journal_name(url: str) -> str:
     Credentials and tuning options do not matter: the same history has the same name.
     """
     parsed = parse_url(url)
-    tape = journal_tape(url)
+    tape = journal_format(url)
     parts = urlsplit(tape.store if tape else parsed.text)
     where = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    what = (tape.key if isinstance(tape, StreamTape) else tape.table + tape.where) if tape else ""
+    what = (tape.key if isinstance(tape, StreamFormat) else tape.table + tape.where) if tape else ""
     mark = hashlib.sha256(f"{where} {what}".encode()).hexdigest()[:8]
     queue = tape.queue if tape else parsed.options.get("queue", "")
     words = "".join(c if c.isalnum() else "-" for c in queue).strip("-")
@@ -31,12 +31,12 @@ def journal_name(url: str) -> str:
 
 def open_reel(url: str, name: str = "") -> Reel:
     """The journal behind a URL, by what its contract declares of it; rows carry its `name`."""
-    tape = journal_tape(url)
+    tape = journal_format(url)
     name = name or journal_name(url)
     match tape:
-        case StreamTape():
+        case StreamFormat():
             return StreamReel(tape, name)
-        case SqlTape():
+        case SqlFormat():
             return SqlReel(tape, name)
         case None:
             return SeamReel(url, name)

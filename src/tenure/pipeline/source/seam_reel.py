@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from tenure.core.opening import open_journal
+from tenure.core.registry import open_journal
 from tenure.pipeline.schema import place, rows_of
 from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
 from tenure.pipeline.schema import ARROW, COLUMNS
 from tenure.pipeline.source.databases import Database, open_database
 from tenure.pipeline.source.ledgers import tell_ledger
@@ -34,7 +34,7 @@ _LOOK_BACK = 10_000
 class SqlReel:
     """The table behind a tape."""
 
-    def __init__(self, tape: SqlTape, journal: str) -> None:
+    def __init__(self, tape: SqlFormat, journal: str) -> None:
         self._tape = tape
         self._journal = journal
         self._rows = tape.narrow or tape.table
@@ -191,11 +191,11 @@ class SqlReel:
         return column
 
 
-def _is_read(name: str, tape: SqlTape) -> bool:
+def _is_read(name: str, tape: SqlFormat) -> bool:
     return name in ("pos", "seq") or name in tape.fields
 
 
-def _column(name: str, tape: SqlTape) -> str:
+def _column(name: str, tape: SqlFormat) -> str:
     if name == "pos":
         return f"{tape.seq} AS pos"
     if name == "seq":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tenure.core.tape import StreamTape
+from tenure.core.journal import StreamFormat
 from tenure.pipeline.source.lines import LineParser
 from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
 from tenure.store.redis import BulkRedis
@@ -24,7 +24,7 @@ _NOTHING = "0-0"
 class StreamReel:
     """The stream behind a tape."""
 
-    def __init__(self, tape: StreamTape, journal: str) -> None:
+    def __init__(self, tape: StreamFormat, journal: str) -> None:
         self._tape = tape
         self._parser = LineParser(tape, journal)
         self._redis = BulkRedis(tape.store)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tenure.core.errors import StoreError
 from tenure.core.job import NewJob, Submitted
-from tenure.core.opening import has_part, open_queue, parse_url
+from tenure.core.registry import has_part, open_queue, parse_url
 from tenure.core.seam import Queue
 
 if TYPE_CHECKING:

@@ -1,0 +1,297 @@
+"""JSON and text that strangers wrote: decoded, encoded for any store, shown on a terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+OBEYED = (
+    r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+)
+"""A class of characters for `re`: control characters but tab, line feed and ESC, and bidi marks."""
+
+_UNSAFE = re.compile(rf"[{OBEYED}\x1b]")
+_BREAKS = re.compile(r"[\t\n]")
+
+
+def printable(text: str) -> str:
+    """The text with its control characters and bidirectional marks escaped.
+
+    >>> printable("a\\x1b[2Jb\\u202ec")
+    'a\\\\x1b[2Jb\\\\u202ec'
+    """
+    return _UNSAFE.sub(escaped, text)
+
+
+def one_line(text: str) -> str:
+    """The text in one line: its line breaks and tabs are escaped too."""
+    return _BREAKS.sub(escaped, text)
+
+
+def escaped(match: re.Match[str]) -> str:
+    """A character as its escape."""
+    return match[0].encode("unicode_escape").decode()
+
+
+_LARGE = 32 * 1024
+encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def from_json(raw: bytes) -> Any:
+    r"""The value; raises `msgspec.DecodeError` for what is not JSON.
+
+    >>> from_json(rb'{"half": "\ud83d"}') == {"half": chr(0xD83D)}
+    True
+    """
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        import json  # few payloads need it, and commands that only look shall start fast
+
+        try:
+            return json.loads(raw.decode(), parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            raise msgspec.DecodeError(str(error)) from None
+
+
+def shown_json(raw: bytes) -> Any:
+    r"""The value for answers and pages, which are UTF-8: half a surrogate pair becomes U+FFFD, and
+    what is not JSON becomes text under `_raw`.
+
+    >>> shown_json(rb'["\ud83d"]') == [chr(0xFFFD)], shown_json(b"[")
+    (True, {'_raw': '['})
+    """
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    import json
+
+    try:
+        text = json.dumps(from_json(raw), ensure_ascii=False)
+        return _decode(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    except (msgspec.DecodeError, RecursionError):
+        return {"_raw": raw.decode(errors="replace")}
+
+
+def answer_json(raw: bytes) -> Any:
+    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that.
+
+    It stays without line breaks, as events need it.
+    """
+    if len(raw) > _LARGE:
+        try:
+            raw.decode()
+            return _syntax(
+                msgspec.json.format(raw, indent=-1) if b"\n" in raw or b"\r" in raw else raw
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return shown_json(raw)
+
+
+def to_json(value: Any) -> bytes:
+    r"""The value as JSON; half a surrogate pair is written as JavaScript writes it.
+
+    >>> to_json([chr(0xD83D)])
+    b'["\\ud83d"]'
+    """
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        import json
+
+        return json.dumps(plain(value), separators=(",", ":"), allow_nan=False).encode()
+
+
+def plain(value: Any) -> Any:
+    """The value as dicts, lists, strings and numbers."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_decoded)
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+JSON_DEPTH_MAX = 100
+TAKEN_DEPTH_MAX = 128
+"""How deep the JSON of a request may be: more than a handler may return, since it wraps that."""
+REPLACED = "characters that the store cannot hold were replaced by U+FFFD"
+
+INTEGER_MAX = 2**63
+
+_TOO_DEEP = f"it is nested deeper than {JSON_DEPTH_MAX} levels"
+_NOT_SHAPE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_PIECE = 1 << 16
+# A number of JSON that may be far from zero. It begins where a word does, so that the search is
+# linear in the text.
+_NUMBER = re.compile(rb"(?<![0-9.eE])[0-9][0-9.eE+-]{3,}")
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+# Without these, digits being 0, no number is beyond a double, and none beyond 64 bits.
+_FAR = (b"0e000", b"0e+000", b"0" * 200)
+_LONG = (b"0e00", b"0e+00", b"0" * 19)
+_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def storable_json(value: Any) -> tuple[bytes, bool]:
+    """The value as JSON, and whether characters had to be replaced.
+
+    Raises TypeError, ValueError or OverflowError for what cannot be stored.
+
+    >>> storable_json({"a": [1, None]})
+    (b'{"a":[1,null]}', False)
+    """
+    replaced = False
+    try:
+        try:
+            body = encode(value)
+        except UnicodeEncodeError:
+            body, replaced = encode(_mended(plain(value))), True
+        if b"null" in body:  # None, or a number that msgspec writes so
+            _check_finite(value)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if len(body) > 2 * JSON_DEPTH_MAX and _is_deeper(body, JSON_DEPTH_MAX):
+        raise ValueError(_TOO_DEEP)
+    return body, replaced
+
+
+_FAULTS = {
+    "too_deep": f"is nested deeper than {TAKEN_DEPTH_MAX} levels",
+    "bad_number": "holds a number that no reader can keep",
+}
+
+
+def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
+    r"""What of JSON some reader cannot take: "too_deep", "bad_number", "nul"; "" if nothing.
+
+    It is read from the text: a decoded value takes many times as long to make and to walk.
+
+    >>> json_fault(b'[1,{"a":2.5}]'), json_fault(b"[1e400]"), json_fault(rb'["a\u0000"]')
+    ('', 'bad_number', 'nul')
+    """
+    if _is_deeper(raw, TAKEN_DEPTH_MAX):
+        return "too_deep"
+    digits = raw.translate(_DIGITS)
+    signs = _FAR if number_max > INTEGER_MAX else _LONG
+    if any(sign in digits for sign in signs) and _has_beyond(raw, number_max):
+        return "bad_number"
+    return "nul" if b"\\u0000" in raw and b"\\u0000" in _unescaped(raw) else ""
+
+
+def check_json(raw: bytes | str) -> None:
+    """Raise ValueError for a payload that is no JSON, or such that some reader cannot take it."""
+    try:
+        raw = raw.encode() if isinstance(raw, str) else raw
+        _syntax(raw)
+        raw.decode()
+        fault = json_fault(raw)
+    except RecursionError:
+        fault = "too_deep"
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    if fault in _FAULTS:  # some stores hold NUL, and the others say so
+        raise ValueError(_FAULTS[fault])
+
+
+def whole_text(text: str) -> str:
+    """The text without halves of surrogate pairs.
+
+    >>> whole_text("a" + chr(0xD83D) + "b") == "a" + chr(0xFFFD) + "b"
+    True
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def without_nul(body: bytes) -> bytes:
+    r"""JSON whose strings hold U+FFFD instead of NUL.
+
+    >>> without_nul(rb'["\u0000", "\\u0000"]').decode()
+    '["�", "\\\\u0000"]'
+    """
+    return _NUL.sub(b"\\1\xef\xbf\xbd", body) if b"\\u0000" in body else body
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, dict):
+        return {_mended(key): _mended(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mended(each) for each in value]
+    return value
+
+
+def _check_finite(value: Any) -> None:
+    import json  # it takes longer to load than a command that never needs it has to do
+
+    try:
+        json.dumps(plain(value), allow_nan=False)
+    except ValueError:
+        raise ValueError("NaN and Infinity are not JSON") from None
+
+
+def _is_deeper(raw: bytes, levels: int) -> bool:
+    """Whether JSON is nested deeper, counted from its brackets outside of strings.
+
+    In pieces: between them a thread that counts lets the others run.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= levels:
+        return False
+    bare = _unescaped(raw).translate(_STEPS, _NOT_SHAPE)
+    depth = inside = 0
+    for at in range(0, len(bare), _PIECE):
+        parts = bare[at : at + _PIECE].split(b'"')
+        steps = b"".join(parts[inside::2])
+        inside ^= (len(parts) - 1) & 1
+        opened = steps.count(1)
+        if depth + opened > levels:
+            depths = accumulate(memoryview(steps).cast("b"), initial=depth)
+            if max(depths) > levels:
+                return True
+        depth += 2 * opened - len(steps)
+    return False
+
+
+def _unescaped(raw: bytes) -> bytes:
+    """Without escaped backslashes and quotes: every quote that is left begins or ends a string."""
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+
+
+def _has_beyond(raw: bytes, number_max: float) -> bool:
+    """Whether a number outside of strings is as large as that, whatever its sign."""
+    inside, seen = 0, 0
+    for found in _NUMBER.finditer(raw):
+        if not _is_beyond(found[0], number_max):
+            continue
+        inside ^= _unescaped(raw[seen : found.start()]).count(b'"') & 1
+        seen = found.end()
+        if not inside:
+            return True
+    return False
+
+
+def _is_beyond(number: bytes, number_max: float) -> bool:
+    try:
+        if number.isdigit() and len(number) < 400:  # a double would round it
+            return int(number) >= number_max
+        return float(number) >= number_max
+    except ValueError:  # a text such as 1.2.3
+        return False

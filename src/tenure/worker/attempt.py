@@ -1,0 +1,372 @@
+"""The life of an attempt, in steps:
+
+    adopt    a claimed lease becomes ours: its local deadline runs, the keeper sees it
+    begin    its task name leads to a handler, which runs in the loop, a thread or a process; a job
+             without a handler here is handed back (see `outcomes.UnknownTasks`)
+    judge    what the handler returned or raised becomes an outcome (rules in `core.retry`)
+    settle   the outcome joins the next batch
+    settled  the store's verdict, or the loss of the lease, is counted
+
+An attempt can be ended from outside: by its timeout, a lost lease, a cancel request or shutdown. An
+`async def` handler gets a `CancelledError`, a process is killed; a thread cannot be stopped and is
+asked by `job.cancelled`. A handler that still runs after the grace period is abandoned: its outcome
+is settled without it. Only a thread keeps its slot until it returns, because it is really occupied.
+Once a lease is lost nothing is written for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from tenure.core.errors import LeaseLost
+from tenure.core.lease import Lease
+from tenure.core.outcome import (
+    Buried,
+    Cancelled,
+    Completed,
+    Outcome,
+    Released,
+    Retried,
+    Verdict,
+)
+from tenure.core.retry import judge
+from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
+from tenure.worker.outcomes import (
+    TimedOut,
+    UnknownTasks,
+    backed_off,
+    cancelled,
+    childless,
+    completed,
+)
+from tenure.worker.pools import HandlerPools, report_from_thread
+from tenure.worker.settle import Entry
+from tenure.worker.source import Context, Source
+from tenure.worker.task import Task, Tasks
+from tenure.worker.telemetry import Tracer
+
+log = structlog.get_logger("tenure.worker")
+
+_VERDICT_NAMES: dict[type, str] = {
+    Completed: "completed",
+    Retried: "retried",
+    Buried: "buried",
+    Released: "released",
+    Cancelled: "cancelled",
+    LeaseLost: "lost",
+}
+
+if sys.version_info >= (3, 12):
+
+    def _spawn(
+        life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Task[None]:
+        """Start at once: a handler that never waits is done before this returns."""
+        return asyncio.Task(life, loop=loop, eager_start=True)
+
+else:
+
+    def _spawn(
+        life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Task[None]:
+        return loop.create_task(life)
+
+
+class Executor:
+    """Runs attempts of all queues of one worker. `running`: those whose slot is not free yet."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        pools: HandlerPools,
+        context: Context,
+        tracer: Tracer | None,
+    ) -> None:
+        self._tasks = tasks
+        self._pools = pools
+        self._tracer = tracer
+        self._slots = context.slots
+        self._metrics = context.metrics
+        self._watch = context.watch
+        self._listeners = context.listeners
+        self._clock = context.clock
+        self._rng = context.rng
+        self._worker_id = context.worker_id
+        self._debug = context.settings.debug
+        self._grace_s = context.settings.cancel_grace_ms / 1000
+        self._unknown = UnknownTasks(
+            tasks,
+            limit_ms=context.settings.unknown_task_ms,
+            clock=context.clock,
+            rng=context.rng,
+        )
+        self._quiet: asyncio.Event | None = None
+        self.running: dict[Attempt, None] = {}
+
+    # adopt, begin -------------------------------------------------------------------------------
+
+    def adopt(self, source: Source, leases: Iterable[Lease], sent: float) -> list[Attempt]:
+        """Make leases ours; `sent` is when the claim was sent. Each has its slot already."""
+        now = self._clock()
+        attempts = []
+        for lease in leases:
+            task = self._tasks.find(lease.task)
+            tally = self._metrics.tally(lease.queue, task.name if task else "(unknown)")
+            until = sent + lease.lease_ms / 1000
+            attempt = Attempt(lease, until, now, task=task, source=source, tally=tally)
+            if task is not None:
+                report = source.report if task.kind == "async" else report_from_thread
+                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s)
+            if lease.attempt == 1 and lease.created_ms:
+                claimed_ms = lease.lease_until_ms - lease.lease_ms  # both on the store's clock
+                tally.wait.observe(max(0, claimed_ms - lease.created_ms) / 1000)
+            source.attempts[attempt] = None
+            self.running[attempt] = None
+            attempts.append(attempt)
+        return attempts
+
+    def begin(self, attempts: Sequence[Attempt]) -> None:
+        """Start adopted attempts, unless they ended in the meantime."""
+        loop = asyncio.get_running_loop()  # asked for once: it is a system call
+        timed = False
+        for attempt in attempts:
+            task = attempt.task
+            if attempt.concluded:
+                continue
+            if attempt.until <= self._clock():
+                attempt.lost = True
+                self.end(attempt, "lost")
+            elif task is None:
+                say = partial(attempt.source.report, attempt)
+                self.conclude(attempt, self._unknown.judge(attempt.lease, say))
+                self._free(attempt)
+            else:
+                attempt.tally.started += 1
+                if self._listeners:
+                    self._listeners.tell("active", attempt.job)
+                if self._tracer is None:
+                    runner = _spawn(self._life(attempt, task), loop)
+                else:
+                    life = partial(self._life, attempt, task)
+                    runner = _spawn(self._tracer.trace(attempt, life), loop)
+                if not attempt.freed:  # an eager task may be done already
+                    attempt.runner = runner
+                timed = timed or task.timeout_s is not None
+        if timed:  # after their first step, so that handlers that never wait need no timer
+            loop.call_soon(self._arm_all, attempts)
+        self._watch.tell("started", len(attempts))
+
+    def release(self, attempts: Iterable[Attempt]) -> None:
+        """Hand adopted attempts back unstarted."""
+        for attempt in attempts:
+            self.conclude(attempt, Outcome(attempt.lease, "release"))
+            self._free(attempt)
+
+    # run, judge ---------------------------------------------------------------------------------
+
+    async def _life(self, attempt: Attempt, task: Task) -> None:
+        outcome: Outcome | None
+        current_job.set(attempt.job)
+        attempt.started = self._clock()
+        try:
+            if task.kind == "async":
+                attempt.begun = True
+                value = await task.handler(attempt.job)
+            else:
+                value = await self._pools.run(attempt, task, self._begun)
+            if task.kind == "process":
+                outcome = value
+                if value.kind == "fail":
+                    outcome = backed_off(attempt, value, RuntimeError(value.failure.message))
+            else:
+                outcome = completed(attempt.lease, value, partial(attempt.source.report, attempt))
+        except GeneratorExit:  # the loop is being torn down
+            raise
+        except BaseException as error:
+            outcome = self._judge(attempt, task, error)
+        self.conclude(attempt, outcome)
+        self._free(attempt)
+
+    def _begun(self, attempt: Attempt) -> None:
+        """A thread or process took it up: only now its time runs."""
+        attempt.started = self._clock()
+        self._arm(attempt)
+
+    def _judge(self, attempt: Attempt, task: Task, error: BaseException) -> Outcome | None:
+        if attempt.ended:
+            return None  # `conclude` chooses the outcome
+        if isinstance(error, LeaseLost):
+            if error.job_id == attempt.lease.job_id:
+                attempt.lost = True
+                return None
+            error = RuntimeError(f"the handler met a lost lease of another job: {error}")
+        return self._failed(attempt, task, error)
+
+    def _failed(self, attempt: Attempt, task: Task, error: BaseException) -> Outcome:
+        outcome = judge(attempt.lease, error, task.retry, self._rng.random())
+        return backed_off(attempt, outcome, error) if outcome.kind == "fail" else outcome
+
+    # settle -------------------------------------------------------------------------------------
+
+    def conclude(self, attempt: Attempt, outcome: Outcome | None = None) -> None:
+        """Choose the outcome, once: an attempt that was ended gets the outcome of its ending."""
+        if attempt.concluded:
+            return
+        if attempt.ended:
+            outcome = self._ended(attempt)
+        if outcome is not None and not attempt.lost:
+            outcome = attempt.source.fit(attempt, outcome)
+        attempt.concluded = True
+        attempt.ran_s = self._clock() - attempt.started
+        if self._quiet is not None:
+            self._check_quiet(self._quiet)
+        if attempt.lost or outcome is None:
+            self._lost(attempt, "it ran out, or the store said so")
+            return
+        if outcome.until == "children" and not attempt.source.features.has_children:
+            outcome = childless(attempt.lease)
+        attempt.outcome = outcome
+        attempt.source.settle(attempt, outcome)
+
+    def _ended(self, attempt: Attempt) -> Outcome | None:
+        task = attempt.task
+        match attempt.ended:
+            case "cancel":
+                return cancelled(attempt.lease)
+            case "shutdown":
+                return Outcome(attempt.lease, "release")
+            case "timeout" if task is not None:
+                late = TimedOut(f"the handler took longer than its timeout of {task.timeout_s} s")
+                return self._failed(attempt, task, late)
+            case _:
+                return None
+
+    def settled(self, entries: Sequence[Entry], verdicts: Sequence[Verdict]) -> None:
+        """The store answered a batch of outcomes."""
+        source: Source = entries[0].attempt.source
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            attempt = entry.attempt
+            self._count(attempt, _VERDICT_NAMES[type(verdict)])
+            if self._listeners:
+                self._listeners.ended(attempt, verdict)
+            source.forget(attempt)
+            if isinstance(verdict, LeaseLost):
+                log.warning("lease lost", **lease_facts(attempt.lease), reason=verdict.reason)
+        source.answered("settle")
+        self._watch.tell("settled", len(entries))
+
+    def dropped(self, entry: Entry, error: Exception) -> None:
+        """The store will never take this outcome: the lease is lost."""
+        reason = error.reason if isinstance(error, LeaseLost) else f"its outcome failed: {error}"
+        self._lost(entry.attempt, reason)
+
+    def _lost(self, attempt: Attempt, reason: str) -> None:
+        """Nothing is written for this attempt any more, and its lease runs out."""
+        attempt.lost = True
+        attempt.kept = False
+        attempt.source.forget(attempt)
+        log.warning("lease lost", **lease_facts(attempt.lease), reason=reason)
+        self._count(attempt, "lost")
+
+    def _count(self, attempt: Attempt, outcome: str) -> None:
+        tally = attempt.tally
+        tally.finished[outcome] = tally.finished.get(outcome, 0) + 1
+        tally.run.observe(attempt.ran_s)
+        if outcome == "retried":
+            tally.retried += 1
+        elif outcome == "lost":
+            tally.lost += 1
+            self._watch.tell("lost")
+        if self._debug:
+            facts = lease_facts(attempt.lease)
+            log.debug("attempt ended", **facts, outcome=outcome, run_s=attempt.ran_s)
+
+    def _free(self, attempt: Attempt) -> None:
+        """The handler is gone: its slot is free."""
+        if attempt.freed:
+            return
+        attempt.freed = True
+        if attempt.timer is not None:
+            attempt.end_timer()
+        attempt.runner = None
+        del self.running[attempt]
+        self._slots.give(attempt.source.share, 1)
+
+    # end from outside ---------------------------------------------------------------------------
+
+    def _arm_all(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            if not attempt.concluded and attempt.task and attempt.task.kind == "async":
+                self._arm(attempt)
+
+    def _arm(self, attempt: Attempt) -> None:
+        """Let its timeout run from now."""
+        timeout_s = attempt.task.timeout_s if attempt.task else None
+        if timeout_s is not None and not attempt.ended and attempt.timer is None:
+            loop = asyncio.get_running_loop()
+            attempt.timer = loop.call_later(timeout_s, self.end, attempt, "timeout")
+
+    def end(self, attempt: Attempt, why: Ending) -> None:
+        """Stop an attempt; a later reason changes nothing, unless the lease is lost."""
+        if attempt.concluded or (attempt.ended and why != "lost"):
+            return
+        was_stopping = attempt.ended != ""
+        attempt.ended = why
+        self._watch.tell("ended")
+        if not attempt.begun:  # nothing to stop yet, and nothing will begin any more
+            runner = attempt.runner
+            self.conclude(attempt)
+            self._free(attempt)
+            if runner is not None:
+                runner.cancel()
+            return
+        if why == "lost" or (why == "timeout" and _in_thread(attempt)):
+            self.conclude(attempt)
+        if not was_stopping:
+            attempt.end_timer()
+            loop = asyncio.get_running_loop()
+            attempt.timer = loop.call_later(self._grace_s, self._abandon, attempt)
+            if attempt.runner is not None and not _in_thread(attempt):
+                attempt.runner.cancel()
+
+    def _abandon(self, attempt: Attempt) -> None:
+        attempt.timer = None
+        if attempt.freed:
+            return
+        self.conclude(attempt)
+        self._watch.tell("abandoned")
+        in_thread = _in_thread(attempt)
+        log.error(
+            "a handler does not stop; abandoned",
+            **lease_facts(attempt.lease),
+            why=attempt.ended,
+            slot="taken until its thread returns" if in_thread else "free",
+        )
+        if not in_thread:
+            self._free(attempt)
+
+    def end_unbegun(self) -> None:
+        """Hand back what still waits for a thread or a process."""
+        for attempt in list(self.running):
+            if not attempt.begun and attempt.runner is not None:
+                self.end(attempt, "shutdown")
+
+    def quiet(self) -> asyncio.Event:
+        """Set as soon as every attempt has its outcome; call it once no more are begun."""
+        self._quiet = asyncio.Event()
+        self._check_quiet(self._quiet)
+        return self._quiet
+
+    def _check_quiet(self, quiet: asyncio.Event) -> None:
+        if all(attempt.concluded for attempt in self.running):
+            quiet.set()
+
+
+def _in_thread(attempt: Attempt) -> bool:
+    return attempt.task is not None and attempt.task.kind == "thread"

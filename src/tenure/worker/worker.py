@@ -1,0 +1,415 @@
+"""The worker: opens its queues, claims, runs, keeps, settles, and stops in good order.
+
+The parts: `claim` takes leases by the free slots of `source`; `attempt` leads each through its
+life, in the loop or by `pools`; `settle` sends outcomes in batches; `keeper` extends the leases
+meanwhile. This module starts them all, waits, and stops them by the rules of `drain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry
+
+from tenure.core.errors import TenureError, UsageError
+from tenure.worker.attempt import Executor
+from tenure.worker.claim import Claimer
+from tenure.worker.config import Settings, capacity, identity
+from tenure.worker.drain import Stopping, drain, signals
+from tenure.worker.events import EventName, Listener, Listeners, Notifier, Watch
+from tenure.worker.job import Attempt, Ending
+from tenure.worker.keeper import Keeper, KeeperThread
+from tenure.worker.metrics import Metrics
+from tenure.worker.pools import HandlerPools
+from tenure.worker.source import Context, Opener, Slots, Source, opener_of
+from tenure.worker.task import Task, Tasks, is_child
+from tenure.worker.telemetry import Tracer, ensure_logs
+
+log = structlog.get_logger("tenure.worker")
+
+_KEEPER_SILENCE_S = 5.0
+
+
+class _Service(msgspec.Struct, frozen=True, eq=False):
+    """One queue being served."""
+
+    opener: Opener
+    source: Source
+    keeper: Keeper
+    claimer: Claimer
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker is. `stores` says for every queue whether its store answers."""
+
+    state: str
+    ready: bool
+    keeper_alive: bool
+    slots_used: int
+    slots_total: int
+    unsettled: int
+    stores: dict[str, bool]
+
+
+class Worker:
+    """Runs the jobs of one or many queues, whatever their contracts.
+
+    `queues` are URLs, or functions that open a queue: each is opened twice, once for the keeper.
+    `run` blocks until SIGTERM or SIGINT; `serve` does the same inside a running loop, without
+    touching signals, until `stop`. A worker serves once.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *,
+        queues: Sequence[str | Opener],
+        concurrency: int | None = None,
+        settings: Settings | None = None,
+        burst: bool = False,
+        registry: CollectorRegistry | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        if isinstance(queues, str) or not queues:
+            raise UsageError('queues is a list of queue URLs, such as ["memory://demo"]')
+        self.settings = _merged(settings or Settings(), concurrency, burst)
+        worker_id = self.settings.worker_id or identity()
+        self.id = str(worker_id)
+        self.registry = registry or CollectorRegistry()
+        self.watch = Watch()
+        self.state = "new"
+        self._tasks = Tasks(tasks)
+        self._openers = [opener_of(queue, worker_id) for queue in queues]
+        self._rng = rng or Random()
+        self._tracer = Tracer(self.id) if self.settings.tracing else None
+        self._capacity = capacity(self.settings, self._tasks.kinds)
+        self._slots = Slots(self._capacity.slots, batch_max=self.settings.claim_batch_max)
+        self._metrics = Metrics(self.registry, lambda: (self._slots.used, self._slots.total))
+        self._stopping = Stopping()
+        self._notifier = Notifier(self.settings.notify_socket)
+        self._services: list[_Service] = []
+        self._loops: list[asyncio.Task[None]] = []
+        self._claimers: dict[Claimer, asyncio.Task[None]] = {}
+        self._keeper_thread: KeeperThread | None = None
+        self._listeners = Listeners()
+        self._drained = True
+        self._fault: BaseException | None = None
+        self._ready = False
+
+    # the public face ----------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Serve until told to stop; returns the exit code: 0 after a clean drain."""
+        if is_child.is_set():
+            return 0  # a handler's process imports the file that made this worker
+        _tune_gc()
+        factory = _uvloop_factory() if self.settings.uvloop else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(self._serve_with_signals())
+
+    async def serve(self) -> int:
+        """Serve until `stop`; cancelling it is like pulling the plug: nothing more is written."""
+        if is_child.is_set():
+            return 0
+        if self.state != "new":
+            raise UsageError("a worker serves once; make another one")
+        ensure_logs()
+        self.state = "serving"
+        self._loop = asyncio.get_running_loop()
+        self._open()
+        try:
+            await self._start()
+            await self._stopping.drain.wait()
+            clean = await self._drain()
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            await self._close()
+        return 0 if clean and self._fault is None else 1
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Drain; with `at_once` hand everything back without waiting. Safe from any thread."""
+        self._in_loop(partial(self._stopping.ask, at_once=at_once))
+
+    def on(self, event: EventName, listener: Listener) -> None:
+        """Call `listener` when something happens; see `EventName` for the events."""
+        self._listeners.add(event, listener)
+
+    @property
+    def concurrency(self) -> int:
+        """How many jobs run at once. It can be set while the worker runs, from any thread."""
+        return self._slots.total
+
+    @concurrency.setter
+    def concurrency(self, slots: int) -> None:
+        if slots < 1:
+            raise UsageError(f"concurrency is at least 1, not {slots}; pause() stops the worker")
+        self.settings = replace(self.settings, concurrency=slots)
+        self._capacity = capacity(self.settings, self._tasks.kinds)
+        self._in_loop(self._resize)
+
+    def pause(self) -> None:
+        """Claim no more jobs, those that run end; other workers go on. Safe from any thread."""
+        self._in_loop(partial(self._pause, True))
+
+    def resume(self) -> None:
+        """Claim jobs again. Safe from any thread."""
+        self._in_loop(partial(self._pause, False))
+
+    def abort(self) -> None:
+        """Stop dead, as if the process had been killed: nothing is written any more."""
+        self.state = "aborted"
+        for attempt in list(self._executor.running):
+            attempt.concluded = True
+            attempt.end_timer()
+            if attempt.runner is not None:
+                attempt.runner.cancel()
+        for each in self._loops:
+            each.cancel()
+
+    def health(self) -> Health:
+        """For a health endpoint and the watchdog."""
+        return Health(
+            state=self.state,
+            ready=self._ready,
+            keeper_alive=self._keeper_alive(),
+            slots_used=self._slots.used,
+            slots_total=self._slots.total,
+            unsettled=sum(len(service.source.attempts) for service in self._services),
+            stores={each.source.name: each.source.contact.answers for each in self._services},
+        )
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        if self.state == "new" or _running_loop() is self._loop:
+            call()
+        else:
+            self._loop.call_soon_threadsafe(call)
+
+    def _resize(self) -> None:
+        self._slots.resize(self._capacity.slots)
+        if self.state != "new":
+            self._pools.resize(self._capacity)
+        for service in self._services:
+            service.source.tell_slots(self._slots.total)
+
+    def _pause(self, paused: bool) -> None:
+        if paused != self._slots.paused:
+            self._slots.pause(paused)
+            self._listeners.tell("paused" if paused else "resumed")
+
+    # starting -----------------------------------------------------------------------------------
+
+    async def _serve_with_signals(self) -> int:
+        with signals(self._stopping.press):
+            return await self.serve()
+
+    def _open(self) -> None:
+        self._clock = time.monotonic if self.settings.keeper_threaded else self._loop.time
+        self._context = Context(
+            self.settings,
+            self.id,
+            self._clock,
+            self._rng,
+            self._slots,
+            self.watch,
+            self._listeners,
+            self._metrics,
+        )
+        self._pools = HandlerPools(self._capacity, worker_id=self.id, rng=self._rng)
+        self._executor = Executor(self._tasks, self._pools, self._context, self._tracer)
+        self._services = [self._service(name, opener) for name, opener in self._openers]
+        self.watch.hooks.append(self._heard)
+
+    def _service(self, name: str, opener: Opener) -> _Service:
+        threaded = self.settings.keeper_threaded
+        source = Source(
+            name,
+            opener(),
+            self._context,
+            settled=self._executor.settled,
+            dropped=self._executor.dropped,
+            end=self._executor.end,
+        )
+        keeper = Keeper(
+            source,
+            self._context,
+            end=self._end_from_thread if threaded else self._executor.end,
+            tell=self._tell_from_thread if threaded else self.watch.tell,
+        )
+        nudge = partial(self._nudge, keeper)
+        claimer = Claimer(source, self._executor, self._context, nudge)
+        return _Service(opener, source, keeper, claimer)
+
+    async def _start(self) -> None:
+        log.info(
+            "worker starts",
+            worker_id=self.id,
+            queues=[name for name, _ in self._openers],
+            slots=self._slots.total,
+        )
+        if self.settings.keeper_threaded:
+            self._start_keeper_thread()
+        else:
+            for service in self._services:
+                self._spawn(service.keeper.run(service.source.queue))
+        if self.settings.burst:
+            await self._tidy_first()
+        for service in self._services:
+            source = service.source
+            for each in (source.settles.run(), source.reports.run(), source.keep_up()):
+                self._spawn(each)
+            self._claimers[service.claimer] = self._spawn(service.claimer.run())
+        if self.settings.watchdog_ms:
+            self._spawn(self._feed_watchdog())
+
+    def _start_keeper_thread(self) -> None:
+        keepers = [(service.keeper, service.opener) for service in self._services]
+        self._keeper_thread = KeeperThread(keepers, self._keeper_died)
+        self._keeper_thread.start()
+
+    def _keeper_died(self, error: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._break, error)
+
+    def _spawn(self, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(loop)
+        task.add_done_callback(self._watch_loop)
+        self._loops.append(task)
+        return task
+
+    def _watch_loop(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """A part that dies of an error is a bug, unless the store refused what it asked for:
+
+        better stop in order than limp on.
+        """
+        self._fault = error
+        if isinstance(error, TenureError):
+            log.error("the store refuses to serve this worker; stopping", error=str(error))
+        else:
+            log.error("a part of the worker died; stopping", error=repr(error), exc_info=error)
+        self._stopping.ask()
+
+    async def _tidy_first(self) -> None:
+        """Burst mode ends at the first empty claim, so what is due must be promoted before it."""
+        rounds = (service.source.queue.upkeep() for service in self._services)
+        await asyncio.gather(*rounds, return_exceptions=True)
+
+    # what the parts tell ------------------------------------------------------------------------
+
+    def _heard(self, name: str, _count: int) -> None:
+        if name == "dry" and self.settings.burst:
+            self._stop_when_empty()
+        if name in ("claimed", "dry"):
+            drained, self._drained = self._drained, name == "dry"
+            if self._drained and not drained:
+                self._listeners.tell("drained")
+        if name == "stopped":
+            self._listeners.tell("closed")
+        if name == "contact" and not self._ready:
+            self._ready = all(service.source.contact.ever for service in self._services)
+            if self._ready:
+                self._notifier.ready(f"serving {len(self._services)} queues")
+                self.watch.tell("ready")
+                self._listeners.tell("ready")
+
+    def _nudge(self, keeper: Keeper) -> None:
+        if self._keeper_thread is not None:
+            self._keeper_thread.nudge(keeper)
+        else:
+            keeper.nudge()
+
+    def _end_from_thread(self, attempt: Attempt, why: Ending) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._executor.end, attempt, why)
+
+    def _tell_from_thread(self, name: str, count: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.watch.tell, name, count)
+
+    def _keeper_alive(self) -> bool:
+        thread = self._keeper_thread
+        if thread is not None and not thread.alive:
+            return False
+        now = self._clock()
+        return all(now - service.keeper.beat < _KEEPER_SILENCE_S for service in self._services)
+
+    async def _feed_watchdog(self) -> None:
+        while True:
+            if self._keeper_alive():
+                self._notifier.watchdog()
+            await asyncio.sleep(self.settings.watchdog_ms / 2000)
+
+    def _stop_when_empty(self) -> None:
+        """Burst: done when claims sent after the last event came back empty and nothing runs."""
+        seen = self.watch.activity
+        dry = all(service.claimer.dry_at == seen for service in self._services)
+        if dry and not any(service.source.attempts for service in self._services):
+            self._stopping.ask()
+
+    # stopping -----------------------------------------------------------------------------------
+
+    async def _drain(self) -> bool:
+        self.state = "draining"
+        self._notifier.stopping()
+        return await drain(self._claimers, self._executor, self._context, self._stopping)
+
+    async def _close(self) -> None:
+        for each in self._loops:
+            each.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._keeper_thread is not None:
+            await self._keeper_thread.stop()
+        self._pools.close()
+        closing = (service.source.queue.close() for service in self._services)
+        await asyncio.gather(*closing, return_exceptions=True)
+        self._notifier.close()
+        self.state = "stopped"
+        self.watch.tell("stopped")
+        log.info("worker stopped", worker_id=self.id)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _merged(settings: Settings, concurrency: int | None, burst: bool) -> Settings:
+    """The arguments of `Worker` that have a name of their own, over the settings."""
+    changes: dict[str, Any] = {}
+    if concurrency is not None:
+        changes["concurrency"] = concurrency
+    if burst:
+        changes["burst"] = True
+    return replace(settings, **changes) if changes else settings
+
+
+def _tune_gc() -> None:
+    """Thousands of short-lived attempts are no reason to search the whole heap for cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
