@@ -33,6 +33,7 @@ local NOW_S = format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))
 local TAIL = '\t' .. ARGV[2] .. '\t0\t0\t\t\t'
 local TOKEN, TOKEN_H = ARGV[3] .. ':', '\t' .. ARGV[4] .. '\t'
 local NO_METRICS = ARGV[5] == '0'
+local BY_WORKER = ARGV[3] .. '\t' -- how the last argument of an outcome begins that has the worker's own token
 
 -- Keys of another type raise here, before anything is written.
 local waiting = call('LLEN', KEYS[1])
@@ -59,8 +60,8 @@ for at = FIRST, #ARGV, WIDTH do
   n = n + 1
   local id, fence = ARGV[at], ARGV[at + 1]
   answers[n] = 0
-  if holders[n] == TOKEN .. fence and not with_children and ARGV[at + 2] == 'complete'
-    and ARGV[at + 6] == KEEP_ALL and NO_METRICS then
+  if holders[n] == TOKEN .. fence and find(ARGV[at + 7], BY_WORKER, 1, true) == 1 and not with_children
+    and ARGV[at + 2] == 'complete' and ARGV[at + 6] == KEEP_ALL and NO_METRICS then
     local key = PREFIX .. id
     -- The claim wrote `active` for a plain job, and another word for every other.
     local v = try('HMGET', key, 'tn', 'parentKey', 'cancel', 'name', 'priority')
