@@ -47,7 +47,7 @@ def open_journal(url: QueueUrl) -> BullmqJournal:
     return BullmqJournal(Redis(store, name="tenure"), options)
 
 
-def journal_format(url: QueueUrl) -> StreamFormat:
+def journal_tape(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
     options, store = _parts(url)
     return tape(store, options)
