@@ -25,6 +25,7 @@ from tenure.contracts.memory.job import (
 )
 from tenure.core.errors import LeaseLost
 from tenure.core.job import (
+    FULL_RETRY_MS,
     JobEvent,
     JobRecord,
     NewJob,
@@ -39,7 +40,6 @@ from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Outcome,
 from tenure.core.seam import Counts, Page, Query, Upkeep, WorkerBeat
 from tenure.core.state import MEMORY
 
-_FULL_RETRY_AFTER_MS = 1_000
 _CLOSED_MAX = 32  # how many ended leases of one job can still answer a resent settle
 _WORKER_SILENT_LEASES = 2
 _UNKNOWN = "there is no such job"
@@ -50,10 +50,8 @@ class MemoryStore:
 
     Every method is part of one atomic step (the caller holds the lock and has called `begin`) that
     checks first and writes last. Every change of a job goes through `_step`, which asks the table
-    `core.state.MEMORY` and writes the journal event.
-
-    The rules that a test may break on purpose are methods: `guard`, `place`, `reclaim`, `ran_out`
-    and `replayed`.
+    `core.state.MEMORY` and writes the journal event. The rules that a test may break on purpose are
+    methods: `guard`, `place`, `reclaim`, `ran_out` and `replayed`.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class MemoryStore:
             return Submitted("", "conflict", f"this {named} belongs to another request")
         if self.options.depth_max and self._depth >= self.options.depth_max:
             why = f"the queue holds {self._depth} unfinished jobs, its limit"
-            return Submitted("", "full", why, _FULL_RETRY_AFTER_MS)
+            return Submitted("", "full", why, FULL_RETRY_MS)
         job = self._store(new, request_h, key)
         self.place(job)
         return Submitted(job.job_id, "created")
@@ -574,8 +572,6 @@ class MemoryStore:
         event_id = str(self.journal_length)
         told = JobEvent(event_id=event_id, type=kind, ts_ms=self._now_ms, step=step, data=data)
         job.events.append(told)
-
-    # journal ------------------------------------------------------------------------------------
 
     @property
     def journal_length(self) -> int:
