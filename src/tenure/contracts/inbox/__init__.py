@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
+from tenure.contracts.inbox.journal import journal_table
 from tenure.contracts.inbox.options import Options
 from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
 from tenure.core.errors import UsageError
@@ -18,8 +19,8 @@ from tenure.core.opening import QueueUrl
 from tenure.core.state import INBOX
 from tenure.core.tape import SqlTape
 from tenure.sql import open_engine
-from tenure.sql.engine import OUTBOX, Engine, QueueSettings
-from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
+from tenure.sql.engine import Engine, QueueSettings
+from tenure.sql.sql_ledger import SqlJournal, SqlLedger
 
 __all__ = [
     "InboxQueue",
@@ -88,30 +89,9 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
 
 
 def journal_tape(url: QueueUrl) -> SqlTape:
-    """The table of the journal, for readers in bulk; it is trimmed only behind what they captured.
-
-    An outbox is read through a view, in which a step of a job is the submit of its event too; on
-    PostgreSQL through a function, which finds the rows by the queue of the jobs.
-    """
+    """The table of the journal, for readers in bulk."""
     options, store = url.read(Options)
-    settings = options.settings()
-    schema = f"{options.schema}." if store.startswith("postgres") else ""
-    queue = settings.queue.replace("'", "''")
-    return SqlTape(
-        store=store,
-        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
-        contract=settings.contract,
-        queue=settings.queue,
-        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
-        where=f"queue = '{queue}'",
-        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
-        jobs=f"{schema}{settings.table}",
-        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
-        queues=(settings.queue,),
-        schema=options.schema,
-        by_job="n.listed" if schema else "true",
-        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
-    )
+    return journal_table(store, options)
 
 
 def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
