@@ -13,20 +13,20 @@ both dialects (but for `engine_only.sql`). Each statement begins with a header:
 An operation is one transaction. `{jobs}` is the table of jobs. Every other word in braces is a
 fragment of `fragments.sql`; `{tell: moved=taken; key=seq}` includes a fragment with arguments.
 
-PostgreSQL gets one statement with `$1` and an array per batch column. For a batch whose `Alike`
-columns have one value each there is a second form: single values for those, and texts joined by
-`SEPARATOR`, because the client spends time on every element of an array. SQLite gets its statements
-one by one, and the batch as one JSON text.
+PostgreSQL gets one statement with `$1` and an array per batch column. SQLite gets its statements
+one by one and the batch as one JSON text. For a batch whose `Alike` columns have one value each
+there is a second form, which takes single values for them; on PostgreSQL texts are joined by
+`SEPARATOR`, because the client spends time on every element of an array.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from tenure.core.errors import UsageError
 from tenure.store.files import package_folder
@@ -52,7 +52,14 @@ class Operation:
     takes: tuple[str, ...]
     statements: tuple[str, ...] = field(repr=False)
     alike: frozenset[str] = frozenset()
-    for_alike: str = field(default="", repr=False)
+    for_alike: tuple[str, ...] = field(default=(), repr=False)
+
+    def alike_values(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
+        """The values of the `Alike` columns of a batch; None where they differ."""
+        values = {name: columns[name][0] for name in self.alike}
+        count = len(columns[self.batch[0]])
+        same = all(columns[name].count(value) == count for name, value in values.items())
+        return values if values and same else None
 
 
 class Operations(dict[str, Operation]):
@@ -117,24 +124,22 @@ def make_operation(
     alike = frozenset(column for line in _ALIKE.findall(text) for column in line.split(", "))
     bare = _without_comments(text)
     body = _filled(bare, {**fragments, "batch": _batch_source(dialect, batch)}, name)
+    short = _filled(bare, {**fragments, "batch": _alike_source(dialect, batch, alike)}, name)
     used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
     if used - {column for column, _ in takes}:
         raise UsageError(f"{name}: uses {sorted(used)}, its header takes {dict(takes)}")
-    for_alike = ""
+    forms = [body, short] if alike else [body]
     if dialect == "sqlite":
-        statements = split(body)
+        made = [tuple(split(form)) for form in forms]
     else:
-        statements = [_numbered(body, batch, takes)]
-        if alike:
-            short = _filled(bare, {**fragments, "batch": _alike_source(batch, alike)}, name)
-            for_alike = _numbered(short, batch, takes)
+        made = [(_numbered(form, batch, takes),) for form in forms]
     return Operation(
         name=name,
         batch=tuple(column for column, _ in batch),
         takes=tuple(column for column, _ in takes),
-        statements=tuple(statements),
+        statements=made[0],
         alike=alike,
-        for_alike=for_alike,
+        for_alike=made[1] if alike else (),
     )
 
 

@@ -204,29 +204,26 @@ class PostgresEngine:
 
 def given(operation: Operation, batch: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
     """The statement for a batch and its columns, in the short form where it has one."""
-    columns: list[Any] = [list(column) for column in zip(*batch, strict=True)]
-    short = _short(operation, columns) if operation.for_alike else None
-    if short is None:
-        return operation.statements[0], columns
-    return operation.for_alike, short
-
-
-def _short(operation: Operation, columns: Sequence[list[Any]]) -> list[Any] | None:
-    """One value for what is alike, one text for many; None where that cannot say it."""
-    given: list[Any] = []
-    for name, column in zip(operation.batch, columns, strict=True):
-        if name in operation.alike:
-            if column.count(column[0]) < len(column):
-                return None
-            given.append(column[0])
+    columns = {
+        name: list(column)
+        for name, column in zip(operation.batch, zip(*batch, strict=True), strict=False)
+    }
+    arguments: list[Any] = list(columns.values())
+    alike = operation.alike_values(columns) if operation.alike and batch else None
+    if alike is None:
+        return operation.statements[0], arguments
+    short: list[Any] = []
+    for name, column in columns.items():
+        if name in alike:
+            short.append(alike[name])
         elif isinstance(column[0], str):
             joined = SEPARATOR.join(column)
             if not joined or joined.count(SEPARATOR) != len(column) - 1:
-                return None
-            given.append(joined)
+                return operation.statements[0], arguments
+            short.append(joined)
         else:
-            given.append(column)
-    return given
+            short.append(column)
+    return operation.for_alike[0], short
 
 
 _DEFAULTS: Mapping[str, Any] = {

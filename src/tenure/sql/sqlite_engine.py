@@ -90,19 +90,21 @@ class SqliteEngine:
         self, operation: Operation, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
     ) -> Sequence[Row]:
         given = {name: _json(value) if name in _LISTS else value for name, value in takes.items()}
+        statements = operation.statements
+        if operation.alike and self._client != "libsql":
+            columns = dict(zip(operation.batch, zip(*batch, strict=True), strict=True))
+            if alike := operation.alike_values(columns):
+                given |= alike
+                own = [column for name, column in columns.items() if name not in alike]
+                batch, statements = list(zip(*own, strict=True)), operation.for_alike
         if operation.batch:
             given["batch"] = _json(in_hex(batch) if self._client == "libsql" else batch)
 
         def step(connection: sqlite3.Connection) -> list[Row]:
             given["now_ms"] = now_ms(connection)
             rows: list[Row] = []
-            for statement in operation.statements:
-                try:
-                    rows = connection.execute(statement, given).fetchall()
-                except sqlite3.OperationalError as error:
-                    if "Could not decode to UTF-8" not in str(error):
-                        raise
-                    rows = _tolerant(connection, statement, given)
+            for statement in statements:
+                rows = _fetch(connection, statement, given)
             return rows
 
         file = self._opened()
@@ -243,8 +245,13 @@ def _queues_with_work(connection: sqlite3.Connection) -> list[str]:
     return queues
 
 
-def _tolerant(connection: sqlite3.Connection, statement: str, given: dict[str, Any]) -> list[Row]:
-    """The rows of a SELECT of which some have text that is not UTF-8."""
+def _fetch(connection: sqlite3.Connection, statement: str, given: dict[str, Any]) -> list[Row]:
+    """Run a statement; rows of which some have text that is not UTF-8 are `UnreadableRow`."""
+    try:
+        return connection.execute(statement, given).fetchall()
+    except sqlite3.OperationalError as error:
+        if "Could not decode to UTF-8" not in str(error):
+            raise
     connection.text_factory = bytes
     try:
         cursor = connection.execute(statement, given)

@@ -22,21 +22,26 @@ def test_there_is_a_statement_for_what_is_alike() -> None:
         "SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[]) "
         "WITH ORDINALITY AS given(job_id, fence, size, note, n) WHERE queue = $5::text"
     )
-    assert operation.for_alike == (
+    assert operation.for_alike[0] == (
         "SELECT * FROM (SELECT own.*, $2::bigint AS fence, $4::text AS note FROM "
         "unnest(string_to_array($1::text, E'\\x1f'), $3::bigint[]) "
         "WITH ORDINALITY AS own(job_id, size, n)) AS given WHERE queue = $5::text"
     )
 
 
-def test_sqlite_takes_every_batch_as_it_is() -> None:
-    assert make_operation("end", SQL, "sqlite", {}).for_alike == ""
+def test_sqlite_takes_parameters_for_what_is_alike() -> None:
+    (statement,) = make_operation("end", SQL, "sqlite", {}).for_alike
+    assert statement == (
+        "SELECT * FROM (SELECT *, :fence AS fence, :note AS note FROM (SELECT key + 1 AS n, "
+        "json_extract(value, '$[0]') AS job_id, json_extract(value, '$[1]') AS size "
+        "FROM json_each(:batch))) WHERE queue = :queue;"
+    )
 
 
 def test_only_the_named_columns_have_to_be_alike() -> None:
     operation = make_operation("end", SQL, "postgres", {})
     assert given(operation, [("a", 1, 5, "x"), ("b", 1, 6, "x")]) == (
-        operation.for_alike,
+        operation.for_alike[0],
         [f"a{SEPARATOR}b", 1, [5, 6], "x"],
     )
     assert given(operation, [("a", 1, 5, "x"), ("b", 2, 6, "x")]) == (
@@ -58,7 +63,7 @@ def test_a_batch_of_completes_has_the_short_form() -> None:
     completes = [
         (f"j{n}", 1, "t", "complete", 0, True, "", "h", "", "", "", "t:c:h") for n in (1, 2)
     ]
-    assert given(operation, completes)[0] == operation.for_alike
+    assert given(operation, completes)[0] == operation.for_alike[0]
 
 
 def test_a_fragment_takes_arguments_and_other_fragments() -> None:

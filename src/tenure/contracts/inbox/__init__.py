@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
+from tenure.contracts.inbox.journal import journal_table
 from tenure.contracts.inbox.options import Options
 from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
 from tenure.core.errors import UsageError
@@ -18,8 +19,8 @@ from tenure.core.journal import SqlFormat
 from tenure.core.registry import QueueUrl
 from tenure.core.state import INBOX
 from tenure.sql import open_engine
-from tenure.sql.engine import OUTBOX, Engine, QueueSettings
-from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
+from tenure.sql.engine import Engine, QueueSettings
+from tenure.sql.sql_ledger import SqlJournal, SqlLedger
 
 __all__ = [
     "InboxQueue",
@@ -88,11 +89,7 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
 
 
 def journal_format(url: QueueUrl) -> SqlFormat:
-    """The table of the journal, for readers in bulk; it is trimmed only behind what they captured.
-
-    An outbox is read through a view, in which a step of a job is the submit of its event too; on
-    PostgreSQL through a function, which finds the rows by the queue of the jobs.
-    """
+    """The table of the journal, for readers in bulk."""
     options, store = url.read(Options)
     settings = options.settings()
     schema = f"{options.schema}." if store.startswith("postgres") else ""

@@ -29,9 +29,8 @@ CREATE TEMP TABLE entering (n INTEGER PRIMARY KEY, job_id, task, payload, payloa
   storage_creds_dek_wrapped, storage_creds_kek_id, storage_creds_encryption_version);
 CREATE TEMP TABLE news (n INTEGER PRIMARY KEY, job_id, type, step, data, progress, was, ver_was,
   becomes, nth);
-CREATE TEMP TABLE ending (n INTEGER, job_id TEXT PRIMARY KEY, fence, token_h, verdict, delay_ms,
-  result, result_h, error, attempt_error, error_code, outcome_h, was, lease_was, holder, claimed_ms)
-  WITHOUT ROWID;
+CREATE TEMP TABLE ending (n INTEGER PRIMARY KEY, seq, fence, token_h, verdict, delay_ms, result,
+  result_h, error, attempt_error, error_code, outcome_h, was, lease_was, holder, claimed_ms);
 CREATE TEMP TABLE lapsed (job_id TEXT PRIMARY KEY, was, lease_was, holder, claimed_ms, fence,
   cancelled, ends) WITHOUT ROWID;
 CREATE TEMP TABLE old (job_id TEXT PRIMARY KEY, seq, created_ms, goes) WITHOUT ROWID;

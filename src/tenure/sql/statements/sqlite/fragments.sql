@@ -72,7 +72,7 @@ UPDATE job_outbox_events SET ready = 1 WHERE seq IN (
 ) AND status = 'queued' AND due_ms = 0;
 
 -- name: after_settle [job_outbox_events]
-{release_next: moved=ending; key=job_id}
+{release_next: moved=ending; key=seq}
 
 -- name: after_decide [job_outbox_events]
 {release_next: moved=chosen; key=job_id}
@@ -104,7 +104,7 @@ ON CONFLICT (job_id) DO NOTHING;
 {tell: moved=temp.taking; key=seq; order=turn}
 
 -- name: tell_ended [inbox_jobs]
-{tell: moved=temp.ending; key=job_id; order=n}
+{tell: moved=temp.ending; key=seq; order=n}
 
 -- name: tell_decided [inbox_jobs]
 {tell: moved=temp.chosen; key=job_id; order=n}

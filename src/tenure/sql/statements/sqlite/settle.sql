@@ -6,12 +6,13 @@
 -- -2 cancelled.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
+-- Alike: fence, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code
 -- Takes: queue text
 -- Returns: for each lease that was held its number, its job, the verdict, and when that is due again
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 DELETE FROM temp.ending;
 INSERT INTO temp.ending
-SELECT a.n, a.job_id, a.fence, a.token_h,
+SELECT a.n, j.seq, a.fence, a.token_h,
   CASE WHEN j.cancel_requested AND a.kind IN ('fail', 'retry', 'snooze', 'release') THEN 'cancel'
     WHEN a.kind = 'fail' AND NOT a.retryable THEN 'bury'
     WHEN a.kind IN ('fail', 'retry') AND j.attempt_count >= j.max_attempts THEN 'bury'
@@ -38,23 +39,23 @@ SET status = CASE WHEN h.verdict = 'complete' THEN 'succeeded'
   result = CASE WHEN h.verdict = 'complete' THEN h.result ELSE j.result END,
   error = CASE WHEN h.verdict IN ('retry', 'bury', 'cancel') THEN h.error ELSE j.error END{count_event}
 FROM temp.ending h
-WHERE j.job_id = h.job_id AND j.claim_version = h.fence;
+WHERE j.seq = h.seq;
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
   prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
   error_code, result_h, told)
-SELECT :queue, h.job_id, j.ver,
+SELECT :queue, j.job_id, j.ver,
   CASE WHEN h.verdict IN ('bury', 'cancel') THEN 'fail' ELSE h.verdict END, :now_ms, j.task, h.was, j.status, j.attempt_count, h.fence,
   h.fence, h.token_h, h.holder, h.lease_was, j.gid, j.priority, max(0, j.due_ms),
   j.max_attempts, h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END, {told}
-FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id ORDER BY h.n;
+FROM temp.ending h JOIN {jobs} j ON j.seq = h.seq ORDER BY h.n;
 INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
   verdict, outcome_h, error_code, error, due_ms)
-SELECT h.job_id, h.fence, :queue, j.attempt_count + (h.verdict IN ('snooze', 'release')), h.holder,
+SELECT j.job_id, h.fence, :queue, j.attempt_count + (h.verdict IN ('snooze', 'release')), h.holder,
   h.claimed_ms, :now_ms, h.verdict, h.outcome_h, h.error_code, h.attempt_error, max(0, j.due_ms)
-FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id {known_attempt};
+FROM temp.ending h JOIN {jobs} j ON j.seq = h.seq {known_attempt};
 {after_settle}
 {tell_ended}
-SELECT h.n, h.job_id, h.verdict, max(0, j.due_ms) AS due_ms FROM temp.ending h JOIN {jobs} j ON j.job_id = h.job_id;
+SELECT h.n, j.job_id, h.verdict, max(0, j.due_ms) AS due_ms FROM temp.ending h JOIN {jobs} j ON j.seq = h.seq;
 
 -- name: settled
 -- The verdicts of leases that ended with these very outcomes: answers to settles that are sent again.

@@ -1,0 +1,34 @@
+"""The journal of an inbox or an outbox as a table, for readers in bulk.
+
+An outbox is read through a view, in which a step of a job is the submit of its event too; on
+PostgreSQL through a function, which finds the rows by the queue of the jobs.
+"""
+
+from __future__ import annotations
+
+from tenure.contracts.inbox.options import Options
+from tenure.core.tape import SqlTape
+from tenure.sql.engine import OUTBOX
+from tenure.sql.sql_ledger import EVENT_FIELDS
+
+
+def journal_table(store: str, options: Options) -> SqlTape:
+    """The table of one queue; it is trimmed only behind what its readers captured."""
+    settings = options.settings()
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queue = settings.queue.replace("'", "''")
+    return SqlTape(
+        store=store,
+        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
+        contract=settings.contract,
+        queue=settings.queue,
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue = '{queue}'",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
+        jobs=f"{schema}{settings.table}",
+        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
+        queues=(settings.queue,),
+        schema=options.schema,
+        by_job="n.listed" if schema else "true",
+        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
+    )
