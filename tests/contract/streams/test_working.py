@@ -128,7 +128,7 @@ async def test_a_settle_soon_after_its_claim_leaves_the_time_to_live_that_the_cl
     for name in names:
         await bench.outside.expire(name, 10)
     await queue.settle([Outcome(soon, "complete"), Outcome(short, "complete")])
-    claimed_s = late.extra.alike.claimed_ms / 1000
+    claimed_s = late.extra.claimed_ms / 1000
     while (now := await bench.outside.time())[0] + now[1] / 1e6 < claimed_s + 0.5:
         await asyncio.sleep(0.05)  # the store's clock decides
     await queue.settle([Outcome(late, "complete")])

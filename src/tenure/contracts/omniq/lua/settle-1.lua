@@ -60,9 +60,10 @@ local function each_many_keys(keys)
   end
 end
 
--- The common end: the lease is the caller's by token and fence, as our own claim left it, and the job is
--- done. Nothing needs to be taken apart. False when a closer look is needed. `doomed`: so many of the same
--- batch come after it that it would be trimmed at once, so it is not written first.
+-- A plain completion: the lease is the caller's by token and fence, as our own claim left it, so nothing needs to be
+-- parsed. False when the general path has to look. `doomed`: so many of the same batch come after it that it would be
+-- trimmed at once, so it is not written first. Completing every job by the general path costs: jobs/s 0.67, Redis CPU
+-- 1.45, worker and Redis CPU 1.30 (2026-11-18).
 local function complete_plainly(at, doomed)
   local id, token = ARGV[at], ARGV[at + 1]
   local key = JOB .. id

@@ -97,26 +97,19 @@ end
 
 -- A job as its hash says, and our own state of it, the field `tn` (see head.lua).
 local STATES = { wait = true, active = true, delayed = true, failed = true, completed = true }
-local LH = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
-local NEW_LH = '1 0 wait 0 - - - 0'
+local TN = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
 
 local function number(words)
   return figure(words, 0) or 0
 end
 
--- The job's state and all that a transition needs; nil when there is no such job, or none that can be read.
-local function read_job(id)
-  local key = JOB .. id
-  local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn',
-    'task', 'cancel', 'lock_until_ms')
-  if not STATES[v[1]] then
-    set_aside(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is none of a job')
-    return nil
-  end
+-- All that a transition needs, from the values of `HMGET state attempt max_attempts timeout_ms gid lease_token tn task
+-- cancel lock_until_ms`.
+local function job_of(id, key, v)
   local job = { id = id, key = key, state = v[1], attempt = number(v[2]), max_attempts = number(v[3]),
     timeout_ms = number(v[4]), gid = v[5] or '', token = v[6] or '', task = v[8] or '', cancel = v[9] == '1',
     lock = v[10] or '' }
-  local ver, fence, was, lease, worker, token, kind, due = match(v[7] or '', LH)
+  local ver, fence, was, lease, worker, token, kind, due = match(v[7] or '', TN)
   job.known = ver and #ver < 16 and #fence < 16 and true or false
   if not job.known then
     ver, fence, was, lease, worker, token, kind, due = nil
@@ -128,6 +121,18 @@ local function read_job(id)
     job.max_attempts = 1
   end
   return job
+end
+
+-- The job; nil when there is no such job, or none that can be read.
+local function read_job(id)
+  local key = JOB .. id
+  local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn',
+    'task', 'cancel', 'lock_until_ms')
+  if not STATES[v[1]] then
+    set_aside(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is none of a job')
+    return nil
+  end
+  return job_of(id, key, v)
 end
 
 -- What our journal left, where the job has only been promoted since; else what the hash says, because

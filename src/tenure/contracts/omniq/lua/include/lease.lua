@@ -48,46 +48,32 @@ end
 -- another group would take a slot that it never gives back.
 local function grant(id, wanted, lane_gid)
   local key = JOB .. id
-  local v = call('HMGET', key, 'state', 'tn', 'payload', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'task',
-    'created_ms', 'first_started_ms', 'trace')
+  local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn', 'task',
+    'cancel', 'lock_until_ms', 'payload', 'created_ms', 'first_started_ms', 'trace')
   if v[1] ~= 'wait' then
     return drop(id, v[1])
   end
-  local attempt, most, lease_ms, created = tonumber(v[4]), tonumber(v[5]), tonumber(v[6]), tonumber(v[9])
-  if not (attempt and most and lease_ms and created and attempt >= 0 and most >= 0 and lease_ms >= 0
-    and created >= 0 and attempt + most + lease_ms + created < 9e15) then -- not as most are: a closer look
-    attempt, most, lease_ms, created = figure(v[4], 0), figure(v[5], 1), figure(v[6], 0), figure(v[9], 0)
-    if not (attempt and most and lease_ms and created) then
-      return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
-    end
-  end
-  if not v[3] then
+  local attempt, most, lease_ms, created = figure(v[2], 0), figure(v[3], 1), figure(v[4], 0), figure(v[12], 0)
+  if not (attempt and most and lease_ms and created) then
+    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
+  elseif not v[11] then
     return drop(id, v[1], 'it has no payload')
   elseif (#id == 0 or #id > 64 or find(id, '[\128-\255]')) and not is_usable(id) then
     return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
-  elseif (v[7] or '') ~= lane_gid then
+  elseif (v[5] or '') ~= lane_gid then
     return drop(id, v[1])
   end
   attempt = attempt + 1
-  local lock = text[NOW + (lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS)]
-  local token, gid = next_token(id, wanted), v[7] or ''
-  local max_attempts = most >= 1 and text[most] or '1'
-  local task = plain(v[8])
-  local ver, fence, tn
-  if v[2] == NEW_LH then
-    ver, fence = '2', 1
-    tn = '2 1 active ' .. lock .. ' ' .. WORKER .. ' - - 0'
-    add_line(plain(id), '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
-      .. lock .. '\t0\t' .. WORKER .. '\t' .. max_attempts .. '\t' .. plain(gid))
-  else
-    local job = read_job(id)
-    first_sight(job)
-    job.ver, job.fence, fence = job.ver + 1, job.fence + 1, job.fence + 1
-    tn = words(job, 'active', lock, WORKER)
-    note(id, 'claim', text[job.ver], task, state_left(job), 'active', text[attempt], text[fence], text[fence - 1],
-      lock, '0', WORKER, max_attempts, gid)
-  end
-  if v[10] and v[10] ~= '' then
+  lease_ms = lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS
+  local lock, token = text[NOW + lease_ms], next_token(id, wanted)
+  local job = job_of(id, key, v)
+  local task, max_attempts = plain(job.task), text[job.max_attempts]
+  first_sight(job)
+  job.ver, job.fence = job.ver + 1, job.fence + 1
+  local tn = words(job, 'active', lock, WORKER)
+  note(id, 'claim', text[job.ver], task, state_left(job), 'active', text[attempt], text[job.fence],
+    text[job.fence - 1], lock, '0', WORKER, max_attempts, job.gid)
+  if v[13] and v[13] ~= '' then
     write('HSET', key, 'state', 'active', 'attempt', text[attempt], 'lock_until_ms', lock, 'lease_token', token,
       'last_started_ms', NOW_S, 'updated_ms', NOW_S, 'tn', tn)
   else
@@ -97,8 +83,8 @@ local function grant(id, wanted, lane_gid)
   local n = #active_on
   active_on[n + 1], active_on[n + 2] = lock, id
   move(id, 'wait', 'active')
-  leases[#leases + 1] = { id, v[3], tonumber(lock), attempt, tonumber(max_attempts), gid, token, fence, task,
-    created, v[11] or '', lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS }
+  leases[#leases + 1] = { id, v[11], tonumber(lock), attempt, tonumber(max_attempts), job.gid, token, job.fence,
+    task, created, v[14] or '', lease_ms }
   granted_ids[#granted_ids + 1] = id
   return true
 end

@@ -21,15 +21,6 @@ local function drop_entry(msg_id)
   end
 end
 
-local CONTENT = {
-  string = { 'GETRANGE', '0', '999' },
-  list = { 'LRANGE', '0', '9' },
-  set = { 'SRANDMEMBER', '10' },
-  zset = { 'ZRANGE', '0', '9' },
-  stream = { 'XRANGE', '-', '+', 'COUNT', '3' },
-  hash = { 'HMGET', 'status', 'lease', 'entry', 'ttl_s', 'created_ts', 'task', 'payload' },
-}
-
 -- What a value holds, as one short text.
 local function flat_text(value)
   if type(value) ~= 'table' then
@@ -46,6 +37,14 @@ end
 -- that those who follow the job learn of it; a key of another type is left as it is, since it may be another
 -- program's.
 local function set_aside(id, msg_id, why, flat)
+  local CONTENT = {
+    string = { 'GETRANGE', '0', '999' },
+    list = { 'LRANGE', '0', '9' },
+    set = { 'SRANDMEMBER', '10' },
+    zset = { 'ZRANGE', '0', '9' },
+    stream = { 'XRANGE', '-', '+', 'COUNT', '3' },
+    hash = { 'HMGET', 'status', 'lease', 'entry', 'ttl_s', 'created_ts', 'task', 'payload' },
+  }
   local key = job_key(id)
   local kind = is_id(id) and call('TYPE', key)['ok'] or 'none'
   local read = CONTENT[kind]
