@@ -45,7 +45,7 @@ _STORE_GIVES = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One transaction: its statements, and its parameters in order."""
+    """One transaction: its statements, and its parameters in the order in which they are given."""
 
     name: str
     batch: tuple[str, ...]
@@ -144,20 +144,20 @@ def make_operation(
 
 
 def header_columns(text: str, part: str) -> list[tuple[str, str]]:
-    """The names and types in the header's lines `Batch:` or `Takes:`."""
+    """What the header's lines `Batch:` or `Takes:` list: names and types."""
     lines = re.findall(rf"^-- {part}: (.*)$", text, re.MULTILINE)
     return [column for line in lines for column in _COLUMN.findall(line)]
 
 
 def split(text: str) -> list[str]:
-    """The statements of a text, one by one; a trigger's body stays whole."""
-    statements, statement = [], ""
-    for part in text.split(";"):
-        statement += part + ";"
-        if sqlite3.complete_statement(statement):
-            if statement.strip(" \n;"):
-                statements.append(statement.strip())
-            statement = ""
+    """The single statements of a text; a trigger's body stays whole."""
+    statements, part = [], ""
+    for piece in text.split(";"):
+        part += piece + ";"
+        if sqlite3.complete_statement(part):
+            if part.strip(" \n;"):
+                statements.append(part.strip())
+            part = ""
     return statements
 
 
@@ -189,8 +189,13 @@ def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
     return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
 
 
-def _alike_source(columns: Iterable[tuple[str, str]], alike: Set[str]) -> str:
-    """The batch where the `alike` columns have one value for all rows, and texts are joined."""
+def _alike_source(dialect: Dialect, columns: Sequence[tuple[str, str]], alike: Set[str]) -> str:
+    """The batch where each of some columns has one value for all rows."""
+    if dialect == "sqlite":
+        source = _batch_source(dialect, [column for column in columns if column[0] not in alike])
+        return (
+            f"(SELECT *, {', '.join(f':{name} AS {name}' for name in sorted(alike))} FROM {source})"  # nosec B608 # our own words
+        )
     single, arrays, own = [], [], []
     for at, (name, kind) in enumerate(columns, 1):
         if name in alike:
@@ -204,6 +209,6 @@ def _alike_source(columns: Iterable[tuple[str, str]], alike: Set[str]) -> str:
 
 
 def _numbered(body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]) -> str:
-    """Positions instead of names, with types, so that the server need not guess."""
+    """Positions instead of names; each with its type, so that the server need not guess."""
     at = {name: f"${number}::{kind}" for number, (name, kind) in enumerate(takes, len(batch) + 1)}
     return _PARAMETER.sub(lambda match: at[match[1]], body)

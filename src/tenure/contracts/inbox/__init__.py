@@ -91,24 +91,7 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
 def journal_format(url: QueueUrl) -> SqlFormat:
     """The table of the journal, for readers in bulk."""
     options, store = url.read(Options)
-    settings = options.settings()
-    schema = f"{options.schema}." if store.startswith("postgres") else ""
-    queue = settings.queue.replace("'", "''")
-    return SqlFormat(
-        store=store,
-        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
-        contract=settings.contract,
-        queue=settings.queue,
-        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
-        where=f"queue = '{queue}'",
-        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
-        jobs=f"{schema}{settings.table}",
-        kept="type = 'submit'" if settings.table == OUTBOX else "(type = 'submit' OR told > 0)",
-        queues=(settings.queue,),
-        schema=options.schema,
-        by_job="n.listed" if schema else "true",
-        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
-    )
+    return journal_table(store, options)
 
 
 def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:

@@ -7,17 +7,17 @@ PostgreSQL through a function, which finds the rows by the queue of the jobs.
 from __future__ import annotations
 
 from tenure.contracts.inbox.options import Options
-from tenure.core.tape import SqlTape
+from tenure.core.journal import SqlFormat
 from tenure.sql.engine import OUTBOX
 from tenure.sql.sql_ledger import EVENT_FIELDS
 
 
-def journal_table(store: str, options: Options) -> SqlTape:
+def journal_table(store: str, options: Options) -> SqlFormat:
     """The table of one queue; it is trimmed only behind what its readers captured."""
     settings = options.settings()
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queue = settings.queue.replace("'", "''")
-    return SqlTape(
+    return SqlFormat(
         store=store,
         table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
         contract=settings.contract,
