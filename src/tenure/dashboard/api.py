@@ -84,7 +84,9 @@ class ReadEvents(msgspec.Struct, frozen=True):
             extra_json_schema={"pattern": f"^({_EVENT_ID.pattern})?$"},
         ),
     ] = ""
-    limit: Annotated[int, Meta(ge=1, le=1000, description="How many at most.")] = 200
+    limit: Annotated[
+        int, Meta(ge=1, le=1000, description="How many at most; fewer where they carry 4 MiB.")
+    ] = 200
 
 
 class Scale(msgspec.Struct, frozen=True):

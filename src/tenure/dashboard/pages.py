@@ -12,7 +12,7 @@ import msgspec
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
-from tenure.core.seam import Counts
+from tenure.core.seam import Counts, is_full
 from tenure.dashboard import charts
 from tenure.dashboard.acting import VERBS, Actor
 from tenure.dashboard.boxes import boxes, command_of, curl_of
@@ -46,6 +46,7 @@ from tenure.dashboard.visit import Visit, with_params
 from tenure.dashboard.watching import Watch
 
 _EVENTS_MAX = 1_000
+_EVENTS_READ = 5 * _EVENTS_MAX
 _EVENTS_SHOWN = 200
 _SPAN_S = 300
 
@@ -176,6 +177,7 @@ class Pages:
                 "timeline": self._timeline(queue, job, events, now_ms),
                 "events": [(line, brief_of(line.data)) for line in map(event_line, latest)],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
+                "events_unread": is_full(events, _EVENTS_READ),
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
                 "curl": curl_of(base, queue, job.task, payload),
@@ -271,11 +273,11 @@ class Pages:
 
     async def _events(self, house: House, job_id: str) -> list[JobEvent]:
         events: list[JobEvent] = []
-        while len(events) < 5 * _EVENTS_MAX:
+        while not is_full(events, _EVENTS_READ):
             after = events[-1].event_id if events else ""
             step = await house.ledger.events(job_id, after=after, limit=_EVENTS_MAX)
             events += step
-            if len(step) < _EVENTS_MAX:
+            if not is_full(step, _EVENTS_MAX):
                 break
         return events
 

@@ -63,7 +63,7 @@ CODES: dict[str, tuple[int, str]] = {
     "too_many_connections": (503, "The gateway has as many connections at work as it takes."),
     "busy": (
         503,
-        "Too many large jobs or bodies wait to be read: try again after Retry-After seconds.",
+        "Too many large jobs or bodies wait: try again after Retry-After seconds.",
     ),
     "draining": (503, "This gateway is shutting down: try again, another one will answer."),
 }
