@@ -286,10 +286,10 @@ class Pages:
     ) -> Timeline:
         """By the job's own events; by the journal where those tell of fewer attempts."""
         own = timeline(job, events, now_ms=now_ms)
-        if len(own.attempts) >= job.attempt:
+        if own.told >= job.attempt:
             return own
         told = timeline(job, self._watch.observers[queue].story(job.job_id), now_ms=now_ms)
-        return told if len(told.attempts) > len(own.attempts) else own
+        return told if told.told > own.told else own
 
     async def _recent_tasks(self) -> dict[str, JobRecord]:
         """The newest job of each queue: a good example of what it takes."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from tenure.core.event import JournalEvent
 from tenure.core.seam import Counts
 from tenure.core.state import MACHINES
 from tenure.dashboard.gathering import backlog
-from tenure.dashboard.job_facts import trace_link
+from tenure.dashboard.job_facts import pretty, trace_link
 from tenure.dashboard.kinds import KINDS, kind_of
 from tenure.dashboard.observing import Observer
 from tenure.dashboard.reading import Fault, decoded, fault_of
@@ -136,3 +137,16 @@ def test_what_is_no_trace_id_does_not_reach_the_link_to_a_trace() -> None:
     assert trace_link(url, f"00-{trace_id}-b7ad6b7169203331-01")[1].endswith(f"/t/{trace_id}")
     for other in ("../../admin?x=", "%2e%2e", "", trace_id + "/..", trace_id.upper()):
         assert trace_link(url, f"00-{other}-b7ad6b7169203331-01") == ("", "")
+
+
+def test_deep_json_whose_spaces_would_be_many_is_shown_without_them_and_cut_off() -> None:
+    deep: object = list(range(30_000))
+    for _ in range(60):
+        deep = [deep]
+    assert pretty(deep) == msgspec.json.encode(deep).decode()
+    assert len(pretty(["x" * 3_000_000])) <= (1 << 20) + 1
+    assert (
+        pretty({"a": ["[", '\\"{,', 1]}) == '{\n  "a": [\n    "[",\n    "\\\\\\"{,",\n    1\n  ]\n}'
+    )
+    flat = {str(number): [number] for number in range(10_000)}
+    assert pretty(flat).count("\n") == 30_001
