@@ -48,6 +48,8 @@ from tenure.dashboard.watching import Watch
 _EVENTS_MAX = 1_000
 _EVENTS_READ = 5 * _EVENTS_MAX
 _EVENTS_SHOWN = 200
+_GROUPS_SHOWN = 200
+_WORKERS_SHOWN = 500
 _SPAN_S = 300
 
 
@@ -204,17 +206,19 @@ class Pages:
         found = await workers(self._street, self._finder, self._watch)
         wanted = visit.query("q").lower()
         shown = [w for w in found if wanted in w.worker_id.lower() or wanted in w.queue.lower()]
-        return Page("workers.html", {"title": "Workers", "workers": shown, "q": visit.query("q"),
-                                     "total": len(found)})  # fmt: skip
+        return Page("workers.html", {"title": "Workers", "workers": shown[:_WORKERS_SHOWN],
+                                     "left_out": max(0, len(shown) - _WORKERS_SHOWN),
+                                     "q": visit.query("q"), "total": len(found)})  # fmt: skip
 
     async def dead(self, visit: Visit) -> Page:
         """Failed jobs by error class."""
         dead = await dead_letters(self._finder, scan_max=COUNT_MAX)
         groups = [
             (group, f'queue:{group.queue} is:failed error:"{group.error_class}"')
-            for group in dead.groups
+            for group in dead.groups[:_GROUPS_SHOWN]
         ]
-        return Page("dead.html", {"title": "Dead letters", "groups": groups,
+        left_out = len(dead.groups) - len(groups)
+        return Page("dead.html", {"title": "Dead letters", "groups": groups, "left_out": left_out,
                                   "complete": dead.complete})  # fmt: skip
 
     async def outbox(self, visit: Visit) -> Page:

@@ -268,10 +268,13 @@ class StreamsLedger:
         if not after:
             return await self._ranks(0)
         created, _, last_id = after.partition(":")
-        rank = await self._own(None, "ZREVRANK", index, last_id)
-        if rank is not None:
-            return await self._ranks(rank + 1)
-        # The cursor's own job is gone: start where its millisecond starts and skip by comparing.
+        score = await self._own(None, "ZSCORE", index, last_id)
+        if score is not None and _int(score) == int(created):
+            rank = await self._own(None, "ZREVRANK", index, last_id)
+            if rank is not None:
+                return await self._ranks(rank + 1)
+        # The cursor's own job is gone, or it is made up and must not tell where another's job is:
+        # start where its millisecond starts and skip by comparing.
         start = await self._own(0, "ZCOUNT", index, f"({created}", "+inf")
         while step := await self._ranks(start):
             start += len(step)
