@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import pytest
+from starlette.responses import HTMLResponse
 
 from tenure.core.event import JournalEvent
 from tenure.core.seam import Counts
@@ -16,8 +19,9 @@ from tenure.dashboard.job_facts import pretty, trace_link
 from tenure.dashboard.kinds import KINDS, kind_of
 from tenure.dashboard.observing import Observer
 from tenure.dashboard.reading import Fault, decoded, fault_of
+from tenure.dashboard.site import _Held
 from tenure.dashboard.timing import quantiles
-from tenure.dashboard.visit import local_path
+from tenure.dashboard.visit import Searches, local_path
 from tenure.dashboard.watching import Listener, figures
 
 
@@ -150,3 +154,24 @@ def test_deep_json_whose_spaces_would_be_many_is_shown_without_them_and_cut_off(
     )
     flat = {str(number): [number] for number in range(10_000)}
     assert pretty(flat).count("\n") == 30_001
+
+
+async def test_a_page_keeps_its_place_until_it_was_taken_over() -> None:
+    searches, go, sent = Searches(), asyncio.Event(), list[int]()
+
+    async def send(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+        if len(sent) == 3:
+            await go.wait()
+
+    place = ExitStack()
+    place.enter_context(searches.place("key"))
+    page = _Held(HTMLResponse("x" * 200_000), place)
+    serving = asyncio.create_task(page({}, None, send))
+    while len(sent) < 3:
+        await asyncio.sleep(0)
+    assert searches.at_work["key"] == 1
+    go.set()
+    await serving
+    assert sum(sent) == 200_000
+    assert not searches.at_work
