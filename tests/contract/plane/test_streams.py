@@ -178,14 +178,14 @@ async def test_a_worker_for_one_stream_cannot_tell_whether_a_job_of_another_exis
     video = (await web.post("/internal/worker/claim", {"worker_id": "w"}, X_Api_Key=worker)).json
 
     async def answers(job_id: str) -> list[Any]:
-        held = {
+        held: dict[str, Any] = {
             "job_id": job_id,
             "attempt_id": f"{job_id}:1",
             "lease_token": "guessed",
             "stream": "mail",
         }
         error = {"code": "x", "message": "", "retryable": False}
-        asked = [
+        asked: list[tuple[str, dict[str, Any]]] = [
             ("complete", held | {"result": 1}),
             ("fail", held | {"error": error}),
             ("heartbeat", held),
