@@ -84,7 +84,9 @@ class ReadEvents(msgspec.Struct, frozen=True):
             extra_json_schema={"pattern": f"^({_EVENT_ID.pattern})?$"},
         ),
     ] = ""
-    limit: Annotated[int, Meta(ge=1, le=1000, description="How many at most.")] = 200
+    limit: Annotated[
+        int, Meta(ge=1, le=1000, description="How many at most; fewer where they carry 4 MiB.")
+    ] = 200
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -258,9 +260,10 @@ class Api:
                  self._searching(self.find), JobList, asks=FindJobs, problems=(409, 422)),
             _get("/api/jobs/count", "countJobs", "How many jobs match a search",
                  self._searching(self.count), CountView, asks=CountJobs, problems=(422,)),
-            _get(job, "readQueueJob", "One job of a queue", self.read, JobFull, problems=(404,)),
-            _get(f"{job}/events", "readQueueJobEvents", "The events of one job", self.events,
-                 EventList, asks=ReadEvents, problems=(404, 422)),
+            _get(job, "readQueueJob", "One job of a queue",
+                 self._searching(self.read), JobFull, problems=(404,)),
+            _get(f"{job}/events", "readQueueJobEvents", "The events of one job",
+                 self._searching(self.events), EventList, asks=ReadEvents, problems=(404, 422)),
             _get("/api/workers", "listWorkers", "Workers and what they hold",
                  self._searching(self.workers), WorkerList),
             _get("/api/dead", "listDead", "Dead letters by error class",

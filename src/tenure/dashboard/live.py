@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -27,6 +28,7 @@ _QUIET_S = 1.0
 _CHECK_S = 2.0
 _RETRY_MS = 1_000
 STREAMS_MAX = 200
+_PER_KEY_MAX = 20
 
 
 Row = tuple[int, int, int, int, int]
@@ -54,6 +56,7 @@ class Live:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._open: set[asyncio.Event] = set()
+        self._by_key: Counter[str] = Counter()
         self._draining = False
 
     def drain(self) -> None:
@@ -67,16 +70,23 @@ class Live:
         """Whether one more would be too many."""
         return self._draining or len(self._open) >= STREAMS_MAX
 
+    def is_full_of(self, who: str) -> bool:
+        """Whether a key has as many open as it may; the local caller without one has no limit."""
+        return bool(who) and self._by_key[who] >= _PER_KEY_MAX
+
     async def serve(
         self,
         queue: str,
         receive: Receive,
         send: Send,
         is_still_in: Callable[[], Awaitable[bool]],
+        *,
+        who: str = "",
     ) -> None:
         """Write the stream until the page is closed, its reader signs out or the gateway goes."""
         over = asyncio.Event()
         self._open.add(over)
+        self._by_key[who] += 1
         listener = self._watch.listen()
         ends = [_until_gone(receive, over), _until_out(is_still_in, over)]
         waiting = [asyncio.create_task(end) for end in ends]
@@ -89,6 +99,9 @@ class Live:
                 wait.cancel()
             self._watch.leave(listener)
             self._open.discard(over)
+            self._by_key[who] -= 1
+            if not self._by_key[who]:
+                del self._by_key[who]
 
     async def _write(self, queue: str, listener: Listener, over: asyncio.Event, send: Send) -> None:
         series = self._watch.series(queue)

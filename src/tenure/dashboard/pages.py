@@ -12,7 +12,7 @@ import msgspec
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
-from tenure.core.seam import Counts
+from tenure.core.seam import Counts, is_full
 from tenure.dashboard import charts
 from tenure.dashboard.acting import VERBS, Actor
 from tenure.dashboard.boxes import boxes, command_of, curl_of
@@ -46,7 +46,10 @@ from tenure.dashboard.visit import Visit, with_params
 from tenure.dashboard.watching import Watch
 
 _EVENTS_MAX = 1_000
+_EVENTS_READ = 5 * _EVENTS_MAX
 _EVENTS_SHOWN = 200
+_GROUPS_SHOWN = 200
+_WORKERS_SHOWN = 500
 _SPAN_S = 300
 
 
@@ -176,6 +179,7 @@ class Pages:
                 "timeline": self._timeline(queue, job, events, now_ms),
                 "events": [(line, brief_of(line.data)) for line in map(event_line, latest)],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
+                "events_unread": is_full(events, _EVENTS_READ),
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
                 "curl": curl_of(base, queue, job.task, payload),
@@ -202,17 +206,19 @@ class Pages:
         found = await workers(self._street, self._finder, self._watch)
         wanted = visit.query("q").lower()
         shown = [w for w in found if wanted in w.worker_id.lower() or wanted in w.queue.lower()]
-        return Page("workers.html", {"title": "Workers", "workers": shown, "q": visit.query("q"),
-                                     "total": len(found)})  # fmt: skip
+        return Page("workers.html", {"title": "Workers", "workers": shown[:_WORKERS_SHOWN],
+                                     "left_out": max(0, len(shown) - _WORKERS_SHOWN),
+                                     "q": visit.query("q"), "total": len(found)})  # fmt: skip
 
     async def dead(self, visit: Visit) -> Page:
         """Failed jobs by error class."""
         dead = await dead_letters(self._finder, scan_max=COUNT_MAX)
         groups = [
             (group, f'queue:{group.queue} is:failed error:"{group.error_class}"')
-            for group in dead.groups
+            for group in dead.groups[:_GROUPS_SHOWN]
         ]
-        return Page("dead.html", {"title": "Dead letters", "groups": groups,
+        left_out = len(dead.groups) - len(groups)
+        return Page("dead.html", {"title": "Dead letters", "groups": groups, "left_out": left_out,
                                   "complete": dead.complete})  # fmt: skip
 
     async def outbox(self, visit: Visit) -> Page:
@@ -271,11 +277,11 @@ class Pages:
 
     async def _events(self, house: House, job_id: str) -> list[JobEvent]:
         events: list[JobEvent] = []
-        while len(events) < 5 * _EVENTS_MAX:
+        while not is_full(events, _EVENTS_READ):
             after = events[-1].event_id if events else ""
             step = await house.ledger.events(job_id, after=after, limit=_EVENTS_MAX)
             events += step
-            if len(step) < _EVENTS_MAX:
+            if not is_full(step, _EVENTS_MAX):
                 break
         return events
 
@@ -284,10 +290,10 @@ class Pages:
     ) -> Timeline:
         """By the job's own events; by the journal where those tell of fewer attempts."""
         own = timeline(job, events, now_ms=now_ms)
-        if len(own.attempts) >= job.attempt:
+        if own.told >= job.attempt:
             return own
         told = timeline(job, self._watch.observers[queue].story(job.job_id), now_ms=now_ms)
-        return told if len(told.attempts) > len(own.attempts) else own
+        return told if told.told > own.told else own
 
     async def _recent_tasks(self) -> dict[str, JobRecord]:
         """The newest job of each queue: a good example of what it takes."""

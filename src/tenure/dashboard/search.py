@@ -12,6 +12,7 @@ import difflib
 import re
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ _TERM = re.compile(
 _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d|w)")
 _SPAN_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_MAX = 1_000
+_TERMS_MAX = 20
 _DIGITS_MAX = 18
 
 
@@ -106,15 +108,27 @@ class Search(msgspec.Struct, frozen=True):
 
     def matches(self, job: JobRecord, queue: str) -> bool:
         """Whether a job of the queue of that name fulfils every term."""
-        return all(_holds(term, job, queue) != term.negated for term in self.terms)
+        seen = _Seen(job)
+        return all(_holds(term, seen, queue) != term.negated for term in self.terms)
 
 
 def parse(text: str, *, now_ms: int) -> Search:
     """Read a search; relative times count from `now_ms`."""
     if len(text) > _TEXT_MAX:
         raise SearchError(f"a search has at most {_TEXT_MAX} characters")
-    terms = tuple(_term(token, now_ms) for token in _TOKEN.findall(text))
+    terms = tuple(dict.fromkeys(_term(token, now_ms) for token in _TOKEN.findall(text)))
+    if sum(map(_cost, terms)) > _TERMS_MAX:
+        raise SearchError(f"a search has at most {_TERMS_MAX} terms")
     return Search(text.strip(), terms)
+
+
+def _cost(term: Term) -> int:
+    """How many terms it counts for: each value of a field of the payload is looked for anew."""
+    return 1 + term.value.count(",") if _is_path(term.name) else 1
+
+
+def _is_path(name: str) -> bool:
+    return name.partition(".")[0] in ("payload", "result")
 
 
 def _term(token: str, now_ms: int) -> Term:
@@ -191,7 +205,33 @@ def _in_state(state: str, term: Term) -> bool:
     return found != term.negated
 
 
-def _holds(term: Term, job: JobRecord, queue: str) -> bool:
+class _Seen:
+    """A job, and what is made of it for the terms: each once, whatever their number."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job = job
+
+    @cached_property
+    def haystack(self) -> str:
+        job = self.job
+        parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
+        return b"\n".join(parts).decode(errors="replace").lower()
+
+    @cached_property
+    def payload(self) -> Any:
+        return decoded(self.job.payload)
+
+    @cached_property
+    def result(self) -> Any:
+        return decoded(self.job.result)
+
+    @cached_property
+    def error(self) -> str:
+        return error_class(self.job.error)
+
+
+def _holds(term: Term, seen: _Seen, queue: str) -> bool:
+    job = seen.job
     match term.name:
         case "queue":
             return _like(queue, term.value)
@@ -204,13 +244,14 @@ def _holds(term: Term, job: JobRecord, queue: str) -> bool:
         case "before":
             return job.created_ms < int(term.value)
         case "":
-            return term.value in _haystack(job)
+            return term.value in seen.haystack
         case "task" | "error" | "id" | "worker":
-            return _like(_text_of(term.name, job), term.value)
-    return _field_holds(term, job)
+            return _like(_text_of(term.name, seen), term.value)
+    return _field_holds(term, seen)
 
 
-def _text_of(name: str, job: JobRecord) -> str:
+def _text_of(name: str, seen: _Seen) -> str:
+    job = seen.job
     match name:
         case "task":
             return job.task
@@ -218,7 +259,7 @@ def _text_of(name: str, job: JobRecord) -> str:
             return job.job_id
         case "worker":
             return job.worker_id
-    return error_class(job.error)
+    return seen.error
 
 
 def _compares(number: float, op: str, other: float) -> bool:
@@ -230,14 +271,9 @@ def _compares(number: float, op: str, other: float) -> bool:
     return number == other
 
 
-def _haystack(job: JobRecord) -> str:
-    parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
-    return b"\n".join(parts).decode(errors="replace").lower()
-
-
-def _field_holds(term: Term, job: JobRecord) -> bool:
+def _field_holds(term: Term, seen: _Seen) -> bool:
     root, _, path = term.name.partition(".")
-    found = _at(decoded(job.payload if root == "payload" else job.result), path)
+    found = _at(seen.payload if root == "payload" else seen.result, path)
     if term.op in "<>":
         try:
             return _compares(float(found), term.op, float(term.value))

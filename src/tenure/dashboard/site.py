@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,6 +78,7 @@ _AWAY = {
     "title": "The store does not answer",
     "text": "This page comes back by itself when the store does. What helps: tenure doctor",
 }
+_PIECE = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
 _FOR_EVER = "public, max-age=31536000, immutable"
 
@@ -173,6 +175,10 @@ class Dashboard:
 
     def _page(self, path: str, handle: Callable[[Visit], Coroutine[Any, Any, Page]]) -> Any:
         async def endpoint(request: Request) -> Response:
+            with ExitStack() as place:
+                return _Held(await shown(request, place), place.pop_all())
+
+        async def shown(request: Request, place: ExitStack) -> Response:
             request.scope[ROUTE] = path
             visit: Visit | None = None
             try:
@@ -181,8 +187,8 @@ class Dashboard:
                     return admitted
                 visit = admitted
                 self.watch.touch()
-                gone = partial(_gone, request)
-                page = await self.searches.run(visit.who, gone, handle(visit))
+                place.enter_context(self.searches.place(visit.who))
+                page = await self.searches.attended(partial(_gone, request), handle(visit))
             except NotFound as error:
                 page = Page("problem.html", {"title": "Not found", "text": str(error)}, status=404)
             except StoreError as error:
@@ -237,6 +243,8 @@ class Dashboard:
             return Response(status_code=403)
         if self.live.is_full:
             return Response(status_code=503, headers={"retry-after": "1"})
+        if self.live.is_full_of(caller.who):
+            return Response(status_code=429, headers={"retry-after": "1"})
         self.watch.touch()
         queue = str(request.query_params.get("queue", ""))
         known = queue if queue in self.watch.observers else ""
@@ -244,7 +252,9 @@ class Dashboard:
         def is_still_in() -> Awaitable[bool]:
             return self._door.is_still_in(request, caller)
 
-        return _Streamed(lambda receive, send: self.live.serve(known, receive, send, is_still_in))
+        return _Streamed(
+            lambda receive, send: self.live.serve(known, receive, send, is_still_in, who=caller.who)
+        )
 
     async def _login(self, request: Request) -> Response:
         request.scope[ROUTE] = "/login"
@@ -282,6 +292,24 @@ class Dashboard:
         }
         text = self._templates.get_template(page.template).render(values | page.values)
         return HTMLResponse(text, page.status, {"content-security-policy": POLICY})
+
+
+class _Held(Response):
+    """A page whose reader keeps its place until all but the last piece was taken over."""
+
+    def __init__(self, page: Response, place: ExitStack) -> None:
+        self._page = page
+        self._place = place
+        self.background = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        page, body = self._page, bytes(self._page.body)
+        head = {"status": page.status_code, "headers": page.raw_headers}
+        with self._place:
+            await send({"type": "http.response.start", **head})
+            for at in range(0, len(body) or 1, _PIECE):
+                piece, more = body[at : at + _PIECE], at + _PIECE < len(body)
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 class _Streamed(Response):

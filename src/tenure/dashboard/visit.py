@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -79,13 +80,32 @@ class Searches:
         self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, _T]
     ) -> _T:
         """The result of the work, which is cancelled when the client hangs up."""
-        if self.at_work[who] >= _AT_ONCE_MAX:
+        try:
+            with self.place(who):
+                return await self.attended(gone, work)
+        finally:
             work.close()
+
+    @contextmanager
+    def place(self, who: str) -> Iterator[None]:
+        """One of the places of a key, or `Refused`."""
+        if self.at_work[who] >= _AT_ONCE_MAX:
             raise Refused(
                 "too_many_searches",
                 f"this key has {_AT_ONCE_MAX} searches at work: wait for their answers",
             )
         self.at_work[who] += 1
+        try:
+            yield
+        finally:
+            self.at_work[who] -= 1
+            if not self.at_work[who]:
+                del self.at_work[who]
+
+    async def attended(
+        self, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, _T]
+    ) -> _T:
+        """The result of the work, for a caller that has a place."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
         try:
@@ -97,9 +117,6 @@ class Searches:
             working.cancel()
             leaving.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
-            self.at_work[who] -= 1
-            if not self.at_work[who]:
-                del self.at_work[who]
 
 
 class Notices:

@@ -109,7 +109,7 @@ class Resource:
             right=right,
             path=scope.get("path_params", {}),
             query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers, quota),
+            body=await self._body(endpoint, receive, headers, caller),
             headers=headers,
             gone=partial(_gone, receive),
         )
@@ -167,16 +167,19 @@ class Resource:
         )
 
     async def _body(
-        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], quota: Quota
+        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], caller: Caller
     ) -> Any:
         decoder = self._decoders.get(endpoint.method)
         if decoder is None:
             return None
         settings = self._desk.settings
         check_media(headers)
+        quota = self._desk.door.quota(caller.requester)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
-        return await decoded(decoder, raw)
+        works = endpoint.right.scope == "jobs:work"
+        gone = partial(_gone, receive)
+        return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
 
 
 async def _gone(receive: Receive) -> None:

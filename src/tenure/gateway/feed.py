@@ -20,7 +20,7 @@ import structlog
 from tenure.core.event import JournalEvent
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redacting import Redaction
-from tenure.core.seam import Journal
+from tenure.core.seam import Journal, is_full
 from tenure.gateway.frames import HEARTBEAT, comment, frame, position, unnumbered
 from tenure.gateway.reading import FollowLedger, is_away, read_changes
 from tenure.gateway.subscriber import Subscriber, deliver
@@ -130,6 +130,7 @@ class Feed:
         subscriber = Subscriber(
             job_id, after, bytes_max=self._bytes_max, now_s=now_s, catch_up=self._catch_up
         )
+        subscriber.page = _PAGE
         subscriber.masked = masked
         channel.subscribers.add(subscriber)
         self._followed.set()
@@ -153,7 +154,7 @@ class Feed:
         """
         try:
             events = await self._ledger.events(
-                subscriber.job_id, after=subscriber.event_id, limit=_PAGE
+                subscriber.job_id, after=subscriber.event_id, limit=subscriber.page
             )
         except Exception as error:
             if not is_away(error):
@@ -164,10 +165,19 @@ class Feed:
             return
         if subscriber.masked:
             events = await self._redaction.events(events, patient=True)
-        served = sum(deliver(subscriber, event, self._final) for event in events)
+        more = is_full(events, subscriber.page)
+        served = given = 0
+        for event in events:
+            given += 1
+            served += deliver(subscriber, event, self._final)
+            if subscriber.is_behind:
+                more = True
+                break
         self._on_events(served)
+        # A client that is behind gets no more than it was just given: the rest would be read twice.
+        subscriber.page = max(1, given) if subscriber.is_behind else _PAGE
         channel = self._channels.get(subscriber.job_id)
-        if channel is None or len(events) >= _PAGE:
+        if channel is None or more:
             return
         if events and channel.event_id is not None and subscriber.cursor < channel.cursor:
             return  # the channel went on meanwhile: read once more
@@ -330,7 +340,7 @@ class Feed:
                     subscriber.pushed_s = now_s
                     served += 1
         self._on_events(served)
-        return len(events) >= 1000
+        return is_full(events, 1000)
 
     async def _check(self, job_ids: list[str], now_s: float) -> None:
         """Now and then ask whether a quiet job still exists, and whether it is over."""

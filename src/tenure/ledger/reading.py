@@ -140,6 +140,7 @@ class BoxLedger:
             job_id=job_id,
             after=int(after) if _POSITION.fullmatch(after) else 0,
             count=limit,
+            bytes=PAGE_BYTES,
         )
         return [_event(row) for row in rows]
 

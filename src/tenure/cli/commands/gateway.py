@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-from tenure.cli.config import Config, load_config, notify_address
+from tenure.cli.config import Config, load_config, notify_address, read_secret_file
 from tenure.cli.parent import end_with_parent
 from tenure.core.errors import UsageError
 
@@ -131,7 +130,7 @@ def _limits(config: Config) -> dict[str, Any]:
 
 def _first_line(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").split("\n", 1)[0].strip()
+        return read_secret_file(path).split("\n", 1)[0].strip()
     except OSError as error:
         raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 

@@ -16,14 +16,24 @@ from tenure.contracts.bullmq.records import number
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.errors import NotFound, ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    Page,
+    Query,
+    WorkerBeat,
+    first_page,
+    is_full,
+    weight,
+)
 from tenure.core.values import to_json
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 # What repeats another event or tells of another request: a job's own story ends with its end.
-_EVENT_PAGES_MAX = 50
+_EVENTS_SCANNED_MAX = 100_000
 _UNTOLD = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
 
@@ -138,13 +148,17 @@ class BullmqLedger(Managing):
         """
         told: list[JobEvent] = []
         start = f"({after}" if after else "-"
-        for _ in range(_EVENT_PAGES_MAX):
-            entries = await self._redis.call("XRANGE", self._keys[6], start, "+", "COUNT", 2_000)
+        scanned, count = 0, READ_STEP
+        while scanned < _EVENTS_SCANNED_MAX and not is_full(told, limit):
+            entries = await self._redis.call("XRANGE", self._keys[6], start, "+", "COUNT", count)
             told += [event for event in read_events(entries, job_id) if event.type not in _UNTOLD]
-            if len(entries) < 2_000 or len(told) >= limit:
+            if len(entries) < count:
                 break
-            start = f"({entries[-1][0].decode()}"
-        return told[:limit]
+            start, scanned = f"({entries[-1][0].decode()}", scanned + count
+            # Longer steps where entries are small: most are about other jobs.
+            size = sum(len(text) for _, flat in entries for text in flat)
+            count = min(2_000, 4 * count) if size < PAGE_BYTES // 8 else READ_STEP
+        return first_page(told, limit)
 
     async def pause(self) -> None:
         """Hand out no more leases."""

@@ -8,7 +8,7 @@ from tenure.contracts.memory import steering
 from tenure.contracts.memory.contents import Contents
 from tenure.contracts.memory.sharing import SharedStore
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import Counts, Page, Query, WorkerBeat
+from tenure.core.seam import Counts, Page, Query, WorkerBeat, first_page
 
 
 class MemoryLedger:
@@ -44,7 +44,8 @@ class MemoryLedger:
         def read(contents: Contents) -> list[JobEvent]:
             job = contents.jobs.get(job_id)
             kept = job.events if job else []
-            return [event for event in kept if int(event.event_id) > int(after or 0)][:limit]
+            left = [event for event in kept if int(event.event_id) > int(after or 0)]
+            return first_page(left, limit)
 
         return self._shared.run(lambda store: read(store.contents))
 

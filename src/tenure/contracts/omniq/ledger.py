@@ -10,6 +10,7 @@ from tenure.contracts.omniq.calls import Calls
 from tenure.contracts.omniq.options import CONTRACT, Options, queue_base
 from tenure.contracts.omniq.records import (
     STATES,
+    entries_of,
     events_of,
     fields_of,
     number,
@@ -19,7 +20,17 @@ from tenure.contracts.omniq.records import (
 )
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    Page,
+    Query,
+    WorkerBeat,
+    first_page,
+    is_full,
+    weight,
+)
 from tenure.store.redis import Arg, Redis
 
 _CURSOR = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
@@ -118,19 +129,28 @@ class OmniqLedger:
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What happened to one job, after an event id."""
-        flat, entries = await self._ask(
+        key = f"{self._base}:events:{job_id}"
+        start = f"({after}" if after else "-"
+        flat, last, step = await self._ask(
             [
                 ("HGETALL", f"{self._base}:job:{job_id}"),
-                ("XRANGE", f"{self._base}:events:{job_id}", "-", "+"),
+                ("XREVRANGE", key, "+", "-", "COUNT", 1),
+                ("XRANGE", key, start, "+", "COUNT", READ_STEP),
             ]
         )
         if not flat:
             return []
-        events = events_of(fields_of(flat), entries)
-        if after:
-            seen = position(after)
-            events = [event for event in events if position(event.event_id) > seen]
-        return events[:limit]
+        created, *ended = events_of(fields_of(flat), last)
+        seen = position(after)
+        events = [created] if position(created.event_id) > seen else []
+        events += entries_of(step)
+        while len(step or ()) == READ_STEP and not is_full(events, limit):
+            start = f"({step[-1][0].decode()}"
+            (step,) = await self._ask([("XRANGE", key, start, "+", "COUNT", READ_STEP)])
+            events += entries_of(step)
+        if len(step or ()) < READ_STEP:
+            events += [event for event in ended if position(event.event_id) > seen]
+        return first_page(events, limit)
 
     async def pause(self) -> None:
         """Hand out no more leases."""

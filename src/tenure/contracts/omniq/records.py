@@ -99,17 +99,18 @@ def _error(fields: dict[str, bytes]) -> bytes:
     return msgspec.json.encode({"code": "error", "message": said.decode(errors="replace")})
 
 
-def events_of(fields: dict[str, bytes], entries: Any) -> list[JobEvent]:
-    """The job's events: what its stream holds, between the first and the last that its hash tells.
+def events_of(fields: dict[str, bytes], last: Any) -> list[JobEvent]:
+    """The job's first event and, once it has completed, its last: its hash tells both.
 
-    A job that just runs and completes has no stream: its hash says when it came and when it ended.
+    `last` is the last entry of its stream, which holds what was between them. A job that just runs
+    and completes has no stream.
     """
     created = number(fields.get("created_ms"))
     events = [JobEvent(event_id=f"{max(0, created - 1)}-0", type="wait", ts_ms=created)]
-    events += [_entry(*entry) for entry in entries or ()]
     if fields.get("state") == b"completed":
         ended = number(fields.get("completed_ms"))
-        last_ms, last_seq = position(events[-1].event_id)
+        before = [*events, *entries_of(last)]
+        last_ms, last_seq = position(before[-1].event_id)
         at = max((ended, 0), (last_ms, last_seq + 1))
         result = fields.get("result", b"null")
         data = b'{"result":%b}' % result if len(result) <= 4096 else b"{}"
@@ -117,6 +118,11 @@ def events_of(fields: dict[str, bytes], entries: Any) -> list[JobEvent]:
             JobEvent(event_id=f"{at[0]}-{at[1]}", type="completed", ts_ms=ended, data=data)
         )
     return events
+
+
+def entries_of(entries: Any) -> list[JobEvent]:
+    """Entries of a job's stream as events."""
+    return [_entry(*entry) for entry in entries or ()]
 
 
 def position(event_id: str) -> tuple[int, int]:

@@ -13,7 +13,17 @@ from tenure.contracts.streams.options import CONTRACT, GROUP, QUEUE, Options, ke
 from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    Page,
+    Query,
+    WorkerBeat,
+    first_page,
+    is_full,
+    weight,
+)
 from tenure.store.redis import Arg, Redis
 from tenure.store.resending import part
 from tenure.store.wire import is_wrong_type
@@ -138,7 +148,15 @@ class StreamsLedger:
         """The job's own event stream after a stream id."""
         start = f"({after}" if after else "-"
         key = f"{self._job_key(job_id)}:events"
-        return _events(await self._redis.call("XRANGE", key, start, "+", "COUNT", limit))
+        events: list[JobEvent] = []
+        while not is_full(events, limit):
+            count = min(READ_STEP, limit - len(events))
+            step = _events(await self._redis.call("XRANGE", key, start, "+", "COUNT", count))
+            events += step
+            if len(step) < count:
+                break
+            start = f"({step[-1].event_id}"
+        return first_page(events, limit)
 
     async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
         """What is new in the event streams of many jobs, each after its cursor; never blocks."""
@@ -250,10 +268,13 @@ class StreamsLedger:
         if not after:
             return await self._ranks(0)
         created, _, last_id = after.partition(":")
-        rank = await self._own(None, "ZREVRANK", index, last_id)
-        if rank is not None:
-            return await self._ranks(rank + 1)
-        # The cursor's own job is gone: start where its millisecond starts and skip by comparing.
+        score = await self._own(None, "ZSCORE", index, last_id)
+        if score is not None and _int(score) == int(created):
+            rank = await self._own(None, "ZREVRANK", index, last_id)
+            if rank is not None:
+                return await self._ranks(rank + 1)
+        # The cursor's own job is gone, or it is made up and must not tell where another's job is:
+        # start where its millisecond starts and skip by comparing.
         start = await self._own(0, "ZCOUNT", index, f"({created}", "+inf")
         while step := await self._ranks(start):
             start += len(step)
