@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -60,6 +60,7 @@ _TERM = re.compile(
 _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d|w)")
 _SPAN_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_MAX = 1_000
+_TERMS_MAX = 20
 _DIGITS_MAX = 18
 
 _PAGE = 50
@@ -133,15 +134,27 @@ class Search(msgspec.Struct, frozen=True):
 
     def matches(self, job: JobRecord, queue: str) -> bool:
         """Whether a job of the queue of that name fulfils every term."""
-        return all(_holds(term, job, queue) != term.negated for term in self.terms)
+        read = _ReadJob(job)
+        return all(_holds(term, read, queue) != term.negated for term in self.terms)
 
 
 def parse(text: str, *, now_ms: int) -> Search:
     """Read a search; relative times count from `now_ms`."""
     if len(text) > _TEXT_MAX:
         raise SearchError(f"a search has at most {_TEXT_MAX} characters")
-    terms = tuple(_term(token, now_ms) for token in _TOKEN.findall(text))
+    terms = tuple(dict.fromkeys(_term(token, now_ms) for token in _TOKEN.findall(text)))
+    if sum(map(_cost, terms)) > _TERMS_MAX:
+        raise SearchError(f"a search has at most {_TERMS_MAX} terms")
     return Search(text.strip(), terms)
+
+
+def _cost(term: Term) -> int:
+    """How many terms it counts for: each value of a field of the payload is looked for anew."""
+    return 1 + term.value.count(",") if _is_path(term.name) else 1
+
+
+def _is_path(name: str) -> bool:
+    return name.partition(".")[0] in ("payload", "result")
 
 
 def parse_now(text: str) -> Search:
@@ -219,7 +232,33 @@ def _in_state(state: str, term: Term) -> bool:
     return found != term.negated
 
 
-def _holds(term: Term, job: JobRecord, queue: str) -> bool:
+class _ReadJob:
+    """A job, and what is made of it for the terms: each once, whatever their number."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job = job
+
+    @cached_property
+    def haystack(self) -> str:
+        job = self.job
+        parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
+        return b"\n".join(parts).decode(errors="replace").lower()
+
+    @cached_property
+    def payload(self) -> Any:
+        return decode_json(self.job.payload)
+
+    @cached_property
+    def result(self) -> Any:
+        return decode_json(self.job.result)
+
+    @cached_property
+    def error(self) -> str:
+        return error_class(self.job.error)
+
+
+def _holds(term: Term, read: _ReadJob, queue: str) -> bool:
+    job = read.job
     match term.name:
         case "queue":
             return _like(queue, term.value)
@@ -232,26 +271,21 @@ def _holds(term: Term, job: JobRecord, queue: str) -> bool:
         case "before":
             return job.created_ms < int(term.value)
         case "":
-            return term.value in _haystack(job)
+            return term.value in read.haystack
         case "error":
-            return _like(error_class(job.error), term.value)
+            return _like(read.error, term.value)
         case "task" | "id" | "worker":
             return _like(getattr(job, _ATTRIBUTES[term.name]), term.value)
-    return _field_holds(term, job)
+    return _field_holds(term, read)
 
 
 def _compares(number: float, op: str, other: float) -> bool:
     return number < other if op == "<" else number > other if op == ">" else number == other
 
 
-def _haystack(job: JobRecord) -> str:
-    parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
-    return b"\n".join(parts).decode(errors="replace").lower()
-
-
-def _field_holds(term: Term, job: JobRecord) -> bool:
+def _field_holds(term: Term, read: _ReadJob) -> bool:
     root, _, path = term.name.partition(".")
-    found = _value_at(decode_json(job.payload if root == "payload" else job.result), path)
+    found = _value_at(read.payload if root == "payload" else read.result, path)
     if term.op in "<>":
         try:
             return _compares(float(found), term.op, float(term.value))
