@@ -98,9 +98,8 @@ class Search(msgspec.Struct, frozen=True):
 
     def wants_queue(self, queue: str) -> bool:
         """Whether jobs of this queue can match at all."""
-        return all(
-            _like(queue, term.value) != term.negated for term in self.terms if term.name == "queue"
-        )
+        terms = [term for term in self.terms if term.name == "queue"]
+        return all(_like(queue, term.value) != term.negated for term in terms)
 
     def states(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
         """The states to ask a ledger for: () for any, None when no state of the queue can match."""
@@ -150,11 +149,7 @@ def parse(text: str, *, now_ms: int) -> Search:
 
 def _cost(term: Term) -> int:
     """How many terms it counts for: each value of a field of the payload is looked for anew."""
-    return 1 + term.value.count(",") if _is_path(term.name) else 1
-
-
-def _is_path(name: str) -> bool:
-    return name.partition(".")[0] in ("payload", "result")
+    return 1 + term.value.count(",") if term.name.startswith(("payload", "result")) else 1
 
 
 def parse_now(text: str) -> Search:
@@ -238,23 +233,15 @@ class _ReadJob:
     def __init__(self, job: JobRecord) -> None:
         self.job = job
 
+    payload = cached_property(lambda self: decode_json(self.job.payload))
+    result = cached_property(lambda self: decode_json(self.job.result))
+    error = cached_property(lambda self: error_class(self.job.error))
+
     @cached_property
     def haystack(self) -> str:
         job = self.job
         parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
         return b"\n".join(parts).decode(errors="replace").lower()
-
-    @cached_property
-    def payload(self) -> Any:
-        return decode_json(self.job.payload)
-
-    @cached_property
-    def result(self) -> Any:
-        return decode_json(self.job.result)
-
-    @cached_property
-    def error(self) -> str:
-        return error_class(self.job.error)
 
 
 def _holds(term: Term, read: _ReadJob, queue: str) -> bool:
@@ -463,9 +450,7 @@ class Finder:
             states = search.states(await self._known(served))
         except StoreError as error:
             return _Source(served, (), search.task, position).gone(error)
-        if states is None:
-            return None
-        return _Source(served, states, search.task, position)
+        return None if states is None else _Source(served, states, search.task, position)
 
     async def _known(self, served: OpenQueue) -> tuple[str, ...]:
         if served.name not in self._states:
@@ -512,9 +497,8 @@ class Finder:
         The search sees the masked job only, so it cannot be used to guess a masked value.
         """
         roots = {term.name.partition(".")[0] for term in search.terms}
-        if roots.isdisjoint(("", "payload", "result", "error")) and not search.matches(
-            job, served.name
-        ):
+        is_plain = roots.isdisjoint(("", "payload", "result", "error"))
+        if is_plain and not search.matches(job, served.name):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
         return await self.redaction.apart(size_of(seen), partial(self._match, search, served, seen))
