@@ -93,7 +93,7 @@ class Held:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # the condition is what another task counts
 
 
 async def test_large_bodies_of_one_caller_hold_up_no_other_and_their_number_is_bounded() -> None:
