@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tenure.core.job import JobEvent
 from tenure.core.journal import JournalEvent
 from tenure.core.registry import contract_names
-from tenure.core.seam import Query
+from tenure.core.seam import Query, is_full
 from tests.chaos.verdict import Snapshot, check
 from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
 
@@ -91,9 +92,19 @@ async def judge(stage: Stage) -> None:
         page = await stage.ledger.find(Query(limit=500, after=page.after))
         records += page.jobs
     some = records[:: len(records) // EVENTS_READ_OF_JOBS + 1]
-    told = {record.job_id: await stage.ledger.events(record.job_id) for record in some}
+    told = {record.job_id: await told_of(stage, record.job_id) for record in some}
     verdict = check(events, snapshot=Snapshot(records=records, events=told), quiesced=False)
     assert verdict.ok, str(verdict)
+
+
+async def told_of(stage: Stage, job_id: str) -> list[JobEvent]:
+    """All events of a job."""
+    told: list[JobEvent] = []
+    while page := await stage.ledger.events(job_id, after=told[-1].event_id if told else ""):
+        told += page
+        if not is_full(page, 1000):
+            break
+    return told
 
 
 async def history(stage: Stage) -> list[JournalEvent]:

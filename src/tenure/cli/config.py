@@ -381,6 +381,11 @@ def _read_trusted(path: Path, *, chosen: bool) -> str:
         return file.read()
 
 
+def read_secret_file(path: str) -> str:
+    """The text of a file that an option or a setting names."""
+    return _read_trusted(Path(path).expanduser(), chosen=True).strip()
+
+
 def _flatten(table: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
@@ -432,7 +437,7 @@ def is_storable(number: float) -> bool:
 def _read_secret(setting: Setting, path: str, where: str) -> Value:
     """What the file says; a list has a line for each."""
     try:
-        text = _read_trusted(Path(path).expanduser(), chosen=True).strip()
+        text = read_secret_file(path)
     except OSError as error:
         raise UsageError(f"{where}: the secret's file cannot be read: {error}") from None
     return _parse(setting, text.splitlines() if setting.kind == "list" else text, where)

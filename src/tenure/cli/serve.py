@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +18,7 @@ from tenure.cli.config import (
     load_config,
     notify_address,
     process_environment,
+    read_secret_file,
     with_options,
 )
 from tenure.cli.output import emit_text, note
@@ -320,7 +320,7 @@ def _limits(config: Config) -> dict[str, Any]:
 
 def _first_line(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").split("\n", 1)[0].strip()
+        return read_secret_file(path).split("\n", 1)[0].strip()
     except OSError as error:
         raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 

@@ -277,21 +277,13 @@ def _unescaped(raw: bytes) -> bytes:
 
 def _has_beyond(raw: bytes, number_max: float) -> bool:
     """Whether a number outside of strings is as large as that, whatever its sign."""
-    inside, seen = 0, 0
-    for found in _NUMBER.finditer(raw):
-        if not _is_beyond(found[0], number_max):
-            continue
-        inside ^= _unescaped(raw[seen : found.start()]).count(b'"') & 1
-        seen = found.end()
-        if not inside:
-            return True
-    return False
+    numbers = _NUMBER.findall(b" ".join(_unescaped(raw).split(b'"')[::2]))
+    if max(map(float, numbers), default=0.0) < number_max:
+        return False
+    return any(_is_beyond(number, number_max) for number in numbers)
 
 
 def _is_beyond(number: bytes, number_max: float) -> bool:
-    try:
-        if number.isdigit() and len(number) < 400:  # a double would round it
-            return int(number) >= number_max
-        return float(number) >= number_max
-    except ValueError:  # a text such as 1.2.3
-        return False
+    if number.isdigit() and len(number) < 400:  # a double would round it
+        return int(number) >= number_max
+    return float(number) >= number_max

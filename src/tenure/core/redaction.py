@@ -36,7 +36,7 @@ _DEEP = 3
 _LARGE = 32 * 1024
 _WAITING_MAX = 64
 _NAMES = ("name", "key", "header", "field", "k", "option", "parameter", "variable", "property")
-_VALUES = ("value", "values", "content", "v", "val", "default")
+_VALUES = ("value", "values", "content", "v", "val", "default", "data", "text")
 # A letter, digit or mark of a name; a quote would change where values end.
 _ESCAPED = re.compile(r"(?<!\\)\\++u00(2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|5[0-9AaFf]|7[0-9Aa])")
 _WORD = re.compile(r"[^\s\"'<>]+")
@@ -72,6 +72,7 @@ _CREDENTIAL = re.compile(
     r"|(?<![\w\-])(?:(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}|eyJ[\w\-]{8,}\.[\w\-]{8,}[\w.\-]*"
     r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|xox[abeprs]-[\w\-]{10,}"
     r"|[srp]k_(?:live|test)_\w{10,}|sk-[\w\-]{20,}|AIza[\w\-]{30,}|tn_\w{8,}"
+    r"|(?:hf|npm|dop_v1)_\w{20,}|(?:SG|ya29|hvs)\.[\w.\-]{20,}|pypi-[\w\-]{20,}"
     r"|hooks\.slack\.com/(?:services|workflows)/\S+)",
     re.DOTALL,
 )

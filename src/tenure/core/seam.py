@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -69,14 +70,25 @@ class Page(msgspec.Struct, frozen=True):
 
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A ledger ends a page, though it is not full, when the jobs it read for it carry so much."""
+"""A ledger ends a page, though it is not full, when what it read for it carries so much."""
 READ_STEP = 25
-"""So many whole jobs are read in one go: what each carries is known afterwards."""
+"""So many whole jobs or events are read in one go: what each carries is known afterwards."""
 
 
 def weight(job: JobRecord) -> int:
     """How many bytes a job carries."""
     return len(job.payload) + len(job.result) + len(job.error)
+
+
+def is_full(events: Sequence[JobEvent], limit: int) -> bool:
+    """Whether a page of events has reached `limit` or `PAGE_BYTES`, so that more may follow."""
+    return len(events) >= limit or sum(len(event.data) for event in events) >= PAGE_BYTES
+
+
+def first_page(events: Sequence[JobEvent], limit: int) -> list[JobEvent]:
+    """The events that one page holds; the last of them may pass `PAGE_BYTES`."""
+    before = accumulate((len(event.data) for event in events), initial=0)
+    return [event for event, size in zip(events[:limit], before, strict=False) if size < PAGE_BYTES]
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +123,7 @@ class Ledger(Protocol):
         """Depths and totals of this queue."""
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
-        """Events of one job after a cursor ("" for all), oldest first."""
+        """Events of one job after a cursor ("" for all), oldest first, until the page `is_full`."""
 
     async def pause(self) -> None:
         """Stop handing out leases; what runs goes on."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -84,7 +85,9 @@ class ReadEvents(msgspec.Struct, frozen=True):
             extra_json_schema={"pattern": f"^({_EVENT_ID.pattern})?$"},
         ),
     ] = ""
-    limit: Annotated[int, Meta(ge=1, le=1000, description="How many at most.")] = 200
+    limit: Annotated[
+        int, Meta(ge=1, le=1000, description="How many at most; fewer where they carry 4 MiB.")
+    ] = 200
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -156,13 +159,32 @@ class SearchLimit:
         self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
     ) -> T:
         """The result of the work, which is cancelled when the client disconnects."""
-        if self.running[who] >= _SEARCHES_MAX:
+        try:
+            with self.slot(who):
+                return await self.attended(gone, work)
+        finally:
             work.close()
+
+    @contextmanager
+    def slot(self, who: str) -> Iterator[None]:
+        """One of the slots of a key, or `Refused`."""
+        if self.running[who] >= _SEARCHES_MAX:
             raise Refused(
                 "too_many_searches",
                 f"this key has {_SEARCHES_MAX} searches at work: wait for their answers",
             )
         self.running[who] += 1
+        try:
+            yield
+        finally:
+            self.running[who] -= 1
+            if not self.running[who]:
+                del self.running[who]
+
+    async def attended(
+        self, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
+    ) -> T:
+        """The result of the work, for a caller that has a slot."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
         try:
@@ -174,9 +196,6 @@ class SearchLimit:
             working.cancel()
             leaving.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
-            self.running[who] -= 1
-            if not self.running[who]:
-                del self.running[who]
 
 
 class Api:
@@ -209,9 +228,10 @@ class Api:
                  self._search(self._find), JobList, asks=FindJobs, problems=(409, 422)),
             _get("/api/jobs/count", "countJobs", "How many jobs match a search",
                  self._search(self._count), CountView, asks=CountJobs, problems=(422,)),
-            _get(job, "readQueueJob", "One job of a queue", self._job, JobFull, problems=(404,)),
-            _get(f"{job}/events", "readQueueJobEvents", "The events of one job", self._events,
-                 EventList, asks=ReadEvents, problems=(404, 422)),
+            _get(job, "readQueueJob", "One job of a queue",
+                 self._search(self._job), JobFull, problems=(404,)),
+            _get(f"{job}/events", "readQueueJobEvents", "The events of one job",
+                 self._search(self._events), EventList, asks=ReadEvents, problems=(404, 422)),
             _get("/api/workers", "listWorkers", "Workers and what they hold",
                  self._search(self._workers), WorkerList),
             _get("/api/dead", "listDead", "Dead letters by error class",

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
@@ -67,6 +68,7 @@ _STORE_AWAY = {
     "title": "The store does not answer",
     "text": "This page comes back by itself when the store does. What helps: tenure doctor",
 }
+_PIECE_BYTES = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
 _FIELDS_MAX = 1_000
 _NOTICES_MAX = 500
@@ -224,6 +226,10 @@ class Dashboard:
 
     def _page(self, path: str, handle: PageHandler) -> Any:
         async def endpoint(request: Request) -> Response:
+            with ExitStack() as slot:
+                return _HeldResponse(await shown(request, slot), slot.pop_all())
+
+        async def shown(request: Request, slot: ExitStack) -> Response:
             request.scope[_ROUTE] = path
             admitted: PageRequest | None = None
             try:
@@ -232,8 +238,9 @@ class Dashboard:
                     return found
                 admitted = found
                 self.watch.touch()
+                slot.enter_context(self._searches.slot(admitted.who))
                 gone = partial(_until_gone, request)
-                page = await self._searches.run(admitted.who, gone, handle(admitted))
+                page = await self._searches.attended(gone, handle(admitted))
             except NotFound as error:
                 page = _problem(404, "Not found", str(error))
             except StoreError as error:
@@ -287,10 +294,13 @@ class Dashboard:
             return Response(status_code=403)
         if self._live.is_full:
             return Response(status_code=503, headers={"retry-after": "1"})
+        if self._live.is_full_of(caller.who):
+            return Response(status_code=429, headers={"retry-after": "1"})
         self.watch.touch()
         queue = str(request.query_params.get("queue", ""))
         known = queue if queue in self.watch.observers else ""
-        frames = self._live.frames(known, partial(self._auth.is_still_in, request, caller))
+        is_still_in = partial(self._auth.is_still_in, request, caller)
+        frames = self._live.frames(known, is_still_in, who=caller.who)
         return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:
@@ -328,6 +338,24 @@ class Dashboard:
         }
         text = templates().get_template(page.template).render(values | page.values)
         return HTMLResponse(text, page.status, {"content-security-policy": _POLICY})
+
+
+class _HeldResponse(Response):
+    """A page whose reader keeps its slot until all but the last piece was sent."""
+
+    def __init__(self, page: Response, slot: ExitStack) -> None:
+        self._page = page
+        self._slot = slot
+        self.background = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        page, body = self._page, bytes(self._page.body)
+        head = {"status": page.status_code, "headers": page.raw_headers}
+        with self._slot:
+            await send({"type": "http.response.start", **head})
+            for at in range(0, len(body) or 1, _PIECE_BYTES):
+                piece, more = body[at : at + _PIECE_BYTES], at + _PIECE_BYTES < len(body)
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 async def _static(request: Request) -> Response:

@@ -22,6 +22,8 @@ _SPARK_W, _SPARK_H = 120, 24
 
 Phase = Literal["wait", "run", "backoff"]
 _PHASES: dict[Phase, str] = {"wait": "waited", "run": "ran", "backoff": "rested"}
+_ATTEMPTS_SHOWN = 200
+_MS_DIGITS_MAX = 15
 _ENDS: tuple[Kind, ...] = ("done", "failed", "cancelled")
 
 
@@ -50,12 +52,21 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """All attempts of a job, and the time they span. `partial` when the first events are gone."""
+    """The last attempts of a job, and the time they span; `earlier` ones are counted.
+
+    `partial` when the first events are gone.
+    """
 
     attempts: tuple[Attempt, ...]
     from_ms: int
     to_ms: int
     partial: bool = False
+    earlier: int = 0
+
+    @property
+    def total(self) -> int:
+        """How many attempts there were, as far as the events say."""
+        return self.earlier + len(self.attempts)
 
 
 def timeline(job: JobRecord, events: Sequence[JobEvent], *, now_ms: int) -> Timeline:
@@ -79,6 +90,7 @@ class _Builder:
         self._phase: Phase = "wait"
         self._since_ms = job.created_ms
         self._worker = ""
+        self._runs = 0
         self._has_events = False
         self._ended = False
 
@@ -110,10 +122,12 @@ class _Builder:
         if self._segments:
             end: Any = kind_of(self._job.state) if over else ""
             self._attempts.append(self._attempt(end))
-        spans = [segment for attempt in self._attempts for segment in attempt.segments]
+        shown = self._attempts[-_ATTEMPTS_SHOWN:]
+        spans = [segment for attempt in shown for segment in attempt.segments]
         first = min((segment.from_ms for segment in spans), default=self._job.created_ms)
         last = max((segment.to_ms for segment in spans), default=until_ms)
-        return Timeline(tuple(self._attempts), first, max(last, first + 1), not self._has_events)
+        earlier = len(self._attempts) - len(shown)
+        return Timeline(tuple(shown), first, max(last, first + 1), not self._has_events, earlier)
 
     def _end_attempt(self, ts_ms: int, kind: Kind, event: JobEvent) -> None:
         self._close(ts_ms)
@@ -140,9 +154,8 @@ class _Builder:
         self._since_ms = ts_ms
 
     def _attempt(self, end: Any) -> Attempt:
-        number = sum(any(s.phase == "run" for s in a.segments) for a in self._attempts)
-        ran = any(segment.phase == "run" for segment in self._segments)
-        made = Attempt(number + 1 if ran else number, tuple(self._segments), end, self._worker)
+        self._runs += any(segment.phase == "run" for segment in self._segments)
+        made = Attempt(self._runs, tuple(self._segments), end, self._worker)
         self._segments, self._worker = [], ""
         return made
 
@@ -157,7 +170,7 @@ def _due_in(event: JobEvent) -> int:
     data = decode_json(event.data)
     for name in ("due_ms", "delay", "retry_at_ms") if isinstance(data, dict) else ():
         text = str(data.get(name, ""))
-        if text.isdecimal() and int(text) > event.ts_ms:
+        if text.isdecimal() and len(text) <= _MS_DIGITS_MAX and int(text) > event.ts_ms:
             return int(text)
     return 0
 

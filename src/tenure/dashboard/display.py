@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,9 @@ _CLASS_KEYS = ("code", "type", "class", "name", "error_code")
 _MESSAGE_KEYS = ("message", "detail", "reason", "failedReason", "error")
 _STACK_KEYS = ("stack", "traceback", "stacktrace")
 _CLASS_CHARS_MAX = 80
+_PRETTY_MAX = 1 << 20
+_NOT_SHAPE = bytes(byte for byte in range(256) if byte not in b"[]{},")
+_STEPS = bytes.maketrans(b"[{]},", b"\x01\x01\xff\xff\x00")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
@@ -143,8 +147,22 @@ def job_path(queue: str, job_id: str) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON for people: indented, letters as they are, large integers exact."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    """JSON for people: indented, letters as they are, large integers exact.
+
+    Where the spaces would make it very long it is not indented, and it is cut off.
+    """
+    raw = msgspec.json.encode(value, enc_hook=str)
+    if len(raw) + _spaces(raw) <= _PRETTY_MAX:
+        raw = msgspec.json.format(raw, indent=2)
+    text = raw.decode()
+    return text if len(text) <= _PRETTY_MAX else f"{text[:_PRETTY_MAX]}…"
+
+
+def _spaces(raw: bytes) -> int:
+    """How many bytes the indentation of JSON takes, counted from what is outside of its strings."""
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+    steps = b"".join(bare).translate(_STEPS, _NOT_SHAPE)
+    return len(steps) + 2 * sum(accumulate(memoryview(steps).cast("b")))
 
 
 def brief_of(data: Any) -> str:

@@ -18,7 +18,7 @@ from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
-from tenure.core.seam import Counts
+from tenure.core.seam import Counts, is_full
 from tenure.dashboard.actions import VERBS, Actions
 from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
 from tenure.dashboard.display import (
@@ -53,6 +53,8 @@ from tenure.dashboard.watch import Watch
 _EVENTS_PAGE = 1_000
 _EVENTS_MAX = 5_000
 _EVENTS_SHOWN = 200
+_GROUPS_SHOWN = 200
+_WORKERS_SHOWN = 500
 _AUDIT_PAGE = 100
 _SPAN_S = 300
 
@@ -282,6 +284,7 @@ class Pages:
                 "timeline": self._timeline(queue, job, events),
                 "events": [(row, brief_of(row.data)) for row in map(event_row, latest)],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
+                "events_unread": is_full(events, _EVENTS_MAX),
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
                 "curl": _curl(request.base_url, queue, job.task, payload),
@@ -308,17 +311,32 @@ class Pages:
         shown = [
             each for each in found if text.lower() in f"{each.worker_id}\n{each.queue}".lower()
         ]
-        values = {"title": "Workers", "workers": shown, "q": text, "total": len(found)}
-        return Page("workers.html", values)
+        return Page(
+            "workers.html",
+            {
+                "title": "Workers",
+                "workers": shown[:_WORKERS_SHOWN],
+                "left_out": max(0, len(shown) - _WORKERS_SHOWN),
+                "q": text,
+                "total": len(found),
+            },
+        )
 
     async def _dead(self, request: PageRequest) -> Page:
         dead = await dead_letters(self._finder, scan_max=COUNT_MAX)
         groups = [
             (group, f'queue:{group.queue} is:failed error:"{group.error_class}"')
-            for group in dead.groups
+            for group in dead.groups[:_GROUPS_SHOWN]
         ]
-        values = {"title": "Dead letters", "groups": groups, "complete": dead.complete}
-        return Page("dead.html", values)
+        return Page(
+            "dead.html",
+            {
+                "title": "Dead letters",
+                "groups": groups,
+                "left_out": len(dead.groups) - len(groups),
+                "complete": dead.complete,
+            },
+        )
 
     async def _outbox(self, request: PageRequest) -> Page:
         names = outboxes(self._queues)
@@ -377,11 +395,11 @@ class Pages:
         """By the job's own events, or by the journal if those show fewer attempts."""
         now_ms = time.time_ns() // 1_000_000
         own = timeline(job, events, now_ms=now_ms)
-        if len(own.attempts) >= job.attempt:
+        if own.total >= job.attempt:
             return own
         history = self._watch.observers[queue].history(job.job_id)
         journaled = timeline(job, history, now_ms=now_ms)
-        return journaled if len(journaled.attempts) > len(own.attempts) else own
+        return journaled if journaled.total > own.total else own
 
     async def _examples(self, base: str) -> list[SubmitExample]:
         """How to submit to each queue, with its newest job as the example."""
@@ -424,11 +442,11 @@ class Pages:
 
 async def _events(served: OpenQueue, job_id: str) -> list[JobEvent]:
     events: list[JobEvent] = []
-    while len(events) < _EVENTS_MAX:
+    while not is_full(events, _EVENTS_MAX):
         after = events[-1].event_id if events else ""
         page = await served.ledger.events(job_id, after=after, limit=_EVENTS_PAGE)
         events += page
-        if len(page) < _EVENTS_PAGE:
+        if not is_full(page, _EVENTS_PAGE):
             break
     return events
 

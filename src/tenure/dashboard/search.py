@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -60,6 +60,7 @@ _TERM = re.compile(
 _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d|w)")
 _SPAN_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_MAX = 1_000
+_TERMS_MAX = 20
 _DIGITS_MAX = 18
 
 _PAGE = 50
@@ -97,9 +98,8 @@ class Search(msgspec.Struct, frozen=True):
 
     def wants_queue(self, queue: str) -> bool:
         """Whether jobs of this queue can match at all."""
-        return all(
-            _like(queue, term.value) != term.negated for term in self.terms if term.name == "queue"
-        )
+        terms = [term for term in self.terms if term.name == "queue"]
+        return all(_like(queue, term.value) != term.negated for term in terms)
 
     def states(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
         """The states to ask a ledger for: () for any, None when no state of the queue can match."""
@@ -133,15 +133,23 @@ class Search(msgspec.Struct, frozen=True):
 
     def matches(self, job: JobRecord, queue: str) -> bool:
         """Whether a job of the queue of that name fulfils every term."""
-        return all(_holds(term, job, queue) != term.negated for term in self.terms)
+        read = _ReadJob(job)
+        return all(_holds(term, read, queue) != term.negated for term in self.terms)
 
 
 def parse(text: str, *, now_ms: int) -> Search:
     """Read a search; relative times count from `now_ms`."""
     if len(text) > _TEXT_MAX:
         raise SearchError(f"a search has at most {_TEXT_MAX} characters")
-    terms = tuple(_term(token, now_ms) for token in _TOKEN.findall(text))
+    terms = tuple(dict.fromkeys(_term(token, now_ms) for token in _TOKEN.findall(text)))
+    if sum(map(_cost, terms)) > _TERMS_MAX:
+        raise SearchError(f"a search has at most {_TERMS_MAX} terms")
     return Search(text.strip(), terms)
+
+
+def _cost(term: Term) -> int:
+    """How many terms it counts for: each value of a field of the payload is looked for anew."""
+    return 1 + term.value.count(",") if term.name.startswith(("payload", "result")) else 1
 
 
 def parse_now(text: str) -> Search:
@@ -219,7 +227,25 @@ def _in_state(state: str, term: Term) -> bool:
     return found != term.negated
 
 
-def _holds(term: Term, job: JobRecord, queue: str) -> bool:
+class _ReadJob:
+    """A job, and what is made of it for the terms: each once, whatever their number."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job = job
+
+    payload = cached_property(lambda self: decode_json(self.job.payload))
+    result = cached_property(lambda self: decode_json(self.job.result))
+    error = cached_property(lambda self: error_class(self.job.error))
+
+    @cached_property
+    def haystack(self) -> str:
+        job = self.job
+        parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
+        return b"\n".join(parts).decode(errors="replace").lower()
+
+
+def _holds(term: Term, read: _ReadJob, queue: str) -> bool:
+    job = read.job
     match term.name:
         case "queue":
             return _like(queue, term.value)
@@ -232,26 +258,21 @@ def _holds(term: Term, job: JobRecord, queue: str) -> bool:
         case "before":
             return job.created_ms < int(term.value)
         case "":
-            return term.value in _haystack(job)
+            return term.value in read.haystack
         case "error":
-            return _like(error_class(job.error), term.value)
+            return _like(read.error, term.value)
         case "task" | "id" | "worker":
             return _like(getattr(job, _ATTRIBUTES[term.name]), term.value)
-    return _field_holds(term, job)
+    return _field_holds(term, read)
 
 
 def _compares(number: float, op: str, other: float) -> bool:
     return number < other if op == "<" else number > other if op == ">" else number == other
 
 
-def _haystack(job: JobRecord) -> str:
-    parts = (job.job_id.encode(), job.task.encode(), job.error, job.payload)
-    return b"\n".join(parts).decode(errors="replace").lower()
-
-
-def _field_holds(term: Term, job: JobRecord) -> bool:
+def _field_holds(term: Term, read: _ReadJob) -> bool:
     root, _, path = term.name.partition(".")
-    found = _value_at(decode_json(job.payload if root == "payload" else job.result), path)
+    found = _value_at(read.payload if root == "payload" else read.result, path)
     if term.op in "<>":
         try:
             return _compares(float(found), term.op, float(term.value))
@@ -429,9 +450,7 @@ class Finder:
             states = search.states(await self._known(served))
         except StoreError as error:
             return _Source(served, (), search.task, position).gone(error)
-        if states is None:
-            return None
-        return _Source(served, states, search.task, position)
+        return None if states is None else _Source(served, states, search.task, position)
 
     async def _known(self, served: OpenQueue) -> tuple[str, ...]:
         if served.name not in self._states:
@@ -478,9 +497,8 @@ class Finder:
         The search sees the masked job only, so it cannot be used to guess a masked value.
         """
         roots = {term.name.partition(".")[0] for term in search.terms}
-        if roots.isdisjoint(("", "payload", "result", "error")) and not search.matches(
-            job, served.name
-        ):
+        is_plain = roots.isdisjoint(("", "payload", "result", "error"))
+        if is_plain and not search.matches(job, served.name):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
         return await self.redaction.apart(size_of(seen), partial(self._match, search, served, seen))

@@ -30,6 +30,7 @@ _log = structlog.get_logger("tenure.dashboard")
 WINDOW_S = 900
 MOVED_MAX = 200
 _STREAMS_MAX = 200
+_STREAMS_PER_KEY_MAX = 20
 _IDLE_S = 600.0
 _SAMPLE_S = 2.0
 _RATE_S = 60
@@ -487,6 +488,7 @@ class Live:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._open: set[asyncio.Event] = set()
+        self._by_key: Counter[str] = Counter()
         self._draining = False
 
     def drain(self) -> None:
@@ -500,12 +502,17 @@ class Live:
         """Whether no further stream is accepted."""
         return self._draining or len(self._open) >= _STREAMS_MAX
 
+    def is_full_of(self, who: str) -> bool:
+        """Whether a key has as many open as it may; the local caller without one has no limit."""
+        return bool(who) and self._by_key[who] >= _STREAMS_PER_KEY_MAX
+
     async def frames(
-        self, queue: str, is_still_in: Callable[[], Awaitable[bool]]
+        self, queue: str, is_still_in: Callable[[], Awaitable[bool]], *, who: str = ""
     ) -> AsyncIterator[bytes]:
         """The frames of one page, until its reader signs out or the gateway shuts down."""
         over = asyncio.Event()
         self._open.add(over)
+        self._by_key[who] += 1
         listener = self._watch.listen()
         watching = asyncio.create_task(_until_out(is_still_in, over))
         try:
@@ -524,6 +531,9 @@ class Live:
             watching.cancel()
             self._watch.leave(listener)
             self._open.discard(over)
+            self._by_key[who] -= 1
+            if not self._by_key[who]:
+                del self._by_key[who]
 
 
 def _frame(name: str, data: object) -> bytes:

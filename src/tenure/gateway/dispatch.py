@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Annotated, Any, get_args, get_type_hints
@@ -33,10 +34,11 @@ from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 
 _LARGE = 64 * 1024
-_APART = ThreadPoolExecutor(1, "body")  # one: more would only contend with the event loop
+_UNDER_WAY = 2  # of one caller: the bodies of others wait for these alone
+_WAITING_MAX = 16
+_ALL_MAX = 256
 _FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
@@ -133,7 +135,7 @@ class Resource:
             right=right,
             path=scope.get("path_params", {}),
             query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers, quota),
+            body=await self._body(endpoint, receive, headers, caller),
             headers=headers,
             gone=partial(_gone, receive),
         )
@@ -190,16 +192,19 @@ class Resource:
         )
 
     async def _body(
-        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], quota: Quota
+        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], caller: Caller
     ) -> Any:
         decoder = self._decoders.get(endpoint.method)
         if decoder is None:
             return None
         settings = self._context.settings
         check_media(headers)
+        quota = self._context.auth.quota(caller.requester)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
-        return await decoded(decoder, raw)
+        works = endpoint.right.scope == "jobs:work"
+        gone = partial(_gone, receive)
+        return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
 
 
 async def _gone(receive: Receive) -> None:
@@ -336,11 +341,81 @@ def check_media(headers: Mapping[str, str]) -> None:
         )
 
 
-async def decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
-    """The typed body; a large one is read in a thread, because the event loop serves everyone."""
+class BodyQueue:
+    """Large bodies on their way through one thread: more would only contend with the event loop.
+
+    A caller has a place for each of its bodies, and only some of these places are in the thread's
+    queue, so that nobody waits for all the bodies of somebody else.
+    """
+
+    def __init__(self, name: str, per_caller: int) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+        self._per_caller = per_caller
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self.places: Counter[str] = Counter()
+
+    async def decoded(
+        self,
+        decoder: msgspec.json.Decoder[Any],
+        raw: bytes,
+        who: str,
+        gone: Callable[[], Awaitable[None]] | None,
+    ) -> Any:
+        """The typed body; one whose client hangs up while it waits is not read."""
+        if who and self.places[who] >= self._per_caller:
+            detail = f"{self._per_caller} bodies above {_LARGE} bytes of this key wait to be read"
+            raise Problem("rate_limited", detail, retry_after_s=1)
+        if self.places.total() >= _ALL_MAX:
+            raise Problem("busy", "too many large bodies wait to be read", retry_after_s=1)
+        self.places[who] += 1
+        turn = self._turns.setdefault(who, asyncio.Semaphore(_UNDER_WAY))
+        reading = asyncio.ensure_future(self._read(decoder, raw, turn))
+        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+        try:
+            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ClientGone
+            return reading.result()
+        finally:
+            reading.cancel()
+            leaving.cancel()
+            await asyncio.gather(reading, leaving, return_exceptions=True)
+            self.places[who] -= 1
+            if not self.places[who]:
+                del self.places[who], self._turns[who]
+
+    async def _read(
+        self, decoder: msgspec.json.Decoder[Any], raw: bytes, turn: asyncio.Semaphore
+    ) -> Any:
+        async with turn:
+            work = self._thread.submit(_decode_large, decoder, raw)
+            try:
+                return await asyncio.wrap_future(work)
+            except asyncio.CancelledError:
+                if not work.cancelled():  # it is being read: the place is free when that has ended
+                    await asyncio.wait((asyncio.wrap_future(work),))
+                raise
+
+
+_CLIENT_BODIES = BodyQueue("body", _WAITING_MAX)
+_WORKER_BODIES = BodyQueue("work-body", _ALL_MAX)
+
+
+async def decoded(
+    decoder: msgspec.json.Decoder[Any],
+    raw: bytes,
+    *,
+    who: str = "",
+    works: bool = False,
+    gone: Callable[[], Awaitable[None]] | None = None,
+) -> Any:
+    """The typed body; a large one is read in a thread, because the event loop serves everyone.
+
+    What workers send (`works`) does not wait for the bodies of clients.
+    """
     if len(raw) <= _LARGE:
         return decode(decoder, raw)
-    return await asyncio.get_running_loop().run_in_executor(_APART, _decode_large, decoder, raw)
+    return await (_WORKER_BODIES if works else _CLIENT_BODIES).decoded(decoder, raw, who, gone)
 
 
 def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
@@ -417,8 +492,19 @@ def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-    members = {name: _whole(bytes(member)) for name, member in _members(raw).items()}
+    # In C: a body may have any number of members that are no fields.
+    held = msgspec.structs.asdict(_fields(decoder).decode(raw))
+    members = {name: _whole(bytes(each)) for name, each in held.items() if each is not None}
     return decoder.decode(msgspec.json.encode(members))
+
+
+@lru_cache(maxsize=64)
+def _fields(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
+    """Reads the fields of a shape as they stand."""
+    info: Any = inspect.type_info(decoder.type)
+    fields = [(field.encode_name, msgspec.Raw, None) for field in getattr(info, "fields", ())]
+    strict = getattr(info, "forbid_unknown_fields", False)
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=strict))
 
 
 def _whole(text: bytes) -> msgspec.Raw:

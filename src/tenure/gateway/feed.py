@@ -23,7 +23,7 @@ from tenure.core.errors import ServerError, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
-from tenure.core.seam import Journal
+from tenure.core.seam import Journal, is_full
 from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, position, unnumbered
 
 _log = structlog.get_logger("tenure.gateway")
@@ -146,6 +146,7 @@ class Feed:
         subscriber = Subscriber(
             job_id, after, bytes_max=self._bytes_max, now_s=now_s, catch_up=self._catch_up
         )
+        subscriber.page = _PAGE
         subscriber.masked = masked
         channel.subscribers.add(subscriber)
         self._followed.set()
@@ -169,7 +170,7 @@ class Feed:
         """
         try:
             events = await self._ledger.events(
-                subscriber.job_id, after=subscriber.event_id, limit=_PAGE
+                subscriber.job_id, after=subscriber.event_id, limit=subscriber.page
             )
         except Exception as error:
             if not _is_away(error):
@@ -180,19 +181,20 @@ class Feed:
             return
         if subscriber.masked:
             events = await self._redaction.events(events, patient=True)
-        self._on_events(
-            sum(
-                subscriber.event(
-                    event,
-                    frame(event),
-                    at=position(event.event_id),
-                    last=event.type in self._final,
-                )
-                for event in events
-            )
-        )
+        more = is_full(events, subscriber.page)
+        served = given = 0
+        for event in events:
+            given += 1
+            at, last = position(event.event_id), event.type in self._final
+            served += subscriber.event(event, frame(event), at=at, last=last)
+            if subscriber.is_behind:
+                more = True
+                break
+        self._on_events(served)
+        # A client that is behind gets no more than it was just given: the rest would be read twice.
+        subscriber.page = max(1, given) if subscriber.is_behind else _PAGE
         channel = self._channels.get(subscriber.job_id)
-        if channel is None or len(events) >= _PAGE:
+        if channel is None or more:
             return
         if events and channel.event_id is not None and subscriber.cursor < channel.cursor:
             return  # the channel went on meanwhile: read once more
@@ -355,7 +357,7 @@ class Feed:
                     subscriber.pushed_s = now_s
                     served += 1
         self._on_events(served)
-        return len(events) >= _CHUNK_EVENTS_MAX
+        return is_full(events, _CHUNK_EVENTS_MAX)
 
     async def _check(self, job_ids: list[str], now_s: float) -> None:
         """Ask once per heartbeat whether a job still exists, and whether it is over."""

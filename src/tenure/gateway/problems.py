@@ -61,7 +61,10 @@ CODES: dict[str, tuple[int, str]] = {
     "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
     "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
     "too_many_connections": (503, "The gateway has as many connections at work as it takes."),
-    "busy": (503, "Too many large jobs wait to be masked: try again after Retry-After seconds."),
+    "busy": (
+        503,
+        "Too many large jobs or bodies wait: try again after Retry-After seconds.",
+    ),
     "draining": (503, "This gateway is shutting down: try again, another one will answer."),
 }
 

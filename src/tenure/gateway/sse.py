@@ -99,6 +99,7 @@ class Subscriber:
         "live",
         "masked",
         "on_overflow",
+        "page",
         "pushed_s",
     )
 
@@ -117,6 +118,7 @@ class Subscriber:
         self.live = False
         self.masked = False
         self.ended = False
+        self.page = 1
         self.pushed_s = now_s
         self.on_overflow: Callable[[], object] | None = None
         self._bytes_max = bytes_max
@@ -124,6 +126,11 @@ class Subscriber:
         self._chunks: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be written that a live client would lose its connection."""
+        return self._size > self._bytes_max
 
     def push(self, chunk: bytes) -> None:
         """Add bytes to be written; too many of them end a live subscriber."""

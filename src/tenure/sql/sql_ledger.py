@@ -275,7 +275,9 @@ class SqlLedger:
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """The job's own events after a version."""
         from_version = int(after) if _POSITION.fullmatch(after) else 0
-        rows = await self._run("events", job_id=job_id, after=from_version, count=limit)
+        rows = await self._run(
+            "events", job_id=job_id, after=from_version, count=limit, bytes=PAGE_BYTES
+        )
         return [_job_event(row) for row in rows]
 
     async def pause(self) -> None:

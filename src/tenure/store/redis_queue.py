@@ -176,7 +176,9 @@ async def index_after(redis: Redis, index: str, after: str) -> list[tuple[int, s
     )
     if rank is not None and number(own_score) == cursor[0]:
         return await _ranks(redis, index, rank + 1)
-    start: int = higher or 0  # the cursor's own member is gone: skip by comparing
+    # The cursor's own member is gone, or it is made up and must not tell where another's job is:
+    # skip by comparing.
+    start: int = higher or 0
     while ranks := await _ranks(redis, index, start):
         start += len(ranks)
         left = [each for each in ranks if each < cursor]

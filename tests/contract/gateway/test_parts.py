@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -156,6 +157,26 @@ async def test_a_client_whose_reading_was_overtaken_reads_once_more_at_once() ->
         assert b"id: 1-0" in (await reading or b"")
         assert b"id: 2-0" in (await late.next() or b"")
     await feed.close()
+
+
+async def test_a_client_that_catches_up_is_given_no_more_at_once_than_a_live_one() -> None:
+    held, bytes_max = Held(), 10_000
+    held.hold = False
+    text = b'"%b"' % (b"x" * 3_000)
+    held.stored = [
+        JobEvent(event_id=f"{n}-0", type="token", ts_ms=n, data=text) for n in range(1, 41)
+    ]
+    feed = Feed(held, held, final=("done",), client_bytes_max=bytes_max)
+    client = feed.subscribe("j", "")
+    ids: list[bytes] = []
+    async with asyncio.timeout(5):
+        while not client.live:
+            given = await client.next() or b""
+            assert len(given) < bytes_max + 4_000
+            ids += re.findall(rb"id: ([0-9]+)-0", given)
+            if len(ids) == 40:
+                break
+    assert ids == [b"%d" % n for n in range(1, 41)]
 
 
 class Away(Held):

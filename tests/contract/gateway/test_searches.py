@@ -12,14 +12,16 @@ from urllib.parse import quote
 import pytest
 
 from tenure.core.job import NewJob
+from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import MASK
 from tenure.core.seam import PAGE_BYTES, Query, Queue, weight
+from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_observing import SERVED
-from tests.contract.gateway.web import Web
+from tests.contract.gateway.web import Web, read_head
 from tests.waiting import until
 
 _CLIENTS = 8
@@ -119,6 +121,8 @@ async def test_a_key_has_a_bounded_number_of_searches_at_once(site: Site) -> Non
     assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
     assert reply.headers["retry-after"] == "1"
     assert (await web.get("/jobs")).status == 429
+    for path in ("/api/queues/x/jobs/y", "/api/queues/x/jobs/y/events"):
+        assert (await web.get(path)).status == 429, path
     for writer in writers:
         writer.close()
 
@@ -141,3 +145,51 @@ async def test_a_large_payload_is_masked_whole_and_cannot_be_searched(site: Site
     assert [job["job_id"] for job in found] == [small]
     assert shown[small]["note"][0] == "needle"
     assert shown[large] == MASK
+
+
+async def test_a_key_has_a_bounded_number_of_live_streams(site: Site) -> None:
+    gateway = await site.gateway()
+    ring = open_keyring(site.url())
+    one, other = [
+        Web(gateway.url, {"authorization": f"Bearer {(await ring.create(['observe'], name))[1]}"})
+        for name in ("one", "other")
+    ]
+    await ring.close()
+    opened = [await one.stream("/live") for _ in range(20)]
+    refused = await one.get("/live")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    opened.append(await other.stream("/live"))
+    opened[0].abort()
+
+    async def has_room() -> bool:
+        reader, writer = await one.connect()
+        writer.write(one.head("GET", "/live"))
+        status, _ = await read_head(reader)
+        writer.close()
+        return status == 200
+
+    await until(has_room, "the one that left makes room")
+    for each in opened[1:]:
+        each.abort()
+
+
+async def test_pages_of_dead_letters_and_workers_are_bounded_and_say_so(site: Site) -> None:
+    web = await site.web()
+    await site.worker.submit([NewJob(task="chat", payload=b"{}") for _ in range(203)])
+    for start in range(0, 203, 50):
+        leases = await site.worker.claim(50, wait_ms=0)
+        await site.worker.settle(
+            [
+                Outcome(lease, "bury", failure=Failure(code=f"E{start + at}", message="m"))
+                for at, lease in enumerate(leases)
+            ]
+        )
+    dead = (await web.get("/dead")).body.decode()
+    assert dead.count("<tr id=") == 200
+    assert "3 smaller groups are left out" in dead
+    now_ms = time.time_ns() // 1_000_000
+    beats = [part for n in range(510) for part in (f"w{n}", f"{now_ms} 1")]
+    await site.redis.call("HSET", site.ledger._keys[8], *beats)
+    shown = (await web.get("/workers")).body.decode()
+    assert shown.count("<tr id=") == 500
+    assert "more are left out" in shown

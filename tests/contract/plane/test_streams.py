@@ -164,3 +164,38 @@ async def test_a_worker_for_one_stream_does_the_upkeep_of_that_stream_alone(site
     for key in (mailer, worker):  # what is due has become so before the second look
         reply = await web.post("/internal/worker/upkeep", {"worker_id": "w1"}, X_Api_Key=key)
         assert (reply.status, reply.json["promoted"]) == (200, 1)
+
+
+@pytest.mark.clause("P-20")
+async def test_a_worker_for_one_stream_cannot_tell_whether_a_job_of_another_exists(
+    site: Site,
+) -> None:
+    web = await site.web(streams="mail,video")
+    await enqueue(web, stream="video")
+    mailer = (await site.ring.create(["jobs:work", "stream:mail"], "mailer"))[1]
+    worker = (await site.ring.create(["jobs:work"], "worker"))[1]
+    await asyncio.sleep(1.1)  # what the door believes about keys is a second old at most
+    video = (await web.post("/internal/worker/claim", {"worker_id": "w"}, X_Api_Key=worker)).json
+
+    async def answers(job_id: str) -> list[Any]:
+        held: dict[str, Any] = {
+            "job_id": job_id,
+            "attempt_id": f"{job_id}:1",
+            "lease_token": "guessed",
+            "stream": "mail",
+        }
+        error = {"code": "x", "message": "", "retryable": False}
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("complete", held | {"result": 1}),
+            ("fail", held | {"error": error}),
+            ("heartbeat", held),
+            ("report", {"reports": [held | {"type": "progress", "data": 1}]}),
+        ]
+        replies = [
+            await web.post(f"/internal/worker/{name}", {"worker_id": "w"} | body, X_Api_Key=mailer)
+            for name, body in asked
+        ]
+        return [(reply.status, reply.json) for reply in replies]
+
+    foreign, missing = await answers(video["job_id"]), await answers("missing")
+    assert str(foreign).replace(video["job_id"], "missing") == str(missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from tenure.core.errors import UsageError
@@ -303,3 +304,18 @@ async def test_a_page_goes_on_when_the_job_it_ended_at_was_removed(bench):
 async def test_a_cursor_that_is_none_is_refused(bench, after):
     with pytest.raises(UsageError, match="cursor"):
         await bench.ledger().find(Query(after=after))
+
+
+async def test_a_cursor_does_not_tell_where_the_job_of_another_is(bench):
+    queue, ledger = bench.queue(), bench.ledger()
+    for requester, names in (("me", "ab"), ("other", "c"), ("me", "de")):
+        await queue.submit(
+            [msgspec.structs.replace(new(name), requester=requester) for name in names]
+        )
+        await asyncio.sleep(0.005)  # so that the cursor's millisecond is not the jobs'
+
+    async def seen(job_id: str) -> list[str]:
+        page = await ledger.find(Query(after=f"999999999999999:{job_id}"), requester="me")
+        return [job.job_id for job in page.jobs]
+
+    assert await seen("c") == await seen("missing") == ["e", "d", "b", "a"]

@@ -2,7 +2,9 @@
 
 import pytest
 
+from tenure.core.job import JobEvent
 from tenure.core.lease import Report
+from tenure.core.seam import PAGE_BYTES, is_full
 from tests.contract.adapters import Stage
 from tests.contract.suite.acting import claim_one, job, record, settle, submit
 
@@ -39,6 +41,32 @@ async def test_events_are_read_after_a_cursor_without_gap_or_repeat(stage: Stage
     for at, event in enumerate(whole):
         assert await stage.ledger.events(job_id, after=event.event_id) == whole[at + 1 :]
     assert await stage.ledger.events(job_id, limit=2) == whole[:2]
+
+
+@pytest.mark.clause("M-21")
+async def test_a_page_of_events_ends_at_a_number_of_bytes_and_the_next_goes_on(
+    stage: Stage,
+) -> None:
+    queue = stage.queue("w1")
+    (job_id,) = await submit(queue, job())
+    lease = await claim_one(queue)
+    text = b"x" * (PAGE_BYTES // 40)
+    news = [
+        Report(lease=lease, type="token", data=b'{"n":%d,"t":"%b"}' % (n, text)) for n in range(90)
+    ]
+    for start in range(0, len(news), 10):
+        assert await queue.report(news[start : start + 10]) == [None] * 10
+    await settle(queue, lease, "complete")
+    pages: list[list[JobEvent]] = []
+    while events := await stage.ledger.events(
+        job_id, after=pages[-1][-1].event_id if pages else ""
+    ):
+        assert sum(len(event.data) for event in events[:-1]) < PAGE_BYTES
+        pages.append(events)
+    assert len(pages) == 3
+    assert [is_full(page, 1000) for page in pages] == [True, True, False]
+    told = [event.data for page in pages for event in page if event.type == "token"]
+    assert told == [each.data for each in news]
 
 
 @pytest.mark.clause("M-21")

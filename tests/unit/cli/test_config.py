@@ -225,6 +225,20 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Pa
         config_in(tmp_path, TENURE_CONFIG=pipe)
     with pytest.raises(UsageError, match="is no regular file"):
         config_in(tmp_path, TENURE_LLM_KEY_FILE=pipe).text("llm.key")
+    gateway = [
+        sys.executable,
+        "-m",
+        "tenure.cli",
+        "gateway",
+        "--from",
+        "memory://",
+        "--worker-key-file",
+    ]
+    done = subprocess.run(
+        [*gateway, pipe], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert f"{pipe} is no regular file" in done.stderr
 
 
 def test_a_settings_file_that_a_foreign_group_can_write_is_warned_of(

@@ -128,6 +128,18 @@ def test_what_is_no_secret_stays_as_it_is(value: Any) -> None:
     assert Redaction().masked(value) == value
 
 
+@pytest.mark.parametrize(
+    "prefix", ["hf_", "npm_", "dop_v1_", "SG.", "ya29.", "hvs.", "pypi-", "ghp_", "glpat-"]
+)
+def test_tokens_of_usual_services_are_masked_by_their_beginning(prefix: str) -> None:
+    assert Redaction().text(f"failed with {prefix + 'a1' * 16}: no") == f"failed with {MASK}: no"
+
+
+def test_a_pair_may_call_its_value_data() -> None:
+    pair = {"name": "password", "data": SECRET}
+    assert Redaction().masked([pair]) == [{"name": "password", "data": MASK}]
+
+
 def test_pairs_of_a_name_and_a_value_are_masked() -> None:
     value = [["Authorization", SECRET], {"Key": "DB_PASSWORD", "Value": SECRET}]
     masked = [["Authorization", MASK], {"Key": "DB_PASSWORD", "Value": MASK}]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
+from starlette.responses import HTMLResponse
 
 from tenure.core.journal import JournalEvent
 from tenure.core.seam import Counts
 from tenure.core.state import MACHINES
-from tenure.dashboard.app import local_path
-from tenure.dashboard.display import ErrorInfo, decode_json, error_info, trace_link
+from tenure.dashboard.api import SearchLimit
+from tenure.dashboard.app import _HeldResponse, local_path
+from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
 from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import Listener, Observer, figures, quantiles
@@ -133,3 +138,37 @@ def test_what_is_no_trace_id_does_not_reach_the_link_to_a_trace() -> None:
     assert trace_link(url, f"00-{trace_id}-b7ad6b7169203331-01")[1].endswith(f"/t/{trace_id}")
     for other in ("../../admin?x=", "%2e%2e", "", trace_id + "/..", trace_id.upper()):
         assert trace_link(url, f"00-{other}-b7ad6b7169203331-01") == ("", "")
+
+
+def test_deep_json_whose_spaces_would_be_many_is_shown_without_them_and_cut_off() -> None:
+    deep: object = list(range(30_000))
+    for _ in range(60):
+        deep = [deep]
+    assert pretty(deep) == msgspec.json.encode(deep).decode()
+    assert len(pretty(["x" * 3_000_000])) <= (1 << 20) + 1
+    assert (
+        pretty({"a": ["[", '\\"{,', 1]}) == '{\n  "a": [\n    "[",\n    "\\\\\\"{,",\n    1\n  ]\n}'
+    )
+    flat = {str(number): [number] for number in range(10_000)}
+    assert pretty(flat).count("\n") == 30_001
+
+
+async def test_a_page_keeps_its_place_until_it_was_taken_over() -> None:
+    searches, go, sent = SearchLimit(), asyncio.Event(), list[int]()
+
+    async def send(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+        if len(sent) == 3:
+            await go.wait()
+
+    place = ExitStack()
+    place.enter_context(searches.slot("key"))
+    page = _HeldResponse(HTMLResponse("x" * 200_000), place)
+    serving = asyncio.create_task(page({}, None, send))
+    while len(sent) < 3:
+        await asyncio.sleep(0)
+    assert searches.running["key"] == 1
+    go.set()
+    await serving
+    assert sum(sent) == 200_000
+    assert not searches.running

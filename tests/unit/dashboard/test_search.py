@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.job import JobRecord
+from tenure.dashboard import search
+from tenure.dashboard.display import decode_json
 from tenure.dashboard.search import HELP, Search, SearchError, parse
 
 NOW_MS = 1_800_000_000_000
@@ -33,6 +35,29 @@ def job(**fields: object) -> JobRecord:
 
 def finds(text: str, record: JobRecord | None = None, queue: str = "mail") -> bool:
     return parse(text, now_ms=NOW_MS).matches(record or job(), queue)
+
+
+def test_a_job_is_taken_apart_once_however_many_terms_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[bytes] = []
+
+    def reading(raw: bytes) -> object:
+        read.append(raw)
+        return decode_json(raw)
+
+    monkeypatch.setattr(search, "decode_json", reading)
+    record = job(payload=b'{"a":1,"b":2,"c":3}')
+    assert finds("payload.a=1 payload.b=2 payload.c=3 result.size=12.5 result.size>1", record)
+    assert read == [record.payload, record.result]
+
+
+def test_a_term_that_is_repeated_counts_once_and_their_number_is_bounded() -> None:
+    assert len(parse("timed " * 100, now_ms=NOW_MS).terms) == 1
+    assert len(parse(" ".join(f"w{n}" for n in range(20)), now_ms=NOW_MS).terms) == 20
+    for text in (" ".join(f"w{n}" for n in range(21)), "payload=" + "*a,*b," * 10):
+        with pytest.raises(SearchError, match="at most 20 terms"):
+            parse(text, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -134,3 +135,22 @@ def test_pictures_carry_their_numbers_for_those_who_cannot_see_them() -> None:
         points = sparkline(rows, now_s=1_001)
         assert len(points.split()) == 60
         assert 'aria-label="depth"' in pictures().spark(points, "depth")
+
+
+def test_of_many_attempts_the_last_are_shown_and_the_others_counted() -> None:
+    steps: list[tuple[str, int]] = []
+    for n in range(20_000):
+        steps += [("running", 2_000 + 2 * n), ("queued", 2_001 + 2 * n)]
+    begun = time.process_time()
+    line = timeline(record("queued"), told(*steps), now_ms=90_000)
+    assert time.process_time() - begun < 5  # it was quadratic: minutes
+    assert (line.earlier, len(line.attempts)) == (19_801, 200)
+    assert line.total == 20_001
+    assert line.attempts[-2].number == 20_000
+    assert line.from_ms > 40_000
+
+
+def test_a_due_time_of_hundreds_of_digits_is_none() -> None:
+    events = told(("running", 1_200), ("queued", 1_300, {"due_ms": "9" * 400}))
+    line = timeline(record("queued"), events, now_ms=2_000)
+    assert line.to_ms == 2_000

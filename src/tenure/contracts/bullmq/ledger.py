@@ -31,12 +31,22 @@ from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, NotFound, ServerError, UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    Page,
+    Query,
+    WorkerBeat,
+    first_page,
+    is_full,
+    weight,
+)
 from tenure.store.redis import Arg, Redis
 from tenure.store.resend import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
-_EVENT_PAGES_MAX = 50
+_EVENTS_SCANNED_MAX = 100_000
 # Events that repeat another one or belong to another request.
 _NOT_SHOWN = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
@@ -182,15 +192,19 @@ class BullmqLedger:
         """
         events: list[JobEvent] = []
         start = f"({after}" if after else "-"
-        for _ in range(_EVENT_PAGES_MAX):
+        scanned, count = 0, READ_STEP
+        while scanned < _EVENTS_SCANNED_MAX and not is_full(events, limit):
             entries = await self._redis.call(
-                "XRANGE", self._scripts.keys.events, start, "+", "COUNT", 2_000
+                "XRANGE", self._scripts.keys.events, start, "+", "COUNT", count
             )
             events += [e for e in read_events(entries, job_id) if e.type not in _NOT_SHOWN]
-            if len(entries) < 2_000 or len(events) >= limit:
+            if len(entries) < count:
                 break
-            start = f"({entries[-1][0].decode()}"
-        return events[:limit]
+            start, scanned = f"({entries[-1][0].decode()}", scanned + count
+            # Longer steps where entries are small: most are about other jobs.
+            size = sum(len(text) for _, flat in entries for text in flat)
+            count = min(2_000, 4 * count) if size < PAGE_BYTES // 8 else READ_STEP
+        return first_page(events, limit)
 
     async def pause(self) -> None:
         """Hand out no more leases."""

@@ -25,7 +25,17 @@ from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import QueueUrl
-from tenure.core.seam import Counts, Journal, Ledger, Page, Query, Queue, Upkeep, WorkerBeat
+from tenure.core.seam import (
+    Counts,
+    Journal,
+    Ledger,
+    Page,
+    Query,
+    Queue,
+    Upkeep,
+    WorkerBeat,
+    first_page,
+)
 
 T = TypeVar("T")
 _Waiters: TypeAlias = dict[asyncio.Future[None], asyncio.AbstractEventLoop]
@@ -259,7 +269,8 @@ class MemoryLedger:
         kept = self._run(
             lambda store: store.jobs[job_id].events.copy() if job_id in store.jobs else []
         )
-        return [event for event in kept if int(event.event_id) > int(after or 0)][:limit]
+        left = [event for event in kept if int(event.event_id) > int(after or 0)]
+        return first_page(left, limit)
 
     async def pause(self) -> None:
         self._run(lambda store: store.pause(True))

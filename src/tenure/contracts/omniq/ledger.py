@@ -12,7 +12,17 @@ from tenure.contracts.omniq.calls import Calls
 from tenure.contracts.omniq.options import CONTRACT, Options, queue_base
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import StreamFormat
-from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    Page,
+    Query,
+    WorkerBeat,
+    first_page,
+    is_full,
+    weight,
+)
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Redis
 from tenure.store.redis_queue import (
@@ -152,20 +162,29 @@ class OmniqLedger:
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """What happened to one job, after an event id."""
-        flat, entries = await read_all(
+        key = f"{self._base}:events:{job_id}"
+        start = f"({after}" if after else "-"
+        flat, last, step = await read_all(
             self._redis,
             [
                 ("HGETALL", f"{self._base}:job:{job_id}"),
-                ("XRANGE", f"{self._base}:events:{job_id}", "-", "+"),
+                ("XREVRANGE", key, "+", "-", "COUNT", 1),
+                ("XRANGE", key, start, "+", "COUNT", READ_STEP),
             ],
         )
         if not flat:
             return []
-        events = _events(fields_of(flat), entries)
-        if after:
-            seen = _position(after)
-            events = [event for event in events if _position(event.event_id) > seen]
-        return events[:limit]
+        created, *ended = _first_and_last(fields_of(flat), last)
+        seen = _position(after)
+        events = [created] if _position(created.event_id) > seen else []
+        events += _entries(step)
+        while len(step or ()) == READ_STEP and not is_full(events, limit):
+            start = f"({step[-1][0].decode()}"
+            (step,) = await read_all(self._redis, [("XRANGE", key, start, "+", "COUNT", READ_STEP)])
+            events += _entries(step)
+        if len(step or ()) < READ_STEP:
+            events += [event for event in ended if _position(event.event_id) > seen]
+        return first_page(events, limit)
 
     async def pause(self) -> None:
         """Hand out no more leases."""
@@ -273,17 +292,18 @@ def _error(fields: dict[str, bytes]) -> bytes:
     return msgspec.json.encode({"code": "error", "message": said.decode(errors="replace")})
 
 
-def _events(fields: dict[str, bytes], entries: Any) -> list[JobEvent]:
-    """The job's events: what its stream holds, between the first and the last that its hash tells.
+def _first_and_last(fields: dict[str, bytes], last: Any) -> list[JobEvent]:
+    """The job's first event and, once it has completed, its last: its hash tells both.
 
-    A job that just runs and completes has no stream: its hash says when it came and when it ended.
+    `last` is the last entry of its stream, which holds what was between them. A job that just runs
+    and completes has no stream.
     """
     created = number(fields.get("created_ms"))
     events = [JobEvent(event_id=f"{max(0, created - 1)}-0", type="wait", ts_ms=created)]
-    events += [event_of(*entry) for entry in entries or ()]
     if fields.get("state") == b"completed":
         ended = number(fields.get("completed_ms"))
-        last_ms, last_seq = _position(events[-1].event_id)
+        before = [*events, *_entries(last)]
+        last_ms, last_seq = _position(before[-1].event_id)
         at = max((ended, 0), (last_ms, last_seq + 1))
         result = fields.get("result", b"null")
         data = b'{"result":%b}' % result if len(result) <= _RESULT_INLINE_MAX else b"{}"
@@ -291,6 +311,10 @@ def _events(fields: dict[str, bytes], entries: Any) -> list[JobEvent]:
             JobEvent(event_id=f"{at[0]}-{at[1]}", type="completed", ts_ms=ended, data=data)
         )
     return events
+
+
+def _entries(entries: Any) -> list[JobEvent]:
+    return [event_of(*entry) for entry in entries or ()]
 
 
 def _position(event_id: str) -> tuple[int, int]:

@@ -168,12 +168,15 @@ class Plane:
     async def is_superseded(self, lease: Lease) -> bool:
         """Whether the message of a lease that was lost is worth nothing any more (P-16).
 
-        It is, unless this very attempt still runs: then somebody else held the wrong token.
+        It is, unless this very attempt still runs: then somebody else held the wrong token. A job
+        of another stream is answered like one that there is not.
         """
         rows = await self._engine.run(PLANE, "get", job_id=lease.job_id)
         if not rows:
             return True
         row = rows[0]
+        if stream_of(row["queue"]) != lease.queue:
+            return True
         return bool(row["claim_version"] != lease.fence or row["lease_expires_at"] == 0)
 
     async def latest(self, job_id: str) -> tuple[str, int] | None:

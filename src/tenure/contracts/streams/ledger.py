@@ -14,7 +14,17 @@ from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ServerError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import StreamFormat
-from tenure.core.seam import PAGE_BYTES, Counts, Page, Query, WorkerBeat, weight
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    Page,
+    Query,
+    WorkerBeat,
+    first_page,
+    is_full,
+    weight,
+)
 from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
@@ -158,7 +168,15 @@ class StreamsLedger:
         """The job's own event stream after a stream id."""
         start = f"({after}" if after else "-"
         key = f"{self._job_key(job_id)}:events"
-        return _events(await self._redis.call("XRANGE", key, start, "+", "COUNT", limit))
+        events: list[JobEvent] = []
+        while not is_full(events, limit):
+            count = min(READ_STEP, limit - len(events))
+            step = _events(await self._redis.call("XRANGE", key, start, "+", "COUNT", count))
+            events += step
+            if len(step) < count:
+                break
+            start = f"({step[-1].event_id}"
+        return first_page(events, limit)
 
     async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
         """What is new in the event streams of many jobs, each after its cursor; never blocks."""

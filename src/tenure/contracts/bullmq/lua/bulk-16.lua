@@ -25,6 +25,7 @@ if #ids > 0 then
       job.state = STATE
       if STATE ~= 'delayed' then
         call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel')
+        rejoin_parent(job)
       end
       emit('waiting', 'jobId', id, 'prev', STATE)
       note_move(job, STATE == 'delayed' and 'promote' or 'reopen', 'waiting')

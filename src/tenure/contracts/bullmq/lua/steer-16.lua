@@ -30,14 +30,7 @@ local function retry(job)
     attempt = '0'
   end
   local to = wait_at_end(job.id, tonumber(job.priority) or 0)
-  if job.parent_key and call('EXISTS', job.parent_key) == 1 then
-    -- A key of another type names no child.
-    if redis.pcall('ZREM', job.parent_key .. ':unsuccessful', job.key) == 1
-      or redis.pcall('HDEL', job.parent_key .. ':failed', job.key) == 1
-      or redis.pcall('HDEL', job.parent_key .. ':processed', job.key) == 1 then
-      redis.pcall('SADD', job.parent_key .. ':dependencies', job.key)
-    end
-  end
+  rejoin_parent(job)
   emit('waiting', 'jobId', job.id, 'prev', job.state)
   write_tn(job, to)
   note({ id = job.id, kind = 'reopen', ver = text[job.ver + 1], task = job.name, from = job.state, to = to,

@@ -57,8 +57,8 @@ WHERE j.job_id = :job_id ORDER BY t.claim_version
 -- which its own row tells, its successes, which its attempts tell, and its first claim: where no other
 -- step came before it, it is told by its attempt, or by the job's row while that lasts. An id may be used
 -- again after its job was removed: what was before that is not of this job, and perhaps another requester's.
--- Takes: queue text, job_id text, after bigint, count integer
--- Returns: their rows
+-- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
+-- Returns: their rows, up to the one with which their news reach so many bytes
 -- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
 -- Clauses: I-31
 WITH listed AS MATERIALIZED (
@@ -68,6 +68,8 @@ WITH listed AS MATERIALIZED (
       WHERE r.job_id = :job_id AND r.listed AND r.queue || '' = :queue AND r.type = 'remove'), 0)
 )
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
+ SELECT history.*, sum(coalesce(octet_length(news), 0)) OVER (ORDER BY ver) - coalesce(octet_length(news), 0) AS bytes_before
+ FROM (
   SELECT * FROM listed
   UNION ALL
   SELECT 1, 'submit', j.created_ms, 'queued', 0, NULL, NULL, NULL, ''
@@ -89,6 +91,8 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
 ) history
 WHERE ver > :after AND type NOT IN ('extend', 'remove')
 ORDER BY ver LIMIT :count
+) page
+WHERE bytes_before < :bytes ORDER BY ver
 
 -- name: counts
 -- How many jobs are in which state.

@@ -38,6 +38,18 @@ local OUT = {
   unknown = function() end,
 }
 
+-- A finished child that runs again: its parent waits for it again, as in BullMQ 6.
+local function rejoin_parent(job)
+  if job.parent_key and call('EXISTS', job.parent_key) == 1 then
+    -- A key of another type names no child.
+    if redis.pcall('ZREM', job.parent_key .. ':unsuccessful', job.key) == 1
+      or redis.pcall('HDEL', job.parent_key .. ':failed', job.key) == 1
+      or redis.pcall('HDEL', job.parent_key .. ':processed', job.key) == 1 then
+      redis.pcall('SADD', job.parent_key .. ':dependencies', job.key)
+    end
+  end
+end
+
 -- Our journal goes on only where it has begun: a job of Node's that we never saw begins with its claim.
 local function note_move(job, kind, to, due)
   if job.ver == 0 then
