@@ -186,7 +186,7 @@ class Line:
 
 
 _OF_CLIENTS = Line("body", _WAITING_MAX)
-_OF_WORKERS = Line("work-body", _ALL_MAX)
+_OF_WORKERS = Line("work-body", _ALL_MAX // 4)
 
 
 async def decoded(
