@@ -352,7 +352,7 @@ class SystemResolver:
         resolver = self._by_loop.get(loop)
         if resolver is None:
             resolver = aiodns.DNSResolver(
-                self._nameservers, loop, timeout=_RESOLVE_TIMEOUT_S / 2, tries=2
+                self._nameservers, loop, timeout=_RESOLVE_TIMEOUT_S / 2, tries=5
             )
             self._by_loop[loop] = resolver
         try:

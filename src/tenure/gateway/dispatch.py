@@ -398,7 +398,7 @@ class BodyQueue:
 
 
 _CLIENT_BODIES = BodyQueue("body", _WAITING_MAX)
-_WORKER_BODIES = BodyQueue("work-body", _ALL_MAX)
+_WORKER_BODIES = BodyQueue("work-body", _ALL_MAX // 4)
 
 
 async def decoded(

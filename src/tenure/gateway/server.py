@@ -28,6 +28,7 @@ from tenure.worker.events import Notifier as Datagrams
 _log = structlog.get_logger("tenure.gateway")
 
 _BACKLOG = 4096
+_ACCEPTS = 8  # uvloop accepts one connection a turn from a socket: newcomers waited behind a flood
 _OTHER_FILES = 256  # open files besides connections of clients: stores, logs, libraries
 _SWEEP_TICKS = 3  # deadlines of connections are checked every third tick of 0.1 s
 
@@ -77,7 +78,8 @@ async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> Asy
             timeout_graceful_shutdown=max(1, settings.drain_ms // 1000),
         )
         server = _Server(config, connections)
-        task = asyncio.create_task(server.serve(sockets=sockets))
+        copies = [sock.dup() for sock in sockets for _ in range(_ACCEPTS - 1)]
+        task = asyncio.create_task(server.serve(sockets=sockets + copies))
         running = Running(gateway, server, *map(_address, sockets))
         try:
             await _started(server, task)

@@ -10,12 +10,15 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
 from tenure.core.errors import UsageError
 from tenure.gateway import connections
 from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
+from tenure.store.embedded import EmbeddedRedis
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Reply, Web, read_head, read_reply
 from tests.waiting import until
@@ -405,3 +408,24 @@ async def test_an_admin_address_on_a_network_needs_a_key(site: Site) -> None:
     admin = Web(gateway.admin_url.replace("0.0.0.0", "127.0.0.1"))
     assert (await admin.get("/metrics")).status == 401
     await ring.close()
+
+
+def test_newcomers_that_wait_together_are_accepted_together(redis_server: EmbeddedRedis) -> None:
+    """One accept a turn of a busy loop kept newcomers out for as long as a flood lasted."""
+
+    async def turns_for(count: int) -> int:
+        settings = GatewaySettings(queues=(f"streams+{redis_server.url}",), port=0)
+        async with serving(settings) as running:
+            port = int(running.url.rpartition(":")[2])
+            with contextlib.ExitStack() as stack:
+                for _ in range(count):  # the kernel takes them; the loop does not turn meanwhile
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                taken = running._server.server_state.connections
+                turns = 0
+                while len(taken) < count:
+                    await asyncio.sleep(0)
+                    turns += 1
+            return turns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns_for(64)) < 32

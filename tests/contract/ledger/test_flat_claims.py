@@ -121,7 +121,7 @@ async def test_the_next_event_of_a_job_is_not_looked_for_among_all_that_wait(
         ("journal", (0, 9, 10)),
         ("journal_at", (9,)),
         ("find", (9, 0, 10)),
-        ("events", ("j.1", 0, 10)),
+        ("events", ("j.1", 0, 10, 1_000)),
     ],
 )
 async def test_a_page_of_an_outbox_is_read_by_indexes(

@@ -10,15 +10,18 @@ import os
 import random
 import secrets
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from tenure.cli.project import migrated
+from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob
 from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
@@ -422,3 +425,39 @@ async def test_rows_that_were_numbered_beyond_the_bound_follow_the_others_once_t
             names = [lease.job_id for lease in leases]
             assert names == ["first", "between", "beyond", "last"]
         await queue.close()
+
+
+async def test_events_of_a_job_cost_the_same_beside_a_long_history(tmp_path: Path) -> None:
+    """SQLite: whoever may read one job could stall the store of everyone by reading its events."""
+    url = f"inbox+sqlite:///{tmp_path / 'jobs.db'}"
+    queue, ledger = open_queue(url), open_ledger(url)
+    (made,) = await queue.submit([NewJob(task="work", payload=b"{}")])
+    with sqlite3.connect(tmp_path / "jobs.db") as database:
+        (name,) = database.execute("SELECT queue FROM job_journal LIMIT 1").fetchone()
+        database.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000) "
+            "INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task) "
+            "SELECT ?, 'j' || i, 1, 'submit', 1, 'work' FROM n",
+            (name,),
+        )
+    begun = time.process_time()
+    for _ in range(20):
+        assert len(await ledger.events(made.job_id)) == 1
+    assert time.process_time() - begun < 0.4  # it was 60 ms for each
+    await queue.close()
+    await ledger.close()
+
+
+@pytest.mark.parametrize("contract", ["inbox"])
+async def test_refusals_of_made_up_jobs_leave_no_rows(victim: Victim) -> None:
+    queue, journal = open_queue(victim.url), open_journal(victim.url)
+    await queue.submit([NewJob(task="work", payload=b"{}")])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    made_up = [msgspec.structs.replace(lease, job_id=f"no-{n}") for n in range(3)]
+    stale = msgspec.structs.replace(lease, fence=lease.fence + 7)
+    verdicts = await queue.settle([Outcome(each, "complete") for each in [*made_up, stale]])
+    assert all(isinstance(verdict, LeaseLost) for verdict in verdicts)
+    events = await journal.read()
+    assert [event.job_id for event in events if event.type == "reject"] == [lease.job_id]
+    await queue.close()
+    await journal.close()

@@ -13,12 +13,13 @@ import pytest
 import redis
 
 from tenure.contracts.omniq import Client, OmniqLedger, OmniqQueue, Reserved
+from tenure.contracts.omniq.calls import SCRIPTS
 from tenure.core.journal import JournalEvent
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tests.chaos.proxy import LossyProxy
 from tests.contract.adapters import Servers
 from tests.contract.omniq.tables import untrue
-from tests.contract.stages import runs_a_script
+from tests.contract.stages import load_scripts, runs_a_script
 
 _unique = itertools.count(1)
 
@@ -63,6 +64,7 @@ class Bench:
 
     async def lossy_queue(self, **options: Any) -> tuple[OmniqQueue, Callable[[], None]]:
         """A queue, and a function that makes it lose the answer to its next script."""
+        await load_scripts(self.server, SCRIPTS)
         proxy = await LossyProxy(self.server).start()
         url = self.url(**options).replace(self.server, proxy.url)
         queue = self._opened(open_queue(url, worker_id="lossy"))
@@ -72,6 +74,7 @@ class Bench:
 
     async def lossy_client(self) -> tuple[Client, Callable[[], None]]:
         """A client, and a function that makes it lose the answer to its next script."""
+        await load_scripts(self.server, SCRIPTS)
         proxy = await LossyProxy(self.server).start()
         client = Client(proxy.url)
         await client.is_paused(self.name)

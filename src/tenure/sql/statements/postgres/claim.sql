@@ -203,6 +203,6 @@ noted AS (
   SELECT :queue, job_id, 'reject', {now}, coalesce(task, ''), coalesce(status, ''),
     coalesce(status, ''), coalesce(attempt_count, 0), shown, coalesce(claim_version, 0), token_h,
     worker_id, 'lease_lost', :operation
-  FROM seen
+  FROM seen WHERE status IS NOT NULL -- made-up ids leave nothing
 )
 SELECT n, status, claim_version FROM seen

@@ -136,6 +136,6 @@ INSERT INTO job_journal (queue, job_id, type, ts_ms, task, from_state, to_state,
 SELECT :queue, a.job_id, 'reject', :now_ms, coalesce(j.task, ''), coalesce(j.status, ''),
   coalesce(j.status, ''), coalesce(j.attempt_count, 0), a.fence, coalesce(j.claim_version, 0),
   a.token_h, a.worker_id, 'lease_lost', :operation
-FROM {batch} a LEFT JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue;
+FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue; -- made-up ids leave nothing
 SELECT a.n, j.status, j.claim_version FROM {batch} a
   LEFT JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue;

@@ -64,7 +64,8 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
 FROM {history}
 WHERE queue = :queue AND job_id = :job_id AND ver > :after AND type NOT IN ('extend', 'remove')
   AND seq > coalesce((SELECT max(r.seq) FROM job_journal r
-    WHERE r.job_id = :job_id AND r.queue = :queue AND r.type = 'remove'), 0)
+    -- Not by the index of the queue: its whole history would be read.
+    WHERE r.job_id = :job_id AND r.queue || '' = :queue AND r.type = 'remove'), 0)
 ORDER BY ver LIMIT :count
 ) page
 WHERE bytes_before < :bytes ORDER BY ver;
