@@ -141,12 +141,12 @@ class Stand:
 
     def wait_for(self, contract: str, job_id: str, kinds: tuple[str, ...]) -> None:
         """Until the job is of one of these kinds."""
-        from tenure.core.state import MACHINES
+        from tenure.core.registry import machines
         from tenure.dashboard.queues import kind_of
 
         def reached() -> bool:
             state = self.state(contract, job_id)
-            rests = kind_of(state) == "failed" and state not in MACHINES[contract].final
+            rests = kind_of(state) == "failed" and state not in machines()[contract].final
             return kind_of(state) in kinds and not rests
 
         deadline = time.monotonic() + 20

@@ -28,7 +28,7 @@ from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
-from tenure.core.registry import open_ledger, open_queue, parse_url
+from tenure.core.registry import contract_of, open_ledger, open_queue, parse_url
 from tenure.core.seam import Ledger, Query, Queue, Staffed
 from tenure.dashboard.queues import kind_of, states_of
 from tenure.dashboard.views import by_kind
@@ -38,8 +38,6 @@ _CLAIM_WAIT_MS = 200
 _FULL_WAIT_S = 1.0
 _HELD_MAX = 1_000
 NAME = "tenure-bridge"
-# What each contract calls the number of times that a lease may run out before its job is given up.
-_LOST_MAX = dict.fromkeys(("streams", "inbox", "plane"), "lost_max") | {"bullmq": "stalled_max"}
 
 
 @dataclass
@@ -205,8 +203,8 @@ def moved_id(from_url: str, job_id: str) -> str:
 def patient(url: str) -> str:
     """The old queue for a bridge: however often one is killed, no job is given up for it."""
     parsed = parse_url(url)
-    option = _LOST_MAX.get(parsed.contract)
-    if option is None or option in parsed.options:
+    option = contract_of(parsed).lost_max_option
+    if not option or option in parsed.options:
         return url
     return with_options(url, **{option: 1_000_000})
 

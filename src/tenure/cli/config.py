@@ -25,6 +25,7 @@ Kind = Literal["text", "integer", "number", "list"]
 Value = str | int | float | list[str]
 
 PREFIX = "TENURE_"
+DEFAULT_CONTRACT = "streams"
 
 DATA_FOLDER = ".tenure"
 """The default of the setting `data`."""
@@ -59,7 +60,9 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting(
-            "queue_url", "streams+redis://127.0.0.1:6379/0", "the queue that commands speak to"
+            "queue_url",
+            f"{DEFAULT_CONTRACT}+redis://127.0.0.1:6379/0",
+            "the queue that commands speak to",
         ),
         Setting("gateway_url", "", "submit and watch through this gateway instead of the store"),
         Setting("api_key", "", "the key to show to that gateway", secret=True),

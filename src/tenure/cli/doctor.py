@@ -10,25 +10,29 @@ import socket
 import sqlite3
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import click
-import msgspec
 
 from tenure.cli.config import Config, load_config
 from tenure.cli.gateway_client import fetch
 from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, paint
-from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError, StoreError, TenureError
-from tenure.core.registry import open_ledger, open_part, parse_url
+from tenure.core.registry import (
+    Finding,
+    QueueUrl,
+    contract_of,
+    judged,
+    open_ledger,
+    open_part,
+    parse_url,
+    paused_finding,
+)
 from tenure.core.seam import Counts
 from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis
-
-Level = Literal["ok", "note", "problem"]
 
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
 _DOWN = ("reachable", "folder", "database file")  # with such a problem the queue is not asked
@@ -39,21 +43,6 @@ _SKEW_MS_NOTE, _SKEW_MS_PROBLEM = 1_000, 30_000
 _WAITING_MS_MAX = 600_000
 _FREE_BYTES_MIN = 1 << 30
 _OPEN_S_MAX = 300
-_LATE_LEASES = 3  # a healthy worker takes over what ran out within two
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """What one check found: `problem` will hurt, `note` may; `remedy` says what to do."""
-
-    level: Level
-    check: str
-    detail: str
-    remedy: str = ""
-
-
-def judged(check: str, detail: str, *, bad: bool, remedy: str, level: Level = "problem") -> Finding:
-    """A finding of `level` with its remedy if it is bad, else ok."""
-    return Finding(level, check, detail, remedy) if bad else Finding("ok", check, detail)
 
 
 @click.command("doctor")
@@ -102,7 +91,7 @@ def _machine_findings(config: Config) -> list[Finding]:
             sqlite3.sqlite_version,
             bad=sqlite3.sqlite_version_info < _SQLITE_OLDEST,
             level="note",
-            remedy="inbox and plane on SQLite need 3.35; use a newer Python build",
+            remedy="queues on SQLite need 3.35; use a newer Python build",
         ),
         judged(
             "java",
@@ -169,7 +158,7 @@ async def _queue_findings(url: str) -> list[Finding]:
     parsed = parse_url(url)
     kind = parsed.store.partition("://")[0]
     if kind.startswith("http"):
-        return await asyncio.to_thread(_remote_findings, parsed.store, parsed.safe)
+        return await asyncio.to_thread(_remote_findings, parsed)
     if kind.startswith("redis"):
         found = await _redis_queue_findings(url)
     elif kind.startswith("postgres"):
@@ -210,7 +199,7 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
             bad=bool(waiting and not counts.workers and not counts.paused),
             remedy=f"start one: tenure worker app.py --from '{name}'",
         ),
-        _pause(counts.paused, f"tenure resume --queue '{name}'"),
+        paused_finding(counts.paused, f"tenure resume --queue '{name}'"),
         judged(
             "oldest waiting",
             f"{counts.oldest_waiting_ms / 1000:.0f} s",
@@ -228,11 +217,6 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
     ]
 
 
-def _pause(paused: bool, remedy: str) -> Finding:
-    detail = "paused" if paused else "handing out jobs"
-    return judged("pause", detail, bad=paused, level="note", remedy=remedy)
-
-
 def clock_finding(skew_ms: float) -> Finding:
     """`skew_ms` is positive when the store is ahead."""
     return judged(
@@ -244,14 +228,15 @@ def clock_finding(skew_ms: float) -> Finding:
     )
 
 
-# A control plane, as a worker reaches it.
+# A gateway, as a worker reaches it.
 
 
-def _remote_findings(store: str, name: str) -> list[Finding]:
+def _remote_findings(url: QueueUrl) -> list[Finding]:
     """`/livez` and `/readyz` of the gateway; blocking."""
     found: list[Finding] = []
+    store, name = url.store, url.safe
     for check, path, remedy in (
-        ("gateway", "/livez", "start it: tenure gateway --from plane+sqlite:///plane.db"),
+        ("gateway", "/livez", f"start it: tenure gateway --from {url.contract}+sqlite:///jobs.db"),
         ("gateway ready", "/readyz?verbose", "its store does not answer: tenure doctor there"),
     ):
         try:
@@ -274,18 +259,18 @@ def _base(store: str) -> str:
     return f"{scheme}://{authority.rpartition('@')[2]}"
 
 
-# A Redis server, and what only the streams contract has.
+# A Redis server, and what the contract itself checks.
 
 
 async def _redis_queue_findings(url: str) -> list[Finding]:
     parsed = parse_url(url)
-    shape = import_module(f"tenure.contracts.{parsed.contract}.options").Options
-    options, store = parsed.read(shape)
+    contract = contract_of(parsed)
+    _, store = contract.read_options(parsed)
     redis = Redis(store, name="tenure-doctor", connect_timeout_ms=2_000, timeout_ms=5_000)
     try:
         findings = await _redis_findings(redis, parsed.safe)
-        if findings[0].level == "ok" and parsed.contract == "streams":
-            findings += await _streams_findings(redis, cast("Options", options))
+        if findings[0].level == "ok" and contract.doctor is not None:
+            findings += await contract.doctor(parsed, redis)
         return findings
     finally:
         await redis.close()
@@ -364,73 +349,6 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
             "or jobs vanish when memory is full",
         ),
     ]
-
-
-async def _streams_findings(redis: Redis, options: Options) -> list[Finding]:
-    """The stream and its consumer group: leases that ran out, workers that went away, depth."""
-    stream, _, delayed, _, _, _, _, paused, _ = keys(options.namespace)
-    groups, consumers, is_paused, waiting, length = await redis.pipeline(
-        [
-            ("XINFO", "GROUPS", stream),
-            ("XINFO", "CONSUMERS", stream, GROUP),
-            ("EXISTS", paused),
-            ("ZCARD", delayed),
-            ("XLEN", stream),
-        ]
-    )
-    if isinstance(groups, ServerError) or not groups:
-        return [
-            judged(
-                "consumer group",
-                f"{length} jobs, no group" if length else "no worker has ever served this queue",
-                bad=bool(length),
-                level="note",
-                remedy="start a worker: tenure worker app.py",
-            )
-        ]
-    late_ms = _LATE_LEASES * options.lease_ms
-    late = await redis.call("XPENDING", stream, GROUP, "IDLE", late_ms, "-", "+", 100)
-    count = f"{len(late)}{'+' if len(late) == 100 else ''}"
-    return [
-        Finding("ok", "consumer group", GROUP),
-        judged(
-            "running jobs",
-            f"{count} without a sign of life for {late_ms / 1000:g} s",
-            bad=bool(late),
-            remedy="no worker takes them over: start one (tenure worker app.py)",
-        ),
-        _consumers([_pairs(each) for each in consumers], late_ms),
-        _depth(int(length) + int(waiting), options.max_depth),
-        _pause(bool(is_paused), "tenure resume"),
-    ]
-
-
-def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
-    dead = [c["name"].decode() for c in consumers if c["pending"] and c["idle"] > late_ms]
-    alive = sum(c["idle"] <= late_ms for c in consumers)
-    shown = ", ".join(dead[:3]) + (" ..." if len(dead) > 3 else "")
-    return judged(
-        "workers",
-        f"{alive} alive" + (f", gone with work in hand: {shown}" if dead else ""),
-        bad=bool(dead),
-        level="note",
-        remedy="another worker takes their jobs when the leases run out",
-    )
-
-
-def _depth(depth: int, limit: int) -> Finding:
-    share = depth / limit if limit else 0.0
-    return judged(
-        "depth",
-        f"{depth} jobs" + (f" of {limit} allowed" if limit else ""),
-        bad=share >= 0.8,
-        level="problem" if share >= 1 else "note",
-        remedy="more workers, or a higher max_depth in the queue URL; a full queue refuses jobs",
-    )
-
-
-def _pairs(flat: list[Any]) -> dict[str, Any]:
-    return {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 # SQL stores.

@@ -20,7 +20,7 @@ import structlog
 from tenure.cli.config import Config, with_options
 from tenure.cli.output import note
 from tenure.core.errors import UsageError
-from tenure.core.registry import open_part
+from tenure.core.registry import has_part, open_part
 from tenure.store.files import why_untrusted
 from tenure.worker.task import Task, task
 
@@ -38,7 +38,8 @@ _BUILT_IN = "tenure.tasks"
 INBOX = "tenure.transcode"
 # By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
 # claim (section 12), and as many again as are delivered at once while the next claim is under way.
-SLOTS = {"inbox": 5, "outbox": 15}
+TRANSCODES, _DELIVERIES = 5, 15
+_SAMPLE_TIMEOUT_S = 60.0
 
 
 def task_settings(config: Config) -> TaskSettings:
@@ -108,10 +109,12 @@ def load_tasks(
         made = handlers(task_settings(config), samples=samples)
         if not samples:
             return made
-        from tenure.cli.samples import FLOWS
+        from tenure.samples import sample_flows
 
-        made += [each for flow in FLOWS for each in flow.tasks]
-        inbox = [url for url in urls if url.startswith("inbox+")]
+        for flow in sample_flows():
+            named = flow.handlers or {}
+            made += [task(name, timeout_s=_SAMPLE_TIMEOUT_S)(named[name]) for name in named]
+        inbox = [url for url in urls if has_part(url, "credentials")]
         return [*made, *_inbox_tasks(config, inbox)] if inbox else made
     if samples:
         raise UsageError(f"--samples goes with {_BUILT_IN} only")
@@ -135,7 +138,7 @@ def _same(some: Sequence[Task], others: Sequence[Task]) -> bool:
 
 def usual(target: str) -> int | None:
     """How many attempts at once suit these tasks; None: as many as a worker takes by itself."""
-    return sum(SLOTS.values()) if target == INBOX else None
+    return TRANSCODES + _DELIVERIES if target == INBOX else None
 
 
 def with_slots(url: str) -> str:
@@ -144,9 +147,9 @@ def with_slots(url: str) -> str:
     >>> with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")
     ('inbox+sqlite:///a.db?at_once=5', 'inbox+sqlite:///a.db?box=outbox&at_once=15')
     """
-    if not url.startswith("inbox+") or "at_once=" in url:
+    if not has_part(url, "credentials") or "at_once=" in url:
         return url
-    return with_options(url, at_once=SLOTS["outbox" if "box=outbox" in url else "inbox"])
+    return with_options(url, at_once=_DELIVERIES if "box=outbox" in url else TRANSCODES)
 
 
 def with_share(url: str, slots: int, per_key: int) -> str:
@@ -155,7 +158,7 @@ def with_share(url: str, slots: int, per_key: int) -> str:
     >>> with_share("inbox+sqlite:///a.db", 5, 0)
     'inbox+sqlite:///a.db?share=4&requester_max=0'
     """
-    if not url.startswith("inbox+") or "box=outbox" in url or "share=" in url:
+    if not has_part(url, "credentials") or "box=outbox" in url or "share=" in url:
         return url
     return with_options(url, share=max(1, slots - 1), requester_max=per_key)
 
@@ -219,7 +222,7 @@ def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> li
     from tenure.webhooks.slots import AT_ONCE, Turns
 
     if not urls:
-        raise UsageError("name the inbox: --from inbox+sqlite:///jobs.db")
+        raise UsageError("name the inbox, with --from")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
     turns = Turns(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))

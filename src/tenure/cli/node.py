@@ -23,6 +23,7 @@ import msgspec
 from tenure.cli.config import process_environment
 from tenure.cli.supervisor import output_lines
 from tenure.core.errors import NotFound
+from tenure.samples import NodeUnusable
 from tenure.store.embedded import locate_node
 from tenure.store.embedded.process import tied
 
@@ -32,10 +33,6 @@ _ENDS_WITHIN_S = 3.0
 # which wants every platform's extras in the lock file.
 _NPM_WORDS = ("install", "--no-save", "--omit=optional", "--ignore-scripts")
 _NPM_QUIET = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
-
-
-class NodeUnusable(Exception):
-    """Why a Node program cannot be run here, as a message for people."""
 
 
 @dataclass(frozen=True, slots=True)

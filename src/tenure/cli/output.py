@@ -238,11 +238,12 @@ def is_final(state: str, contract: str = "") -> bool:
     >>> is_final("failed"), is_final("failed", "inbox"), is_final("dead_letter", "inbox")
     (True, False, True)
     """
-    from tenure.core.state import MACHINES
+    from tenure.core.registry import find_contract, machines
 
-    if contract in MACHINES:
-        return state in MACHINES[contract].final
-    return state.lower() in {name.lower() for each in MACHINES.values() for name in each.final}
+    found = find_contract(contract) if contract else None
+    if found is not None:
+        return state in found.machine.final
+    return state.lower() in {name.lower() for each in machines().values() for name in each.final}
 
 
 def job_object(record: JobRecord) -> dict[str, Any]:

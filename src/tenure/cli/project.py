@@ -161,7 +161,7 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
 
     url = parse_url(load_config().text("queue_url", queue_url))
     if not url.store.startswith(("sqlite", "postgres", "libsql")):
-        raise UsageError(f"{url.safe} has no database; name one with --queue inbox+sqlite:///...")
+        raise UsageError(f"{url.safe} has no database; name a queue that has one with --queue")
     done = asyncio.run(migrated(url))
     if as_json:
         emit({"applied": done})
@@ -191,21 +191,16 @@ def api_command(which: str) -> None:
 
 def described(which: str) -> bytes:
     """The document, made from the endpoints themselves. Nothing is connected to."""
+    from tenure.core.registry import contracts
+
     try:
         from tenure.gateway.app import Gateway
         from tenure.gateway.dispatch import rights_page
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
-    redis = "redis://127.0.0.1:6379/0"
-    queues = (
-        f"streams+{redis}",
-        f"bullmq+{redis}?queue=jobs",
-        f"omniq+{redis}?queue=jobs",
-        "inbox+sqlite:///jobs.db",
-        "plane+sqlite:///jobs.db",
-    )
-    gateway = Gateway(GatewaySettings(queues=queues))
+    queues = [each.example_url for each in contracts().values() if each.routes is not None]
+    gateway = Gateway(GatewaySettings(queues=tuple(queues)))
     if which == "rights":
         return rights_page(gateway.rights).encode()
     return gateway.openapi if which == "openapi" else gateway.asyncapi

@@ -12,7 +12,7 @@ from tenure.cli.group import json_option, queue_option, with_ledger
 from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.registry import parse_url
+from tenure.core.registry import has_part, parse_url
 from tenure.core.seam import Query
 
 
@@ -132,6 +132,6 @@ def _event_row(event: dict[str, Any]) -> list[str]:
 
 def _outbox_url(queue_url: str | None) -> str:
     text = load_config().text("queue_url", queue_url)
-    if parse_url(text).contract != "inbox":
-        raise UsageError(f"{parse_url(text).safe} has no outbox; name an inbox+... queue")
+    if not has_part(text, "outbox"):
+        raise UsageError(f"{parse_url(text).safe} has no outbox")
     return text if "box=outbox" in text else with_options(text, box="outbox")

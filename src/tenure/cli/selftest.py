@@ -23,7 +23,7 @@ from typing import Any
 import click
 import msgspec
 
-from tenure.cli.config import child_environment
+from tenure.cli.config import DEFAULT_CONTRACT, child_environment
 from tenure.cli.group import json_option
 from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
 from tenure.core.errors import UsageError
@@ -104,7 +104,7 @@ async def _clean(stores: Mapping[str, str], pid: int) -> None:
 
         database = Postgres(url, schema="public", pinned=False)
         try:
-            for name in ("suite", "plane_postgres", "plane_postgres_redis"):
+            for name in ("suite", stores[_ADAPTER]):
                 await database.script(f"DROP SCHEMA IF EXISTS {name}_{pid} CASCADE")
         finally:
             await database.close()
@@ -154,8 +154,8 @@ async def _check_reachable(url: QueueUrl) -> None:
     """Raise if the store cannot be reached, before any test is run."""
     if url.store.startswith("http"):
         raise UsageError(
-            f"{url.safe} is a worker's side; check the plane at its database, by plane+sqlite:// "
-            "or plane+postgresql://"
+            f"{url.safe} is a worker's side; check the queue at its database, by "
+            f"{url.contract}+sqlite:// or {url.contract}+postgresql://"
         )
     if url.store.startswith(("sqlite", "libsql")):
         return  # the suite makes files of its own
@@ -283,7 +283,7 @@ def bench_command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
 async def _bench(jobs: int, seconds: float, fsync: str) -> dict[str, Any]:
     note("starting a private store")
     async with embedded_redis(appendfsync=fsync, with_password=True) as server:
-        url = f"streams+{server.url}?max_depth=0"
+        url = f"{DEFAULT_CONTRACT}+{server.url}?max_depth=0"
         note(f"enqueue {jobs} jobs, {_BULK} a call")
         enqueue_s = await _enqueue(url, jobs)
         note("run them")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tenure.cli.config import (
+    DEFAULT_CONTRACT,
     Config,
     as_list,
     colours_wanted,
@@ -147,7 +148,7 @@ def worker_command(
 
 
 def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from tenure.cli.handlers import INBOX, SLOTS, load_all, usual, with_share, with_slots
+    from tenure.cli.handlers import INBOX, TRANSCODES, load_all, usual, with_share, with_slots
     from tenure.worker import Settings, Worker, identity
     from tenure.worker.telemetry import add_job
 
@@ -155,7 +156,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     concurrency = config.integer("worker.concurrency", flags["concurrency"])
     tasks = load_all(targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency)
     if targets[0] == INBOX:
-        per_key, slots = config.integer("transcode.per_key"), concurrency or SLOTS["inbox"]
+        per_key, slots = config.integer("transcode.per_key"), concurrency or TRANSCODES
         urls = [with_share(url, slots, per_key) for url in urls]
         urls = urls if concurrency else [with_slots(url) for url in urls]
     socket, watchdog_ms = notify_address()
@@ -262,7 +263,9 @@ def gateway_command(
 
     end_with_parent(parent)
     config = load_config()
-    urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
+    urls = [*queue_urls, *([f"{DEFAULT_CONTRACT}+{redis_url}"] if redis_url else [])]
+    from tenure.core.registry import has_part
+
     try:
         from tenure.gateway.server import Notifier, run
         from tenure.gateway.settings import GatewaySettings
@@ -279,8 +282,8 @@ def gateway_command(
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
-        route_options=_inbox_parts(config)
-        if any(url.startswith("inbox+") for url in queues)
+        route_options=_route_options(config)
+        if any(has_part(url, "credentials") for url in queues)
         else {},
         redact=tuple(config.texts("gateway.redact")),
         audit_keep=config.integer("gateway.audit_keep"),
@@ -325,8 +328,8 @@ def _first_line(path: str) -> str:
         raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 
 
-def _inbox_parts(config: Config) -> dict[str, Any]:
-    """What the routes of an inbox use: to seal credentials, to check addresses and secrets."""
+def _route_options(config: Config) -> dict[str, Any]:
+    """What routes that take credentials use: to seal them, to check addresses and secrets."""
     from tenure.cli.keys import open_seal
     from tenure.egress import Guard, Policy
     from tenure.webhooks.signing import read_secrets

@@ -40,10 +40,10 @@ from tenure.cli.config import (
 from tenure.cli.handlers import task_settings
 from tenure.cli.output import Exit, Failed, emit_text, note, paint
 from tenure.cli.project import migrated
-from tenure.cli.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
 from tenure.cli.supervisor import Supervisor, stopping_on_signals, until_ready
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.registry import QueueUrl, open_ledger, parse_url
+from tenure.core.registry import QueueUrl, contracts, open_ledger, parse_url
+from tenure.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.files import private_folder, write_private
 from tenure.store.sqlite import file_of
@@ -184,7 +184,7 @@ async def _up(options: UpOptions, config: Config) -> int:
     private_folder(options.data, mark=_WORKER_KEY)
     flows = usable_flows(_say)
     setup = _InboxSetup({})
-    if any(flow.contract == "inbox" for flow in flows):
+    if any("credentials" in contracts()[flow.contract].parts for flow in flows):
         setup = await set_up_inbox(
             config, options.data, gateway_port=options.port, samples=options.samples
         )
@@ -354,14 +354,22 @@ async def _start_samples(
     stores: Stores,
     stack: contextlib.AsyncExitStack,
 ) -> None:
+    from tenure.cli.node import prepare
     from tenure.tasks import real_tasks
 
     real = await asyncio.to_thread(real_tasks, task_settings(config))
     folder = options.data / "samples"
-    context = SampleContext(stores, folder, _say, frozenset(real), options.node)
+    node = prepare if options.node else None
+    context = SampleContext(stores, folder, _say, _locate_ffmpeg, frozenset(real), node)
     for flow in flows:
         if flow.feed is not None:
             _background(stack, _fed(flow.contract, flow.feed(context)))
+
+
+def _locate_ffmpeg() -> Path:
+    from tenure.transcode.ffmpeg import locate_ffmpeg  # of an optional extra
+
+    return locate_ffmpeg()
 
 
 async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:

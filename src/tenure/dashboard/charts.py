@@ -12,8 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.state import Kind
 from tenure.dashboard.display import decode_json, duration
-from tenure.dashboard.queues import Kind, event_kind, kind_of
+from tenure.dashboard.queues import event_kind, kind_of
 from tenure.dashboard.watch import WINDOW_S, Second, bucket_ms
 
 _BANDS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)

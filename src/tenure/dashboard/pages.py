@@ -18,6 +18,7 @@ from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
+from tenure.core.registry import find_contract
 from tenure.core.seam import Counts, is_full
 from tenure.dashboard.actions import VERBS, Actions
 from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
@@ -57,42 +58,6 @@ _GROUPS_SHOWN = 200
 _WORKERS_SHOWN = 500
 _AUDIT_PAGE = 100
 _SPAN_S = 300
-
-# How the clients of some contracts submit a job; curl and the command line work for every queue.
-_NATIVE = {
-    "streams": (
-        "curl, the contract's own endpoint",
-        """\
-curl -s {base}/v1/jobs -H 'content-type: application/json' \\
-  -d '{{"task": "chat", "payload": {{"prompt": "Say hello."}}}}'""",
-    ),
-    "bullmq": (
-        "Node, with the bullmq package",
-        """\
-import {{ Queue }} from 'bullmq'
-const queue = new Queue('{short}', {{ connection: {{ url: '{store}' }} }})
-await queue.add({task}, {payload})
-await queue.close()""",
-    ),
-    "omniq": (
-        "Python, with the contract's own client",
-        """\
-import asyncio, json
-from tenure.contracts.omniq import Client
-
-async def main():
-    async with Client('{store}') as client:
-        print(await client.publish('{short}', json.loads({quoted})))
-
-asyncio.run(main())""",
-    ),
-    "plane": (
-        "curl, the contract's own endpoint",
-        """\
-curl -s {base}/v1/plane/jobs -H 'content-type: application/json' \\
-  -d {body}""",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +306,7 @@ class Pages:
     async def _outbox(self, request: PageRequest) -> Page:
         names = outboxes(self._queues)
         if not names:
-            raise NotFound("no queue of this gateway has an outbox; an inbox+... queue has one")
+            raise NotFound("no queue of this gateway has an outbox")
         queue, kind = request.query("queue") or names[0], request.query("kind")
         if kind not in DELIVERY_KINDS:
             raise NotFound(f"there are no such events; there are {', '.join(KINDS)}")
@@ -456,8 +421,9 @@ def _example(served: OpenQueue, base: str, task: str, payload: Any) -> SubmitExa
         ("curl", _curl(base, served.name, task, payload)),
         ("command line", _command(served.address, task, payload)),
     ]
-    if served.contract in _NATIVE:
-        name, text = _NATIVE[served.contract]
+    contract = find_contract(served.contract)
+    if contract is not None and contract.submit_example is not None:
+        name, text = contract.submit_example
         filled = text.format(
             base=base,
             short=served.name.partition(":")[2] or "jobs",

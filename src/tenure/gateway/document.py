@@ -16,10 +16,10 @@ import msgspec
 from tenure import __version__
 from tenure.core.endpoint import Endpoint, Reply
 from tenure.core.errors import UsageError
-from tenure.core.state import INBOX
 from tenure.dashboard.watch import Series, Tick
 from tenure.gateway.problems import CODES, title_of
 from tenure.gateway.sse import Hello
+from tenure.sql.engine import ROW_MACHINE
 from tenure.webhooks.signing import WebhookEvent, WebhookHeaders
 
 _REF = "#/components/schemas/{name}"
@@ -201,7 +201,7 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
     types = [*dict.fromkeys(shapes.values()), Hello, Series, Tick, WebhookEvent, WebhookHeaders]
     schemas = components(types)
-    schemas["WebhookEvent"]["properties"]["status"]["enum"] = list(INBOX.states)
+    schemas["WebhookEvent"]["properties"]["status"]["enum"] = list(ROW_MACHINE.states)
     channels = {e.operation: _stream(e, shapes[e.operation]) for e in streams}
     channels |= {"live": _LIVE, "webhook": _WEBHOOK}
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,17 @@ from tenure.core.endpoint import Endpoint, Submits
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
 from tenure.core.redaction import Redaction
-from tenure.core.registry import open_journal, open_ledger, open_part, open_queue, parse_url
+from tenure.core.registry import (
+    contract_of,
+    find_contract,
+    has_part,
+    open_journal,
+    open_ledger,
+    open_part,
+    open_queue,
+    parse_url,
+)
 from tenure.core.seam import Ledger
-from tenure.core.state import MACHINES
 from tenure.dashboard.queues import OpenQueue
 from tenure.dashboard.views import Warn
 from tenure.gateway.feed import Feed, FollowLedger
@@ -37,20 +44,17 @@ class ServedQueue(OpenQueue):
 
     def endpoints(self, settings: GatewaySettings, submits: Submits) -> list[Endpoint]:
         """The HTTP side of the contract; [] for a contract that has none."""
-        module = f"tenure.contracts.{self.contract}.routes"
-        if importlib.util.find_spec(module) is None:
+        contract = find_contract(self.contract)
+        if contract is None or contract.routes is None:
             return []
-        found = importlib.import_module(module)
-        routes = found.open_routes(
+        return contract.routes(
             submits,
             self.ledger,
+            self.queue,
             ttl_s=settings.ttl_s,
             redaction=Redaction(settings.redact),
             **settings.route_options,
         )
-        if hasattr(found, "open_worker_routes"):
-            routes += found.open_worker_routes(self.queue)
-        return cast("list[Endpoint]", routes)
 
     def start(self) -> None:
         """Start the feed, and the queue's own tasks if it has any."""
@@ -87,11 +91,10 @@ def open_served(
 def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> ServedQueue:
     parsed = parse_url(url)
     ledger, journal = open_ledger(url), open_journal(url)
-    machine = MACHINES.get(parsed.contract)
     feed = Feed(
         cast("FollowLedger", ledger if hasattr(ledger, "changes") else _OneByOne(ledger)),
         journal,
-        final=machine.final if machine else (),
+        final=contract_of(parsed).machine.final,
         sweep_ms=settings.sweep_ms,
         heartbeat_ms=settings.heartbeat_ms,
         client_bytes_max=settings.client_bytes_max,
@@ -105,17 +108,9 @@ def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> ServedQueue:
         ledger=ledger,
         journal=journal,
         address=parsed.safe,
-        outbox=_outbox(url),
+        outbox=open_part(url, "outbox") if has_part(url, "outbox") else None,
         feed=feed,
     )
-
-
-def _outbox(url: str) -> Ledger | None:
-    """The ledger of the events to be delivered, where the contract has them."""
-    try:
-        return cast("Ledger | None", open_part(url, "outbox"))
-    except UsageError:
-        return None
 
 
 class _OneByOne:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tenure.core.registry import check_least
+from tenure.core.state import Machine
 
 INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"
@@ -20,6 +21,36 @@ _KEPT_MS_MAX = 2**53
 
 Row = Any
 """A row, read by name or by position."""
+
+# The states of a row. `failed` rests: it leads to queued while attempts are left, to dead_letter
+# when none is. A handler that reports no stages passes through all of them. A job that is cancelled
+# or expires while it waits reaches `failed` through `claimed`. Reopening begins the job anew, with
+# a new row.
+ROW_MACHINE = Machine(
+    contract="sql",
+    initial=("queued",),
+    running=("claimed", "fetching", "processing", "uploading"),
+    final=("succeeded", "dead_letter"),
+    steps={
+        "queued": ("claimed",),
+        "claimed": ("fetching", "queued", "failed"),
+        "fetching": ("processing", "queued", "failed"),
+        "processing": ("uploading", "queued", "failed"),
+        "uploading": ("succeeded", "queued", "failed"),
+        "failed": ("queued", "dead_letter"),
+    },
+    reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
+    overtake_ms=10_000,
+    walks=(
+        ("claimed", "fetching", "processing"),
+        ("claimed", "fetching", "processing", "uploading"),
+        ("fetching", "processing", "uploading"),
+        ("claimed", "fetching", "processing", "uploading", "succeeded"),
+        ("fetching", "processing", "uploading", "succeeded"),
+        ("processing", "uploading", "succeeded"),
+        ("queued", "claimed", "failed"),
+    ),
+)
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -164,8 +164,7 @@ async def check_version(database: Postgres) -> None:
     if lacks:
         raise UsageError(
             f"schema {database.schema!r} lacks {', '.join(lacks)}; "
-            "run `tenure db migrate --queue URL` first",
-            contract="inbox",
+            "run `tenure db migrate --queue URL` first"
         )
 
 
@@ -230,10 +229,7 @@ def prepare_file(connection: sqlite3.Connection) -> None:
         for migration in known("sqlite"):
             _apply_to_file(connection, *migration)
     elif lacks := _missing(has, "sqlite"):
-        raise UsageError(
-            f"the SQLite file lacks {', '.join(lacks)}; run `tenure db migrate` first",
-            contract="inbox",
-        )
+        raise UsageError(f"the SQLite file lacks {', '.join(lacks)}; run `tenure db migrate` first")
     repair_counters(connection)
     _run_script(connection, "temp_tables")
 

@@ -19,12 +19,13 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal
 from tenure.core.retry import RetryPolicy, exponential
+from tenure.samples import SampleFailure
 from tenure.worker.task import Task, task
 
 if TYPE_CHECKING:
     from tenure.tasks.model import Running
 
-__all__ = ["TASKS", "ModelSettings", "SampleFailure", "TaskSettings", "handlers", "real_tasks"]
+__all__ = ["TASKS", "ModelSettings", "TaskSettings", "handlers", "real_tasks"]
 
 TASKS = ("chat", "plan", "code", "tool", "rag", "embed")
 
@@ -113,12 +114,6 @@ def _missing(name: str) -> Handler:
 
 def _note(name: str) -> str:
     return _NO_TOOLS if name == "tool" else _NO_MODEL
-
-
-class SampleFailure(Exception):
-    """The failure that a sample job was asked for."""
-
-    code = "sample_failure"
 
 
 class _Play(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,10 +22,10 @@ import msgspec
 import structlog
 
 from tenure.contracts.memory import SharedStore
+from tenure.contracts.memory.job import MACHINE as MEMORY
 from tenure.contracts.memory.job import MemoryOptions
 from tenure.contracts.memory.store import MemoryStore
 from tenure.core.journal import JournalEvent
-from tenure.core.state import MEMORY
 from tenure.worker import Worker
 from tests.chaos.sim.loop import Node, SimLoop, Stuck
 from tests.chaos.sim.network import CALM, Network, Weather

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.streams import StreamsLedger, StreamsQueue
+from tenure.contracts.streams.ledger import StreamsLedger
+from tenure.contracts.streams.queue import StreamsQueue
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_ledger, open_queue

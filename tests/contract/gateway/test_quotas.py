@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.contracts.streams import StreamsLedger
+from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.core.job import NewJob, Submitted
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.limits import DepthLimit, Quota

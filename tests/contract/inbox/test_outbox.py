@@ -11,7 +11,8 @@ import asyncpg
 import msgspec
 import pytest
 
-from tenure.contracts.inbox import OutboxQueue, parts
+from tenure.contracts.inbox import parts
+from tenure.contracts.inbox.queue import OutboxQueue
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.lease import Report

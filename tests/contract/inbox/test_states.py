@@ -7,13 +7,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tenure.contracts.inbox import InboxQueue, parts
+from tenure.contracts.inbox import MACHINE as INBOX
+from tenure.contracts.inbox import parts
+from tenure.contracts.inbox.queue import InboxQueue
 from tenure.contracts.inbox.transcode_request import view
 from tenure.core.errors import InvalidTransition, StoreUnreachable, UsageError
 from tenure.core.lease import Report
 from tenure.core.outcome import BURIED, Retried
 from tenure.core.registry import parse_url
-from tenure.core.state import INBOX
 from tenure.sql.engine import Engine
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.plane import PlaneLedger, PlaneQueue
+from tenure.contracts.plane.ledger import PlaneLedger
+from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.gateway.keys import KeyRing, MemoryKeyRing
 from tenure.gateway.server import Running, serving

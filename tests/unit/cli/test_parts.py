@@ -18,8 +18,8 @@ import tenure.tasks
 from tenure.cli import doctor
 from tenure.cli.doctor import clock_finding, version_finding
 from tenure.cli.gateway_client import GatewayClient, parse_sse
-from tenure.cli.samples import streams_sample
 from tenure.cli.up import UpOptions, how_to_call, welcome
+from tenure.contracts.streams.samples import sample
 from tenure.core.errors import UsageError
 from tenure.tasks import TASKS
 
@@ -38,7 +38,7 @@ def test_the_examples_in_docstrings_are_true(name: str) -> None:
 
 def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
     chance = random.Random(1)
-    jobs = [streams_sample(TASKS[n % 6], chance) for n in range(3000)]
+    jobs = [sample(TASKS[n % 6], chance) for n in range(3000)]
     plays = [msgspec.json.decode(job.payload)["sample"] for job in jobs]
     fails = Counter(play["fail"] for play in plays)
     assert 0.02 < fails[9] / 3000 < 0.06

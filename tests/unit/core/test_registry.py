@@ -131,12 +131,20 @@ def test_a_contract_may_live_in_another_package(
 ) -> None:
     """It is found by its entry point once its distribution is installed."""
     (tmp_path / "foreign_contract.py").write_text(
-        "def open_queue(url, *, worker_id):\n    return (url.store, worker_id)\n"
+        "from tenure.core.registry import Contract\n"
+        "from tenure.core.state import Machine\n"
+        "CONTRACT = Contract(\n"
+        "    machine=Machine(contract='foreign', initial=(), running=(), final=(), steps={}),\n"
+        "    open_queue=lambda url, worker_id: (url.store, worker_id),\n"
+        "    open_ledger=None, open_journal=None, read_options=None, example_url='foreign+x://h',\n"
+        ")\n"
     )
     info = tmp_path / "foreign_contract-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-contract\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tenure.contracts]\nforeign = foreign_contract\n")
+    (info / "entry_points.txt").write_text(
+        "[tenure.contracts]\nforeign = foreign_contract:CONTRACT\n"
+    )
     assert "foreign" not in contract_names()
     monkeypatch.syspath_prepend(tmp_path)
     assert "foreign" in contract_names()

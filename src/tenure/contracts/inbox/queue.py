@@ -18,10 +18,10 @@ import random
 import re
 from typing import Literal
 
+from tenure.contracts.inbox import MACHINE
 from tenure.contracts.inbox.options import Options
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import delay_ms, exponential
-from tenure.core.state import INBOX
 from tenure.sql.engine import Engine
 from tenure.sql.sql_queue import SqlQueue
 
@@ -85,7 +85,7 @@ class InboxQueue(SqlQueue):
             *(engine, options.settings()),
             worker_id=worker_id,
             delay=delay,
-            finals=frozenset(INBOX.final),
+            finals=frozenset(MACHINE.final),
             least_ms=least_ms if options.box == "inbox" else lambda outcome: 0,
         )
 

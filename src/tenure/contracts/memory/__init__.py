@@ -17,21 +17,18 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from tenure.contracts.memory.job import ClaimId, MemoryOptions
+from tenure.contracts.memory.job import MACHINE, ClaimId, MemoryOptions
 from tenure.contracts.memory.store import MemoryStore
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
 from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.registry import QueueUrl
+from tenure.core.registry import Contract, QueueUrl
 from tenure.core.seam import (
     Counts,
-    Journal,
-    Ledger,
     Page,
     Query,
-    Queue,
     Upkeep,
     WorkerBeat,
     first_page,
@@ -315,16 +312,12 @@ class MemoryJournal:
         """Nothing is open."""
 
 
-def open_queue(url: QueueUrl, *, worker_id: str) -> Queue:
-    """The queue of this name, as one claimer sees it."""
-    return MemoryQueue(shared_store(url), worker_id=worker_id)
-
-
-def open_ledger(url: QueueUrl) -> Ledger:
-    """The reading and steering side."""
-    return MemoryLedger(shared_store(url))
-
-
-def open_journal(url: QueueUrl) -> Journal:
-    """The history."""
-    return MemoryJournal(shared_store(url))
+CONTRACT = Contract(
+    machine=MACHINE,
+    open_queue=lambda url, worker_id: MemoryQueue(shared_store(url), worker_id=worker_id),
+    open_ledger=lambda url: MemoryLedger(shared_store(url)),
+    open_journal=lambda url: MemoryJournal(shared_store(url)),
+    read_options=lambda url: url.read(MemoryOptions),
+    example_url="memory://name",
+    is_fifo=True,
+)

@@ -12,6 +12,20 @@ from tenure.core.job import JobEvent, JobRecord, NewJob, check_job, request_hash
 from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease
 from tenure.core.outcome import Verdict
+from tenure.core.state import Machine
+
+MACHINE = Machine(
+    contract="memory",
+    initial=("waiting",),
+    running=("running",),
+    final=("done", "failed", "cancelled"),
+    cancelled=("cancelled",),
+    steps={
+        "waiting": ("running", "failed", "cancelled"),
+        "running": ("waiting", "done", "failed", "cancelled"),
+    },
+    reopen={"done": ("waiting",), "failed": ("waiting",), "cancelled": ("waiting",)},
+)
 
 _LEAST = {
     "lease_ms": 1,

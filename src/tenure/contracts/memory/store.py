@@ -17,6 +17,7 @@ import msgspec
 
 from tenure.contracts.memory.job import (
     EVENT_FIELDS,
+    MACHINE,
     ClaimId,
     MemoryOptions,
     StoredJob,
@@ -38,7 +39,6 @@ from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Outcome, Retried, Verdict
 from tenure.core.seam import Counts, Page, Query, Upkeep, WorkerBeat
-from tenure.core.state import MEMORY
 
 _CLOSED_MAX = 32  # how many ended leases of one job can still answer a resent settle
 _WORKER_SILENT_LEASES = 2
@@ -50,7 +50,7 @@ class MemoryStore:
 
     Every method is part of one atomic step (the caller holds the lock and has called `begin`) that
     checks first and writes last. Every change of a job goes through `_step`, which asks the table
-    `core.state.MEMORY` and writes the journal event. The rules that a test may break on purpose are
+    `MACHINE` and writes the journal event. The rules that a test may break on purpose are
     methods: `guard`, `place`, `reclaim`, `ran_out` and `replayed`.
     """
 
@@ -421,7 +421,7 @@ class MemoryStore:
         job = self.jobs.get(job_id)
         if job is None:
             return _UNKNOWN
-        if job.state not in MEMORY.final:
+        if job.state not in MACHINE.final:
             return f"the job is {job.state}; only a finished job can be sent back"
         fresh: dict[str, Any] = {"attempt": 0, "result": b"", "error": b"", "progress": b""}
         self._step(job, "reopen", "waiting", worker_id="", **fresh)
@@ -470,7 +470,7 @@ class MemoryStore:
 
     def counts(self) -> Counts:
         """Depths by state, how often each step happened, and who asked for work lately."""
-        states = dict.fromkeys(MEMORY.states, 0) | Counter(job.state for job in self.jobs.values())
+        states = dict.fromkeys(MACHINE.states, 0) | Counter(job.state for job in self.jobs.values())
         waiting_ms = (job.created_ms for job in self.jobs.values() if job.state == "waiting")
         return Counts(
             states=states,
@@ -551,7 +551,7 @@ class MemoryStore:
         `by` is the token shown by the caller. `event` holds fields that only the event has.
         """
         if job.state and to_state and to_state != job.state:
-            MEMORY.require(job.state, to_state, reopening=kind == "reopen")
+            MACHINE.require(job.state, to_state, reopening=kind == "reopen")
         from_state, prev_fence, prev_until_ms = job.state, job.fence, job.lease_until_ms
         # A step under a lease names its holder, any other step none.
         token, worker_id = by or job.token, job.worker_id

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
+from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, attempt_id_of, stream_of
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.seam import Counts, Page, Query, WorkerBeat
-from tenure.core.state import INBOX
-from tenure.core.state import PLANE as MACHINE
-from tenure.sql.engine import Engine
+from tenure.sql.engine import ROW_MACHINE, Engine
 from tenure.sql.sql_ledger import SqlLedger
 
 _LEDGER_WORDS = {
@@ -27,7 +26,7 @@ class PlaneLedger:
     def __init__(self, engine: Engine, options: PlaneOptions) -> None:
         self._engine = engine
         self._boxes = {
-            name: SqlLedger(engine, options.settings(name), INBOX) for name in options.names
+            name: SqlLedger(engine, options.settings(name), ROW_MACHINE) for name in options.names
         }
         self.default_stream = options.names[0]
         self._first = next(iter(self._boxes.values()))

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.claims import Claims, Line, Tokens, read_tokens
 from tenure.contracts.plane.model import CONTRACT, Ask, PlaneOptions, queue_of, stream_of, warn
 from tenure.contracts.plane.transports import MessageTransport, RowTransport, Transport, calls_max
@@ -27,7 +28,6 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Released, Retried, Verdict
 from tenure.core.retry import delay_ms, exponential
 from tenure.core.seam import Quarantined, Upkeep
-from tenure.core.state import PLANE as MACHINE
 from tenure.sql.engine import PLANE, Engine
 from tenure.sql.sql_queue import SqlQueue
 from tenure.sql.upkeep import Upkeeper

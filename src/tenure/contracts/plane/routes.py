@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.model import Ask, fence_of
 from tenure.contracts.plane.plane import Plane
@@ -78,7 +79,6 @@ from tenure.core.outcome import (
 )
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
-from tenure.core.state import PLANE as MACHINE
 from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_surely
 

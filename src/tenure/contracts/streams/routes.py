@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tenure.contracts.streams import MACHINE
 from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.core.encoding import answer_json
 from tenure.core.endpoint import (
@@ -34,7 +35,6 @@ from tenure.core.errors import Conflict, NotFound, StoreError
 from tenure.core.job import JobRecord, NewJob, Submitted, new_job_id
 from tenure.core.redaction import Redaction, without_contents
 from tenure.core.seam import Query
-from tenure.core.state import STREAMS
 from tenure.store.resend import submit_surely
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
@@ -199,7 +199,7 @@ class StreamsRoutes:
                 "bad_cursor", f"{after[:60]!r} is not an event id such as 1700000000000-0"
             )
         record = await self._record(call)
-        if after and record.state in STREAMS.final and not await self._has_more(record, after):
+        if after and record.state in MACHINE.final and not await self._has_more(record, after):
             return Answer(204)
         masked = not call.caller.owns(record.requester)
         return Follow(record.job_id, record.state, after, masked)
@@ -213,7 +213,7 @@ class StreamsRoutes:
             raise _unknown()
         if said in ("ok", "requested"):
             after = await self._redaction.shown(after, call.caller)
-            return Answer(200 if after.state in STREAMS.final else 202, _view(after))
+            return Answer(200 if after.state in MACHINE.final else 202, _view(after))
         raise Conflict(f"the job is {after.state} and cannot be canceled any more")
 
     async def _has_more(self, record: JobRecord, after: str) -> bool:
