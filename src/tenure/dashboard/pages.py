@@ -36,7 +36,7 @@ from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import COUNT_MAX, HELP, Finder, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
-    Warn,
+    QueueWarning,
     by_kind,
     dead_letters,
     deliveries,
@@ -171,7 +171,7 @@ class Pages:
         *,
         trace_url: str = "",
         lake: str = "",
-        store_warnings: Callable[[], Awaitable[list[Warn]]],
+        store_warnings: Callable[[], Awaitable[list[QueueWarning]]],
     ) -> None:
         self._queues = queues
         self._finder = finder
@@ -383,7 +383,7 @@ class Pages:
         title = f"{bulk.verb.capitalize()} jobs"
         return Page("bulk.html", {"title": title, "bulk": bulk, "back": back})
 
-    async def _warnings(self, now_ms: int) -> list[Warn]:
+    async def _warnings(self, now_ms: int) -> list[QueueWarning]:
         found = warnings(self._watch, now_ms=now_ms)
         try:
             found += await overdue(self._finder, now_ms=now_ms)

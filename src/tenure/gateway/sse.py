@@ -14,6 +14,7 @@ from tenure.core.encoding import answer_json
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
+from tenure.dashboard.api import until_disconnected
 from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
@@ -252,7 +253,7 @@ class Streamer:
             mine = self._open.setdefault(caller, set())
             mine.add(subscriber)
             self._metrics.sse_clients.inc()
-            gone = asyncio.create_task(_until_gone(receive, subscriber))
+            gone = asyncio.create_task(_end_when_disconnected(receive, subscriber))
             try:
                 await _write(subscriber, hello(follow.job_id, follow.state, self._retry_ms), send)
             finally:
@@ -303,7 +304,6 @@ async def _write(subscriber: Subscriber, first: bytes, send: Send) -> None:
     await send({"type": "http.response.body"})
 
 
-async def _until_gone(receive: Receive, subscriber: Subscriber) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _end_when_disconnected(receive: Receive, subscriber: Subscriber) -> None:
+    await until_disconnected(receive)
     subscriber.end()

@@ -61,7 +61,7 @@ async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenera
     stage = await adapters(servers)[request.param].open(lease_ms=10_000)
     try:
         async with serving(GatewaySettings(queues=(served_url(stage),), port=0)) as running:
-            yield Place(stage, Web(running.url), running.gateway.served[0].name)
+            yield Place(stage, Web(running.url), running.gateway.queues[0].name)
     finally:
         await stage.close()
 
