@@ -141,9 +141,7 @@ class Resource:
             headers=headers,
             gone=partial(until_disconnected, receive),
         )
-        answer = await (
-            self._handle_change(endpoint, call) if right.does else endpoint.handle(call)
-        )
+        answer = await (self._change(endpoint, call) if right.does else endpoint.handle(call))
         if isinstance(answer, Answer):
             await _send_answer(answer, send)
         elif self._feed is not None:
