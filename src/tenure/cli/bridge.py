@@ -29,7 +29,7 @@ from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
 from tenure.core.registry import contract_of, open_ledger, open_queue, parse_url
-from tenure.core.seam import Ledger, Query, Queue, Staffed
+from tenure.core.seam import Ledger, Query, Queue
 from tenure.dashboard.queues import kind_of, states_of
 from tenure.dashboard.views import by_kind
 
@@ -257,7 +257,7 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
     source, target = open_queue(patient(from_url), worker_id=NAME), open_queue(to_url)
     try:
         counts = await ledger.counts()
-        workers = await _workers(ledger, counts.workers)
+        workers = await _workers(ledger)
         if workers and not with_workers:
             raise Failed(
                 Exit.CONFLICT,
@@ -282,10 +282,8 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
             await part.close()
 
 
-async def _workers(ledger: Ledger, counted: int) -> int:
+async def _workers(ledger: Ledger) -> int:
     """Those that could run a job; a bridge that was killed is no such worker."""
-    if not isinstance(ledger, Staffed):
-        return counted
     return sum(beat.worker_id != NAME for beat in await ledger.workers())
 
 

@@ -195,7 +195,7 @@ def described(which: str) -> bytes:
 
     try:
         from tenure.gateway.app import Gateway
-        from tenure.gateway.dispatch import rights_page
+        from tenure.gateway.http.dispatch import rights_page
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None

@@ -267,7 +267,7 @@ def gateway_command(
     from tenure.core.registry import has_part
 
     try:
-        from tenure.gateway.server import Notifier, run
+        from tenure.gateway.server import run
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
@@ -298,7 +298,7 @@ def gateway_command(
     address, watchdog_ms = notify_address()
     # A thread that reads a large body gives way to the event loop this soon.
     sys.setswitchinterval(0.001)
-    run(settings, Notifier(address, watchdog_ms // 2))
+    run(settings, notify_socket=address, watchdog_ms=watchdog_ms)
 
 
 def _ttl_s(config: Config) -> int:

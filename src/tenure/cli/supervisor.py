@@ -273,7 +273,7 @@ async def run_workers(
         with stopping_on_signals(stop, supervisor.hurry):
             for name, command in zip(names, commands, strict=True):
                 await supervisor.start(name, [*command, "--parent", str(os.getpid())], once=once)
-            watchdog = asyncio.create_task(_feed_watchdog(notifier, watchdog_ms))
+            watchdog = asyncio.create_task(notifier.feed_watchdog(watchdog_ms))
             try:
                 await supervisor.until(stop)
             finally:
@@ -309,9 +309,3 @@ class _ReadyListener:
             self._ready += 1
             if self._ready == self._count:
                 self._notifier.ready(f"{self._count} worker processes")
-
-
-async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
-    while watchdog_ms:
-        notifier.watchdog()
-        await asyncio.sleep(watchdog_ms / 2000)

@@ -1,7 +1,7 @@
-"""/api for every contract: the same answers as the pages, for programs.
+"""/api for every contract: what the pages show, for programs.
 
-Reading needs the scope `observe` (the backlog `metrics`), acting needs `admin`. A key with
-`jobs:read` alone sees its own jobs through /v1 and none here.
+Reading needs the scope `observe` (the backlog: `metrics`), changes need `admin`. A key with only
+`jobs:read` sees its own jobs through /v1 and none here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from tenure.core.endpoint import Answer, Call, Endpoint, Handle, Refused, Reply, Right, Scope
 from tenure.core.errors import Conflict, NotFound
@@ -149,8 +150,34 @@ class StatsView(msgspec.Struct, frozen=True):
     queues: dict[str, Figures]
 
 
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected; its request body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_while_connected(
+    work: Coroutine[Any, Any, T], gone: Callable[[], Awaitable[None]] | None
+) -> T:
+    """The result of the work. If `gone` returns first, the work is cancelled.
+
+    `ClientDisconnect` is raised then.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 class SearchLimit:
-    """Bounds the searches that one key runs at a time, and cancels those of clients that left."""
+    """Limits how many searches one key runs at a time."""
 
     def __init__(self) -> None:
         self.running: Counter[str] = Counter()
@@ -158,16 +185,16 @@ class SearchLimit:
     async def run(
         self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
     ) -> T:
-        """The result of the work, which is cancelled when the client disconnects."""
+        """The result of a search, which is cancelled when its client disconnects."""
         try:
             with self.slot(who):
-                return await self.attended(gone, work)
+                return await run_while_connected(work, gone)
         finally:
             work.close()
 
     @contextmanager
     def slot(self, who: str) -> Iterator[None]:
-        """One of the slots of a key, or `Refused`."""
+        """Hold one of the slots of a key, or raise `Refused`."""
         if self.running[who] >= _SEARCHES_MAX:
             raise Refused(
                 "too_many_searches",
@@ -180,22 +207,6 @@ class SearchLimit:
             self.running[who] -= 1
             if not self.running[who]:
                 del self.running[who]
-
-    async def attended(
-        self, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
-    ) -> T:
-        """The result of the work, for a caller that has a slot."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
-        try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientDisconnect
-            return working.result()
-        finally:
-            working.cancel()
-            leaving.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 class Api:
@@ -218,10 +229,10 @@ class Api:
         self._redaction = redaction
 
     def endpoints(self) -> list[Endpoint]:
-        """All of them, as the gateway serves and documents them."""
-        return [*self._reading(), *self._acting(), *self._outbox()]
+        """All endpoints, for the router and the API document."""
+        return [*self._read_endpoints(), *self._action_endpoints(), *self._outbox_endpoints()]
 
-    def _reading(self) -> list[Endpoint]:
+    def _read_endpoints(self) -> list[Endpoint]:
         job = "/api/queues/{queue}/jobs/{job_id}"
         return [
             _get("/api/jobs", "findJobs", "Search the jobs of all queues",
@@ -247,7 +258,7 @@ class Api:
                  self._bulk_state, Bulk, problems=(404,)),
         ]  # fmt: skip
 
-    def _acting(self) -> list[Endpoint]:
+    def _action_endpoints(self) -> list[Endpoint]:
         stored = {201: Reply("Stored.", SubmittedJob), 200: Reply("Was there.", SubmittedJob)}
         answered = {200: Reply("What became of each.", ActionAnswers)}
         return [
@@ -270,7 +281,7 @@ class Api:
                   problems=(404,)),
         ]  # fmt: skip
 
-    def _outbox(self) -> list[Endpoint]:
+    def _outbox_endpoints(self) -> list[Endpoint]:
         return [
             _get("/api/outboxes", "listOutboxes", "The queues that have an outbox",
                  self._outboxes, OutboxList),
@@ -291,8 +302,8 @@ class Api:
         return run
 
     async def _find(self, call: Call) -> Answer:
-        asked: FindJobs = call.query
-        found = await self._finder.page(parse_now(asked.q), after=asked.after, limit=asked.limit)
+        query: FindJobs = call.query
+        found = await self._finder.page(parse_now(query.q), after=query.after, limit=query.limit)
         rows = [job_row(each.queue, each.job) for each in found.jobs]
         return Answer(200, JobList(rows, found.after, found.complete))
 
@@ -309,13 +320,13 @@ class Api:
 
     async def _events(self, call: Call) -> Answer:
         ledger = self._queues[call.path["queue"]].ledger
-        asked: ReadEvents = call.query
-        if asked.after and not _EVENT_ID.fullmatch(asked.after):
+        query: ReadEvents = call.query
+        if query.after and not _EVENT_ID.fullmatch(query.after):
             raise Refused(
                 "bad_cursor", "`after` is the id of an event, such as 3 or 1700000000000-0"
             )
         job_id = call.path["job_id"]
-        events = await ledger.events(job_id, after=asked.after, limit=asked.limit)
+        events = await ledger.events(job_id, after=query.after, limit=query.limit)
         job = await ledger.get(job_id)
         if job is None or not _is_own(call, job):
             events = await self._redaction.events(events)
@@ -340,8 +351,8 @@ class Api:
         return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
 
     async def _audit(self, call: Call) -> Answer:
-        asked: ReadAudit = call.query
-        entries = await self._actions.audit.list(before=asked.before, limit=asked.limit)
+        query: ReadAudit = call.query
+        entries = await self._actions.audit.list(before=query.before, limit=query.limit)
         return Answer(200, AuditList(entries))
 
     async def _submit(self, call: Call) -> Answer:
@@ -357,9 +368,9 @@ class Api:
             gid=body.gid,
             requester=call.caller.requester,
         )
-        made = await self._actions.submit(call.caller.who, queue, job)
-        status = 201 if made.status == "created" else 200
-        return Answer(status, SubmittedJob(queue, made.job_id, made.status))
+        submitted = await self._actions.submit(call.caller.who, queue, job)
+        status = 201 if submitted.status == "created" else 200
+        return Answer(status, SubmittedJob(queue, submitted.job_id, submitted.status))
 
     def _act(self, verb: Verb) -> Handle:
         async def handle(call: Call) -> Answer:
@@ -390,14 +401,14 @@ class Api:
         return Answer(200, OutboxList(outboxes(self._queues)))
 
     async def _deliveries(self, call: Call) -> Answer:
-        asked: ReadOutbox = call.query
+        query: ReadOutbox = call.query
         found = await deliveries(
             self._queues,
             call.path["queue"],
             self._redaction,
-            kind=asked.kind,
-            after=asked.after,
-            limit=asked.limit,
+            kind=query.kind,
+            after=query.after,
+            limit=query.limit,
         )
         return Answer(200, found)
 
@@ -409,7 +420,7 @@ class Api:
 
 
 def _is_own(call: Call, job: JobRecord) -> bool:
-    """Whether the asking key submitted the job. A local caller without a key sees masks too."""
+    """Whether the caller's key submitted the job. A local caller without a key sees masks too."""
     return bool(job.requester) and call.caller.owns(job.requester)
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -32,12 +32,12 @@ from tenure.core.job import NewJob
 from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
-from tenure.dashboard.api import Api, SearchLimit
+from tenure.dashboard.api import Api, SearchLimit, run_while_connected, until_disconnected
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import Finder, parse_now
-from tenure.dashboard.views import Warn, outboxes
+from tenure.dashboard.views import QueueWarning, outboxes
 from tenure.dashboard.watch import Live, Watch
 
 _log = structlog.get_logger("tenure.dashboard")
@@ -47,22 +47,8 @@ _POLICY = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _ROUTE = "tenure.route"
-_LOOK = Right("observe", "all")
-RIGHTS = {
-    **dict.fromkeys(("/", "/jobs", "/jobs/confirm", "/jobs/{queue}/{job_id:path}"), _LOOK),
-    **dict.fromkeys(("/queues", "/workers", "/dead", "/outbox", "/history"), _LOOK),
-    **dict.fromkeys(("/audit", "/bulk/{bulk_id}", "/live"), _LOOK),
-    "/ui/act": Right("admin", "all", does="VERB", audit="handler"),
-    "/ui/bulk": Right("admin", "all", does="VERB all", audit="handler"),
-    "/ui/bulk/stop": Right("admin", "all", does="stop VERB all", audit="handler"),
-    "/ui/queue": Right("admin", "all", does="pause or resume", audit="handler"),
-    "/ui/redeliver": Right("admin", "all", does="redeliver", audit="handler"),
-    "/ui/submit": Right("admin", "all", does="submit", audit="handler"),
-    "/ui/replay": Right("admin", "all", does="replay JOB", audit="handler"),
-    **dict.fromkeys(("/login", "/logout"), Right("", "none", does="sign in, out", audit="never")),
-    "/static/{digest}/{name}": OPEN,
-}
-"""What each page, form and file asks of its caller. A route that is not here is not served."""
+_READ = Right("observe", "all")
+_SIGN_IN = Right("", "none", does="sign in, out", audit="never")
 
 _STORE_AWAY = {
     "title": "The store does not answer",
@@ -86,6 +72,7 @@ _MEDIA = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
+_FormHandler: TypeAlias = Callable[[PageRequest], Awaitable[str]]
 _ASSETS = ("app.css", "uplot.css", "htmx.js", "uplot.js", "app.js", "icon.svg")
 
 
@@ -146,7 +133,7 @@ def templates() -> Environment:
     return made
 
 
-async def _no_warnings() -> list[Warn]:
+async def _no_warnings() -> list[QueueWarning]:
     return []
 
 
@@ -163,7 +150,7 @@ class Dashboard:
         trace_url: str = "",
         lake: str = "",
         version: str = "",
-        store_warnings: Callable[[], Awaitable[list[Warn]]] = _no_warnings,
+        store_warnings: Callable[[], Awaitable[list[QueueWarning]]] = _no_warnings,
         read_body: Callable[[Request, int], Awaitable[bytes]],
         form_bytes_max: int,
     ) -> None:
@@ -192,6 +179,7 @@ class Dashboard:
             store_warnings=store_warnings,
         )
         self._forms = _Forms(queues, self.actions, self._notices, redaction)
+        self._routes = self._declare_routes()
 
     def endpoints(self) -> list[Endpoint]:
         """/api, for programs."""
@@ -208,20 +196,30 @@ class Dashboard:
         await self.watch.close()
 
     def routes(self) -> list[Route]:
-        """Pages, forms and files."""
+        """Pages, forms and static files."""
+        return [route for route, _ in self._routes]
+
+    @property
+    def rights(self) -> dict[str, Right]:
+        """The right that each of these routes requires, by path."""
+        return {route.path: right for route, right in self._routes}
+
+    def _declare_routes(self) -> list[tuple[Route, Right]]:
+        pages = [
+            (Route(path, self._page(path, handle)), _READ)
+            for path, handle in self._pages.handlers().items()
+        ]
+        forms = []
+        for path, (does, act) in self._forms.handlers().items():
+            right = Right("admin", "all", does=does, audit="handler")
+            forms.append((Route(path, self._form(path, act, right), methods=["POST"]), right))
         return [
-            Route("/live", self._serve_live),
-            Route("/login", self._login, methods=["GET", "POST"]),
-            Route("/logout", self._logout, methods=["POST"]),
-            Route("/static/{digest}/{name}", _static),
-            *(
-                Route(path, self._page(path, handle))
-                for path, handle in self._pages.handlers().items()
-            ),
-            *(
-                Route(path, self._form(path, act), methods=["POST"])
-                for path, act in self._forms.handlers().items()
-            ),
+            (Route("/live", self._serve_live), _READ),
+            (Route("/login", self._login, methods=["GET", "POST"]), _SIGN_IN),
+            (Route("/logout", self._logout, methods=["POST"]), _SIGN_IN),
+            (Route("/static/{digest}/{name}", _static), OPEN),
+            *pages,
+            *forms,
         ]
 
     def _page(self, path: str, handle: PageHandler) -> Any:
@@ -233,14 +231,14 @@ class Dashboard:
             request.scope[_ROUTE] = path
             admitted: PageRequest | None = None
             try:
-                found = await self._admit(request, RIGHTS[path])
+                found = await self._admit(request, _READ)
                 if isinstance(found, Response):
                     return found
                 admitted = found
                 self.watch.touch()
                 slot.enter_context(self._searches.slot(admitted.who))
-                gone = partial(_until_gone, request)
-                page = await self._searches.attended(gone, handle(admitted))
+                gone = partial(until_disconnected, request.receive)
+                page = await run_while_connected(handle(admitted), gone)
             except NotFound as error:
                 page = _problem(404, "Not found", str(error))
             except StoreError as error:
@@ -254,10 +252,10 @@ class Dashboard:
 
         return endpoint
 
-    def _form(self, path: str, act: Callable[[PageRequest], Awaitable[str]]) -> Any:
+    def _form(self, path: str, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:
             request.scope[_ROUTE] = path
-            admitted = await self._admit(request, RIGHTS[path])
+            admitted = await self._admit(request, right)
             if isinstance(admitted, Response):
                 return admitted
             body = await self._read_body(request, self._form_bytes_max)
@@ -290,7 +288,7 @@ class Dashboard:
         caller = await self._auth.caller(request)
         if caller is None:
             return Response(status_code=401)
-        if RIGHTS["/live"].refusal(caller):
+        if _READ.refusal(caller):
             return Response(status_code=403)
         if self._live.is_full:
             return Response(status_code=503, headers={"retry-after": "1"})
@@ -371,11 +369,6 @@ def _problem(status: int, title: str, text: str) -> Page:
     return Page("problem.html", {"title": title, "text": text}, status=status)
 
 
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _here(admitted: PageRequest | None) -> str:
     """The address of the page without its notice, for forms that come back to it."""
     if admitted is None or admitted.request.method != "GET":
@@ -435,16 +428,16 @@ class _Forms:
         self._notices = notices
         self._redaction = redaction
 
-    def handlers(self) -> dict[str, Callable[[PageRequest], Awaitable[str]]]:
-        """By path."""
+    def handlers(self) -> dict[str, tuple[str, _FormHandler]]:
+        """By path: the name of the action in the audit log, and the handler."""
         return {
-            "/ui/act": self._act,
-            "/ui/bulk": self._bulk,
-            "/ui/bulk/stop": self._bulk_stop,
-            "/ui/queue": self._queue,
-            "/ui/redeliver": self._redeliver,
-            "/ui/submit": self._submit,
-            "/ui/replay": self._replay,
+            "/ui/act": ("VERB", self._act),
+            "/ui/bulk": ("VERB all", self._bulk),
+            "/ui/bulk/stop": ("stop VERB all", self._bulk_stop),
+            "/ui/queue": ("pause or resume", self._queue),
+            "/ui/redeliver": ("redeliver", self._redeliver),
+            "/ui/submit": ("submit", self._submit),
+            "/ui/replay": ("replay JOB", self._replay),
         }
 
     async def _act(self, request: PageRequest) -> str:

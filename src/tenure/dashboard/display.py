@@ -1,8 +1,9 @@
-"""Stored values as people read them: errors, durations, times, facts of a job."""
+"""Formats stored values for people: errors, durations, times, details of a job."""
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
@@ -29,6 +30,11 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     name: str = ""
     message: str = ""
     stack: str = ""
+
+
+def now_ms() -> int:
+    """The wall clock in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 def decode_json(raw: bytes) -> Any:

@@ -37,7 +37,7 @@ from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import COUNT_MAX, HELP, Finder, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
-    Warn,
+    QueueWarning,
     by_kind,
     dead_letters,
     deliveries,
@@ -136,7 +136,7 @@ class Pages:
         *,
         trace_url: str = "",
         lake: str = "",
-        store_warnings: Callable[[], Awaitable[list[Warn]]],
+        store_warnings: Callable[[], Awaitable[list[QueueWarning]]],
     ) -> None:
         self._queues = queues
         self._finder = finder
@@ -348,7 +348,7 @@ class Pages:
         title = f"{bulk.verb.capitalize()} jobs"
         return Page("bulk.html", {"title": title, "bulk": bulk, "back": back})
 
-    async def _warnings(self, now_ms: int) -> list[Warn]:
+    async def _warnings(self, now_ms: int) -> list[QueueWarning]:
         found = warnings(self._watch, now_ms=now_ms)
         try:
             found += await overdue(self._finder, now_ms=now_ms)
@@ -370,7 +370,7 @@ class Pages:
         """How to submit to each queue, with its newest job as the example."""
         made = []
         for served in self._queues:
-            if getattr(served.ledger, "is_outbox", False):
+            if served.ledger.features.is_outbox:
                 continue  # its jobs are made by the steps of other jobs
             job = await self._newest(served)
             task = job.task if job else "chat"

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
-from tenure.core.seam import Counts, Ledger, Query, Staffed
+from tenure.core.seam import Counts, Ledger, Query
 from tenure.dashboard.display import decode_json, duration, error_info
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
 from tenure.dashboard.search import (
@@ -227,7 +227,7 @@ class Deliveries(msgspec.Struct, frozen=True):
     after: str
 
 
-class Warn(msgspec.Struct, frozen=True):
+class QueueWarning(msgspec.Struct, frozen=True):
     """Something a person should know. `remedy` says what helps."""
 
     queue: str
@@ -348,9 +348,7 @@ async def _workers(served: OpenQueue, finder: Finder, watch: Watch) -> list[Work
     running: dict[str, list[JobRow]] = {}
     for found in await _newest(finder, _RUNNING_MAX, queue=served.name, kind="running"):
         running.setdefault(found.job.worker_id, []).append(job_row(found.queue, found.job))
-    beats = {}
-    if isinstance(served.ledger, Staffed):
-        beats = {beat.worker_id: beat for beat in await served.ledger.workers()}
+    beats = {beat.worker_id: beat for beat in await served.ledger.workers()}
     recent_ms = time.time_ns() // 1_000_000 - _GONE_MS
     observed = watch.observers[served.name].workers
     seen = {name: worker for name, worker in observed.items() if worker.last_ms > recent_ms}
@@ -438,40 +436,42 @@ def backlog(queue: str, counts: Counts, *, per_worker: int) -> Backlog:
     return Backlog(queue, waiting, running, counts.workers, desired, counts.oldest_waiting_ms)
 
 
-def warnings(watch: Watch, *, now_ms: int) -> list[Warn]:
+def warnings(watch: Watch, *, now_ms: int) -> list[QueueWarning]:
     """What is wrong with the queues, judged by counts and journals."""
-    found: list[Warn] = []
+    found: list[QueueWarning] = []
     for name, observer in watch.observers.items():
         if observer.away:
-            found.append(Warn(name, "the store does not answer", "tenure doctor"))
+            found.append(QueueWarning(name, "the store does not answer", "tenure doctor"))
             continue
         if observer.counts is not None:
             found += _queue_warnings(name, observer.counts, observer.last_claim_ms, now_ms)
         if observer.missing:
             text = f"a gap in its journal: {observer.missing} steps of the last quarter of an hour "
             remedy = "keep more of it (journal_bytes, journal_days), and the append-only file on: "
-            found.append(Warn(name, text + "are not in it", remedy + "tenure doctor"))
+            found.append(QueueWarning(name, text + "are not in it", remedy + "tenure doctor"))
         if observer.sampled:
             text = "the journal is faster than this page: figures are sampled"
-            found.append(Warn(name, text, "scrape /metrics for exact figures"))
+            found.append(QueueWarning(name, text, "scrape /metrics for exact figures"))
     return found
 
 
-def _queue_warnings(name: str, counts: Counts, last_claim_ms: int, now_ms: int) -> list[Warn]:
+def _queue_warnings(
+    name: str, counts: Counts, last_claim_ms: int, now_ms: int
+) -> list[QueueWarning]:
     waiting = by_kind(counts)["waiting"]
     link = f"/jobs?q=queue:{name}+is:waiting"
     if counts.paused:
-        return [Warn(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
+        return [QueueWarning(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
     if waiting and not counts.workers and now_ms - last_claim_ms > _OVERDUE_MS:
         text = f"no worker, and {waiting} jobs wait"
-        return [Warn(name, text, "tenure worker TASKS --from URL", link)]
+        return [QueueWarning(name, text, "tenure worker TASKS --from URL", link)]
     if counts.oldest_waiting_ms > _OLD_MS:
         text = f"the oldest job has waited {duration(counts.oldest_waiting_ms)}"
-        return [Warn(name, text, "add workers or slots", link)]
+        return [QueueWarning(name, text, "add workers or slots", link)]
     return []
 
 
-async def overdue(finder: Finder, *, now_ms: int) -> list[Warn]:
+async def overdue(finder: Finder, *, now_ms: int) -> list[QueueWarning]:
     """Queues with jobs whose lease ran out long ago: no worker does their upkeep."""
     late = Counter(
         found.queue
@@ -479,7 +479,7 @@ async def overdue(finder: Finder, *, now_ms: int) -> list[Warn]:
         if 0 < found.job.lease_until_ms < now_ms - _OVERDUE_MS
     )
     return [
-        Warn(
+        QueueWarning(
             queue,
             f"{count} leases ran out and nobody took the jobs back",
             "start a worker: workers do the upkeep",

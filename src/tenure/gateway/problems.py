@@ -1,6 +1,6 @@
-"""Every error a client can see, as RFC 9457 problem+json: one shape, made in one place.
+"""Errors as RFC 9457 problem documents.
 
-`code` is for programs, `detail` for people, `type` leads to the entry in /docs.
+`code` is for programs, `detail` for people, `type` links to the entry in /docs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tenure.core.errors import (
 MEDIA = b"application/problem+json"
 STORE_RETRY_S = 2
 
-# Each code with its status and what it tells the reader of /docs.
+# Each code with its status and its text in /docs.
 CODES: dict[str, tuple[int, str]] = {
     "bad_http": (400, "The request is not HTTP/1.1."),
     "bad_json": (400, "The body is not JSON."),
@@ -70,7 +70,7 @@ CODES: dict[str, tuple[int, str]] = {
 
 
 class Problem(Exception):
-    """An error with its HTTP answer. `code` is one of `CODES`; `extra` becomes members."""
+    """An error with its HTTP response. `code` is one of `CODES`; `extra` adds members."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Problem(Exception):
         retry_after_s: int = 0,
         **extra: Any,
     ) -> None:
-        status, usual = CODES[code]
-        super().__init__(detail or usual)
+        status, text = CODES[code]
+        super().__init__(detail or text)
         self.code = code
         self.status = status
-        self.detail = detail or usual
+        self.detail = detail or text
         self.headers = headers
         self.extra = extra
         if retry_after_s:
@@ -107,13 +107,13 @@ class Problem(Exception):
 
 
 def title_of(status: int) -> str:
-    """The name of a status as RFC 9110 has it; Python before 3.13 knows older names of two."""
+    """The name of a status in RFC 9110; Python before 3.13 has older names for two."""
     newer = {413: "Content Too Large", 422: "Unprocessable Content"}
     return newer.get(status) or HTTPStatus(status).phrase
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """The problem for an error of Tenure; None for a fault of our own."""
+    """The problem of an error of Tenure; None for an unexpected exception."""
     match error:
         case Problem():
             return error
@@ -129,10 +129,10 @@ def problem_of(error: Exception) -> Problem | None:
             wait_s = 1 if CODES[code][0] in (429, 503) else 0
             return Problem(code, str(error), retry_after_s=wait_s, **_member("field", error.reply))
         case ServerError():
-            # Its own words are for the log, but for those that name a key of the queue.
+            # The store's message is only logged, except `named`, which names a key of the queue.
             return Problem("store_refused", error.named, retry_after_s=STORE_RETRY_S)
         case StoreError():
-            # The store's own words may name hosts: they are for the log, not for the client.
+            # The store's message may name hosts, so it is logged and not sent.
             return Problem("store_away", retry_after_s=STORE_RETRY_S)
         case TenureError():
             return Problem("conflict", str(error))

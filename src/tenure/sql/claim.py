@@ -234,7 +234,8 @@ class Claimer:
             gid=row["gid"],
             priority=row["priority"],
             trace=row["trace"],
-            extra=(row["requester_id"], row["status_webhook_url"], row["credential_version"]),
+            requester=row["requester_id"] or "",
+            webhook_url=row["status_webhook_url"] or "",
         )
 
 

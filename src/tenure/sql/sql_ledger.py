@@ -12,7 +12,15 @@ import msgspec
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    LedgerFeatures,
+    Page,
+    Query,
+    WorkerBeat,
+)
 from tenure.core.state import Machine
 from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
 from tenure.sql.settle import decide
@@ -192,6 +200,11 @@ class SqlLedger:
     def is_outbox(self) -> bool:
         """Whether its jobs are events to be delivered."""
         return self._settings.table == OUTBOX
+
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures(is_outbox=self.is_outbox, unfinished=self.unfinished)
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""

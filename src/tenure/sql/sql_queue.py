@@ -16,7 +16,7 @@ from tenure.core.errors import InvalidTransition, LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.seam import Quarantined, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.sql.claim import CLAIM_MAX, Claimer
 from tenure.sql.engine import Engine, QueueSettings
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
@@ -37,7 +37,7 @@ class SqlQueue:
     """
 
     claim_max = CLAIM_MAX
-    holds_nul = False
+    slots_max = 0
 
     def __init__(
         self,
@@ -67,14 +67,19 @@ class SqlQueue:
         )
 
     @property
-    def settles_at_once(self) -> int:
-        """On PostgreSQL one batch is processed while another waits for the disk."""
-        return 2 if self._engine.dialect == "postgres" else 1
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam.
 
-    @property
-    def lease_ms(self) -> int:
-        """How long a lease lasts; known before the first claim."""
-        return self._settings.lease_ms
+        On PostgreSQL one settle is processed while another waits for the disk.
+        """
+        return QueueFeatures(
+            lease_ms=self._settings.lease_ms,
+            claim_max=self.claim_max,
+            slots_max=self.slots_max,
+            settles_at_once=2 if self._engine.dialect == "postgres" else 1,
+            holds_nul=False,
+            take_quarantined=self.take_quarantined,
+        )
 
     @property
     def slots(self) -> int:

@@ -159,11 +159,10 @@ class Delivery:
 
 
 def outbox_delivery(lease: Lease) -> Delivery:
-    """The delivery that an outbox lease stands for; its `extra` begins with requester and URL."""
-    extra = lease.extra
-    if not (isinstance(extra, tuple | list) and len(extra) > 1 and extra[1]):
+    """The delivery that an outbox lease stands for; raises `Fatal` without a URL."""
+    if not lease.webhook_url:
         raise Fatal(f"event {lease.job_id} does not say where to deliver it", code="no_url")
-    return Delivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
+    return Delivery(lease.job_id, lease.webhook_url, lease.requester, lease.payload)
 
 
 class Running(Protocol):

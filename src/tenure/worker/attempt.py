@@ -229,7 +229,7 @@ class Executor:
         if attempt.lost or outcome is None:
             self._lost(attempt, "it ran out, or the store said so")
             return
-        if outcome.until == "children" and not attempt.source.features.has_children:
+        if outcome.until == "children" and attempt.source.features.children is None:
             outcome = childless(attempt.lease)
         attempt.outcome = outcome
         attempt.source.settle(attempt, outcome)

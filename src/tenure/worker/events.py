@@ -169,6 +169,12 @@ class Notifier:
         """Loop and keeper are alive."""
         self.send("WATCHDOG=1")
 
+    async def feed_watchdog(self, watchdog_ms: int) -> None:
+        """Feed the watchdog twice in `watchdog_ms` while the event loop runs; 0: there is none."""
+        while watchdog_ms:
+            self.watchdog()
+            await asyncio.sleep(watchdog_ms / 2000)
+
     def close(self) -> None:
         """Close the socket."""
         if self._socket is not None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -107,6 +106,7 @@ class Job(msgspec.Struct, eq=False):
     _timeout_s: float | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
+    _opts: dict[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -148,11 +148,11 @@ class Job(msgspec.Struct, eq=False):
     @property
     def opts(self) -> dict[str, Any]:
         """The options it was added with, in the contract's own words; {} where it keeps none."""
-        extra = self._attempt.lease.extra
-        opts = extra.get("opts") if isinstance(extra, dict) else getattr(extra, "opts", None)
-        if isinstance(opts, bytes):  # in a child process
-            return cast("dict[str, Any]", json.loads(opts))
-        return opts or {}
+        if self._opts is None:
+            source = self._attempt.source
+            read = source.features.job_options if source is not None else None
+            self._opts = read(self._attempt.lease) if read is not None else {}
+        return self._opts
 
     @property
     def cancelled(self) -> bool:
@@ -175,7 +175,7 @@ class Job(msgspec.Struct, eq=False):
     def update_data(self, data: Any) -> Awaitable[None]:
         """Replace the payload, here and in the store: the next attempt begins with it.
 
-        `await` it in an `async def` handler, as `report`. Only where the contract has it (bullmq).
+        `await` it in an `async def` handler, as `report`. Not all contracts have it.
         """
         news = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
         self._payload = data

@@ -126,7 +126,8 @@ def backed_off(attempt: Attempt, outcome: Outcome, error: BaseException) -> Outc
     It returns how long to wait, or -1 to give the job up. A function that raises gives it up too.
     """
     lease, task = outcome.lease, attempt.task
-    named = attempt.source.custom_backoff(lease)
+    custom_backoff = attempt.source.features.custom_backoff
+    named = custom_backoff(lease) if custom_backoff is not None else None
     if named is None or task is None or task.backoff is None:
         return outcome
     if lease.attempt >= (lease.max_attempts or 1):

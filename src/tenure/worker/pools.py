@@ -117,6 +117,7 @@ class _Call(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float | None
     retry: RetryPolicy | None
     chance: float
+    opts: bytes
 
 
 class _Written(msgspec.Struct, frozen=True, tag=True):
@@ -213,7 +214,7 @@ class _Wire:
 
 def _live(call: _Call, wire: _Wire) -> Outcome:
     attempt = Attempt(call.lease, float("inf"), time.monotonic())
-    job = Job(attempt, wire.report, call.worker_id, call.timeout_s)
+    job = Job(attempt, wire.report, call.worker_id, call.timeout_s, _opts=json.loads(call.opts))
     current_job.set(job)
     try:
         handler = _find_handler(*call.where)
@@ -342,11 +343,11 @@ class _ProcessPool:
         async with self._free:
             child = await self._ready()
             try:
-                # `extra` is the contract's own and may be anything; the handler sees its options.
-                # They go as JSON, since MessagePack has no integers beyond 64 bits.
-                extra = {"opts": json.dumps(attempt.job.opts).encode()}
-                lease = msgspec.structs.replace(attempt.lease, extra=extra)
-                call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance)
+                # `extra` is private to the queue and may be anything. The options go as JSON, since
+                # MessagePack has no integers beyond 64 bits.
+                lease = msgspec.structs.replace(attempt.lease, extra=None)
+                opts = json.dumps(attempt.job.opts).encode()
+                call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance, opts)
                 child.send(_Call(*call))
                 outcome = await _converse(child, attempt, begun)
             except BaseException:

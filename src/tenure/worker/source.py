@@ -12,10 +12,10 @@ import msgspec
 import structlog
 
 from tenure.core.errors import LeaseLost, StoreUnreachable, UsageError
-from tenure.core.lease import Lease, Report
+from tenure.core.lease import Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import open_queue, parse_url
-from tenure.core.seam import Quarantining, Queue, Staffing, features
+from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Watch
 from tenure.worker.job import Attempt, Ending
@@ -209,7 +209,7 @@ class Source:
     ) -> None:
         self.name = name
         self.queue = queue
-        self.features = features(queue)
+        self.features = queue.features
         self.share = context.slots.share(self.features.claim_max, self.features.slots_max)
         self.contact = Contact(name)
         self.attempts: dict[Attempt, None] = {}
@@ -220,10 +220,9 @@ class Source:
         self._watch = context.watch
         self._end = end
         self._quarantined = context.metrics.quarantined
-        self._take_quarantined = queue.take_quarantined if isinstance(queue, Quarantining) else None
-        if self._take_quarantined is not None:
+        if self.features.take_quarantined is not None:
             self._quarantined.setdefault(name, 0)
-        self.tell_slots(context.slots.total)
+        queue.slots = context.slots.total
         self.settles = Flusher(
             queue.settle,
             answered=settled,
@@ -260,18 +259,13 @@ class Source:
 
     def note_quarantined(self) -> None:
         """Log and count the records that the queue has set aside since the last call."""
-        if self._take_quarantined is None:
+        if self.features.take_quarantined is None:
             return
-        for record in self._take_quarantined():
+        for record in self.features.take_quarantined():
             self._quarantined[self.name] += 1
             log.warning(
                 "record_quarantined", queue=self.name, job_id=record.job_id, reason=record.reason
             )
-
-    def tell_slots(self, slots: int) -> None:
-        """Let the store know how many jobs run at once, if it wants to."""
-        if isinstance(self.queue, Staffing):
-            self.queue.slots = slots
 
     async def keep_up(self) -> None:
         """Upkeep at once, which also is the first contact, then every `upkeep_ms`, jittered."""
@@ -293,14 +287,9 @@ class Source:
 
     async def children(self, job_id: str) -> Any:
         """What the children of a job left, in the words of the queue's contract."""
-        if not self.features.has_children:
+        if self.features.children is None:
             raise UsageError(f"jobs of {self.name} have no children")
-        return await self.queue.children(job_id)  # type: ignore[attr-defined]
-
-    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
-        """The name of a backoff that the queue does not know, and the attempts made by now."""
-        ask = getattr(self.queue, "custom_backoff", None)
-        return ask(lease) if ask is not None else None
+        return await self.features.children(job_id)
 
     # outcomes and reports -----------------------------------------------------------------------
 
@@ -324,7 +313,7 @@ class Source:
     def report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
         """Queue news of a running attempt; the future is done when the store has it."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if report.payload and not self.features.has_data:
+        if report.payload and not self.features.replaces_payload:
             raise UsageError(f"a handler cannot replace the payload of a job of {self.name}")
         if attempt.concluded or attempt.lost:
             written.set_exception(LeaseLost(attempt.lease.job_id, "this attempt is over"))

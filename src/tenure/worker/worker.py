@@ -201,7 +201,7 @@ class Worker:
         if self.state != "new":
             self._pools.resize(self._capacity)
         for service in self._services:
-            service.source.tell_slots(self._slots.total)
+            service.source.queue.slots = self._slots.total
 
     def _pause(self, paused: bool) -> None:
         if paused != self._slots.paused:

@@ -20,11 +20,12 @@ from tenure.cli.bridge import Bridge, moved_id
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.registry import open_ledger, open_queue
-from tenure.core.seam import Query, Staffing
+from tenure.core.seam import Query
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres
 from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli
+from tests.contract.stages import Staffing
 
 
 @pytest.fixture

@@ -278,7 +278,7 @@ async def test_an_export_over_http_is_for_admins_and_verifies(shelf: Shelf) -> N
         part = linked(reply.body.splitlines())
         assert [link.seq for link in part] == [2, 3, 4, 5]
         assert not verify(part, whole=False).problem
-        name = running.gateway.served[0].name
+        name = running.gateway.queues[0].name
         assert (await acts.post(f"/api/queues/{name}/pause")).status == 200
         newest = (await sees.get("/api/audit?limit=1")).json["entries"][0]
         assert (newest["action"], newest["seq"]) == ("pause", 7)

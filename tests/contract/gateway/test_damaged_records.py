@@ -62,7 +62,7 @@ async def test_a_wild_entry_is_reported_and_ends_no_audit_log(
     site: Site, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = await site.gateway()
-    web, name = Web(running.url), running.gateway.served[0].name
+    web, name = Web(running.url), running.gateway.queues[0].name
     await _three_acts(web, name)
     key = f"{site.ns}tenure:audit"
     place, fields = WILD[how]
@@ -79,7 +79,7 @@ async def test_a_wild_entry_is_reported_and_ends_no_audit_log(
 
 async def test_a_log_whose_last_id_was_used_and_removed_goes_on(site: Site) -> None:
     running = await site.gateway()
-    web, name = Web(running.url), running.gateway.served[0].name
+    web, name = Web(running.url), running.gateway.queues[0].name
     await _three_acts(web, name)
     key = f"{site.ns}tenure:audit"
     await site.redis.call("XADD", key, LAST_ID, "x", "y")
@@ -94,7 +94,7 @@ async def test_an_action_is_refused_before_it_is_done_when_the_log_takes_no_entr
     site: Site,
 ) -> None:
     running = await site.gateway()
-    web, name = Web(running.url), running.gateway.served[0].name
+    web, name = Web(running.url), running.gateway.queues[0].name
     key = f"{site.ns}tenure:audit"
     await site.redis.call("SET", key, "not a stream")
     reply = await web.post(f"/api/queues/{name}/pause")

@@ -15,7 +15,6 @@ from tenure.core.job import NewJob
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import Redaction
 from tenure.core.registry import contract_names, open_queue
-from tenure.core.seam import Staffing
 from tenure.dashboard.queues import kind_of
 from tenure.dashboard.search import Finder
 from tenure.dashboard.views import overdue
@@ -26,6 +25,7 @@ from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
+from tests.contract.stages import Staffing
 from tests.contract.unwanted import given_up
 from tests.waiting import until
 
@@ -61,7 +61,7 @@ async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenera
     stage = await adapters(servers)[request.param].open(lease_ms=10_000)
     try:
         async with serving(GatewaySettings(queues=(served_url(stage),), port=0)) as running:
-            yield Place(stage, Web(running.url), running.gateway.served[0].name)
+            yield Place(stage, Web(running.url), running.gateway.queues[0].name)
     finally:
         await stage.close()
 

@@ -35,6 +35,7 @@ from tenure.core.seam import (
     PAGE_BYTES,
     READ_STEP,
     Counts,
+    LedgerFeatures,
     Page,
     Query,
     WorkerBeat,
@@ -94,6 +95,11 @@ class BullmqLedger:
         self._scripts = Scripts(redis, options)
         self._finder = Finder(redis, options)
         self._prefix = options.key_prefix
+
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures()
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""

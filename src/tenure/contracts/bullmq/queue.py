@@ -40,7 +40,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.core.seam import Quarantined, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
 
 _VERDICTS: dict[bytes, Verdict] = {
@@ -63,12 +63,6 @@ _RESERVED_EVENTS = frozenset(
 
 class BullmqQueue:
     """A queue of the contract, for one event loop. `worker_id` is the name it works under."""
-
-    claim_max = BATCH_MAX
-    has_children = True
-    """A handler may let its job wait for children that it added (`Park`)."""
-    has_data = True
-    """A handler may replace its job's data (`Job.update_data`)."""
 
     def __init__(
         self, redis: Redis, options: Options, *, worker_id: str = "", url: str = ""
@@ -145,10 +139,6 @@ class BullmqQueue:
         """The children of a job: what each of them left, and which are still to come."""
         return await read_children(self._redis, self._options.key_prefix + job_id)
 
-    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
-        """A backoff that only a function of the task can know, and how many attempts were made."""
-        return _custom_backoff(lease)
-
     async def upkeep(self) -> Upkeep:
         """Promote, take back, trim; every worker may do it as often as it likes."""
         options = self._options
@@ -166,6 +156,18 @@ class BullmqQueue:
         if reply[6]:
             await self._scripts.restore()
         return Upkeep(*reply[:5])
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam."""
+        return QueueFeatures(
+            claim_max=BATCH_MAX,
+            replaces_payload=True,
+            take_quarantined=self.take_quarantined,
+            children=self.children,
+            custom_backoff=_custom_backoff,
+            job_options=_job_options,
+        )
 
     def take_quarantined(self) -> list[Quarantined]:
         """What was set aside since the last call."""
@@ -235,6 +237,10 @@ def _decide(outcome: Outcome, job: JobOptions, last: bool) -> tuple[str, int]:
     if outcome.until == "children":
         return "park", backoff_ms(job.backoff, _made(lease))
     return "limit" if outcome.until == "rest" else kind, outcome.delay_ms
+
+
+def _job_options(lease: Lease) -> dict[str, Any]:
+    return claimed_of(lease).opts
 
 
 def _custom_backoff(lease: Lease) -> tuple[str, int] | None:

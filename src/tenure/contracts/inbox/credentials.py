@@ -137,7 +137,7 @@ class InboxCredentials:
     async def read(self, lease: Lease) -> Any:
         """What is stored now; raises `LeaseLost` when the claim is not the current one."""
         row = await self._columns.read(lease)
-        return _vault("credentials").StoredCredentials(
+        return _vault().StoredCredentials(
             binding=_binding(lease.job_id, row),
             sealed=_sealed(row),
             refresh_url=row["refresh_url"] or "",
@@ -155,7 +155,7 @@ class InboxCredentials:
     async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[Any]:
         """Rows under another key than this one, in the order of their job ids."""
         rows = await self._columns.page(not_under=not_under, after=after, limit=limit)
-        wrapped = _vault("rotation").WrappedKey
+        wrapped = _vault().WrappedKey
         return [
             wrapped(
                 binding=_binding(row["job_id"], row),
@@ -192,19 +192,19 @@ def _columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:
     return sealed.encrypted, sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version
 
 
-def _vault(module: str) -> Any:
-    return importlib.import_module(f"tenure.vault.{module}")
+def _vault() -> Any:
+    return importlib.import_module("tenure.vault")
 
 
 def _binding(job_id: str, row: Row) -> Any:
-    binding = _vault("envelope").Binding
+    binding = _vault().Binding
     return binding(job_id, row["requester_id"], row["credential_version"])
 
 
 def _sealed(row: Row) -> Any:
     if row["storage_creds_encrypted"] is None:
         return None
-    return _vault("envelope").Sealed(
+    return _vault().Sealed(
         encrypted=bytes(row["storage_creds_encrypted"]),
         dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
         kek_id=row["storage_creds_kek_id"],

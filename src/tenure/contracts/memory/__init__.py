@@ -27,8 +27,10 @@ from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import Contract, QueueUrl
 from tenure.core.seam import (
     Counts,
+    LedgerFeatures,
     Page,
     Query,
+    QueueFeatures,
     Upkeep,
     WorkerBeat,
     first_page,
@@ -180,6 +182,11 @@ class MemoryQueue:
         self._received = 0
         self._claiming = asyncio.Lock()
 
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam: nothing."""
+        return QueueFeatures()
+
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         return await self._wire("submit", lambda store: [store.submit(job) for job in jobs])
 
@@ -248,6 +255,11 @@ class MemoryLedger:
     def __init__(self, shared: SharedStore) -> None:
         self._run = shared.run
 
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam: nothing."""
+        return LedgerFeatures()
+
     async def get(self, job_id: str) -> JobRecord | None:
         return self._run(
             lambda store: store.jobs[job_id].record() if job_id in store.jobs else None
@@ -283,6 +295,9 @@ class MemoryLedger:
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         return self._run(lambda store: [store.remove(job_id) for job_id in job_ids])
+
+    async def probe(self) -> None:
+        """Nothing can refuse a write."""
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -16,6 +16,7 @@ from tenure.core.seam import (
     PAGE_BYTES,
     READ_STEP,
     Counts,
+    LedgerFeatures,
     Page,
     Query,
     WorkerBeat,
@@ -84,6 +85,11 @@ class OmniqLedger:
         self._calls = Calls(redis, options.queue)
         self._base = queue_base(options.queue)
         self._task = options.task or options.queue
+
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures()
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job's hash, or None when there is none (any more)."""

@@ -29,7 +29,7 @@ from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict
-from tenure.core.seam import Quarantined, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,
@@ -155,15 +155,12 @@ class Claimer:
 class OmniqQueue:
     """A queue of the contract, for one event loop. `worker_id` is the name it works under."""
 
-    claim_max = BATCH_MAX
-
     def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
         self._redis = redis
         self._options = options
         self.name = options.queue
         self._task = options.task or options.queue
         self.worker_id = safe_worker_id(worker_id)
-        self.lease_ms = options.timeout_ms
         self.slots = 0
         self._calls = Calls(redis, options.queue)
         self._claimer = Claimer(self._calls, options, self.worker_id)
@@ -252,6 +249,15 @@ class OmniqQueue:
         if reply[5]:
             await repair(self._calls, options.queue)
         return Upkeep(*reply[:5])
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam."""
+        return QueueFeatures(
+            lease_ms=self._options.timeout_ms,
+            claim_max=BATCH_MAX,
+            take_quarantined=self.take_quarantined,
+        )
 
     def take_quarantined(self) -> list[Quarantined]:
         """Records that could not be read and were set aside since the last call."""

@@ -11,7 +11,7 @@ from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, attempt_id_of, stream_of
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.seam import Counts, Page, Query, WorkerBeat
+from tenure.core.seam import Counts, LedgerFeatures, Page, Query, WorkerBeat
 from tenure.sql.engine import ROW_MACHINE, Engine
 from tenure.sql.sql_ledger import SqlLedger
 
@@ -30,6 +30,11 @@ class PlaneLedger:
         }
         self.default_stream = options.names[0]
         self._first = next(iter(self._boxes.values()))
+
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures(unfinished=self.unfinished)
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""

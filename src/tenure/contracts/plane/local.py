@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tenure.contracts.plane.model import CONTRACT, PlaneOptions
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.errors import UsageError
 from tenure.core.registry import QueueUrl
+from tenure.core.seam import QueueFeatures
 from tenure.sql import open_engine
 from tenure.sql.engine import Engine
 from tenure.store.redis import Redis
@@ -18,9 +21,16 @@ class LocalQueue(PlaneQueue):
     def __init__(self, plane: Plane, *, worker_id: str = "") -> None:
         super().__init__(plane, streams=plane.streams, worker_id=worker_id)
         self.plane = plane
-        self.start = plane.start
-        self.drain = plane.drain
-        self.take_quarantined = plane.take_quarantined
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam."""
+        return msgspec.structs.replace(
+            super().features,
+            take_quarantined=self.plane.take_quarantined,
+            start=self.plane.start,
+            drain=self.plane.drain,
+        )
 
 
 def open_plane(url: QueueUrl) -> Plane:

@@ -16,7 +16,7 @@ from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.seam import Upkeep
+from tenure.core.seam import QueueFeatures, Upkeep
 
 _LIMIT_MAX = 500
 _LOST_MAX = 20
@@ -25,15 +25,17 @@ _LOST_MAX = 20
 class PlaneQueue:
     """A queue of some streams for one worker and one event loop."""
 
-    claim_max = _LIMIT_MAX
-    holds_nul = False
-
     def __init__(self, verbs: Verbs, *, streams: tuple[str, ...], worker_id: str = "") -> None:
         self.verbs = verbs
         self.worker_id = worker_id or anonymous()
         self.slots = 0
         self._streams = streams
         self._unanswered: list[str] = []
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam."""
+        return QueueFeatures(claim_max=_LIMIT_MAX, holds_nul=False)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; an id or idempotency key seen before answers with the job it stands for."""

@@ -18,6 +18,7 @@ from tenure.core.seam import (
     PAGE_BYTES,
     READ_STEP,
     Counts,
+    LedgerFeatures,
     Page,
     Query,
     WorkerBeat,
@@ -80,6 +81,11 @@ class StreamsLedger:
         self._keys = keys(options.namespace)
         self._interrupts = f"{options.namespace}jobs:interrupt:{secrets.token_hex(6)}"
         self._interrupted: Arg = "0-0"
+
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures(unfinished=self.unfinished, changes=self.changes, waiter=self)
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job's hash, or None when there is none (any more).

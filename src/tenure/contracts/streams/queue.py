@@ -33,7 +33,7 @@ from tenure.core.job import (
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Outcome, Verdict
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
-from tenure.core.seam import Quarantined, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
@@ -73,8 +73,6 @@ class _Drained(NamedTuple):
 
 class StreamsQueue:
     """A queue of the contract, for one event loop. `worker_id` is the consumer it claims as."""
-
-    claim_max = BATCH_MAX
 
     def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
         self._redis = redis
@@ -187,6 +185,11 @@ class StreamsQueue:
         )
         self._set_aside(aside)
         return Upkeep(*counts)
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam."""
+        return QueueFeatures(claim_max=BATCH_MAX, take_quarantined=self.take_quarantined)
 
     def take_quarantined(self) -> list[Quarantined]:
         """What was set aside since the last call."""

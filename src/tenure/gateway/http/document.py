@@ -1,4 +1,4 @@
-"""The OpenAPI and AsyncAPI documents, made from the endpoints, and /docs made from the former."""
+"""The OpenAPI and AsyncAPI documents, made from the endpoints, and the page /docs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "tags": [endpoint.tag],
         "parameters": _parameters(endpoint),
         "responses": _responses(endpoint),
-        # The anonymous local caller needs neither.
+        # {} is the anonymous local caller.
         "security": [{"bearer": []}, {"apiKey": []}, {}] if endpoint.right.scope else [],
     }
     if endpoint.description:
@@ -138,7 +138,7 @@ def _responses(endpoint: Endpoint) -> dict[str, Any]:
 def _reply(reply: Reply) -> dict[str, Any]:
     made: dict[str, Any] = {"description": reply.description}
     if reply.shape is not None:
-        # An event stream is text as a whole; its frames are in the AsyncAPI document.
+        # OpenAPI describes an event stream as text; its frames are in the AsyncAPI document.
         shape = str if reply.media == "text/event-stream" else reply.shape
         made["content"] = {reply.media: {"schema": _schema(shape)}}
         made["content"] |= {media: {"schema": _schema(str)} for media in reply.also}
@@ -176,7 +176,7 @@ def _structs(shape: Any) -> tuple[Any, ...]:
 
 
 def components(types: list[Any]) -> dict[str, Any]:
-    """Their schemas by name. Two types of one name would be known by neither."""
+    """The schemas of these types by name; two types with the same name are refused."""
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     doubled = [name for name in schemas if "." in name]
     if doubled:
@@ -191,7 +191,7 @@ _STREAM = "text/event-stream"
 
 
 def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """An AsyncAPI 3.0 document of the streams among these endpoints, and of all else we send."""
+    """An AsyncAPI 3.0 document: the event streams of these endpoints, /live and the webhooks."""
     streams = [e for e in endpoints if any(r.media == _STREAM for r in e.replies.values())]
     shapes = {
         endpoint.operation: reply.shape
@@ -229,7 +229,7 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             },
         },
         "channels": channels,
-        "operations": {name: _sent(name, channel) for name, channel in channels.items()},
+        "operations": {name: _send_operation(name, channel) for name, channel in channels.items()},
         "components": {
             "messages": {
                 **{
@@ -266,8 +266,7 @@ def _stream(endpoint: Endpoint, shape: Any) -> dict[str, Any]:
     return channel
 
 
-def _sent(name: str, channel: Mapping[str, Any]) -> dict[str, Any]:
-    """We send, whoever is connected receives."""
+def _send_operation(name: str, channel: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "action": "send",
         "channel": {"$ref": f"#/channels/{name}"},
@@ -327,7 +326,7 @@ POLICY = (
 
 
 def docs_page(document: Mapping[str, Any]) -> bytes:
-    """The API document for people, readable without a network."""
+    """The OpenAPI document as an HTML page that needs no network."""
     parts = ["<h1>The API of this gateway</h1>", _access()]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
