@@ -37,10 +37,6 @@ MACHINE_PATHS = re.compile(
     + "|".join(["ro" + "ot", "wo" + "rk", "ho" + "me/[a-z]", "Us" + "ers", "tm" + "p/[a-z]"])
     + r")(?:/|\b)"
 )
-# Modules that nothing imports because they are looked up by name: the parts of a contract's folder
-# (core/registry.py) and what the gateway mounts of it.
-PARTS_OF_A_CONTRACT = {"queue", "journal", "ledger", "routes"}
-
 MODULES = files(SRC, "*.py")
 
 
@@ -171,14 +167,7 @@ def looked_up_by(path: Path) -> set[str]:
 
 def entries() -> set[str]:
     project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
-    scripts = {target.partition(":")[0] for target in project["scripts"].values()}
-    parts = {
-        module_name(path)
-        for folder in contract_folders()
-        for path in folder.glob("*.py")
-        if path.stem in PARTS_OF_A_CONTRACT
-    }
-    return scripts | parts
+    return {target.partition(":")[0] for target in project["scripts"].values()}
 
 
 def test_every_module_is_used_by_another_one() -> None:

@@ -1,12 +1,21 @@
 """Queue URLs: taken apart, checked, and never showing a password."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tenure.core.errors import UnknownContract, UsageError
-from tenure.core.registry import contract_names, open_journal, open_ledger, open_queue, parse_url
+from tenure.core.registry import (
+    contract_names,
+    contracts,
+    open_journal,
+    open_ledger,
+    open_queue,
+    parse_url,
+)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +159,24 @@ def test_a_contract_may_live_in_another_package(
     assert "foreign" in contract_names()
     opened: object = open_queue("foreign+x://host", worker_id="w1")
     assert opened == ("x://host", "w1")
+
+
+def test_the_descriptors_of_all_contracts_load_no_store_and_no_web_server() -> None:
+    code = (
+        "import sys; from tenure.core.registry import contracts; print(len(contracts()));"
+        "heavy = {'hiredis', 'asyncpg', 'sqlite3', 'cryptography', 'starlette', 'structlog', 'ssl'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(len(contract_names())), "[]"]
+
+
+def test_a_state_has_the_same_kind_in_every_contract_that_has_it() -> None:
+    kinds: dict[str, set[str]] = {}
+    for contract in contracts().values():
+        for state in contract.machine.states:
+            kinds.setdefault(state.lower(), set()).add(contract.machine.kind(state))
+    assert {state: found for state, found in kinds.items() if len(found) > 1} == {}
 
 
 def test_passwords_among_the_options_are_not_shown() -> None:
