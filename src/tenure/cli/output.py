@@ -19,7 +19,7 @@ import click
 
 from tenure.cli.config import colours_wanted
 from tenure.core import errors
-from tenure.core.encoding import OBEYED, escaped, one_line
+from tenure.core.encoding import CONTROL_CHARS, escaped, one_line
 
 if TYPE_CHECKING:
     from tenure.core.job import JobRecord
@@ -124,7 +124,7 @@ _STATE_COLOURS = {
 
 
 _MARK = f"\x1b{secrets.token_hex(8)}"
-_UNSAFE = re.compile(rf"[{OBEYED}]|\x1b(?!{_MARK[1:]})")
+_UNSAFE = re.compile(rf"[{CONTROL_CHARS}]|\x1b(?!{_MARK[1:]})")
 _PAINTED = re.compile(r"\x1b\[[0-9]+m")
 
 

@@ -42,7 +42,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
     text: str
 
     def read(self, options: type[Options]) -> tuple[Options, str]:
-        """The contract's options, typed, and the store URL with the parameters it left over."""
+        """The contract's options, typed, and the store's URL with the other parameters."""
         fields = msgspec.structs.fields(options)
         known = {field.encode_name for field in fields}
         mine = {key: value for key, value in self.options.items() if key in known}
@@ -78,7 +78,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the queue is called: its contract, and what tells it from others of the same.
+        """The name of the queue: its contract, and the option that names it, if any.
 
         >>> parse_url("bullmq+redis://h/0?queue=mail").name, parse_url("memory://a").name
         ('bullmq:mail', 'memory')
@@ -96,7 +96,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
 
 
 def _masked(url: str) -> str:
-    """A URL without passwords: its own, and those in its options, one of which may be a URL."""
+    """A URL without passwords, also in its options, which may hold a URL."""
     address, mark, query = url.partition("?")
     before, at, host = address.rpartition("@")
     scheme, _, login = before.partition("://")
@@ -116,7 +116,7 @@ def _masked_option(option: str) -> str:
 
 
 def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
-    """Refuse options whose numbers are less than these."""
+    """Raise `UsageError` for an option below its lowest value."""
     for name, lowest in least.items():
         value = getattr(options, name)
         if value < lowest:
@@ -124,7 +124,7 @@ def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
 
 
 def parse_url(text: str) -> QueueUrl:
-    """Split a queue URL; raises `UsageError` with an example when it is none."""
+    """Split a queue URL; raises `UsageError` for anything else."""
     scheme, separator, _ = text.partition("://")
     if not separator or not scheme:
         raise UsageError(

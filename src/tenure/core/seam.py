@@ -86,26 +86,26 @@ class Queue(Protocol):
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases, waiting at most `wait_ms` for the first; [] if none or paused.
 
-        After a lost answer the next claim of the same instance returns what the lost one took.
+        If the answer was lost, the next claim of this instance returns the leases of the lost one.
         """
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases alive. Cheap enough for once a second; writes only when it is time to.
+        """Extend leases. It may be called every second and writes only when it is time to.
 
         The answer carries the new `lease_until_ms`, and whether a cancel was requested.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        """Publish news of running attempts; None where it was written."""
+        """Publish reports of running attempts; None for each that was written."""
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases. Resending an accepted outcome gives the same verdict again."""
 
     async def upkeep(self) -> Upkeep:
-        """Promote what is due, take back what ran out, trim what is old; safe from every worker."""
+        """Promote due jobs, take back expired leases, trim old data; every worker may call it."""
 
     async def close(self) -> None:
-        """Let go of connections; leases that are still held run out by themselves."""
+        """Close the connections; leases that are still held expire."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -116,9 +116,9 @@ class Page(msgspec.Struct, frozen=True):
 
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A ledger ends a page, though it is not full, when what it read for it carries so much."""
+"""A ledger ends a page early when its jobs or events carry so many bytes."""
 READ_STEP = 25
-"""So many whole jobs or events are read in one go: what each carries is known afterwards."""
+"""How many whole jobs or events one call reads: their size is known only afterwards."""
 
 
 def weight(job: JobRecord) -> int:
@@ -127,7 +127,7 @@ def weight(job: JobRecord) -> int:
 
 
 def is_full(events: Sequence[JobEvent], limit: int) -> bool:
-    """Whether a page of events has reached `limit` or `PAGE_BYTES`, so that more may follow."""
+    """Whether a page of events reached `limit` or `PAGE_BYTES`, so that more may follow."""
     return len(events) >= limit or sum(len(event.data) for event in events) >= PAGE_BYTES
 
 
@@ -217,7 +217,7 @@ class Ledger(Protocol):
         """Events of one job after a cursor ("" for all), oldest first, until the page `is_full`."""
 
     async def pause(self) -> None:
-        """Stop handing out leases; what runs goes on."""
+        """Stop handing out leases; running jobs go on."""
 
     async def resume(self) -> None:
         """Hand out leases again."""
@@ -235,7 +235,7 @@ class Ledger(Protocol):
         """Write something that changes nothing; raises `StoreError` where that is refused."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class Journal(Protocol):
@@ -248,4 +248,4 @@ class Journal(Protocol):
         """Like `read`, but waits for the first event."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
