@@ -24,7 +24,7 @@ from tenure.cli.config import child_environment, notify_address
 from tenure.cli.output import Exit, Failed, note, paint
 
 if TYPE_CHECKING:
-    from tenure.worker.events import Notifier
+    from tenure.worker.telemetry import Notifier
 
 _PR_SET_PDEATHSIG = 1
 _USAGE = 2
@@ -261,7 +261,7 @@ async def run_workers(
     To systemd they are one service, which is ready when all children are, and the
     watchdog is fed for as long as this process, which restarts them, is alive.
     """
-    from tenure.worker.events import Notifier
+    from tenure.worker.telemetry import Notifier
 
     address, watchdog_ms = notify_address()
     notifier = Notifier(address)

@@ -1,4 +1,4 @@
-"""Handlers and their names: the `task` decorator, and the registry a worker looks them up in."""
+"""Handlers and their names: the `task` decorator, and the registry of a worker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BackoffFunction = Callable[[int, str, BaseException, Any], int]
 ANY_TASK = "*"
 
 is_child = threading.Event()
-"""Set in a process that runs `process=True` handlers: it imports the application's modules, and a
-worker that one of them starts at import time must not start again there."""
+"""Set in a child process that runs `process=True` handlers. It imports the application's modules; a
+worker that one of them starts at import time must not start there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,11 @@ def task(
     """Make a function the handler of the jobs called `name` ("*": of all that have no other).
 
     `async def` runs in the worker's loop, `def` in a thread, and with `process=True` either runs in
-    a child process, the only kind that can be stopped by force. After `timeout_s` the attempt ends
-    as failed with code "timeout". Without `retry` the job's own options in the store decide whether
-    a failure is tried again. Where those name a backoff that the queue does not know, `backoff` is
-    asked: attempts made, the name, the error and the job; it returns ms, or -1 to give the job up.
+    a child process, the only kind that can be stopped by force. After `timeout_s` the attempt fails
+    with the code "timeout". Without `retry` the job's own options in the store decide whether a
+    failure is tried again. If those name a backoff that the queue does not know, `backoff` is
+    called with the attempts made, the name, the error and the job; it returns ms, or -1 to give the
+    job up.
     """
     if not name:
         raise UsageError('a task needs a name, as in @task("video-generation")')
@@ -85,7 +86,7 @@ def _where(handler: Handler, name: str, kind: Kind) -> tuple[str, str, str]:
 
 
 def _module_name(handler: Handler) -> str:
-    """`__main__` has a better name when it was started by `python -m`."""
+    """The module's name; for `__main__` started by `python -m` its importable name."""
     name = handler.__module__
     spec = getattr(sys.modules.get(name), "__spec__", None) if name == "__main__" else None
     return spec.name if spec is not None else name
@@ -117,7 +118,7 @@ class Tasks:
         return next(iter(difflib.get_close_matches(name, self._by_name, n=1)), "")
 
     def nearest(self, name: str) -> str:
-        """A sentence for an error: what is registered, and what may have been meant."""
+        """A message for an unknown task: the registered tasks, and the closest one."""
         close = self.close(name)
         hint = f", did you mean {close!r}?" if close else ""
         return f"no handler for task {name!r}{hint} (there are: {', '.join(self._by_name)})"
