@@ -48,7 +48,7 @@ from tenure.dashboard.views import (
     outboxes,
     workers,
 )
-from tenure.dashboard.watch import Figures, Watch
+from tenure.dashboard.watch import Figures, JournalWatch
 
 T = TypeVar("T")
 
@@ -217,7 +217,7 @@ class Api:
         queues: QueueRegistry,
         finder: Finder,
         actions: Actions,
-        watch: Watch,
+        watch: JournalWatch,
         redaction: Redaction,
         searches: SearchLimit,
     ) -> None:
@@ -341,7 +341,7 @@ class Api:
 
     async def _stats(self, call: Call) -> Answer:
         self._watch.touch()
-        await self._watch.caught_up(within_s=_CATCH_UP_S)
+        await self._watch.wait_caught_up(within_s=_CATCH_UP_S)
         queues = {name: self._watch.figures(name) for name in self._watch.observers}
         return Answer(200, StatsView(self._watch.figures(), queues))
 

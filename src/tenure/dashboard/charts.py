@@ -1,6 +1,6 @@
-"""The data of the pages' pictures: the timeline of a job, sparklines, heat maps.
+"""The data of charts: the timeline of a job, sparklines, heat maps.
 
-The pictures are SVG made by the macros of `templates/charts.html`.
+The macros of `templates/charts.html` draw them as SVG.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDS: tuple[Kind, ...] = ("done", "failed", "cancelled")
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One stretch of time; `open` when it is still going on."""
+    """One phase of an attempt; `open` if it has not ended."""
 
     phase: Phase
     from_ms: int
@@ -43,7 +43,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt: what came before it, the run, and how it ended ("" while it runs)."""
+    """One attempt: the wait before it, the run, and how it ended ("" while it runs)."""
 
     number: int
     segments: tuple[Segment, ...]
@@ -52,9 +52,9 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The last attempts of a job, and the time they span; `earlier` ones are counted.
+    """The last attempts of a job and their time span; `earlier` is the number of older ones.
 
-    `partial` when the first events are gone.
+    `partial` is true if the job has no events.
     """
 
     attempts: tuple[Attempt, ...]
@@ -65,15 +65,15 @@ class Timeline(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """How many attempts there were, as far as the events say."""
+        """The number of attempts in the events."""
         return self.earlier + len(self.attempts)
 
 
 def timeline(job: JobRecord, events: Sequence[JobEvent], *, now_ms: int) -> Timeline:
-    """Made from the events of the job, whichever contract it has; without any, from the record."""
+    """The timeline from the events of a job of any contract; without events, from the record."""
     builder = _Builder(job)
     for event in events:
-        # A job that will be tried again may rest in a state that elsewhere is an end.
+        # A job that will be retried may be in a state that is final in another contract.
         kind = "waiting" if event.step == "retry" else event_kind(event.type)
         if kind is not None:
             builder.step(kind, event)
@@ -106,7 +106,7 @@ class _Builder:
         elif self._phase == "run":
             self._end_attempt(ts_ms, kind, event)
         elif kind in _ENDS:
-            if not self._ended:  # a failure that is decided a moment later is one end
+            if not self._ended:  # two events may report the same failure
                 self._close(ts_ms)
             self._ended = True
         elif self._ended:  # an operator sent it back
@@ -117,7 +117,7 @@ class _Builder:
         until_ms = self._job.updated_ms if over and self._job.updated_ms else now_ms
         if not over:
             self._close(max(until_ms, self._since_ms), still=True)
-        elif self._phase == "run" and not self._ended:  # the event of its end is not kept
+        elif self._phase == "run" and not self._ended:  # the final event is not kept
             self._close(max(until_ms, self._since_ms))
         if self._segments:
             end: Any = kind_of(self._job.state) if over else ""
@@ -145,7 +145,7 @@ class _Builder:
     def _close(self, ts_ms: int, *, still: bool = False) -> None:
         if self._segments and self._segments[-1].phase == "backoff":
             backoff = self._segments[-1]
-            if ts_ms < backoff.to_ms:  # brought forward, or still resting
+            if ts_ms < backoff.to_ms:  # retried early, or still in backoff
                 self._segments[-1] = Segment("backoff", backoff.from_ms, ts_ms, still)
                 self._since_ms = ts_ms
                 return
@@ -192,7 +192,7 @@ def sparkline(rows: Sequence[tuple[float, float]], *, now_s: float) -> str:
 
 
 class HeatMap(msgspec.Struct, frozen=True):
-    """How many jobs took how long, over time. A cell is (column, row, level 1 to 6, text)."""
+    """Numbers of jobs by time and duration. A cell is (column, row, level 1 to 6, text)."""
 
     verb: str
     jobs: int

@@ -1,7 +1,7 @@
-"""What the pipeline made of the past: hourly figures and audits, read from the lake's own files.
+"""The history page: hourly figures and audit results, read from the files of the lake.
 
-No JVM and no Spark: the manifest of the tables and the state of the audit are JSON, the tables are
-Parquet, which pyarrow reads where it is installed.
+This needs no Spark: the manifest of the tables and the state of the audit are JSON, and pyarrow, if
+installed, reads the Parquet tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST = ("p95_wait_ms", "p95_run_ms")
 
 
 class Hour(msgspec.Struct, kw_only=True):
-    """One hour of one queue. Times are the longest of its tasks and workers, in milliseconds."""
+    """One hour of one queue. Times are the maximum of its tasks and workers, in milliseconds."""
 
     hour_ms: int
     contract: str
@@ -43,8 +43,8 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     violations: int = 0
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """The history as the page shows it. `missing` says why a part of it is not there."""
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The history of a lake. `missing` says why a part of it cannot be shown."""
 
     lake: str
     hours: list[Hour] = []
@@ -65,14 +65,14 @@ class _AuditState(msgspec.Struct, frozen=True):
     total: _AuditTotal | None = None
 
 
-def read_past(lake: str, *, queue: str = "") -> Past:
-    """Read the tables of a lake in a local folder; blocking, so call it in a thread."""
+def read_history(lake: str, *, queue: str = "") -> History:
+    """Read the tables of a lake in a local folder. Blocking: call it in a thread."""
     folder = Path(lake)
     if not lake or "://" in lake:
-        return Past(lake=lake, missing="name a lake in a local folder: the setting gateway.lake")
+        return History(lake=lake, missing="name a lake in a local folder: the setting gateway.lake")
     if not (folder / "lake.json").exists():
         missing = f"there is no lake in {lake} yet: tenure pipeline capture fills one"
-        return Past(lake=lake, missing=missing)
+        return History(lake=lake, missing=missing)
     audit = _json(folder / "audit" / "state.json", _AuditState())
     manifest = _json(folder / "tables" / "_manifest.json", _Manifest())
     by_day = manifest.files.get("metrics_hourly", {})
@@ -83,7 +83,7 @@ def read_past(lake: str, *, queue: str = "") -> Past:
         hours = _hours(_rows([folder / path for day in newest for path in by_day[day]]), queue)
     except UsageError as error:
         missing = str(error)
-    return Past(
+    return History(
         lake=lake,
         hours=hours,
         verdicts=audit.total.verdicts if audit.total else [],
@@ -99,7 +99,7 @@ def _rows(paths: list[Path]) -> list[dict[str, Any]]:
         import pyarrow.parquet as parquet
     except ModuleNotFoundError:
         raise UsageError("pyarrow reads the tables; pip install 'tenure[history]'") from None
-    # Each file by itself, not as a data set: the name of its folder is no column of the table.
+    # Each file separately: as a data set, the name of its folder would become a column.
     return [row for path in paths for row in parquet.ParquetFile(path).read().to_pylist()]
 
 

@@ -1,4 +1,4 @@
-"""The queues that a dashboard shows, by name, and what the states of their contracts mean."""
+"""The queues of a dashboard by name, and the kinds of their contracts' states and events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATES: dict[Kind, str] = {
     "failed": "failed error dlq dead_letter dead",
     "cancelled": "canceled cancelled",
 }
-# Types of events that are no states, by what the job became with them.
+# Event types that are not states, by the kind of state that they lead to.
 _EVENTS: dict[Kind, str] = {
     "waiting": "added retry retrying snooze release stalled reap promote reopen submit",
     "running": "started claim",
@@ -37,7 +37,7 @@ _KIND_OF_EVENT = {word: kind for kind, words in _EVENTS.items() for word in word
 
 @dataclass(frozen=True, slots=True)
 class OpenQueue:
-    """One queue with the three sides of the seam. `name` is unique within a registry.
+    """One queue with its ledger and journal. `name` is unique within a registry.
 
     `address` is its URL without a password. `outbox` holds its webhook events, if it has any.
     """
@@ -51,14 +51,14 @@ class OpenQueue:
     outbox: Ledger | None = None
 
     async def close(self) -> None:
-        """Close the connections of all sides."""
+        """Close all connections."""
         for part in (self.queue, self.ledger, self.journal, self.outbox):
             if part is not None:
                 await part.close()
 
 
 class QueueRegistry:
-    """Queues by name, in the order in which they were given."""
+    """Queues by name, in the order of the settings."""
 
     def __init__(self, queues: Iterable[OpenQueue]) -> None:
         self._queues = {queue.name: queue for queue in queues}
@@ -78,9 +78,9 @@ class QueueRegistry:
         return queue
 
 
-async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
-    """The answer of each queue, None where its store is away; an error where all stores are."""
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+async def gather_available(calls: Iterable[Awaitable[T]]) -> list[T | None]:
+    """The results, None for a queue whose store does not answer; raises if no store answers."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     failed = [each for each in answers if isinstance(each, BaseException)]
     for error in failed:
         if not isinstance(error, StoreError) or len(failed) == len(answers):
@@ -89,7 +89,7 @@ async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
 
 
 def kind_of(state: str) -> Kind:
-    """The kind of a state, whichever contract it belongs to.
+    """The kind of a state of any contract.
 
     >>> [kind_of(word) for word in ("prioritized", "DLQ", "uploading", "mine")]
     ['waiting', 'failed', 'running', 'other']
@@ -98,12 +98,12 @@ def kind_of(state: str) -> Kind:
 
 
 def event_kind(word: str) -> Kind | None:
-    """What a job became with this event; None for news that change nothing, such as progress."""
+    """The kind of state after an event; None for events without a change, such as progress."""
     lowered = word.lower()
     return _KIND_OF_STATE.get(lowered) or _KIND_OF_EVENT.get(lowered)
 
 
 def states_of(contract: str, counted: tuple[str, ...]) -> tuple[str, ...]:
-    """The states a queue knows: those of its machine and those that its counts name."""
+    """The states of a queue: those of its state machine and those in its counts."""
     machine = MACHINES.get(contract)
     return tuple(dict.fromkeys((*(machine.states if machine else ()), *counted)))

@@ -1,9 +1,9 @@
-"""The language of the search box, and the search over the ledgers of all queues.
+"""The search language, and the search over the ledgers of all queues.
 
     queue:mail is:failed error:ConnectionError task:send since:2h -payload.plan=free "timed out"
 
-`parse` reads a search, `Search.matches` judges one job, `Finder` pages through all queues. The text
-is the URL's `q`, so every search is a link.
+`parse` parses a search, `Search.matches` tests one job, `Finder` pages through all queues. The text
+is the parameter `q` of the URL, so every search is a link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tenure.core.errors import Conflict, StoreError, UsageError
 from tenure.core.job import JobRecord
 from tenure.core.redaction import Redaction, size_of, without_contents
 from tenure.core.seam import PAGE_BYTES, Query, weight
-from tenure.dashboard.display import decode_json, error_class
+from tenure.dashboard.display import decode_json, error_class, now_ms
 from tenure.dashboard.queues import (
     KINDS,
     OpenQueue,
@@ -68,15 +68,15 @@ _BATCH = 200
 _SCAN_MAX = 4_000
 COUNT_MAX = 20_000
 _TIE_CHARS = 10
-_YIELD_S = 0.01  # after so long the event loop runs other requests
+_YIELD_S = 0.01  # then the event loop may run other requests
 _BUDGET_S = 5.0
 _BUDGET_BYTES = 32 * 1024 * 1024
 _LEDGER_SCAN = 5_000
-_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for one page
+_EMPTY_PAGES_MAX = 3  # a ledger reads some thousand jobs for one page
 
 
 class SearchError(UsageError):
-    """The text cannot be parsed; the message says what would be right."""
+    """The search cannot be parsed; the message says what is accepted."""
 
     code = "invalid"
 
@@ -97,7 +97,7 @@ class Search(msgspec.Struct, frozen=True):
     terms: tuple[Term, ...] = ()
 
     def wants_queue(self, queue: str) -> bool:
-        """Whether jobs of this queue can match at all."""
+        """Whether jobs of this queue can match."""
         terms = [term for term in self.terms if term.name == "queue"]
         return all(_like(queue, term.value) != term.negated for term in terms)
 
@@ -111,12 +111,12 @@ class Search(msgspec.Struct, frozen=True):
 
     @property
     def task(self) -> str:
-        """The one task that is asked for by its full name, else ""."""
+        """The task, if the search names exactly one, else ""."""
         return self._exact("task")
 
     @property
     def job_id(self) -> str:
-        """The one job that is asked for by its full id, else ""."""
+        """The job id, if the search names exactly one, else ""."""
         return self._exact("id")
 
     def _exact(self, name: str) -> str:
@@ -132,13 +132,13 @@ class Search(msgspec.Struct, frozen=True):
         return max(found, default=0)
 
     def matches(self, job: JobRecord, queue: str) -> bool:
-        """Whether a job of the queue of that name fulfils every term."""
+        """Whether a job of this queue matches every term."""
         read = _ReadJob(job)
         return all(_holds(term, read, queue) != term.negated for term in self.terms)
 
 
 def parse(text: str, *, now_ms: int) -> Search:
-    """Read a search; relative times count from `now_ms`."""
+    """Parse a search; relative times count from `now_ms`."""
     if len(text) > _TEXT_MAX:
         raise SearchError(f"a search has at most {_TEXT_MAX} characters")
     terms = tuple(dict.fromkeys(_term(token, now_ms) for token in _TOKEN.findall(text)))
@@ -148,13 +148,13 @@ def parse(text: str, *, now_ms: int) -> Search:
 
 
 def _cost(term: Term) -> int:
-    """How many terms it counts for: each value of a field of the payload is looked for anew."""
+    """The cost in terms: each value of a payload field is searched for separately."""
     return 1 + term.value.count(",") if term.name.startswith(("payload", "result")) else 1
 
 
 def parse_now(text: str) -> Search:
-    """Read a search; relative times count from now."""
-    return parse(text, now_ms=time.time_ns() // 1_000_000)
+    """Parse a search; relative times count from now."""
+    return parse(text, now_ms=now_ms())
 
 
 def _term(token: str, now_ms: int) -> Term:
@@ -173,7 +173,7 @@ def _term(token: str, now_ms: int) -> Term:
 
 
 def _unknown(token: str, name: str, *, negated: bool) -> Term:
-    """A mistyped field is an error; what is no field, such as a URL, is text."""
+    """A mistyped field is an error; other words with a colon, such as a URL, are text."""
     close = difflib.get_close_matches(name.lower(), (*_FIELDS, "payload", "result"), n=1)
     if close:
         raise SearchError(f"there is no {name!r} to search by, did you mean {close[0]!r}?")
@@ -216,7 +216,7 @@ def _unquoted(text: str) -> str:
 
 
 def _like(text: str, pattern: str) -> bool:
-    """Any of the comma-separated patterns; only `*` is special."""
+    """Whether the text matches one of the comma-separated patterns; only `*` is special."""
     escaped = (re.sub(r"([\[?])", r"[\1]", part) for part in pattern.split(","))
     return any(fnmatchcase(text, part) for part in escaped)
 
@@ -228,7 +228,7 @@ def _in_state(state: str, term: Term) -> bool:
 
 
 class _ReadJob:
-    """A job, and what is made of it for the terms: each once, whatever their number."""
+    """A job with its decoded parts, each decoded at most once for all terms."""
 
     def __init__(self, job: JobRecord) -> None:
         self.job = job
@@ -294,11 +294,11 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 class PartlyAway(StoreError):
-    """The store of a queue is away; the jobs of the other queues were found."""
+    """The store of a queue does not answer; the jobs of the other queues were found."""
 
 
 class ScanLimit(Exception):
-    """The limit of jobs to look at was reached before the end."""
+    """The limit of jobs to read was reached before the end."""
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -309,8 +309,11 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Some jobs; `after` continues. `complete` is False when the bound or the budget was met before
-    the page was full, or the store of a queue is away: the list is then that of the others."""
+    """A page of jobs; `after` is the cursor of the next page.
+
+    `complete` is False if the scan limit or the budget was reached before the page was full, or if
+    the store of a queue does not answer; then the jobs of the other queues are listed.
+    """
 
     jobs: list[FoundJob]
     after: str = ""
@@ -325,7 +328,7 @@ class CountView(msgspec.Struct, frozen=True):
 
 
 class _Budget:
-    """How long one request may search, and how many bytes of jobs it may look at."""
+    """How long one request may search, and how many bytes of jobs it may read."""
 
     def __init__(self) -> None:
         self._until_s = time.monotonic() + _BUDGET_S
@@ -337,10 +340,11 @@ class _Budget:
 
 
 class _Position(msgspec.Struct, array_like=True):
-    """The position in one queue's list. `ended` when it has no more.
+    """The position in one queue's list; `ended` if there are no more jobs.
 
-    `ties` are the ends of the ids that were taken of the last job's millisecond. Each contract
-    orders such jobs in its own way, and the last one may be gone when the next page is read.
+    `begun` is the cursor of the current page. `ties` are the ends of the ids of the jobs taken from
+    the last millisecond. Contracts order jobs of one millisecond differently, and the last job may
+    have been removed when the next page is read.
     """
 
     begun: str = ""
@@ -356,7 +360,7 @@ class _Position(msgspec.Struct, array_like=True):
         self.last_id, self.last_ms = job.job_id, job.created_ms
 
     def is_before(self, job: JobRecord) -> bool:
-        """Whether a job is still to be shown, if the last one taken is gone."""
+        """Whether a job is after this position, if the last job taken was removed."""
         if job.created_ms == self.last_ms:
             return job.job_id[-_TIE_CHARS:] not in self.ties
         return job.created_ms < self.last_ms
@@ -368,9 +372,9 @@ class _Position(msgspec.Struct, array_like=True):
 class Finder:
     """Runs searches over the ledgers of all queues, newest jobs first, in bounded steps.
 
-    Each ledger pages by its own cursor, of which only the beginning and the end of a page are
-    known. So a position in the merged list is, per queue, the cursor at which its page began and
-    the last job taken from it: the next call reads that page again and skips what was taken.
+    A ledger has cursors only for the beginning and the end of its pages. So a position in the
+    merged list is, per queue, the cursor of the current page and the last job taken from it. The
+    next call reads that page again and skips what was taken.
     """
 
     def __init__(self, queues: QueueRegistry, redaction: Redaction) -> None:
@@ -379,14 +383,14 @@ class Finder:
         self._states: dict[str, tuple[str, ...]] = {}
 
     async def page(self, search: Search, *, after: str = "", limit: int = _PAGE) -> Found:
-        """The next jobs that match, as far as the budget of a request goes."""
+        """The next jobs that match, within the budget of a request."""
         if search.job_id:
             return Found(await self._by_id(search))
         positions = _positions(after)
         sources = await self._sources(search, positions)
         found = await self._merge(sources, search, limit, _Budget())
         more = any(not source.position.ended for source in sources)
-        positions |= {source.served.name: source.position for source in sources}
+        positions |= {source.queue.name: source.position for source in sources}
         away = any(source.away for source in sources)
         complete = not away and (len(found) >= limit or not more)
         return Found(found, _cursor(positions) if more else "", complete=complete)
@@ -394,11 +398,11 @@ class Finder:
     async def each(
         self, search: Search, *, step: int = _BATCH, scan_max: int = 0
     ) -> AsyncIterator[list[FoundJob]]:
-        """All jobs that match, in batches; jobs submitted meanwhile may or may not be among them.
+        """All jobs that match, in batches; may include jobs that are submitted meanwhile.
 
-        Jobs may be removed between the batches. If the store of a queue is away, `PartlyAway` is
-        raised after the jobs of the others. `scan_max` bounds the number of jobs that are looked
-        at, and the budget of a request applies; then `ScanLimit` is raised at the bound.
+        Jobs may be removed between the batches. If the store of a queue does not answer,
+        `PartlyAway` is raised after the jobs of the others. With `scan_max`, `ScanLimit` is raised
+        after so many jobs, or when the budget of a request is spent.
         """
         if search.job_id:
             yield await self._by_id(search)
@@ -406,7 +410,9 @@ class Finder:
         sources = await self._sources(search, {})
         budget = _Budget() if scan_max else None
         while any(not source.position.ended for source in sources):
-            if budget and (budget.is_spent or sum(source.looked for source in sources) >= scan_max):
+            if budget and (
+                budget.is_spent or sum(source.scanned for source in sources) >= scan_max
+            ):
                 raise ScanLimit
             yield await self._merge(sources, search, step, budget)
         _check_any(sources)
@@ -415,7 +421,7 @@ class Finder:
                 raise PartlyAway(str(source.away))
 
     async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> CountView:
-        """How many match now, found by a scan: the totals of a queue include removed jobs."""
+        """How many jobs match, found by a scan: the totals of a queue include removed jobs."""
         seen = 0
         try:
             async for jobs in self.each(search, step=500, scan_max=scan_max):
@@ -427,36 +433,36 @@ class Finder:
         return CountView(seen, exact=True)
 
     async def _by_id(self, search: Search) -> list[FoundJob]:
-        served_queues = [served for served in self._queues if search.wants_queue(served.name)]
-        jobs = await gather_available(served.ledger.get(search.job_id) for served in served_queues)
+        queues = [queue for queue in self._queues if search.wants_queue(queue.name)]
+        jobs = await gather_available(queue.ledger.get(search.job_id) for queue in queues)
         found = [
-            await self._matching(search, served, job)
-            for served, job in zip(served_queues, jobs, strict=True)
+            await self._matching(search, queue, job)
+            for queue, job in zip(queues, jobs, strict=True)
             if job
         ]
         return [each for each in found if each]
 
     async def _sources(self, search: Search, positions: dict[str, _Position]) -> list[_Source]:
-        opened = [await self._source(served, search, positions) for served in self._queues]
+        opened = [await self._source(queue, search, positions) for queue in self._queues]
         return [source for source in opened if source is not None]
 
     async def _source(
-        self, served: OpenQueue, search: Search, positions: dict[str, _Position]
+        self, queue: OpenQueue, search: Search, positions: dict[str, _Position]
     ) -> _Source | None:
-        position = positions.get(served.name, _Position())
-        if position.ended or not search.wants_queue(served.name):
+        position = positions.get(queue.name, _Position())
+        if position.ended or not search.wants_queue(queue.name):
             return None
         try:
-            states = search.states(await self._known(served))
+            states = search.states(await self._known(queue))
         except StoreError as error:
-            return _Source(served, (), search.task, position).gone(error)
-        return None if states is None else _Source(served, states, search.task, position)
+            return _Source(queue, (), search.task, position).gone(error)
+        return None if states is None else _Source(queue, states, search.task, position)
 
-    async def _known(self, served: OpenQueue) -> tuple[str, ...]:
-        if served.name not in self._states:
-            counted = tuple((await served.ledger.counts()).states)
-            self._states[served.name] = states_of(served.contract, counted)
-        return self._states[served.name]
+    async def _known(self, queue: OpenQueue) -> tuple[str, ...]:
+        if queue.name not in self._states:
+            counted = tuple((await queue.ledger.counts()).states)
+            self._states[queue.name] = states_of(queue.contract, counted)
+        return self._states[queue.name]
 
     async def _merge(
         self, sources: Sequence[_Source], search: Search, limit: int, budget: _Budget | None
@@ -475,10 +481,10 @@ class Finder:
             scanned += 1
             if budget:
                 budget.bytes -= weight(job)
-            if job.created_ms < search.since_ms:  # newest first: all that follow are older still
+            if job.created_ms < search.since_ms:  # newest first: all others are older still
                 source.position.ended = True
                 continue
-            if (match := await self._matching(search, source.served, job)) is not None:
+            if (match := await self._matching(search, source.queue, job)) is not None:
                 found.append(match)
             if budget and budget.is_spent:
                 break
@@ -491,41 +497,41 @@ class Finder:
                 heapq.heappush(heap, (-source.head.created_ms, at))
         return found
 
-    async def _matching(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
-        """The job as lists show it if it matches: secrets masked, without payload and result.
+    async def _matching(self, search: Search, queue: OpenQueue, job: JobRecord) -> FoundJob | None:
+        """The job for a list if it matches: secrets masked, without payload and result.
 
-        The search sees the masked job only, so it cannot be used to guess a masked value.
+        The masked job is searched, so that a search cannot be used to guess a masked value.
         """
         roots = {term.name.partition(".")[0] for term in search.terms}
         is_plain = roots.isdisjoint(("", "payload", "result", "error"))
-        if is_plain and not search.matches(job, served.name):
+        if is_plain and not search.matches(job, queue.name):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
-        return await self.redaction.apart(size_of(seen), partial(self._match, search, served, seen))
+        return await self.redaction.apart(size_of(seen), partial(self._match, search, queue, seen))
 
-    def _match(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
+    def _match(self, search: Search, queue: OpenQueue, job: JobRecord) -> FoundJob | None:
         shown = self.redaction.record(job)
-        if not search.matches(shown, served.name):
+        if not search.matches(shown, queue.name):
             return None
-        return FoundJob(served.name, without_contents(shown))
+        return FoundJob(queue.name, without_contents(shown))
 
 
 class _Source:
-    """The rest of one queue's list."""
+    """The remaining jobs of one queue."""
 
     def __init__(
-        self, served: OpenQueue, states: tuple[str, ...], task: str, position: _Position
+        self, queue: OpenQueue, states: tuple[str, ...], task: str, position: _Position
     ) -> None:
-        self.served = served
+        self.queue = queue
         self.position = position
         self.jobs: list[JobRecord] = []
         self._query = Query(states=states, task=task, limit=_BATCH)
         self._next: str | None = None
         self.away: StoreError | None = None
-        self.looked = 0
+        self.scanned = 0
 
     def gone(self, error: StoreError) -> _Source:
-        """End this queue's list because its store is away; the other queues go on."""
+        """End the list because the store does not answer; the other queues go on."""
         self.away, self.position.ended = error, True
         return self
 
@@ -546,19 +552,19 @@ class _Source:
             if self.jobs or self.position.ended:
                 return
             begun = self.position.begun if self._next is None else self._next
-            asked = msgspec.structs.replace(self._query, after=begun)
+            query = msgspec.structs.replace(self._query, after=begun)
             try:
-                page = await self.served.ledger.find(asked)
+                page = await self.queue.ledger.find(query)
             except StoreError as error:
                 self.gone(error)
                 return
-            # A page that is not full though more follows: the ledger looked at its maximum of jobs,
+            # If a page is not full though more follow, the ledger has read its maximum of jobs,
             # unless the jobs are so large that they fill the page.
             heavy = sum(map(weight, page.jobs)) >= PAGE_BYTES
             cut = page.after and len(page.jobs) < self._query.limit and not heavy
-            self.looked += _LEDGER_SCAN if cut else len(page.jobs)
+            self.scanned += _LEDGER_SCAN if cut else len(page.jobs)
             self.position.begun, self._next = begun, page.after
-            self.jobs = _behind(page.jobs, self.position)
+            self.jobs = _not_taken(page.jobs, self.position)
             if not self.jobs:
                 self._page_done()
 
@@ -570,14 +576,14 @@ class _Source:
 
 
 def _check_any(sources: Sequence[_Source]) -> None:
-    """Raise if every store that was asked is away."""
+    """Raise if no store answers."""
     away = [source.away for source in sources if source.away is not None]
     if away and len(away) == len(sources):
         raise away[0]
 
 
-def _behind(jobs: list[JobRecord], position: _Position) -> list[JobRecord]:
-    """The jobs after the last one taken, or the older ones if that one is gone."""
+def _not_taken(jobs: list[JobRecord], position: _Position) -> list[JobRecord]:
+    """The jobs after the last one taken, or the older ones if that one was removed."""
     if not position.last_id:
         return list(jobs)
     for at, job in enumerate(jobs):
