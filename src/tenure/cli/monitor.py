@@ -30,8 +30,9 @@ from tenure.core.encoding import one_line
 from tenure.core.redaction import Redaction
 from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.dashboard.display import duration, number, share
+from tenure.dashboard.finder import Finder
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
-from tenure.dashboard.search import Finder, Search, Term
+from tenure.dashboard.search import Search, Term
 from tenure.dashboard.views import (
     DeadGroup,
     DeadList,

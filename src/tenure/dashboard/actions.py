@@ -21,8 +21,9 @@ from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Ledger
 from tenure.dashboard.audit import IDS_MAX, AuditLog
 from tenure.dashboard.display import now_ms
+from tenure.dashboard.finder import COUNT_MAX, Finder, FoundJob
 from tenure.dashboard.queues import QueueRegistry
-from tenure.dashboard.search import COUNT_MAX, Finder, FoundJob, Search
+from tenure.dashboard.search import Search
 from tenure.dashboard.views import outbox_of
 
 _log = structlog.get_logger("tenure.dashboard")

@@ -24,8 +24,9 @@ from tenure.core.job import JobRecord, NewJob
 from tenure.core.redaction import Redaction
 from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
 from tenure.dashboard.audit import Entry
+from tenure.dashboard.finder import COUNT_MAX, CountView, Finder
 from tenure.dashboard.queues import QueueRegistry
-from tenure.dashboard.search import COUNT_MAX, CountView, Finder, parse_now
+from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import (
     ActionAnswers,
     Backlog,

@@ -33,9 +33,10 @@ from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
 from tenure.dashboard.api import Api, SearchLimit, run_while_connected, until_disconnected
 from tenure.dashboard.audit import AuditLog
+from tenure.dashboard.finder import Finder
 from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
-from tenure.dashboard.search import Finder, parse_now
+from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import QueueWarning, outboxes
 from tenure.dashboard.watch import JournalWatch, LiveStreams
 

@@ -20,7 +20,7 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts, is_full
 from tenure.dashboard.actions import VERBS, Actions
-from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
+from tenure.dashboard.charts import Timeline, heat_map, read_history, sparkline, timeline
 from tenure.dashboard.display import (
     brief_of,
     decode_json,
@@ -32,9 +32,9 @@ from tenure.dashboard.display import (
     progress_of,
     trace_link,
 )
-from tenure.dashboard.history import read_history
+from tenure.dashboard.finder import COUNT_MAX, Finder
 from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
-from tenure.dashboard.search import COUNT_MAX, HELP, Finder, SearchError, parse_now
+from tenure.dashboard.search import HELP, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
     QueueWarning,

@@ -15,15 +15,9 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts, Ledger, Query, Staffed
 from tenure.dashboard.display import decode_json, duration, error_info, now_ms
+from tenure.dashboard.finder import Finder, FoundJob, PartlyAway, ScanLimit
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
-from tenure.dashboard.search import (
-    Finder,
-    FoundJob,
-    PartlyAway,
-    ScanLimit,
-    Search,
-    Term,
-)
+from tenure.dashboard.search import Search, Term
 from tenure.dashboard.watch import JournalWatch, SeenWorker
 
 DELIVERY_KINDS = {"": "all", "waiting": "waiting", "done": "delivered", "failed": "given up"}

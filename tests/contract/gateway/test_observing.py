@@ -16,8 +16,8 @@ from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import Redaction
 from tenure.core.registry import contract_names, open_queue
 from tenure.core.seam import Staffing
+from tenure.dashboard.finder import Finder
 from tenure.dashboard.queues import kind_of
-from tenure.dashboard.search import Finder
 from tenure.dashboard.views import overdue
 from tenure.dashboard.watch import JournalWatch
 from tenure.gateway.keyrings import open_keyring

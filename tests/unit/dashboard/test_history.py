@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tenure.dashboard.history import read_history
+from tenure.dashboard.charts import read_history
 
 HOUR_MS = 1_800_000_000_000 - 1_800_000_000_000 % 3_600_000
 
