@@ -191,7 +191,7 @@ def read_ring(text: str) -> LocalRing:
 def new_kek(kek_id: str) -> str:
     """A new key as a line for the ring."""
     if not _ID.fullmatch(kek_id):
-        raise UsageError(f"{kek_id!r} is no key id; letters, digits and . _ : / - will do")
+        raise UsageError(f"{kek_id!r} is not a key id; use letters, digits and . _ : / -")
     return f"{kek_id}={base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()}"
 
 

@@ -200,7 +200,7 @@ class Actions:
                 return await ledger.cancel(job_ids)
             case "remove":
                 return await ledger.remove(job_ids)
-        raise UsageError(f"{verb!r} is no action; there are {', '.join(VERBS)}")
+        raise UsageError(f"{verb!r} is not an action; the actions are {', '.join(VERBS)}")
 
     def _keep(self, bulk: Bulk) -> None:
         self._bulks[bulk.id] = bulk

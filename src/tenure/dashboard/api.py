@@ -95,9 +95,7 @@ class ReadEvents(msgspec.Struct, frozen=True):
 class Scale(msgspec.Struct, frozen=True):
     """Query of the backlog."""
 
-    per_worker: Annotated[
-        int, Meta(ge=1, le=100_000, description="Jobs that one worker shall have.")
-    ] = 10
+    per_worker: Annotated[int, Meta(ge=1, le=100_000, description="Jobs per worker.")] = 10
 
 
 class ReadAudit(msgspec.Struct, frozen=True):
@@ -118,7 +116,7 @@ class ReadOutbox(msgspec.Struct, frozen=True):
 
     kind: Annotated[
         Literal["", "waiting", "done", "failed"],
-        Meta(description="Only those on their way, delivered, or given up."),
+        Meta(description="Only events that wait, were delivered, or failed for good."),
     ] = ""
     after: Annotated[
         str, Meta(pattern="^[0-9]{0,18}$", description="The `after` of the page before.")
@@ -199,7 +197,7 @@ class SearchLimit:
         if self.running[who] >= _SEARCHES_MAX:
             raise Refused(
                 "too_many_searches",
-                f"this key has {_SEARCHES_MAX} searches at work: wait for their answers",
+                f"this key runs {_SEARCHES_MAX} searches: wait for their answers",
             )
         self.running[who] += 1
         try:
@@ -244,7 +242,7 @@ class Api:
                  self._search(self._job), JobFull, problems=(404,)),
             _get(f"{job}/events", "readQueueJobEvents", "The events of one job",
                  self._search(self._events), EventList, asks=ReadEvents, problems=(404, 422)),
-            _get("/api/workers", "listWorkers", "Workers and what they hold",
+            _get("/api/workers", "listWorkers", "Workers and their running jobs",
                  self._search(self._workers), WorkerList),
             _get("/api/dead", "listDead", "Dead letters by error class",
                  self._search(self._dead), DeadList),
@@ -253,15 +251,18 @@ class Api:
             _get("/api/autoscale/{queue}", "readBacklog",
                  "Backlog of a queue, for scalers such as KEDA's metrics-api", self._backlog,
                  Backlog, asks=Scale, problems=(404, 422), scope="metrics"),
-            _get("/api/audit", "readAudit", "Who did what", self._audit, AuditList, asks=ReadAudit,
-                 problems=(422,)),
-            _get("/api/bulk/{bulk_id}", "readBulk", "How far an action on many jobs is",
+            _get("/api/audit", "readAudit", "The audit log, newest first",
+                 self._audit, AuditList, asks=ReadAudit, problems=(422,)),
+            _get("/api/bulk/{bulk_id}", "readBulk", "The progress of an action on many jobs",
                  self._bulk_state, Bulk, problems=(404,)),
         ]  # fmt: skip
 
     def _action_endpoints(self) -> list[Endpoint]:
-        stored = {201: Reply("Stored.", SubmittedJob), 200: Reply("Was there.", SubmittedJob)}
-        answered = {200: Reply("What became of each.", ActionAnswers)}
+        stored = {
+            201: Reply("Stored.", SubmittedJob),
+            200: Reply("It was stored before.", SubmittedJob),
+        }
+        answered = {200: Reply("The result for each job.", ActionAnswers)}
         return [
             _post("/api/queues/{queue}/jobs", "submitToQueue", "Submit a job to any queue",
                   self._submit, stored, does="submit", takes=NewJobBody,
@@ -278,8 +279,8 @@ class Api:
                   example={"action": "retry", "q": "is:failed error:Timeout", "expect": 10}),
             _post("/api/bulk/{bulk_id}/stop", "stopBulk",
                   "Stop an action on many jobs; what is done stays done",
-                  self._bulk_stop, {200: Reply("As it stands.", Bulk)}, does="stop VERB all",
-                  problems=(404,)),
+                  self._bulk_stop, {200: Reply("The state of the action.", Bulk)},
+                  does="stop VERB all", problems=(404,)),
         ]  # fmt: skip
 
     def _outbox_endpoints(self) -> list[Endpoint]:
@@ -287,11 +288,11 @@ class Api:
             _get("/api/outboxes", "listOutboxes", "The queues that have an outbox",
                  self._outboxes, OutboxList),
             _get("/api/queues/{queue}/outbox", "readOutbox",
-                 "Events of a queue's outbox and what came of them, newest first",
+                 "Events of a queue's outbox and their deliveries, newest first",
                  self._deliveries, Deliveries, asks=ReadOutbox, problems=(404, 422)),
             _post("/api/queues/{queue}/outbox/redeliver", "redeliver",
                   "Send events again that were delivered or given up, under the same ids",
-                  self._redeliver, {200: Reply("What became of each.", ActionAnswers)},
+                  self._redeliver, {200: Reply("The result for each event.", ActionAnswers)},
                   does="redeliver", takes=RedeliverBody, problems=_WITH_BODY,
                   example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]}),
         ]  # fmt: skip
@@ -389,7 +390,7 @@ class Api:
         if body.expect is not None:
             count = await self._finder.count(search)
             if count.jobs > body.expect:
-                raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}: look again")
+                raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}")
         return Answer(202, await self._actions.begin(call.caller.who, body.action, search))
 
     async def _bulk_state(self, call: Call) -> Answer:
@@ -442,7 +443,7 @@ def _get(
         summary=summary,
         right=Right(scope, "all"),
         handle=handle,
-        replies={200: Reply("As it is now.", shape)},
+        replies={200: Reply("The current state.", shape)},
         tag="observing",
         **more,
     )

@@ -52,7 +52,7 @@ _SIGN_IN = Right("", "none", does="sign in, out", audit="never")
 
 _STORE_AWAY = {
     "title": "The store does not answer",
-    "text": "This page comes back by itself when the store does. What helps: tenure doctor",
+    "text": "This page reloads when the store answers. To find the cause: tenure doctor",
 }
 _CHUNK_BYTES = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
@@ -468,7 +468,9 @@ class _Forms:
     async def _queue(self, request: PageRequest) -> str:
         verb, name = request.field("verb"), request.field("queue")
         if verb not in ("pause", "resume"):
-            raise UsageError(f"{verb!r} is nothing to do to a queue; there are pause and resume")
+            raise UsageError(
+                f"{verb!r} is not an action on a queue; the actions are pause and resume"
+            )
         await self._actions.steer(request.who, "pause" if verb == "pause" else "resume", name)
         back = local_path(request.field("next"), "/queues")
         return self._notices.leave(back, f"{name} is {verb}d.")
@@ -523,7 +525,7 @@ def _verb(text: str) -> Verb:
     for verb in VERBS:
         if verb == text:
             return verb
-    raise UsageError(f"{text!r} is no action; there are {', '.join(VERBS)}")
+    raise UsageError(f"{text!r} is not an action; the actions are {', '.join(VERBS)}")
 
 
 def _task(request: PageRequest) -> str:

@@ -334,4 +334,6 @@ def _positions(cursor: str) -> dict[str, _Position]:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         return msgspec.json.decode(raw, type=dict[str, _Position])
     except (ValueError, msgspec.MsgspecError):
-        raise Conflict("`after` is no place in this list; pass that of the page before") from None
+        raise Conflict(
+            "`after` is not a cursor of this list; pass the one of the previous page"
+        ) from None

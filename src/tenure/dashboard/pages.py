@@ -255,7 +255,7 @@ class Pages:
         """How many jobs a bulk action would affect, before it starts."""
         text, verb = request.query("q"), request.query("verb")
         if verb not in VERBS:
-            raise NotFound(f"there is no action {verb!r}; there are {', '.join(VERBS)}")
+            raise NotFound(f"{verb!r} is not an action; the actions are {', '.join(VERBS)}")
         count = await self._finder.count(parse_now(text), scan_max=COUNT_MAX)
         title = f"{verb.capitalize()} jobs"
         return Page("confirm.html", {"title": title, "q": text, "verb": verb, "count": count})
@@ -265,7 +265,7 @@ class Pages:
         open_queue = self._queues[queue]
         job = await open_queue.ledger.get(request.request.path_params["job_id"])
         if job is None:
-            raise NotFound("there is no such job (any more): it expired, was removed, or never was")
+            raise NotFound("there is no such job: it has expired, was removed, or never existed")
         job = await self._redaction.seen(job)
         events = await _events(open_queue, job.job_id)
         latest = await self._redaction.events(events[-_EVENTS_SHOWN:])
@@ -345,7 +345,7 @@ class Pages:
             raise NotFound("no queue of this gateway has an outbox; an inbox+... queue has one")
         queue, kind = request.query("queue") or names[0], request.query("kind")
         if kind not in DELIVERY_KINDS:
-            raise NotFound(f"there are no such events; there are {', '.join(KINDS)}")
+            raise NotFound(f"{kind!r} is not a kind of events; the kinds are {', '.join(KINDS)}")
         found = await deliveries(
             self._queues, queue, self._redaction, kind=kind, after=request.query("after")
         )

@@ -24,17 +24,17 @@ from tenure.dashboard.queues import KINDS, kind_of
 
 HELP = (
     ("queue:NAME", "jobs of one queue"),
-    ("is:failed", f"by kind, whichever contract: {', '.join(KINDS)}"),
+    ("is:failed", f"by kind, for every contract: {', '.join(KINDS)}"),
     ("state:WORD", "by the contract's own state, several with commas"),
-    ("task:NAME", "by task; * stands for anything"),
-    ("error:CLASS", "by error class; * stands for anything"),
-    ("id:ID", "one job; * stands for anything"),
+    ("task:NAME", "by task; * matches anything"),
+    ("error:CLASS", "by error class; * matches anything"),
+    ("id:ID", "one job; * matches anything"),
     ("worker:NAME", "by the worker that has or had it"),
     ("payload.user.id=7", "by a field of the payload; result.x works too"),
     ("attempt>1", "by the number of attempts; also < and ="),
     ("since:2h  before:2026-01-31", "created within, or before; 30s, 15m, 2h, 7d or a date"),
     ('"two words"', "text in id, task, error or payload"),
-    ("-task:x", "a minus turns a term round"),
+    ("-task:x", "a minus negates a term"),
 )
 
 _FIELDS = ("queue", "is", "state", "task", "error", "id", "worker", "since", "before", "attempt")
@@ -165,7 +165,7 @@ def _value(name: str, op: str, value: str, now_ms: int) -> str:
             raise SearchError(f"attempt is compared with a number, not {value[:40]!r}")
         return value
     if name == "is" and (wrong := set(value.split(",")) - set(KINDS)):
-        raise SearchError(f"is:{min(wrong)} is unknown; there are {', '.join(KINDS)}")
+        raise SearchError(f"is:{min(wrong)} is unknown; the kinds are {', '.join(KINDS)}")
     return value
 
 
@@ -182,7 +182,7 @@ def _moment(value: str, now_ms: int) -> int:
         return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise SearchError(
-            f"{value[:40]!r} is no time; write 30s, 15m, 2h, 7d, or 2026-01-31T12:00 (UTC)"
+            f"{value[:40]!r} is not a time; write 30s, 15m, 2h, 7d, or 2026-01-31T12:00 (UTC)"
         ) from None
 
 

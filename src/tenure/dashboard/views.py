@@ -119,7 +119,7 @@ class NewJobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SubmittedJob(msgspec.Struct, frozen=True):
-    """Where the job is."""
+    """The id of the stored job."""
 
     queue: str
     job_id: str
@@ -136,13 +136,13 @@ class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ActionAnswers(msgspec.Struct, frozen=True):
-    """Per job "ok", "requested", or what forbids it."""
+    """Per job "ok", "requested", or the reason why not."""
 
     answers: dict[str, str]
 
 
 class BulkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An action on all jobs of a search. With `expect`, refused when that many are exceeded."""
+    """An action on all jobs of a search. With `expect`, refused if more jobs match."""
 
     action: Literal["retry", "cancel", "remove"]
     q: Annotated[str, Meta(min_length=1, max_length=1000, pattern=_NO_NUL)]

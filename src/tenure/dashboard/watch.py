@@ -468,13 +468,13 @@ class ChangeListener:
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The first frame: every second of the last quarter of an hour."""
+    """The first frame: every second of the last 15 minutes."""
 
     rows: list[Row]
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """What happened since the last one: how many events, of which jobs (queue and id), seconds."""
+    """The changes since the last tick: number of events, jobs (queue and id), new seconds."""
 
     events: int
     moved: list[tuple[str, str]]

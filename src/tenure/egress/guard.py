@@ -385,7 +385,7 @@ def _read_rule(text: str) -> _Rule:
         pass
     if match is None or match["six"] or "*" in host[1:] or (port or 1) > 65_535:
         raise UsageError(
-            f"allow list: {text!r} is no network (10.0.0.0/8), host (hooks.internal:8080) "
-            "or family of hosts (*.svc.internal)"
+            f"allow list: {text!r} is not a network (10.0.0.0/8), host (hooks.internal:8080) "
+            "or pattern of hosts (*.svc.internal)"
         )
     return _Rule(name=host, port=port)

@@ -143,7 +143,9 @@ def split_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address to listen on; one looks like 127.0.0.1:8081")
+        raise UsageError(
+            f"{text!r} is not an address to listen on; an address looks like 127.0.0.1:8081"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

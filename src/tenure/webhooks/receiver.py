@@ -168,7 +168,7 @@ def _headers(headers: Mapping[str, str]) -> dict[str, str]:
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= _DIGITS_MAX):
         raise InvalidWebhook("headers", "the timestamp is not in seconds")
     if not NONCE_FORM.fullmatch(lower[NONCE]):
-        raise InvalidWebhook("headers", "the nonce is not of our form")
+        raise InvalidWebhook("headers", "the nonce has a wrong form")
     return lower
 
 
