@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.lease import Lease
 
-HIDDEN = "***"
+_HIDDEN = "***"
 
 _URL_SECRETS = re.compile(
     r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:[^\s/@'\"<>]*@)?"
@@ -55,13 +55,13 @@ class Secret:
         return self._value.decode()
 
     def __repr__(self) -> str:
-        return f"Secret({HIDDEN})"
+        return f"Secret({_HIDDEN})"
 
     def __str__(self) -> str:
-        return HIDDEN
+        return _HIDDEN
 
     def __format__(self, _spec: str) -> str:
-        return HIDDEN
+        return _HIDDEN
 
     def __bool__(self) -> bool:
         return bool(self._value)
@@ -92,12 +92,12 @@ def hide(text: str, secrets: Iterable[Secret]) -> str:
     for secret in secrets:
         plain = secret.reveal().decode(errors="replace")
         if len(plain) >= _CHARS_MIN:  # shorter ones occur in ordinary words
-            text = text.replace(plain, HIDDEN)
+            text = text.replace(plain, _HIDDEN)
     return text
 
 
 def _hide_url(match: re.Match[str]) -> Any:
-    return match["scheme"] + match["rest"] + (f"?{HIDDEN}" if match["query"] else "")
+    return match["scheme"] + match["rest"] + (f"?{_HIDDEN}" if match["query"] else "")
 
 
 class VaultError(TenureError):
@@ -203,7 +203,7 @@ def _decode_key(kek_id: str, coded: str) -> bytes:
         raise UsageError(f"key ring: an entry ({kek_id[:40]!r}) is not `id=base64`") from None
 
 
-ENCRYPTION_VERSION = 1
+_ENCRYPTION_VERSION = 1
 _BLOB = b"tenure.vault.blob.1"
 _WRAP = b"tenure.vault.wrap.1"
 
@@ -230,7 +230,7 @@ class Sealed:
     encrypted: bytes = field(repr=False)
     dek_wrapped: bytes = field(repr=False)
     kek_id: str
-    encryption_version: int = ENCRYPTION_VERSION
+    encryption_version: int = _ENCRYPTION_VERSION
 
 
 class Vault:
@@ -275,10 +275,10 @@ class Vault:
         return replace(sealed, dek_wrapped=wrapped, kek_id=kek_id)
 
     async def _data_key(self, sealed: Sealed, binding: Binding) -> bytes:
-        if sealed.encryption_version != ENCRYPTION_VERSION:
+        if sealed.encryption_version != _ENCRYPTION_VERSION:
             raise VaultError(
                 f"job {binding.job_id}: sealed in format {sealed.encryption_version}; this "
-                f"Tenure reads {ENCRYPTION_VERSION}"
+                f"Tenure reads {_ENCRYPTION_VERSION}"
             )
         bound = binding.associated_data(_WRAP, sealed.kek_id)
         return await self._ring.unwrap(sealed.kek_id, sealed.dek_wrapped, bound)

@@ -33,7 +33,7 @@ _BUFFER_BYTES_MAX = 262_144
 _INFORMATIONAL_MAX = 199
 
 
-class PeerConnection(asyncio.Protocol):
+class _PeerConnection(asyncio.Protocol):
     """One connection; one exchange at a time."""
 
     def __init__(self, origin: str) -> None:
@@ -270,8 +270,8 @@ class Client:
         self._guard = guard or Guard()
         self._limits = limits or Limits()
         self._tls = tls
-        self._idle: OrderedDict[PeerConnection, tuple[str, str, int]] = OrderedDict()
-        self._by_origin: dict[tuple[str, str, int], list[PeerConnection]] = {}
+        self._idle: OrderedDict[_PeerConnection, tuple[str, str, int]] = OrderedDict()
+        self._by_origin: dict[tuple[str, str, int], list[_PeerConnection]] = {}
 
     async def send(
         self,
@@ -307,7 +307,7 @@ class Client:
         """Make a request; within the block its response can be read chunk by chunk."""
         target = read_target(url)
         bounds = limits or self._limits
-        connection: PeerConnection | None = None
+        connection: _PeerConnection | None = None
         try:
             async with asyncio.timeout(bounds.total_ms / 1000) as deadline:
                 connection = await self._acquire(target, bounds)
@@ -333,7 +333,7 @@ class Client:
 
     async def _request(
         self,
-        connection: PeerConnection,
+        connection: _PeerConnection,
         method: str,
         target: Target,
         headers: Sequence[tuple[str, str]],
@@ -347,7 +347,7 @@ class Client:
             await _send_chunks(connection, body)
         await connection.wait_head()
 
-    async def _acquire(self, target: Target, bounds: Limits) -> PeerConnection:
+    async def _acquire(self, target: Target, bounds: Limits) -> _PeerConnection:
         idle = self._by_origin.get(_key(target))
         now_s = asyncio.get_running_loop().time()
         while idle:
@@ -358,7 +358,7 @@ class Client:
             connection.close()
         return await self._dial(target, bounds)
 
-    async def _dial(self, target: Target, bounds: Limits) -> PeerConnection:
+    async def _dial(self, target: Target, bounds: Limits) -> _PeerConnection:
         """Connect to one of the addresses that the guard has just checked."""
         addresses = await self._guard.addresses(target)
         share_s = bounds.connect_ms / 1000 / len(addresses)
@@ -378,12 +378,12 @@ class Client:
                 problem = os.strerror(error.errno) if error.errno else type(error).__name__
         raise Unreachable(f"{target.origin} could not be reached: {problem}")
 
-    async def _connect(self, target: Target, address: str) -> PeerConnection:
+    async def _connect(self, target: Target, address: str) -> _PeerConnection:
         secure = target.scheme == "https"
         if secure and self._tls is None:
             self._tls = ssl.create_default_context()
         _, protocol = await asyncio.get_running_loop().create_connection(
-            lambda: PeerConnection(target.origin),
+            lambda: _PeerConnection(target.origin),
             address,
             target.port,
             ssl=self._tls if secure else None,
@@ -391,7 +391,7 @@ class Client:
         )
         return protocol
 
-    def _release(self, connection: PeerConnection, target: Target) -> None:
+    def _release(self, connection: _PeerConnection, target: Target) -> None:
         if not connection.make_idle():
             connection.close()
             return
@@ -405,7 +405,7 @@ class Client:
             oldest.close()
 
 
-async def _send_chunks(connection: PeerConnection, body: Body) -> None:
+async def _send_chunks(connection: _PeerConnection, body: Body) -> None:
     sent = 0
     async for chunk in body.chunks:
         sent += len(chunk)
@@ -433,5 +433,5 @@ def _key(target: Target) -> tuple[str, str, int]:
     return target.scheme, target.host, target.port
 
 
-def _is_too_old(connection: PeerConnection, now_s: float) -> bool:
+def _is_too_old(connection: _PeerConnection, now_s: float) -> bool:
     return now_s - connection.idle_since_s > _IDLE_S_MAX or now_s - connection.born_s > _AGE_S_MAX

@@ -184,10 +184,10 @@ _CLOSED_V6 = tuple(
 )
 
 
-def unwrapped(address: Address) -> Address:
+def _unwrapped(address: Address) -> Address:
     """The IPv4 address in an IPv4-mapped IPv6 address; other addresses unchanged.
 
-    >>> unwrapped(ipaddress.ip_address("::ffff:127.0.0.1"))
+    >>> _unwrapped(ipaddress.ip_address("::ffff:127.0.0.1"))
     IPv4Address('127.0.0.1')
     """
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -201,7 +201,7 @@ def is_public(address: Address) -> bool:
     >>> is_public(ipaddress.ip_address("1.1.1.1")), is_public(ipaddress.ip_address("64:ff9b::1"))
     (True, False)
     """
-    address = unwrapped(address)
+    address = _unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _CLOSED_V4)
     if address.scope_id is not None or address not in _OPEN_V6:
@@ -292,7 +292,7 @@ class Guard:
         except (TimeoutError, OSError):
             return []
         # An address with a scope (`fe80::1%eth0`) is link-local, and is_public refuses it.
-        return list(dict.fromkeys(unwrapped(ipaddress.ip_address(text)) for text in texts))
+        return list(dict.fromkeys(_unwrapped(ipaddress.ip_address(text)) for text in texts))
 
     def _check_addresses(self, target: Target, found: Sequence[Address]) -> None:
         """Raise if one address is not permitted: one bad address among good ones is an attack.
@@ -370,7 +370,7 @@ class SystemResolver:
 
 def _literal(host: str) -> Address | None:
     try:
-        return unwrapped(ipaddress.ip_address(host))
+        return _unwrapped(ipaddress.ip_address(host))
     except ValueError:
         return None
 

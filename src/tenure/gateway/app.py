@@ -112,7 +112,7 @@ class Gateway:
             self._audit,
         )
         self._documents, app = self._routes()
-        self._app = Middleware(app, self.metrics)
+        self._app = _Middleware(app, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes the router raise 404 and 405, so that they become problems
@@ -277,7 +277,7 @@ def _resources(
     ]
 
 
-class Middleware:
+class _Middleware:
     """Wraps the router: request id, security headers, problems, metrics.
 
     Every error becomes a problem document, unless the response has already begun.

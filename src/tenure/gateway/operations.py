@@ -45,7 +45,7 @@ _BATCH_JOBS_MAX = 100
 _BATCH_BYTES_MAX = 1 << 20
 _WARNINGS_CACHE_S = 60.0
 _Verb: TypeAlias = Literal["pause", "resume"]
-Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
+_Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,7 @@ class Operations:
         ring: Keys,
         metrics: Metrics,
         draining: Callable[[], bool],
-        steer: Steer,
+        steer: _Steer,
         audit: AuditLog,
     ) -> None:
         self._queues = QueueRegistry(queues)

@@ -22,7 +22,7 @@ from tenure.core.errors import (
 )
 
 MEDIA = b"application/problem+json"
-STORE_RETRY_S = 2
+_STORE_RETRY_S = 2
 
 # Each code with its status and its text in /docs.
 CODES: dict[str, tuple[int, str]] = {
@@ -133,10 +133,10 @@ def problem_of(error: Exception) -> Problem | None:
             return Problem(code, str(error), retry_after_s=wait_s, **_member("field", error.reply))
         case ServerError():
             # The store's message is only logged, except `named`, which names a key of the queue.
-            return Problem("store_refused", error.named, retry_after_s=STORE_RETRY_S)
+            return Problem("store_refused", error.named, retry_after_s=_STORE_RETRY_S)
         case StoreError():
             # The store's message may name hosts, so it is logged and not sent.
-            return Problem("store_away", retry_after_s=STORE_RETRY_S)
+            return Problem("store_away", retry_after_s=_STORE_RETRY_S)
         case TenureError():
             return Problem("conflict", str(error))
     return None

@@ -26,7 +26,7 @@ from tenure.webhooks.slots import DeliverySlots
 
 RETRY = exponential(5_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
 """5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 6 h ...: about a day in all."""
-RATE_LIMITED_RETRY = exponential(60_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
+_RATE_LIMITED_RETRY = exponential(60_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
 """After 429: starts with a minute."""
 
 
@@ -35,10 +35,10 @@ class RetryPolicies:
     """The delays after a failure, and the longer ones after 429."""
 
     default: RetryPolicy = RETRY
-    rate_limited: RetryPolicy = RATE_LIMITED_RETRY
+    rate_limited: RetryPolicy = _RATE_LIMITED_RETRY
 
 
-RETRIES = RetryPolicies()
+_RETRIES = RetryPolicies()
 
 _RETRY_AFTER_MS_MAX = 3_600_000
 _OK, _REDIRECT, _GONE, _TOO_MANY_REQUESTS = 200, 300, 410, 429
@@ -51,7 +51,7 @@ def signal_of(
     attempt: int,
     chance: float,
     now_s: float,
-    retries: RetryPolicies = RETRIES,
+    retries: RetryPolicies = _RETRIES,
 ) -> Signal | None:
     """None for a 2xx status, else the signal that ends the attempt."""
     if _OK <= status < _REDIRECT:
@@ -155,7 +155,7 @@ _SNOOZED_MS_MAX = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookDelivery:
+class _WebhookDelivery:
     """A webhook to send. `body` is the event, a JSON object that also has `event_id`."""
 
     event_id: str
@@ -164,12 +164,12 @@ class WebhookDelivery:
     body: bytes
 
 
-def _outbox_delivery(lease: Lease) -> WebhookDelivery:
+def _outbox_delivery(lease: Lease) -> _WebhookDelivery:
     """The delivery of an outbox lease, whose `extra` begins with requester and URL."""
     extra = lease.extra
     if not (isinstance(extra, tuple | list) and len(extra) > 1 and extra[1]):
         raise Fatal(f"event {lease.job_id} does not say where to deliver it", code="no_url")
-    return WebhookDelivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
+    return _WebhookDelivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
 
 
 class DeliveryJob(Protocol):
@@ -189,7 +189,7 @@ def delivery_handler(
     secrets: EndpointSecrets,
     *,
     standard: bool = False,
-    retries: RetryPolicies = RETRIES,
+    retries: RetryPolicies = _RETRIES,
     breaker: CircuitBreaker | None = None,
     slots: DeliverySlots | None = None,
 ) -> Callable[[DeliveryJob], Awaitable[dict[str, Any]]]:
@@ -261,7 +261,7 @@ class _DeliveryHandler:
             raise signal
         return {"status": answer.status, "ms": round((now_s - started_s) * 1000)}
 
-    def _check_breaker(self, job: DeliveryJob, delivery: WebhookDelivery) -> str:
+    def _check_breaker(self, job: DeliveryJob, delivery: _WebhookDelivery) -> str:
         """The origin of the receiver; raises `Snooze` while it fails."""
         try:
             origin = read_target(delivery.url).origin
@@ -274,7 +274,7 @@ class _DeliveryHandler:
             raise Snooze(wait_s * (1 + random.random() / 4), f"{origin} has been failing")
         return origin
 
-    async def _send(self, delivery: WebhookDelivery) -> Response:
+    async def _send(self, delivery: _WebhookDelivery) -> Response:
         live = await live_keys(self.secrets, delivery.requester_id)
         if not live:
             raise _NoSecret
@@ -290,7 +290,7 @@ class _DeliveryHandler:
         receiver = f"{delivery.requester_id} {delivery.url}"
         return await self.rotation.send(receiver, live, send)
 
-    async def _attempt(self, delivery: WebhookDelivery, live: Sequence[bytes]) -> Response:
+    async def _attempt(self, delivery: _WebhookDelivery, live: Sequence[bytes]) -> Response:
         body = delivery.body
         headers = signed_headers(
             live,

@@ -57,12 +57,12 @@ EVENT_ID = "x-euterpe-event-id"
 OTHER_SIGNATURE = "x-euterpe-signature-other"
 HEADERS = (SIGNATURE, TIMESTAMP, NONCE, EVENT_ID)
 
-STANDARD_ID = "webhook-id"
-STANDARD_TIMESTAMP = "webhook-timestamp"
-STANDARD_SIGNATURE = "webhook-signature"
+_STANDARD_ID = "webhook-id"
+_STANDARD_TIMESTAMP = "webhook-timestamp"
+_STANDARD_SIGNATURE = "webhook-signature"
 
 NONCE_FORM = re.compile(r"[A-Za-z0-9_-]{22,64}")
-SECRETS_MAX = 2
+_SECRETS_MAX = 2
 _SECRET_PREFIX = "whsec_"
 _SECRET_BYTES_MIN = 24
 
@@ -77,7 +77,7 @@ def signature(secret: bytes, timestamp: str, nonce: str, body: bytes) -> str:
     return hmac.digest(secret, text, hashlib.sha256).hex()
 
 
-def standard_signature(secret: bytes, event_id: str, timestamp: str, body: bytes) -> str:
+def _standard_signature(secret: bytes, event_id: str, timestamp: str, body: bytes) -> str:
     """The signature in the form of Standard Webhooks."""
     text = f"{event_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(secret, text, hashlib.sha256)).decode()
@@ -103,11 +103,11 @@ def signed_headers(
     headers = [(SIGNATURE, first), (TIMESTAMP, timestamp), (NONCE, nonce), (EVENT_ID, event_id)]
     headers += [(OTHER_SIGNATURE, other) for other in others]
     if standard:
-        signatures = (standard_signature(one, event_id, timestamp, body) for one in live)
+        signatures = (_standard_signature(one, event_id, timestamp, body) for one in live)
         headers += [
-            (STANDARD_ID, event_id),
-            (STANDARD_TIMESTAMP, timestamp),
-            (STANDARD_SIGNATURE, " ".join(signatures)),
+            (_STANDARD_ID, event_id),
+            (_STANDARD_TIMESTAMP, timestamp),
+            (_STANDARD_SIGNATURE, " ".join(signatures)),
         ]
     return headers
 
@@ -158,7 +158,7 @@ async def live_keys(secrets: EndpointSecrets, requester_id: str) -> list[bytes]:
     found = [one.reveal() for one in await secrets.live(requester_id)]
     return [
         read_secret(raw.decode()) if raw.startswith(b"whsec_") else raw
-        for raw in found[:SECRETS_MAX]
+        for raw in found[:_SECRETS_MAX]
     ]
 
 
@@ -245,7 +245,7 @@ def read_secrets(text: str) -> StaticSecrets:
             continue
         name, _, value = entry.partition("=")
         requester, texts = name.strip(), value.split()
-        if not requester or requester in found or not 1 <= len(texts) <= SECRETS_MAX:
+        if not requester or requester in found or not 1 <= len(texts) <= _SECRETS_MAX:
             raise UsageError(
                 f"webhook secrets, line {number}: write `requester = secret`, or two secrets, "
                 "newer first, and each requester once"

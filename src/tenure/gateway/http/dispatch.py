@@ -200,7 +200,7 @@ class Resource:
         if decoder is None:
             return None
         settings = self._context.settings
-        check_media(headers)
+        _check_media(headers)
         quota = self._context.auth.quota(caller.requester)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
@@ -218,7 +218,7 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
         return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
     except msgspec.ValidationError as error:
         for name, text in pairs:
-            if is_beyond(text):
+            if _is_beyond(text):
                 raise Problem(
                     "bad_number", f"{name} is a number that 64 bits do not hold"
                 ) from None
@@ -323,7 +323,7 @@ def _too_large(bytes_max: int) -> Problem:
     return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
 
 
-def check_media(headers: Mapping[str, str]) -> None:
+def _check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
@@ -460,10 +460,10 @@ def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Outline", fields))
 
 
-def is_beyond(text: str) -> bool:
+def _is_beyond(text: str) -> bool:
     """Whether a query parameter is a number that 64 bits do not hold.
 
-    >>> [is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
+    >>> [_is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
     [False, True, True, False, True]
     """
     return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < INTEGER_MAX
