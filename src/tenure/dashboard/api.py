@@ -53,6 +53,7 @@ from tenure.dashboard.watch import Figures, JournalWatch
 
 T = TypeVar("T")
 
+ROUTE = "tenure.route"  # scope key: the path template, for the metrics
 _CATCH_UP_S = 2.0
 _SEARCHES_MAX = 8
 _WITH_BODY = (400, 404, 413, 415, 422)

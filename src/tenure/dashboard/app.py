@@ -31,7 +31,13 @@ from tenure.core.job import NewJob
 from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
-from tenure.dashboard.api import Api, SearchLimit, run_while_connected, until_disconnected
+from tenure.dashboard.api import (
+    ROUTE,
+    Api,
+    SearchLimit,
+    run_while_connected,
+    until_disconnected,
+)
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.finder import Finder
 from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
@@ -46,7 +52,6 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_ROUTE = "tenure.route"
 _READ = Right("observe", "all")
 _SIGN_IN = Right("", "none", does="sign in, out", audit="never")
 
@@ -228,7 +233,7 @@ class Dashboard:
                 return _HeldResponse(await render(request, slot), slot.pop_all())
 
         async def render(request: Request, slot: ExitStack) -> Response:
-            request.scope[_ROUTE] = path
+            request.scope[ROUTE] = path
             admitted: PageRequest | None = None
             try:
                 found = await self._admit(request, _READ)
@@ -254,7 +259,7 @@ class Dashboard:
 
     def _form(self, path: str, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:
-            request.scope[_ROUTE] = path
+            request.scope[ROUTE] = path
             admitted = await self._admit(request, right)
             if isinstance(admitted, Response):
                 return admitted
@@ -284,7 +289,7 @@ class Dashboard:
         return admitted
 
     async def _serve_live(self, request: Request) -> Response:
-        request.scope[_ROUTE] = "/live"
+        request.scope[ROUTE] = "/live"
         caller = await self._auth.caller(request)
         if caller is None:
             return Response(status_code=401)
@@ -302,7 +307,7 @@ class Dashboard:
         return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:
-        request.scope[_ROUTE] = "/login"
+        request.scope[ROUTE] = "/login"
         if request.method == "GET":
             back = local_path(str(request.query_params.get("next", "/")), "/")
             return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
@@ -315,7 +320,7 @@ class Dashboard:
         return RedirectResponse(target, 303, headers={"set-cookie": cookie})
 
     async def _logout(self, request: Request) -> Response:
-        request.scope[_ROUTE] = "/logout"
+        request.scope[ROUTE] = "/logout"
         cookie = await self._auth.sign_out(request)
         return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
 
@@ -357,7 +362,7 @@ class _HeldResponse(Response):
 
 
 async def _static(request: Request) -> Response:
-    request.scope[_ROUTE] = "/static"
+    request.scope[ROUTE] = "/static"
     asset = assets().get(request.path_params["name"])
     if asset is None or asset.path != request.scope["path"]:
         return Response(status_code=404)

@@ -27,12 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenure import __version__
 from tenure.core.endpoint import OPEN, Endpoint
 from tenure.core.errors import StoreError, UsageError
+from tenure.dashboard.api import ROUTE
 from tenure.dashboard.app import Dashboard
 from tenure.dashboard.audit import open_audit
 from tenure.gateway.auth import Auth, Sessions, headers_of
 from tenure.gateway.feed import Feed
 from tenure.gateway.http.connections import ADMIN
-from tenure.gateway.http.dispatch import ROUTE, Resource, RouteContext, read_body, rights_of
+from tenure.gateway.http.dispatch import Resource, RouteContext, read_body, rights_of
 from tenure.gateway.http.document import (
     HTML,
     POLICY,

@@ -72,6 +72,18 @@ CODES: dict[str, tuple[int, str]] = {
 }
 
 
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """An error (RFC 9457). `code` is for programs, `detail` for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+
+
 class Problem(Exception):
     """An error with its HTTP response. `code` is one of `CODES`; `extra` adds members."""
 
@@ -97,16 +109,16 @@ class Problem(Exception):
 
     def body(self, path: str, request_id: str) -> bytes:
         """The problem document."""
-        members = {
-            "type": f"/docs#{self.code}",
-            "title": title_of(self.status),
-            "status": self.status,
-            "detail": self.detail,
-            "instance": path,
-            "code": self.code,
-            "request_id": request_id,
-        }
-        return msgspec.json.encode(members | self.extra)
+        document = ProblemDocument(
+            type=f"/docs#{self.code}",
+            title=title_of(self.status),
+            status=self.status,
+            detail=self.detail,
+            instance=path,
+            code=self.code,
+            request_id=request_id,
+        )
+        return msgspec.json.encode(msgspec.structs.asdict(document) | self.extra)
 
 
 def title_of(status: int) -> str:

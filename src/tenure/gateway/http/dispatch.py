@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from tenure.core.encoding import INTEGER_MAX, json_fault
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
 from tenure.core.errors import ReplyLost, UsageError
-from tenure.dashboard.api import run_while_connected, until_disconnected
+from tenure.dashboard.api import ROUTE, run_while_connected, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
@@ -47,7 +47,6 @@ _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 _log = structlog.get_logger("tenure.audit")
 
-ROUTE = "tenure.route"  # scope key: the path template, for the metrics
 _JSON = b"application/json"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _RIGHTS_PAGE = """# The right that each route asks for

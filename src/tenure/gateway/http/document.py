@@ -18,7 +18,7 @@ from tenure.core.endpoint import Endpoint, Reply
 from tenure.core.errors import UsageError
 from tenure.core.state import INBOX
 from tenure.dashboard.watch import Series, Tick
-from tenure.gateway.problems import CODES, title_of
+from tenure.gateway.problems import CODES, ProblemDocument, title_of
 from tenure.gateway.sse import Hello
 from tenure.webhooks.signing import WebhookEvent, WebhookHeaders
 
@@ -31,18 +31,6 @@ _PATH_PARAMETERS = {
     "queue": "The queue's name, as in GET /api/queues.",
     "bulk_id": "The id of an action on many jobs, as POST /api/bulk answered it.",
 }
-
-
-class ProblemDocument(msgspec.Struct, frozen=True):
-    """An error (RFC 9457). `code` is for programs, `detail` for people."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str
-    code: str
-    request_id: str
 
 
 def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
