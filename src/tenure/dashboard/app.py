@@ -93,7 +93,7 @@ class SessionAuth(Protocol):
     async def sign_in(self, key_text: str, request: Request) -> str | None:
         """The Set-Cookie value of a new session; None for a wrong key."""
 
-    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+    async def is_still_valid(self, request: Request, caller: Caller) -> bool:
         """Whether the caller of an earlier request would be admitted now."""
 
     async def sign_out(self, request: Request) -> str:
@@ -302,8 +302,8 @@ class Dashboard:
         self.watch.touch()
         queue = str(request.query_params.get("queue", ""))
         known = queue if queue in self.watch.observers else ""
-        is_still_in = partial(self._auth.is_still_in, request, caller)
-        frames = self._live.frames(known, is_still_in, who=caller.who)
+        is_still_valid = partial(self._auth.is_still_valid, request, caller)
+        frames = self._live.frames(known, is_still_valid, who=caller.who)
         return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:

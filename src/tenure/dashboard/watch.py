@@ -510,14 +510,14 @@ class LiveStreams:
         return bool(who) and self._by_key[who] >= _STREAMS_PER_KEY_MAX
 
     async def frames(
-        self, queue: str, is_still_in: Callable[[], Awaitable[bool]], *, who: str = ""
+        self, queue: str, is_still_valid: Callable[[], Awaitable[bool]], *, who: str = ""
     ) -> AsyncIterator[bytes]:
         """The frames of one page, until its user signs out or the gateway shuts down."""
         over = asyncio.Event()
         self._open.add(over)
         self._by_key[who] += 1
         listener = self._watch.listen()
-        watching = asyncio.create_task(_until_signed_out(is_still_in, over))
+        watching = asyncio.create_task(_until_signed_out(is_still_valid, over))
         try:
             series = self._watch.series(queue)
             sent_s = series[-1][0] if series else 0
@@ -553,10 +553,10 @@ async def _wait_any(timeout_s: float, *events: asyncio.Event) -> None:
 
 
 async def _until_signed_out(
-    is_still_in: Callable[[], Awaitable[bool]], over: asyncio.Event
+    is_still_valid: Callable[[], Awaitable[bool]], over: asyncio.Event
 ) -> None:
     while not over.is_set():
         await asyncio.sleep(_AUTH_CHECK_S)
         with contextlib.suppress(StoreError):  # unknown while the store does not answer
-            if not await is_still_in():
+            if not await is_still_valid():
                 over.set()

@@ -244,7 +244,7 @@ class Sessions:
                 return None
             raise
 
-    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+    async def is_still_valid(self, request: Request, caller: Caller) -> bool:
         """Whether the caller of an earlier request would be admitted now.
 
         Does not count as a use of the session.

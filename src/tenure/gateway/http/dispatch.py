@@ -326,9 +326,9 @@ def _check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
-        said = f", not {media[:80]!r}" if media else "; there is no Content-Type"
+        found = f", not {media[:80]!r}" if media else "; there is no Content-Type"
         raise Problem(
-            "media_type", f"the body has to be application/json{said}", accept="application/json"
+            "media_type", f"the body has to be application/json{found}", accept="application/json"
         )
 
 
