@@ -218,24 +218,24 @@ def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> li
     from tenure.vault import Vault
     from tenure.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
     from tenure.webhooks.refresh import Refresher
-    from tenure.webhooks.signing import Remembered, Together, read_secrets
-    from tenure.webhooks.slots import AT_ONCE, Turns
+    from tenure.webhooks.signing import CachedSecrets, ChainedSecrets, read_secrets
+    from tenure.webhooks.slots import AT_ONCE, DeliverySlots
 
     if not urls:
         raise UsageError("name the inbox, with --from")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
-    turns = Turns(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
+    slots = DeliverySlots(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
     of_operator = read_secrets(config.text("webhooks.secrets"))
 
     def secrets() -> EndpointSecrets:
         """The secrets that requesters made, else those of the operator."""
         of_requesters = open_part(urls[0], "endpoint_secrets", vault=vault)
-        return Remembered(Together(of_requesters, of_operator))
+        return CachedSecrets(ChainedSecrets(of_requesters, of_operator))
 
     async def make_delivery() -> Handler:
         standard = config.text("webhooks.headers") == "standard"
-        return delivery_handler(Client(guard), secrets(), standard=standard, turns=turns)
+        return delivery_handler(Client(guard), secrets(), standard=standard, slots=slots)
 
     async def make_transcoder() -> Handler:
         store, client = open_part(urls[0], "credentials"), Client(guard)

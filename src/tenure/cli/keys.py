@@ -441,11 +441,11 @@ def verify(head: str, file: BinaryIO | None, queue_url: str | None, as_json: boo
 
     Exit code 8 tells that there is one.
     """
-    from tenure.dashboard.audit import linked
+    from tenure.dashboard.audit import read_export
     from tenure.dashboard.audit import verify as verified
 
     try:
-        links = linked(file) if file else _links(queue_url)
+        links = read_export(file) if file else _links(queue_url)
     except msgspec.DecodeError as error:
         raise UsageError(f"--file: a line is not one of an export: {error}") from None
     found = verified(links, head=head.strip().lower(), whole=file is None)

@@ -30,8 +30,9 @@ from tenure.core.encoding import one_line
 from tenure.core.redaction import Redaction
 from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.dashboard.display import duration, number, share
+from tenure.dashboard.finder import Finder
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
-from tenure.dashboard.search import Finder, Search, Term
+from tenure.dashboard.search import Search, Term
 from tenure.dashboard.views import (
     DeadGroup,
     DeadList,
@@ -41,7 +42,7 @@ from tenure.dashboard.views import (
     warnings,
     workers,
 )
-from tenure.dashboard.watch import Watch
+from tenure.dashboard.watch import JournalWatch
 from tenure.worker.telemetry import ensure_logs
 
 
@@ -90,7 +91,7 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
 
 async def _workers(urls: list[str]) -> list[WorkerView]:
     async with open_queues(urls) as queues:
-        return await workers(queues, Finder(queues, Redaction()), Watch(queues))
+        return await workers(queues, Finder(queues, Redaction()), JournalWatch(queues))
 
 
 def _worker_row(worker: WorkerView) -> list[str]:
@@ -193,15 +194,15 @@ async def _top(
     urls: list[str], interval_s: float, *, once: bool, live: bool, as_json: bool
 ) -> None:
     async with open_queues(urls) as queues:
-        watch = Watch(queues)
+        watch = JournalWatch(queues)
         finder = Finder(queues, Redaction())
         watch.touch()
         try:
             if live:
                 sys.stdout.write(_CLEAR)
-            await watch.caught_up(within_s=_CATCH_UP_S if once else min(interval_s, 0.3))
+            await watch.wait_caught_up(within_s=_CATCH_UP_S if once else min(interval_s, 0.3))
             while True:
-                await watch.look()
+                await watch.sample()
                 _show(await _frame(queues, watch, finder), live=live, as_json=as_json)
                 if once:
                     return
@@ -210,7 +211,7 @@ async def _top(
             await watch.close()
 
 
-async def _frame(queues: QueueRegistry, watch: Watch, finder: Finder) -> dict[str, Any]:
+async def _frame(queues: QueueRegistry, watch: JournalWatch, finder: Finder) -> dict[str, Any]:
     rows = [_queue_figures(queue.name, watch) for queue in queues]
     found = [] if any(row["away"] for row in rows) else await workers(queues, finder, watch)
     now_ms = time.time_ns() // 1_000_000
@@ -218,7 +219,7 @@ async def _frame(queues: QueueRegistry, watch: Watch, finder: Finder) -> dict[st
     return {"ts_ms": now_ms, "queues": rows, "workers": found, "warnings": texts}
 
 
-def _queue_figures(name: str, watch: Watch) -> dict[str, Any]:
+def _queue_figures(name: str, watch: JournalWatch) -> dict[str, Any]:
     observer = watch.observers[name]
     counts = observer.counts
     return {

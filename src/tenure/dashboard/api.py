@@ -24,8 +24,9 @@ from tenure.core.job import JobRecord, NewJob
 from tenure.core.redaction import Redaction
 from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
 from tenure.dashboard.audit import Entry
+from tenure.dashboard.finder import COUNT_MAX, CountView, Finder
 from tenure.dashboard.queues import QueueRegistry
-from tenure.dashboard.search import COUNT_MAX, CountView, Finder, parse_now
+from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import (
     ActionAnswers,
     Backlog,
@@ -48,10 +49,11 @@ from tenure.dashboard.views import (
     outboxes,
     workers,
 )
-from tenure.dashboard.watch import Figures, Watch
+from tenure.dashboard.watch import Figures, JournalWatch
 
 T = TypeVar("T")
 
+ROUTE = "tenure.route"  # scope key: the path template, for the metrics
 _CATCH_UP_S = 2.0
 _SEARCHES_MAX = 8
 _WITH_BODY = (400, 404, 413, 415, 422)
@@ -94,9 +96,7 @@ class ReadEvents(msgspec.Struct, frozen=True):
 class Scale(msgspec.Struct, frozen=True):
     """Query of the backlog."""
 
-    per_worker: Annotated[
-        int, Meta(ge=1, le=100_000, description="Jobs that one worker shall have.")
-    ] = 10
+    per_worker: Annotated[int, Meta(ge=1, le=100_000, description="Jobs per worker.")] = 10
 
 
 class ReadAudit(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class ReadOutbox(msgspec.Struct, frozen=True):
 
     kind: Annotated[
         Literal["", "waiting", "done", "failed"],
-        Meta(description="Only those on their way, delivered, or given up."),
+        Meta(description="Only events that wait, were delivered, or failed for good."),
     ] = ""
     after: Annotated[
         str, Meta(pattern="^[0-9]{0,18}$", description="The `after` of the page before.")
@@ -198,7 +198,7 @@ class SearchLimit:
         if self.running[who] >= _SEARCHES_MAX:
             raise Refused(
                 "too_many_searches",
-                f"this key has {_SEARCHES_MAX} searches at work: wait for their answers",
+                f"this key runs {_SEARCHES_MAX} searches: wait for their answers",
             )
         self.running[who] += 1
         try:
@@ -217,7 +217,7 @@ class Api:
         queues: QueueRegistry,
         finder: Finder,
         actions: Actions,
-        watch: Watch,
+        watch: JournalWatch,
         redaction: Redaction,
         searches: SearchLimit,
     ) -> None:
@@ -243,7 +243,7 @@ class Api:
                  self._search(self._job), JobFull, problems=(404,)),
             _get(f"{job}/events", "readQueueJobEvents", "The events of one job",
                  self._search(self._events), EventList, asks=ReadEvents, problems=(404, 422)),
-            _get("/api/workers", "listWorkers", "Workers and what they hold",
+            _get("/api/workers", "listWorkers", "Workers and their running jobs",
                  self._search(self._workers), WorkerList),
             _get("/api/dead", "listDead", "Dead letters by error class",
                  self._search(self._dead), DeadList),
@@ -252,15 +252,18 @@ class Api:
             _get("/api/autoscale/{queue}", "readBacklog",
                  "Backlog of a queue, for scalers such as KEDA's metrics-api", self._backlog,
                  Backlog, asks=Scale, problems=(404, 422), scope="metrics"),
-            _get("/api/audit", "readAudit", "Who did what", self._audit, AuditList, asks=ReadAudit,
-                 problems=(422,)),
-            _get("/api/bulk/{bulk_id}", "readBulk", "How far an action on many jobs is",
+            _get("/api/audit", "readAudit", "The audit log, newest first",
+                 self._audit, AuditList, asks=ReadAudit, problems=(422,)),
+            _get("/api/bulk/{bulk_id}", "readBulk", "The progress of an action on many jobs",
                  self._bulk_state, Bulk, problems=(404,)),
         ]  # fmt: skip
 
     def _action_endpoints(self) -> list[Endpoint]:
-        stored = {201: Reply("Stored.", SubmittedJob), 200: Reply("Was there.", SubmittedJob)}
-        answered = {200: Reply("What became of each.", ActionAnswers)}
+        stored = {
+            201: Reply("Stored.", SubmittedJob),
+            200: Reply("It was stored before.", SubmittedJob),
+        }
+        answered = {200: Reply("The result for each job.", ActionAnswers)}
         return [
             _post("/api/queues/{queue}/jobs", "submitToQueue", "Submit a job to any queue",
                   self._submit, stored, does="submit", takes=NewJobBody,
@@ -277,8 +280,8 @@ class Api:
                   example={"action": "retry", "q": "is:failed error:Timeout", "expect": 10}),
             _post("/api/bulk/{bulk_id}/stop", "stopBulk",
                   "Stop an action on many jobs; what is done stays done",
-                  self._bulk_stop, {200: Reply("As it stands.", Bulk)}, does="stop VERB all",
-                  problems=(404,)),
+                  self._bulk_stop, {200: Reply("The state of the action.", Bulk)},
+                  does="stop VERB all", problems=(404,)),
         ]  # fmt: skip
 
     def _outbox_endpoints(self) -> list[Endpoint]:
@@ -286,11 +289,11 @@ class Api:
             _get("/api/outboxes", "listOutboxes", "The queues that have an outbox",
                  self._outboxes, OutboxList),
             _get("/api/queues/{queue}/outbox", "readOutbox",
-                 "Events of a queue's outbox and what came of them, newest first",
+                 "Events of a queue's outbox and their deliveries, newest first",
                  self._deliveries, Deliveries, asks=ReadOutbox, problems=(404, 422)),
             _post("/api/queues/{queue}/outbox/redeliver", "redeliver",
                   "Send events again that were delivered or given up, under the same ids",
-                  self._redeliver, {200: Reply("What became of each.", ActionAnswers)},
+                  self._redeliver, {200: Reply("The result for each event.", ActionAnswers)},
                   does="redeliver", takes=RedeliverBody, problems=_WITH_BODY,
                   example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]}),
         ]  # fmt: skip
@@ -341,7 +344,7 @@ class Api:
 
     async def _stats(self, call: Call) -> Answer:
         self._watch.touch()
-        await self._watch.caught_up(within_s=_CATCH_UP_S)
+        await self._watch.wait_caught_up(within_s=_CATCH_UP_S)
         queues = {name: self._watch.figures(name) for name in self._watch.observers}
         return Answer(200, StatsView(self._watch.figures(), queues))
 
@@ -388,7 +391,7 @@ class Api:
         if body.expect is not None:
             count = await self._finder.count(search)
             if count.jobs > body.expect:
-                raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}: look again")
+                raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}")
         return Answer(202, await self._actions.begin(call.caller.who, body.action, search))
 
     async def _bulk_state(self, call: Call) -> Answer:
@@ -441,7 +444,7 @@ def _get(
         summary=summary,
         right=Right(scope, "all"),
         handle=handle,
-        replies={200: Reply("As it is now.", shape)},
+        replies={200: Reply("The current state.", shape)},
         tag="observing",
         **more,
     )

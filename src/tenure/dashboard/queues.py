@@ -1,4 +1,4 @@
-"""The queues that a dashboard shows, by name, and what the states of their contracts mean."""
+"""The queues of a dashboard by name, and the kinds of their contracts' states and events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KIND_OF_EVENT: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class OpenQueue:
-    """One queue with the three sides of the seam. `name` is unique within a registry.
+    """One queue with its ledger and journal. `name` is unique within a registry.
 
     `address` is its URL without a password. `outbox` holds its webhook events, if it has any.
     """
@@ -44,14 +44,14 @@ class OpenQueue:
     outbox: Ledger | None = None
 
     async def close(self) -> None:
-        """Close the connections of all sides."""
+        """Close all connections."""
         for part in (self.queue, self.ledger, self.journal, self.outbox):
             if part is not None:
                 await part.close()
 
 
 class QueueRegistry:
-    """Queues by name, in the order in which they were given."""
+    """Queues by name, in the order of the settings."""
 
     def __init__(self, queues: Iterable[OpenQueue]) -> None:
         self._queues = {queue.name: queue for queue in queues}
@@ -71,9 +71,9 @@ class QueueRegistry:
         return queue
 
 
-async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
-    """The answer of each queue, None where its store is away; an error where all stores are."""
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+async def gather_available(calls: Iterable[Awaitable[T]]) -> list[T | None]:
+    """The results, None for a queue whose store does not answer; raises if no store answers."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     failed = [each for each in answers if isinstance(each, BaseException)]
     for error in failed:
         if not isinstance(error, StoreError) or len(failed) == len(answers):
@@ -92,7 +92,7 @@ def _kind_of_state() -> dict[str, Kind]:
 
 
 def kind_of(state: str) -> Kind | Literal["other"]:
-    """The kind of a state, whichever contract it belongs to.
+    """The kind of a state of any contract.
 
     >>> [kind_of(word) for word in ("prioritized", "DLQ", "uploading", "mine")]
     ['waiting', 'failed', 'running', 'other']
@@ -101,12 +101,12 @@ def kind_of(state: str) -> Kind | Literal["other"]:
 
 
 def event_kind(word: str) -> Kind | None:
-    """What a job became with this event; None for an event that changes nothing, as progress."""
+    """The kind of state after an event; None for events without a change, such as progress."""
     lowered = word.lower()
     return _kind_of_state().get(lowered) or _KIND_OF_EVENT.get(lowered)
 
 
 def states_of(contract: str, counted: tuple[str, ...]) -> tuple[str, ...]:
-    """The states a queue knows: those of its machine and those that its counts name."""
+    """The states of a queue: those of its state machine and those in its counts."""
     found = find_contract(contract)
     return tuple(dict.fromkeys((*(found.machine.states if found else ()), *counted)))

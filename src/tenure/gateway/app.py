@@ -27,12 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenure import __version__
 from tenure.core.endpoint import OPEN, Endpoint, Submits
 from tenure.core.errors import StoreError, UsageError
+from tenure.dashboard.api import ROUTE
 from tenure.dashboard.app import Dashboard
 from tenure.dashboard.audit import open_audit
 from tenure.gateway.auth import Auth, Sessions, headers_of
 from tenure.gateway.feed import Feed
 from tenure.gateway.http.connections import ADMIN
-from tenure.gateway.http.dispatch import ROUTE, Resource, RouteContext, read_body, rights_of
+from tenure.gateway.http.dispatch import Resource, RouteContext, read_body, rights_of
 from tenure.gateway.http.document import (
     HTML,
     POLICY,
@@ -112,7 +113,7 @@ class Gateway:
             self._audit,
         )
         self._documents, app = self._routes()
-        self._app = Middleware(app, self.metrics)
+        self._app = _Middleware(app, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes the router raise 404 and 405, so that they become problems
@@ -283,7 +284,7 @@ def _resources(
     ]
 
 
-class Middleware:
+class _Middleware:
     """Wraps the router: request id, security headers, problems, metrics.
 
     Every error becomes a problem document, unless the response has already begun.

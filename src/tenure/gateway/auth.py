@@ -79,7 +79,7 @@ class Auth:
 
     def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
         self._ring = ring
-        self._proxies = TrustedProxies(settings)
+        self._proxies = _TrustedProxies(settings)
         self._failed = FailedLogins(settings.failed_logins_per_min)
         sso = self._proxies.has_sso
         self._open = settings.anonymous and settings.on_loopback and not sso
@@ -109,7 +109,7 @@ class Auth:
             return await self._by_ticket(ticket, scope, headers)
         person = self._proxies.person(scope)
         if person is not None:
-            check_own_page(scope["method"], headers, form=False)
+            _check_own_page(scope["method"], headers, form=False)
             return person
         if not self._open or await self._count(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)
@@ -229,7 +229,7 @@ class Sessions:
     async def caller(self, request: Request) -> Caller | None:
         """By session, otherwise as for the API; None for a caller who has to sign in."""
         headers = headers_of(request.scope)
-        check_own_page(request.method, headers)
+        _check_own_page(request.method, headers)
         session_h = _session_h(headers)
         if session_h:
             caller = await self._by_session(session_h)
@@ -244,7 +244,7 @@ class Sessions:
                 return None
             raise
 
-    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+    async def is_still_valid(self, request: Request, caller: Caller) -> bool:
         """Whether the caller of an earlier request would be admitted now.
 
         Does not count as a use of the session.
@@ -257,7 +257,7 @@ class Sessions:
     async def sign_in(self, key_text: str, request: Request) -> str | None:
         """The cookie of a new session; None for a wrong key."""
         headers = headers_of(request.scope)
-        check_own_page(request.method, headers)
+        _check_own_page(request.method, headers)
         try:
             caller = await self._auth.by_key(key_text, request.scope, headers, way="login")
         except Problem as problem:
@@ -274,7 +274,7 @@ class Sessions:
     async def sign_out(self, request: Request) -> str:
         """End the session; returns the cookie that removes the browser's."""
         headers = headers_of(request.scope)
-        check_own_page(request.method, headers)
+        _check_own_page(request.method, headers)
         session_h = _session_h(headers)
         if session_h:
             await self._ring.end_sessions(session_h=session_h)
@@ -305,7 +305,7 @@ class _Group(msgspec.Struct, frozen=True):
     tenant: str = ""
 
 
-class TrustedProxies:
+class _TrustedProxies:
     """The trusted proxies, and the groups of the people whom they authenticate."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -362,7 +362,7 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self._networks)
 
 
-def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True) -> None:
+def _check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True) -> None:
     """Refuse a request that a page of another site sent; a form must come from our own page.
 
     With `form` False a program may have sent it, which sends neither Origin nor Sec-Fetch-Site.

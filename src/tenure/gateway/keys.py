@@ -31,7 +31,7 @@ SESSIONS_PER_KEY = 100
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
-TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the year 9999
+_TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the year 9999
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     scopes: tuple[str, ...]
     secret_h: str
-    created_ms: TimeMs
-    expires_ms: TimeMs = 0
-    last_used_ms: TimeMs = 0
+    created_ms: _TimeMs
+    expires_ms: _TimeMs = 0
+    last_used_ms: _TimeMs = 0
     quota: Quota = Quota()
 
     def is_live(self, now_ms: int) -> bool:

@@ -100,8 +100,8 @@ class RateLimit:
             return
         burst = quota.rate_burst or max(1, math.ceil(per_s))
         now = self._clock_s()
-        tokens, since = self._buckets.get(requester, (float(burst), now))
-        tokens = min(burst, tokens + (now - since) * per_s)
+        tokens, filled_s = self._buckets.get(requester, (float(burst), now))
+        tokens = min(burst, tokens + (now - filled_s) * per_s)
         if tokens < 1:
             wait_s = max(1, math.ceil((1 - tokens) / per_s))
             raise Problem(self._code, self._says(per_s, burst), retry_after_s=wait_s)
@@ -191,15 +191,16 @@ class StreamLimit:
 class _Depth:
     """The known number of unfinished jobs of one requester.
 
-    `jobs` is the last count of the store plus the submits since that count began. `sent` is the
-    number of submits without an answer yet, which a count may or may not include.
+    `jobs` is the last count of the store plus `added`, the submits since that count began. `sent`
+    is the number of submits without an answer yet, which a count may or may not include. At the
+    limit, the store is asked again only after `recount_s`.
     """
 
-    __slots__ = ("at_s", "firm_s", "jobs", "sent", "since", "task")
+    __slots__ = ("added", "counted_s", "jobs", "recount_s", "sent", "task")
 
     def __init__(self) -> None:
-        self.jobs = self.since = self.sent = 0
-        self.at_s = self.firm_s = -math.inf
+        self.jobs = self.added = self.sent = 0
+        self.counted_s = self.recount_s = -math.inf
         self.task: asyncio.Task[None] | None = None
 
 
@@ -260,24 +261,24 @@ class DepthLimit:
                 self._depths.clear()
             depth = self._depths[requester] = _Depth()
         now_s = self._clock_s()
-        if now_s - depth.at_s > _RECOUNT_S:
+        if now_s - depth.counted_s > _RECOUNT_S:
             self._recount(requester, depth, most)
         if depth.jobs >= most:
-            if now_s > depth.firm_s:
+            if now_s > depth.recount_s:
                 self._recount(requester, depth, most)
             if depth.task is not None:
                 await asyncio.shield(depth.task)
                 took_s = self._clock_s() - now_s
-                depth.firm_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
+                depth.recount_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
         if depth.jobs >= most:
             return None
         depth.jobs += 1
-        depth.since += 1
+        depth.added += 1
         return depth
 
     def _recount(self, requester: str, depth: _Depth, most: int) -> None:
         if depth.task is None:
-            depth.since, depth.at_s = depth.sent, self._clock_s()
+            depth.added, depth.counted_s = depth.sent, self._clock_s()
             depth.task = asyncio.create_task(self._count(requester, depth, most))
 
     async def _count(self, requester: str, depth: _Depth, most: int) -> None:
@@ -287,7 +288,7 @@ class DepthLimit:
             # The submit itself will fail and report that the store does not answer.
             _log.warning("unfinished jobs were not counted", key=requester, error=str(error))
         else:
-            depth.jobs = counted + depth.since
+            depth.jobs = counted + depth.added
         finally:
             depth.task = None
 

@@ -19,7 +19,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Metrics:
@@ -97,5 +97,5 @@ class Metrics:
         """The metrics in the format that the scraper accepts, and its media type."""
         if "application/openmetrics-text" in accept:
             text: bytes = openmetrics(self.registry)  # type: ignore[no-untyped-call]
-            return text, OPENMETRICS
+            return text, _OPENMETRICS
         return generate_latest(self.registry), TEXT

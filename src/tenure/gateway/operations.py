@@ -52,7 +52,7 @@ _BATCH_JOBS_MAX = 100
 _BATCH_BYTES_MAX = 1 << 20
 _WARNINGS_CACHE_S = 60.0
 _Verb: TypeAlias = Literal["pause", "resume"]
-Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
+_Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +244,12 @@ class ReadyAsks(msgspec.Struct, frozen=True):
 
 
 class ExportAudit(msgspec.Struct, frozen=True):
-    """Which entries, by their numbers."""
+    """The range of entries, by their numbers."""
 
     after: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last number seen.")] = 0
-    through: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last wanted.")] = _SEQ_MAX
+    through: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last number to return.")] = (
+        _SEQ_MAX
+    )
     limit: Annotated[int, Meta(ge=1, le=10_000, description="How many at most.")] = 10_000
 
 
@@ -264,7 +266,7 @@ class Operations:
         ring: Keys,
         metrics: Metrics,
         draining: Callable[[], bool],
-        steer: Steer,
+        steer: _Steer,
         audit: AuditLog,
     ) -> None:
         self._queues = QueueRegistry(queues)
@@ -286,7 +288,7 @@ class Operations:
             _endpoint("GET /api/queues", "listQueues", "Depths and totals of every queue",
                       self._list, {200: Reply("The queues.", QueueList)},
                       Right("observe", "all"), "queues"),
-            self._switch("pause", "Stop handing out jobs; what runs goes on"),
+            self._switch("pause", "Stop handing out jobs; running jobs continue"),
             self._switch("resume", "Hand out jobs again"),
             _endpoint("GET /api/audit/export", "exportAudit",
                       "The audit log with its hashes, one JSON object a line, oldest first",
@@ -297,7 +299,7 @@ class Operations:
                       self._ticket, {201: Reply("The ticket.", Ticket)},
                       Right("jobs:read", "own", does="ticket", audit="never", streams=True),
                       "access",
-                      description="A key never belongs in a URL. A ticket does: it is good for "
+                      description="A key must not be part of a URL. A ticket may: it is valid for "
                       f"one request that reads, within {TICKET_S} seconds, as `?ticket=`."),
             _endpoint("GET /livez", "live", "Whether the process is alive",
                       self._livez, {200: Reply("Alive.", str, media="text/plain")}, OPEN),

@@ -13,10 +13,10 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.gateway.limits import Quota
 
-KIB = 1024
+_KIB = 1024
 UNIX = "unix"
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([0-9a-z.-]+))(?::[0-9]{1,5})?")
-BODY_BYTES_MAX = 200 * KIB
+BODY_BYTES_MAX = 200 * _KIB
 _POSITIVE = (
     "streams_per_key",
     "heartbeat_ms",
@@ -61,8 +61,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: int = 86_400
     body_bytes_max: int = BODY_BYTES_MAX
     body_timeout_ms: int = 30_000
-    form_bytes_max: int = 1024 * KIB
-    head_bytes_max: int = 32 * KIB
+    form_bytes_max: int = 1024 * _KIB
+    head_bytes_max: int = 32 * _KIB
     head_timeout_ms: int = 10_000
     idle_timeout_s: int = 20
     connections_max: int = 4_000
@@ -70,7 +70,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: int = 15_000
     sweep_ms: int = 1_000
     retry_ms: int = 2_000
-    client_bytes_max: int = 256 * KIB
+    client_bytes_max: int = 256 * _KIB
     streams_per_key: int = 20
     depth_per_key: int = 100_000
     rate_per_s: float = 1_000.0
@@ -143,7 +143,9 @@ def split_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address to listen on; one looks like 127.0.0.1:8081")
+        raise UsageError(
+            f"{text!r} is not an address to listen on; an address looks like 127.0.0.1:8081"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

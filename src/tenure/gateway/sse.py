@@ -250,8 +250,8 @@ class Streamer:
             subscriber = feed.subscribe(follow.job_id, follow.after, masked=follow.masked)
             timers: list[asyncio.TimerHandle] = []
             subscriber.on_overflow = lambda: self._drop(scope, timers)
-            mine = self._open.setdefault(caller, set())
-            mine.add(subscriber)
+            streams = self._open.setdefault(caller, set())
+            streams.add(subscriber)
             self._metrics.sse_clients.inc()
             watcher = asyncio.create_task(_end_when_disconnected(receive, subscriber))
             try:
@@ -262,8 +262,8 @@ class Streamer:
                     timer.cancel()
                 self._metrics.sse_clients.dec()
                 feed.leave(subscriber)
-                mine.discard(subscriber)
-                if not mine:
+                streams.discard(subscriber)
+                if not streams:
                     self._open.pop(caller, None)
 
     async def _refuse(self, scope: Scope, send: Send) -> None:

@@ -437,7 +437,7 @@ class Mover:
                 said = answer.headers.get("content-length", "")
                 size = int(said) if said.isdigit() else 0
                 self._check(size, room)
-                return await self._write(file, answer.pieces, size, room, told)
+                return await self._write(file, answer.chunks, size, room, told)
         except (Refused, TooLarge) as error:
             raise Fatal(f"source: {error}", code=error.code) from None
         except EgressError as error:

@@ -192,7 +192,7 @@ async def test_bodies_of_any_size_go_out_and_come_in_by_pieces(client: Client) -
     async with scripted(lambda head, body: echo % len(body) + body) as server:
         body = Body(len(piece) * count, pieces())
         async with client.open("PUT", url(server), body=body) as answer:
-            size = sum([len(piece) async for piece in answer.pieces])
+            size = sum([len(piece) async for piece in answer.chunks])
     assert size == len(piece) * count
 
 

@@ -18,12 +18,12 @@ from structlog.testing import capture_logs
 from tenure.cli.group import run
 from tenure.dashboard.audit import (
     AuditLog,
+    ChainCheck,
     Entry,
     Link,
-    Verdict,
     digest,
-    linked,
     open_audit,
+    read_export,
     verify,
 )
 from tenure.gateway.keyrings import open_side_store
@@ -58,7 +58,7 @@ class Shelf:
     async def links(self) -> list[Link]:
         return [link async for link in self.log().links()]
 
-    async def verified(self, head: str = "") -> Verdict:
+    async def verified(self, head: str = "") -> ChainCheck:
         return verify(await self.links(), head=head)
 
     async def rows(self) -> list[Row]:
@@ -262,7 +262,7 @@ async def test_an_entry_that_is_no_json_harms_no_other(shelf: Shelf) -> None:
     rows = await shelf.rows()
     await shelf.rewrite([rows[0], rows[1] | {"entry": b"{"}, rows[2]])
     assert [each.action for each in await shelf.log().list()] == ["a2", "unreadable", "a0"]
-    exported = linked(link.line for link in await shelf.links())
+    exported = read_export(link.line for link in await shelf.links())
     assert verify(exported, whole=False).at == 2
 
 
@@ -275,14 +275,14 @@ async def test_an_export_over_http_is_for_admins_and_verifies(shelf: Shelf) -> N
         assert (await sees.get("/api/audit/export")).status == 403
         reply = await acts.get("/api/audit/export?after=1&through=5")
         assert reply.headers["content-type"].startswith("text/plain")
-        part = linked(reply.body.splitlines())
+        part = read_export(reply.body.splitlines())
         assert [link.seq for link in part] == [2, 3, 4, 5]
         assert not verify(part, whole=False).problem
         name = running.gateway.queues[0].name
         assert (await acts.post(f"/api/queues/{name}/pause")).status == 200
         newest = (await sees.get("/api/audit?limit=1")).json["entries"][0]
         assert (newest["action"], newest["seq"]) == ("pause", 7)
-        everything = linked((await acts.get("/api/audit/export")).body.splitlines())
+        everything = read_export((await acts.get("/api/audit/export")).body.splitlines())
         assert everything[-1].hash == newest["hash"]
         assert (await acts.get("/api/audit/export?limit=2")).body.count(b"\n") == 2
         assert (await acts.get("/api/audit/export?after=x")).status == 422

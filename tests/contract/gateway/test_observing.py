@@ -15,10 +15,10 @@ from tenure.core.job import NewJob
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import Redaction
 from tenure.core.registry import contract_names, open_queue
+from tenure.dashboard.finder import Finder
 from tenure.dashboard.queues import kind_of
-from tenure.dashboard.search import Finder
 from tenure.dashboard.views import overdue
-from tenure.dashboard.watch import Watch
+from tenure.dashboard.watch import JournalWatch
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
@@ -214,11 +214,11 @@ async def test_the_first_look_sees_the_last_minutes_and_a_later_one_counts_none_
 ) -> None:
     await place.submit(5)
     async with open_queues([served_url(place.stage)]) as street:
-        watch = Watch(street)
+        watch = JournalWatch(street)
         (observer,) = watch.observers.values()
         for _ in range(2):  # it stops when nobody looks, and begins again
             observer.start()
-            await watch.caught_up(within_s=20)
+            await watch.wait_caught_up(within_s=20)
             assert (observer.caught_up.is_set(), watch.figures().submitted) == (True, 5)
             await observer.stop()
     reply = await place.web.get("/api/stats")

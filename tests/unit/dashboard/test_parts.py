@@ -19,7 +19,7 @@ from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
 from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
-from tenure.dashboard.watch import Listener, Observer, figures, quantiles
+from tenure.dashboard.watch import ChangeListener, Observer, figures, quantiles
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_listener_is_bounded_and_keeps_counting() -> None:
     from tenure.dashboard.watch import MOVED_MAX
 
     async def listen() -> tuple[int, int, int]:
-        listener = Listener()
+        listener = ChangeListener()
         for number in range(2 * MOVED_MAX):
             listener.add("q", str(number))
         count, moved = listener.take()

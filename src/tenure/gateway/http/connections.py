@@ -115,7 +115,7 @@ def _close_one_waiting(connections: set[ClientConnection]) -> bool:
     waiting = [each for each in connections if each.is_waiting]
     if not waiting:
         return False
-    oldest = min(waiting, key=lambda each: each.since)
+    oldest = min(waiting, key=lambda each: each.waiting_since)
     oldest.leave()
     oldest.transport.abort()
     return True
@@ -137,7 +137,7 @@ class ClientConnection(HttpToolsProtocol):
         self._refusal: Problem | None = None
         self._by_admin_address = False
         self.address = ""
-        self.since = 0.0
+        self.waiting_since = 0.0
         self.deadline = math.inf
         self.stalled_at = math.inf
 
@@ -249,15 +249,15 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.since = self.loop.time()
+        self.waiting_since = self.loop.time()
         if self.transport.is_closing():
-            self.deadline = self.since + _STALL_S
+            self.deadline = self.waiting_since + _STALL_S
         elif self._phase == "body" and self.cycle.response_complete:
             self._discard()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.stalled_at = self.since = self.loop.time()
+        self.stalled_at = self.waiting_since = self.loop.time()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -329,8 +329,8 @@ class ClientConnection(HttpToolsProtocol):
         if cycle is not None:
             cycle.body.clear()
         self._bytes = 0
-        self.since = self.loop.time()
-        self.deadline = self.since + _DISCARD_S
+        self.waiting_since = self.loop.time()
+        self.deadline = self.waiting_since + _DISCARD_S
         self._connections.discarding.add(self)
         if len(self._connections.discarding) > _DISCARDING_MAX:
             self.transport.close()
@@ -338,8 +338,10 @@ class ClientConnection(HttpToolsProtocol):
     def _wait(self, phase: Phase) -> None:
         settings = self._settings
         allowed_ms = settings.head_timeout_ms if phase == "head" else settings.body_timeout_ms
-        self.since = self.loop.time()
-        self.deadline = self.since + allowed_ms / 1000 + (_GRACE_S if phase == "body" else 0)
+        self.waiting_since = self.loop.time()
+        self.deadline = (
+            self.waiting_since + allowed_ms / 1000 + (_GRACE_S if phase == "body" else 0)
+        )
 
 
 class CoalescingTransport:

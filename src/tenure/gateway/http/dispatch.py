@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from tenure.core.encoding import INTEGER_MAX, json_fault
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
 from tenure.core.errors import ReplyLost, UsageError
-from tenure.dashboard.api import run_while_connected, until_disconnected
+from tenure.dashboard.api import ROUTE, run_while_connected, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
@@ -47,7 +47,6 @@ _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 _log = structlog.get_logger("tenure.audit")
 
-ROUTE = "tenure.route"  # scope key: the path template, for the metrics
 _JSON = b"application/json"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _RIGHTS_PAGE = """# The right that each route asks for
@@ -200,7 +199,7 @@ class Resource:
         if decoder is None:
             return None
         settings = self._context.settings
-        check_media(headers)
+        _check_media(headers)
         quota = self._context.auth.quota(caller.requester)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
@@ -218,7 +217,7 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
         return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
     except msgspec.ValidationError as error:
         for name, text in pairs:
-            if is_beyond(text):
+            if _is_beyond(text):
                 raise Problem(
                     "bad_number", f"{name} is a number that 64 bits do not hold"
                 ) from None
@@ -323,13 +322,13 @@ def _too_large(bytes_max: int) -> Problem:
     return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
 
 
-def check_media(headers: Mapping[str, str]) -> None:
+def _check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
-        said = f", not {media[:80]!r}" if media else "; there is no Content-Type"
+        found = f", not {media[:80]!r}" if media else "; there is no Content-Type"
         raise Problem(
-            "media_type", f"the body has to be application/json{said}", accept="application/json"
+            "media_type", f"the body has to be application/json{found}", accept="application/json"
         )
 
 
@@ -460,10 +459,10 @@ def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Outline", fields))
 
 
-def is_beyond(text: str) -> bool:
+def _is_beyond(text: str) -> bool:
     """Whether a query parameter is a number that 64 bits do not hold.
 
-    >>> [is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
+    >>> [_is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
     [False, True, True, False, True]
     """
     return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < INTEGER_MAX

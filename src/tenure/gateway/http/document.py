@@ -17,7 +17,7 @@ from tenure import __version__
 from tenure.core.endpoint import Endpoint, Reply
 from tenure.core.errors import UsageError
 from tenure.dashboard.watch import Series, Tick
-from tenure.gateway.problems import CODES, title_of
+from tenure.gateway.problems import CODES, ProblemDocument, title_of
 from tenure.gateway.sse import Hello
 from tenure.sql.engine import ROW_MACHINE
 from tenure.webhooks.signing import WebhookEvent, WebhookHeaders
@@ -31,18 +31,6 @@ _PATH_PARAMETERS = {
     "queue": "The queue's name, as in GET /api/queues.",
     "bulk_id": "The id of an action on many jobs, as POST /api/bulk answered it.",
 }
-
-
-class ProblemDocument(msgspec.Struct, frozen=True):
-    """An error (RFC 9457). `code` is for programs, `detail` for people."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str
-    code: str
-    request_id: str
 
 
 def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -209,9 +197,9 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "Tenure",
             "version": __version__,
-            "description": "What Tenure says by itself: the events of a job while it runs, the "
-            "pulse of the dashboard, and the webhooks of the outbox. What can be asked of it is in "
-            "the OpenAPI document.",
+            "description": "The messages that Tenure sends: the events of a job while it runs, the "
+            "live updates of the dashboard, and the webhooks of the outbox. Requests are described "
+            "in the OpenAPI document.",
             "license": {"name": "MIT"},
         },
         "defaultContentType": "application/json",
@@ -224,7 +212,7 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             "receiver": {
                 "host": "{host}",
                 "protocol": "https",
-                "description": "Whoever a job names in `status_webhook_url`.",
+                "description": "The receiver that a job names in `status_webhook_url`.",
                 "variables": {"host": {"default": "receiver.example"}},
             },
         },
@@ -236,9 +224,11 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
                     f"{name}News": _event_message(shape, f"An event of a job ({name}).")
                     for name, shape in shapes.items()
                 },
-                "Hello": _event_message(Hello, "The first frame: whose events these are."),
-                "Series": _event_message(Series, "The first frame: a quarter of an hour."),
-                "Tick": _event_message(Tick, "What moved, and the seconds that are over."),
+                "Hello": _event_message(Hello, "The first frame: the job of this stream."),
+                "Series": _event_message(Series, "The first frame: the last 15 minutes."),
+                "Tick": _event_message(
+                    Tick, "The jobs that changed, and the figures of new seconds."
+                ),
                 "WebhookEvent": {
                     "summary": "A step of a job of the inbox, signed.",
                     "headers": _message_schema(WebhookHeaders),
@@ -291,9 +281,9 @@ def _refs(*names: str) -> dict[str, dict[str, str]]:
 
 _LIVE = {
     "address": "/live",
-    "title": "The pulse of the dashboard",
-    "description": "Server-sent events, four a second at most: `series` once, then `tick`. Only of "
-    "one queue with `?queue=NAME`. Scope: observe.",
+    "title": "Live updates of the dashboard",
+    "description": "Server-sent events, at most four a second: `series` once, then `tick`. "
+    "`?queue=NAME` selects one queue. Scope: observe.",
     "servers": [{"$ref": "#/servers/gateway"}],
     "messages": _refs("Series", "Tick"),
 }
