@@ -11,16 +11,7 @@ import msgspec
 from tenure.core.errors import LeaseLost, ServerError
 from tenure.core.job import request_hash, short_hash
 from tenure.core.lease import Lease
-from tenure.core.outcome import (
-    BURIED,
-    CANCELLED,
-    COMPLETED,
-    RELEASED,
-    Failure,
-    Outcome,
-    Retried,
-    Verdict,
-)
+from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.sql.engine import Engine, QueueSettings, Row
 from tenure.sql.submit import AHEAD_MS_MAX
 from tenure.store.resend import part
@@ -30,12 +21,6 @@ _TRIES = 3
 _MESSAGE_CHARS_MAX = 4_000
 _SHORT_RESULT = 16  # most jobs return nothing, or the same few words
 _FAILED = frozenset({"retry", "bury", "cancel"})
-_VERDICTS: dict[str, Verdict] = {
-    "complete": COMPLETED,
-    "bury": BURIED,
-    "release": RELEASED,
-    "cancel": CANCELLED,
-}
 
 Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
@@ -107,7 +92,7 @@ class Settler:
         )
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
-        return [(row["n"] - 1, _verdict(row)) for row in rows]
+        return [(row["n"] - 1, verdict_of(row["verdict"], row["due_ms"])) for row in rows]
 
     async def _find_settled(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
         """The verdicts of outcomes that were accepted before."""
@@ -117,7 +102,7 @@ class Settler:
         # The call whose answer was lost may have failed its job without deciding about it.
         failed = [batch[row["n"] - 1].lease.job_id for row in rows if row["verdict"] in _FAILED]
         await decide(self._engine, settings, failed)
-        return [(row["n"] - 1, _verdict(row)) for row in rows]
+        return [(row["n"] - 1, verdict_of(row["verdict"], row["due_ms"])) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
         lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
@@ -201,11 +186,6 @@ def _reason(row: Row) -> str:
     if row["status"] is None:
         return "there is no such job (any more)"
     return f"the job is {row['status']} under claim version {row['claim_version']}"
-
-
-def _verdict(row: Row) -> Verdict:
-    verdict = row["verdict"]
-    return Retried(row["due_ms"]) if verdict in ("retry", "snooze") else _VERDICTS[verdict]
 
 
 def _errors(failure: Failure | None, kind: str) -> tuple[str, str, str]:
