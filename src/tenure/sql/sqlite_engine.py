@@ -32,7 +32,7 @@ _READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "resting", "chores"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
-    | {"plane_current", "audit_list", "audit_read", "audit_head", "reader_list"}
+    | {"plane_current", "plane_leases", "audit_list", "audit_read", "audit_head", "reader_list"}
 )
 _CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
 _LISTS = frozenset({"token_hs"})

@@ -1,4 +1,4 @@
-"""The history of a plane: the journals of its streams as one, in the contract's words."""
+"""The journal of a plane: the journals of its streams merged, with the contract's states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenure.core.journal import JournalEvent, SqlFormat
 from tenure.sql.engine import PLANE, Engine
 from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal
 
-_LOOK_MS = 250
+_POLL_MS = 250
 
 
 class PlaneJournal:
@@ -19,28 +19,29 @@ class PlaneJournal:
 
     def __init__(self, engine: Engine, options: PlaneOptions) -> None:
         self._engine = engine
-        self._parts = [SqlJournal(engine, options.settings(name)) for name in options.names]
+        self._journals = [SqlJournal(engine, options.settings(name)) for name in options.names]
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         """Events after a position, oldest first."""
-        if len(self._parts) == 1:
-            return [_told(event) for event in await self._parts[0].read(after=after, limit=limit)]
-        # A later stream must not answer with what an earlier one had not yet when it was asked.
+        if len(self._journals) == 1:
+            events = await self._journals[0].read(after=after, limit=limit)
+            return [_translate(event) for event in events]
+        # Ignore what is written while we read: the streams read first would lack it.
         end = await self._engine.settled_position()
         merged = [
             event
-            for part in self._parts
-            for event in await part.read(after=after, limit=limit)
+            for journal in self._journals
+            for event in await journal.read(after=after, limit=limit)
             if int(event.seq) <= end
         ]
         merged.sort(key=lambda event: int(event.seq))
-        return [_told(event) for event in merged[:limit]]
+        return [_translate(event) for event in merged[:limit]]
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Like `read`, but waits for the first event; `after` "$" means from now on."""
-        if len(self._parts) == 1:
-            events = await self._parts[0].wait(after=after, wait_ms=wait_ms)
-            return [_told(event) for event in events]
+        if len(self._journals) == 1:
+            events = await self._journals[0].wait(after=after, wait_ms=wait_ms)
+            return [_translate(event) for event in events]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if after == "$":
@@ -50,19 +51,19 @@ class PlaneJournal:
             left_ms = round((deadline - loop.time()) * 1000)
             if events or left_ms <= 0:
                 return events
-            await asyncio.sleep(min(left_ms, _LOOK_MS) / 1000)
+            await asyncio.sleep(min(left_ms, _POLL_MS) / 1000)
 
     def since(self, ts_ms: int) -> str:
-        """The position after which everything that happened since then lies."""
-        return self._parts[0].since(ts_ms)
+        """A position before everything that happened since then."""
+        return self._journals[0].since(ts_ms)
 
     async def close(self) -> None:
         """Close the connections."""
-        for part in self._parts:
-            await part.close()
+        for journal in self._journals:
+            await journal.close()
 
 
-def _told(event: JournalEvent) -> JournalEvent:
+def _translate(event: JournalEvent) -> JournalEvent:
     return msgspec.structs.replace(
         event,
         queue=stream_of(event.queue),
@@ -71,8 +72,8 @@ def _told(event: JournalEvent) -> JournalEvent:
     )
 
 
-def tape(store: str, options: PlaneOptions) -> SqlFormat:
-    """The same rows for readers in bulk; they are trimmed only behind what was captured."""
+def journal_table(store: str, options: PlaneOptions) -> SqlFormat:
+    """The table of the journal; it is trimmed only up to what its readers have captured."""
     schema = f"{options.schema}." if store.startswith("postgres") else ""
     queues = ", ".join(f"'{queue_of(name)}'" for name in options.names)
     return SqlFormat(

@@ -1,4 +1,4 @@
-"""A plane in this process: what a gateway serves, and what a producer next to the database uses."""
+"""A plane of this process, for a gateway or for a producer with access to the database."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class LocalQueue(PlaneQueue):
 
 def open_plane(url: QueueUrl) -> Plane:
     """The plane of a database; connects on first use."""
-    engine, options = parts(url)
+    engine, options = open_parts(url)
     redis = Redis(options.redis, name="tenure-plane") if options.redis else None
     return Plane(engine, options, redis=redis)
 
 
-def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:
+def open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:
     """The database and the options that a URL names."""
     if not url.store:
         raise UsageError(

@@ -126,6 +126,14 @@ WHERE EXISTS (SELECT 1 FROM {batch} a
   WHERE a.job_id = plane_messages.job_id AND a.enqueue_id = plane_messages.enqueue_id);
 SELECT changes() AS unsent;
 
+-- name: plane_leases
+-- The latest leases of jobs.
+-- Batch: job_id text
+-- Returns: for each job that exists its queue, its claim version and when its lease expires (0: ended)
+-- Clauses: P-11 P-16
+SELECT j.job_id, j.queue, j.claim_version, j.lease_expires_at
+FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id;
+
 -- name: plane_relay
 -- Says that a stream's messages travel through Redis, and makes messages for jobs that have none.
 -- Takes: queue text
