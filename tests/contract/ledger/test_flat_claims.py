@@ -187,7 +187,7 @@ def test_a_claim_on_sqlite_reads_its_own_index(tmp_path: Path) -> None:
     engine = SqliteEngine(f"sqlite:///{tmp_path}/plan.db")
 
     async def made() -> None:
-        await engine.run(INBOX, "beat", queue="q", worker_id="w", slots=1)
+        await engine.run(INBOX, "heartbeat", queue="q", worker_id="w", slots=1)
         await engine.close()
 
     asyncio.run(made())

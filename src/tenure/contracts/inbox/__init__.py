@@ -1,7 +1,7 @@
 """The `inbox` contract: an SQL inbox and outbox, on SQLite or PostgreSQL.
 
 `inbox+sqlite:///jobs.db`, `inbox+postgresql://user@host/database?schema=tenure`; with
-`box=outbox` the second queue, of events to be delivered.
+`box=outbox` it is the second queue, of events to be delivered.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ NAMED_BY_HOST = True
 
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
     """The queue behind the URL; connects on first use."""
-    engine, options = parts(url)
+    engine, options = open_parts(url)
     kind = OutboxQueue if options.box == "outbox" else InboxQueue
     return kind(engine, options, worker_id=worker_id)
 
 
 def open_ledger(url: QueueUrl) -> SqlLedger:
     """The ledger of the same queue."""
-    engine, options = parts(url, pinned=False)
+    engine, options = open_parts(url, pinned=False)
     return SqlLedger(engine, options.settings(), INBOX)
 
 
 def open_outbox(url: QueueUrl) -> SqlLedger | None:
     """The ledger of the outbox of an inbox; None for an outbox itself."""
-    engine, options = parts(url, pinned=False)
+    engine, options = open_parts(url, pinned=False)
     if options.box == "outbox":
         return None
     options = msgspec.structs.replace(options, box="outbox")
@@ -63,29 +63,29 @@ def open_outbox(url: QueueUrl) -> SqlLedger | None:
 
 def open_journal(url: QueueUrl) -> SqlJournal:
     """The journal of the same queue."""
-    engine, options = parts(url)
+    engine, options = open_parts(url)
     return SqlJournal(engine, options.settings())
 
 
 def open_box(url: QueueUrl) -> tuple[Engine, QueueSettings]:
-    """The database and the settings of the queue, for writers of whole columns."""
-    engine, options = parts(url)
+    """The database and the settings of the queue, for the pipeline's bulk submits."""
+    engine, options = open_parts(url)
     return engine, options.settings()
 
 
 def open_database(url: QueueUrl) -> Engine:
-    """The database, for what is kept beside the jobs."""
-    return parts(url, pinned=False)[0]
+    """The database, for data beside the jobs."""
+    return open_parts(url, pinned=False)[0]
 
 
 def open_credentials(url: QueueUrl) -> InboxCredentials:
     """The sealed credentials of the jobs."""
-    return InboxCredentials(parts(url)[0])
+    return InboxCredentials(open_parts(url)[0])
 
 
 def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets:
-    """The secrets by which webhooks are signed; `vault` opens them."""
-    return WebhookSecrets(parts(url)[0], vault)
+    """The secrets that sign webhooks; `vault` opens them."""
+    return WebhookSecrets(open_parts(url)[0], vault)
 
 
 def journal_format(url: QueueUrl) -> SqlFormat:
@@ -94,7 +94,7 @@ def journal_format(url: QueueUrl) -> SqlFormat:
     return journal_table(store, options)
 
 
-def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
+def open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
     """The database and the options that a URL names."""
     if not url.store:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What an `inbox+sqlite://` or `inbox+postgresql://` URL may say."""
+"""The options of `inbox+sqlite://` and `inbox+postgresql://` URLs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OUTBOX_BATCH_MAX = 25
 class Options(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the queue URL; the defaults are for work that must not be lost.
 
-    `box=outbox` opens the second queue, that of the events to be delivered. `queue` names one of
-    several inboxes of a database. `batch` is how many events one claim of an outbox takes,
-    `at_once` how many jobs of this queue one worker holds; 0 is as many as it has slots. `share` is
-    how many jobs of one requester a worker of an inbox holds at once, `requester_max` how many all
-    workers do, unless the requester's key has a number of its own; 0 of `share` switches both off.
-    `keep_credentials` leaves sealed credentials with jobs that have ended, so that dead letters can
-    be sent back with them; without it they are removed by the step that ends the job.
+    `box=outbox` opens the second queue, of events to be delivered. `queue` names one of several
+    inboxes of a database. `batch` is how many events one claim of an outbox takes, `at_once` how
+    many jobs of this queue one worker holds (0: as many as it has slots). `share` is how many jobs
+    of one requester a worker of an inbox holds at once, `requester_max` how many all workers do,
+    unless the requester's key has a quota; `share=0` switches both off. `keep_credentials` keeps
+    the sealed credentials of ended jobs, so that dead letters can be retried with them; without it
+    the step that ends a job removes them.
     """
 
     queue: str = "inbox"

@@ -3,13 +3,13 @@
 Contract section 5: the code of a failure decides. A code that is, or ends in, an HTTP status
 (`503`, `http_503`) is in the class of that status:
 
-    busy        423, 500, 502, 503, 504     exponential with jitter
-    throttled   429                         the same with a larger first step
-    refused     401, 403                    credentials: the worker refreshes them and counts that
-                                            separately; here they are tried again like `busy`
-    hopeless    every other 4xx             a dead letter: trying again changes nothing
+    busy        423, 500, 502, 503, 504     exponential backoff with jitter
+    throttled   429                         the same with a longer first delay
+    refused     401, 403                    credentials: the worker refreshes them and counts the
+                                            refreshes; here the job is retried like `busy`
+    hopeless    every other 4xx             a dead letter: a retry would not help
 
-Every other failure says itself whether it may be tried again.
+Any other failure says itself whether it is retryable.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class InboxQueue(SqlQueue):
             return backoff(outcome.failure, attempt, first_ms, random.random())
 
         def least_ms(outcome: Outcome) -> int:
-            """A task's own policy does not bypass the larger bucket of section 5."""
+            """A task's own policy must not shorten the delay for `throttled` (section 5)."""
             return delay(outcome)[0] if retry_class(outcome.failure) == "throttled" else 0
 
         self.slots_max = options.at_once

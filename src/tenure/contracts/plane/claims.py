@@ -18,7 +18,7 @@ from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Quarantined
-from tenure.sql.claim import set_aside, why_no_json
+from tenure.sql.claim import bury_unreadable, why_no_json
 from tenure.sql.engine import PLANE, Engine, QueueListener
 
 _NONCE_CHARS = 32
@@ -354,4 +354,4 @@ class Claims:
         reasons = [str(lease.extra or why_no_json(lease.payload)) for lease in leases]
         if not any(reasons):
             return leases
-        return await set_aside(leases, reasons, self._settle, self.quarantined)
+        return await bury_unreadable(leases, reasons, self._settle, self.quarantined)

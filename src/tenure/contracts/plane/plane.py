@@ -315,7 +315,7 @@ class Plane:
             self._heartbeats.clear()
         self._heartbeats[worker_id] = (now, slots or sent_slots)
         queue = queue_of(streams[0])
-        await self._engine.run(PLANE, "beat", queue=queue, worker_id=worker_id, slots=slots)
+        await self._engine.run(PLANE, "heartbeat", queue=queue, worker_id=worker_id, slots=slots)
 
     async def _by_stream(
         self,
