@@ -14,17 +14,19 @@ SELECT * FROM {batch} WHERE queue = :queue
 
 def test_postgresql_takes_a_batch_as_arrays() -> None:
     operation = make_operation("end", SQL, "postgres", {})
-    assert operation.statements == (
+    (statement,) = operation.statements
+    assert statement == (
         "SELECT * FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS given(job_id, fence, n) "
-        "WHERE queue = $3::text",
+        "WHERE queue = $3::text"
     )
 
 
 def test_sqlite_takes_a_batch_as_json() -> None:
     operation = make_operation("end", SQL, "sqlite", {})
-    assert operation.statements == (
+    (statement,) = operation.statements
+    assert statement == (
         "SELECT * FROM (SELECT key + 1 AS n, json_extract(value, '$[0]') AS job_id, "
-        "json_extract(value, '$[1]') AS fence FROM json_each(:batch)) WHERE queue = :queue;",
+        "json_extract(value, '$[1]') AS fence FROM json_each(:batch)) WHERE queue = :queue;"
     )
 
 

@@ -94,7 +94,7 @@ class InboxRoutes:
         self._keep_is_stored = False
 
     async def create(self, call: Call) -> Answer:
-        """Store a job. Its id is made here, so that a submit can be sent again after a lost answer."""
+        """Store a job. Its id is made here, so that a submit may be sent again."""
         job = await self._new_job(call)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
