@@ -35,11 +35,11 @@ THROTTLED_FACTOR = 8
 _STATUS = re.compile(r"(?:^|[^0-9])([1-5][0-9]{2})$")
 
 
-def http_status(code: str) -> int:
+def _http_status(code: str) -> int:
     """The HTTP status that an error code ends in, 0 for none.
 
-    >>> http_status("http_503"), http_status("404"), http_status("Timeout"), http_status("E1503")
-    (503, 404, 0, 0)
+    >>> [_http_status(code) for code in ("http_503", "404", "Timeout", "E1503")]
+    [503, 404, 0, 0]
     """
     match = _STATUS.search(code)
     return int(match[1]) if match else 0
@@ -47,7 +47,7 @@ def http_status(code: str) -> int:
 
 def retry_class(failure: Failure | None) -> _RetryClass:
     """The class of a failure."""
-    status = http_status(failure.code) if failure else 0
+    status = _http_status(failure.code) if failure else 0
     if status in _BUSY:
         return "busy"
     if status in _THROTTLED:

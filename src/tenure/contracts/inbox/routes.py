@@ -62,7 +62,7 @@ _EXAMPLE = {
 }
 
 
-class InboxRoutes:
+class _InboxRoutes:
     """The endpoints of one inbox. Without `seal` it accepts no credentials.
 
     `check_url` raises for an address that workers may not call, so that the requester learns of it
@@ -303,4 +303,4 @@ def open_routes(queue: Submits, ledger: SqlLedger, *, ttl_s: int, **more: Any) -
     """
     if ledger.is_outbox:
         return []
-    return InboxRoutes(queue, ledger, **more).endpoints()
+    return _InboxRoutes(queue, ledger, **more).endpoints()

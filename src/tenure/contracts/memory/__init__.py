@@ -108,7 +108,7 @@ _shared: dict[str, tuple[SharedStore, dict[str, str]]] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_store(url: QueueUrl) -> SharedStore:
+def _shared_store(url: QueueUrl) -> SharedStore:
     """The store of this name, made on first use; its options are those of all URLs together."""
     options, rest = url.read(MemoryOptions)
     if rest:
@@ -285,14 +285,14 @@ class MemoryJournal:
 
 def open_queue(url: QueueUrl, *, worker_id: str) -> Queue:
     """The queue of this name for one claimer."""
-    return MemoryQueue(shared_store(url), worker_id=worker_id)
+    return MemoryQueue(_shared_store(url), worker_id=worker_id)
 
 
 def open_ledger(url: QueueUrl) -> Ledger:
     """The ledger of the same queue."""
-    return MemoryLedger(shared_store(url))
+    return MemoryLedger(_shared_store(url))
 
 
 def open_journal(url: QueueUrl) -> Journal:
     """The journal of the same queue."""
-    return MemoryJournal(shared_store(url))
+    return MemoryJournal(_shared_store(url))

@@ -71,7 +71,7 @@ async def read_tokens(engine: Engine) -> Tokens:
     raise StoreError("the planes' common secret could not be read", contract="plane")
 
 
-class StreamRotation:
+class _StreamRotation:
     """Lets every n-th claim begin with another stream; 0 keeps the order of the request."""
 
     def __init__(self, every: int = 0) -> None:
@@ -81,7 +81,7 @@ class StreamRotation:
     def order(self, streams: tuple[str, ...]) -> tuple[str, ...]:
         """The streams in the order in which this claim looks into them.
 
-        >>> rotation = StreamRotation(8)
+        >>> rotation = _StreamRotation(8)
         >>> [rotation.order(("high", "low"))[0] for _ in range(9)][6:]
         ['high', 'low', 'high']
         """
@@ -102,7 +102,7 @@ POLL_MS = (500, 1_500)
 IDLE_S = 30.0
 
 
-class Waiter:
+class _Waiter:
     """A claim that waits for jobs of some streams."""
 
     __slots__ = ("streams", "woken")
@@ -117,7 +117,7 @@ class Waiters:
 
     def __init__(self, listener: Callable[[str], QueueListener]) -> None:
         self._listener = listener
-        self._waiting: dict[Waiter, None] = {}
+        self._waiting: dict[_Waiter, None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._joined: dict[str, asyncio.Event] = {}
         self._due_ms: dict[str, int] = {}
@@ -126,9 +126,9 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, streams: tuple[str, ...]) -> Waiter:
+    def join(self, streams: tuple[str, ...]) -> _Waiter:
         """Add a waiter. Join before looking for jobs, so that no notice is missed."""
-        waiter = Waiter(streams)
+        waiter = _Waiter(streams)
         self._waiting[waiter] = None
         for stream in streams:
             self._joined.setdefault(stream, asyncio.Event()).set()
@@ -136,7 +136,7 @@ class Waiters:
                 self._watches[stream] = asyncio.create_task(self._watch(stream))
         return waiter
 
-    def leave(self, waiter: Waiter, *, found: bool) -> None:
+    def leave(self, waiter: _Waiter, *, found: bool) -> None:
         """Remove a waiter. If it found jobs, or did not use its wake-up, the next one is woken."""
         self._waiting.pop(waiter, None)
         if found or waiter.woken.is_set():
@@ -223,7 +223,7 @@ class Claims:
         self._transport = transport
         self._waiters = waiters
         self._settle = settle
-        self._rotation = StreamRotation(fair_every)
+        self._rotation = _StreamRotation(fair_every)
         self._active: dict[str, asyncio.Task[list[Lease]]] = {}
         self._releasing: set[asyncio.Future[None]] = set()
         self.quarantined: list[Quarantined] = []

@@ -89,13 +89,13 @@ class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         self.check(CONTRACT)
         check_least(self, CONTRACT, fair_every=0)
-        if not stream_names(self.streams):
+        if not _stream_names(self.streams):
             raise UsageError("a plane serves at least one stream", contract=CONTRACT)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The streams, the most urgent first."""
-        return stream_names(self.streams)
+        return _stream_names(self.streams)
 
     def settings(self, stream: str) -> QueueSettings:
         """The settings of the queue of one stream."""
@@ -120,7 +120,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     body_bytes_max: int = 1 << 20
 
     def __post_init__(self) -> None:
-        stream_names(self.streams)
+        _stream_names(self.streams)
         if self.body_bytes_max < 16_384:
             raise UsageError("body_bytes_max is at least 16384", contract=CONTRACT)
         if self.answer_ms < 100:
@@ -129,10 +129,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def names(self) -> tuple[str, ...]:
         """The streams, the most urgent first; () for all."""
-        return stream_names(self.streams)
+        return _stream_names(self.streams)
 
 
-def stream_names(text: str) -> tuple[str, ...]:
+def _stream_names(text: str) -> tuple[str, ...]:
     """The names in a comma-separated list, without repetitions."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:

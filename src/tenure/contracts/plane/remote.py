@@ -94,7 +94,7 @@ class _Http:
         await self._client.close()
 
 
-class RemotePlane:
+class _RemotePlane:
     """A plane at a URL."""
 
     def __init__(self, http: _Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
@@ -236,7 +236,7 @@ def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     http = _Http(store, headers=headers, tls=_tls(store, options))
     worker_id = worker_id or anonymous()
-    remote = RemotePlane(
+    remote = _RemotePlane(
         http,
         worker_id=worker_id,
         answer_ms=options.answer_ms,

@@ -447,7 +447,7 @@ class MessageTransport:
     # --- helpers -------------------------------------------------------------------------------
 
     def listener(self, stream: str) -> QueueListener:
-        return MessageListener(self._redis, [key for key, _ in self._keys(stream)])
+        return _MessageListener(self._redis, [key for key, _ in self._keys(stream)])
 
     async def close(self) -> None:
         await self._redis.close()
@@ -489,7 +489,7 @@ class MessageTransport:
         self._ready.clear()
 
 
-class MessageListener:
+class _MessageListener:
     """Wakes when a message arrived after the listener was armed."""
 
     def __init__(self, redis: Redis, keys: Sequence[str]) -> None:
