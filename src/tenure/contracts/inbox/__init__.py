@@ -11,16 +11,14 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
-from tenure.contracts.inbox.journal import journal_table
-from tenure.contracts.inbox.options import Options
-from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
+from tenure.contracts.inbox.queue import InboxQueue, Options, OutboxQueue
 from tenure.core.errors import UsageError
 from tenure.core.journal import SqlFormat
 from tenure.core.registry import QueueUrl
 from tenure.core.state import INBOX
 from tenure.sql import open_engine
-from tenure.sql.engine import Engine, QueueSettings
-from tenure.sql.sql_ledger import SqlJournal, SqlLedger
+from tenure.sql.engine import OUTBOX, Engine, QueueSettings
+from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
 
 __all__ = [
     "InboxQueue",
@@ -37,6 +35,7 @@ __all__ = [
 
 # Contract section 2: a worker is named by its pod, host or boot, with nothing appended.
 NAMED_BY_HOST = True
+_SUBMITS = "(type = 'submit' OR event_number > 0)"
 
 
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> InboxQueue:
@@ -89,9 +88,30 @@ def open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets
 
 
 def journal_format(url: QueueUrl) -> SqlFormat:
-    """The table of the journal, for readers in bulk."""
+    """The table of the journal, for readers in bulk; it is trimmed only up to what they captured.
+
+    An outbox is read through a view, in which a step of a job is also the submit of its event. On
+    PostgreSQL it is read through a function, which finds the rows by the queue of the jobs.
+    """
     options, store = url.read(Options)
-    return journal_table(store, options)
+    settings = options.settings()
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queue = settings.queue.replace("'", "''")
+    return SqlFormat(
+        store=store,
+        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
+        contract=settings.contract,
+        queue=settings.queue,
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue = '{queue}'",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
+        jobs=f"{schema}{settings.table}",
+        kept="type = 'submit'" if settings.table == OUTBOX else _SUBMITS,
+        queues=(settings.queue,),
+        schema=options.schema,
+        by_job="n.listed" if schema else "true",
+        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
+    )
 
 
 def open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:

@@ -1,21 +1,31 @@
-"""The ledger of a plane: the jobs of all its streams, with the contract's states."""
+"""The ledger and the journal of a plane: all its streams, with the contract's states."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tenure.contracts.plane.model import CONTRACT, STATES, PlaneOptions, attempt_id_of, stream_of
+from tenure.contracts.plane.model import (
+    CONTRACT,
+    STATES,
+    PlaneOptions,
+    attempt_id_of,
+    queue_of,
+    stream_of,
+)
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.journal import JournalEvent, SqlFormat
 from tenure.core.seam import Counts, Page, Query, WorkerBeat
 from tenure.core.state import INBOX
 from tenure.core.state import PLANE as MACHINE
-from tenure.sql.engine import Engine
-from tenure.sql.sql_ledger import SqlLedger
+from tenure.sql.engine import PLANE, Engine
+from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
 
+_POLL_MS = 250
 _SQL_STATES = {
     state: tuple(own for own, shown in STATES.items() if shown == state) for state in MACHINE.states
 }
@@ -35,7 +45,7 @@ class PlaneLedger:
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
         record = await self._first.get(job_id)
-        return record and _translate(record)
+        return record and _translate_record(record)
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:
         """The attempts at a job, oldest first, by their ids; the last may be running."""
@@ -67,7 +77,7 @@ class PlaneLedger:
                     query, states=states, after=cursors[name], limit=query.limit - len(found)
                 )
             )
-            found += [_translate(record) for record in page.jobs]
+            found += [_translate_record(record) for record in page.jobs]
             nexts[name] = page.after or "-"
             is_cut = bool(found and page.after)
         more = any(cursor != "-" for cursor in nexts.values())
@@ -175,7 +185,86 @@ def _cursors(after: str, names: list[str]) -> dict[str, str]:
     return dict(zip(names, parts, strict=True))
 
 
-def _translate(record: JobRecord) -> JobRecord:
+def _translate_record(record: JobRecord) -> JobRecord:
     return msgspec.structs.replace(
         record, queue=stream_of(record.queue), state=STATES[record.state]
+    )
+
+
+class PlaneJournal:
+    """The events of all streams in the order in which the database numbered them."""
+
+    def __init__(self, engine: Engine, options: PlaneOptions) -> None:
+        self._engine = engine
+        self._journals = [SqlJournal(engine, options.settings(name)) for name in options.names]
+
+    async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
+        """Events after a position, oldest first."""
+        if len(self._journals) == 1:
+            events = await self._journals[0].read(after=after, limit=limit)
+            return [_translate_event(event) for event in events]
+        # Ignore what is written while we read: the streams read first would lack it.
+        end = await self._engine.settled_position()
+        merged = [
+            event
+            for journal in self._journals
+            for event in await journal.read(after=after, limit=limit)
+            if int(event.seq) <= end
+        ]
+        merged.sort(key=lambda event: int(event.seq))
+        return [_translate_event(event) for event in merged[:limit]]
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        if len(self._journals) == 1:
+            events = await self._journals[0].wait(after=after, wait_ms=wait_ms)
+            return [_translate_event(event) for event in events]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if after == "$":
+            after = str(await self._engine.settled_position())
+        while True:
+            events = await self.read(after=after)
+            left_ms = round((deadline - loop.time()) * 1000)
+            if events or left_ms <= 0:
+                return events
+            await asyncio.sleep(min(left_ms, _POLL_MS) / 1000)
+
+    def since(self, ts_ms: int) -> str:
+        """A position before everything that happened since then."""
+        return self._journals[0].since(ts_ms)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for journal in self._journals:
+            await journal.close()
+
+
+def _translate_event(event: JournalEvent) -> JournalEvent:
+    return msgspec.structs.replace(
+        event,
+        queue=stream_of(event.queue),
+        from_state=STATES[event.from_state],
+        to_state=STATES[event.to_state],
+    )
+
+
+def journal_table(store: str, options: PlaneOptions) -> SqlFormat:
+    """The table of the journal; it is trimmed only up to what its readers have captured."""
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queues = ", ".join(f"'{queue_of(name)}'" for name in options.names)
+    return SqlFormat(
+        store=store,
+        table=f"{schema}job_journal",
+        contract=CONTRACT,
+        queue=",".join(options.names),
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue IN ({queues})",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
+        states=tuple(STATES.items()),
+        queue_prefix=queue_of(""),
+        jobs=f"{schema}{PLANE}",
+        queues=tuple(queue_of(name) for name in options.names),
+        schema=options.schema,
+        by_job="n.listed" if schema else "true",
     )
