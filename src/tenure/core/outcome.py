@@ -79,6 +79,31 @@ BURIED = Buried()
 RELEASED = Released()
 CANCELLED = Cancelled()
 
+VERDICT_NAMES: dict[type, str] = {
+    Completed: "completed",
+    Retried: "retried",
+    Buried: "buried",
+    Released: "released",
+    Cancelled: "cancelled",
+    LeaseLost: "lost",
+}
+"""The names of verdicts in metrics, logs and the answers of a plane."""
+
+_VERDICTS: dict[str, Verdict] = {
+    "complete": COMPLETED,
+    "bury": BURIED,
+    "release": RELEASED,
+    "cancel": CANCELLED,
+}
+_VERDICTS |= {VERDICT_NAMES[type(verdict)]: verdict for verdict in _VERDICTS.values()}
+
+
+def verdict_of(word: str, due_ms: int = 0) -> Verdict:
+    """The verdict by its name, or by the kind of outcome that a store decided on."""
+    if word in ("retry", "snooze", "retried"):
+        return Retried(due_ms)
+    return _VERDICTS[word]
+
 
 class Signal(Exception):
     """Root of the exceptions by which a handler chooses how its attempt ends.

@@ -12,7 +12,7 @@ import msgspec
 from tenure.core.errors import LeaseLost, ServerError, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Failure, Retried, Verdict
+from tenure.core.outcome import Failure
 from tenure.core.registry import QueueUrl
 from tenure.core.seam import READ_STEP, Quarantined, Query
 from tenure.store.redis import Arg, Redis
@@ -28,12 +28,6 @@ _ERROR_CODE_MAX = 80
 _NUMBER_MAX = 10**15
 _QUARANTINED_MAX = 1_000  # for a queue whose records nobody takes: the latest are kept
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
-_VERDICTS: dict[bytes, Verdict] = {
-    b"complete": COMPLETED,
-    b"bury": BURIED,
-    b"release": RELEASED,
-    b"cancel": CANCELLED,
-}
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -100,11 +94,6 @@ def extended(lease: Lease, until_ms: int, cancel: int, lease_ms: int) -> Lease:
     return msgspec.structs.replace(
         lease, lease_until_ms=until_ms, cancel_requested=bool(cancel), lease_ms=lease_ms
     )
-
-
-def verdict_of(kind: bytes, due_ms: int = 0) -> Verdict:
-    """The settle script's verdict, except `lost`, whose reason is the contract's."""
-    return Retried(due_ms) if kind == b"retry" else _VERDICTS[kind]
 
 
 def error_code(failure: Failure | None) -> str:

@@ -26,15 +26,7 @@ import structlog
 
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
-from tenure.core.outcome import (
-    Buried,
-    Cancelled,
-    Completed,
-    Outcome,
-    Released,
-    Retried,
-    Verdict,
-)
+from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
 from tenure.core.retry import judge
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
 from tenure.worker.pools import HandlerPools, report_from_thread
@@ -52,15 +44,6 @@ from tenure.worker.task import Task, Tasks
 from tenure.worker.telemetry import Tracer
 
 log = structlog.get_logger("tenure.worker")
-
-_VERDICT_NAMES: dict[type, str] = {
-    Completed: "completed",
-    Retried: "retried",
-    Buried: "buried",
-    Released: "released",
-    Cancelled: "cancelled",
-    LeaseLost: "lost",
-}
 
 if sys.version_info >= (3, 12):
 
@@ -256,7 +239,7 @@ class Executor:
         source: Source = entries[0].attempt.source
         for entry, verdict in zip(entries, verdicts, strict=True):
             attempt = entry.attempt
-            self._count(attempt, _VERDICT_NAMES[type(verdict)])
+            self._count(attempt, VERDICT_NAMES[type(verdict)])
             if self._listeners:
                 self._listeners.ended(attempt, verdict)
             source.forget(attempt)

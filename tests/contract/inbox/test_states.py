@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from tenure.contracts.inbox import MACHINE as INBOX
-from tenure.contracts.inbox import parts
+from tenure.contracts.inbox import open_parts
 from tenure.contracts.inbox.queue import InboxQueue
 from tenure.contracts.inbox.transcode_request import view
 from tenure.core.errors import InvalidTransition, StoreUnreachable, UsageError
@@ -266,7 +266,7 @@ class CutOff:
 async def test_a_reader_sees_the_failed_state_and_another_worker_leads_on(
     inbox: InboxStage, attempts: int, then: str
 ) -> None:
-    engine, options = parts(parse_url(inbox.url))
+    engine, options = open_parts(parse_url(inbox.url))
     cut = InboxQueue(CutOff(engine), options, worker_id="w1")
     (job_id,) = await submit(cut, job(max_attempts=attempts))
     lease = await claim_one(cut)

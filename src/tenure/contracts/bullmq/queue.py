@@ -30,25 +30,10 @@ from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import (
-    BURIED,
-    CANCELLED,
-    COMPLETED,
-    RELEASED,
-    Failure,
-    Outcome,
-    Retried,
-    Verdict,
-)
+from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
 
-_VERDICTS: dict[bytes, Verdict] = {
-    b"complete": COMPLETED,
-    b"bury": BURIED,
-    b"release": RELEASED,
-    b"cancel": CANCELLED,
-}
 _KEEP_ALL = Keep()
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 # BullMQ's own events, which tell a job's state: a handler cannot report one of these.
@@ -285,9 +270,7 @@ def _verdict(lease: Lease, reply: Any) -> Verdict:
     code = reply[0]
     if code == b"lost":
         return LeaseLost(lease.job_id, reply[1].decode())
-    if code == b"retry":
-        return Retried(reply[1])
-    return _VERDICTS[code]
+    return verdict_of(code.decode(), reply[1] if code == b"retry" else 0)
 
 
 def _check_report(report: Report) -> None:

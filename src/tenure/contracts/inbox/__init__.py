@@ -1,8 +1,8 @@
 """The `inbox` contract: an SQL inbox and outbox, on SQLite or PostgreSQL.
 
 `inbox+sqlite:///jobs.db`, `inbox+postgresql://user@host/database?schema=tenure`; with
-`box=outbox` the second queue, of events to be delivered. Here is the descriptor; what it opens is
-imported on first use.
+`box=outbox` it is the second queue, of events to be delivered. Here is the descriptor; what it
+opens is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tenure.core.errors import UsageError
+from tenure.core.journal import SqlFormat
 from tenure.core.registry import Contract, QueueUrl
-from tenure.sql.engine import ROW_MACHINE
+from tenure.sql.engine import OUTBOX, ROW_MACHINE
 
 if TYPE_CHECKING:
     from tenure.contracts.inbox.credentials import InboxCredentials, WebhookSecrets
-    from tenure.contracts.inbox.options import Options
-    from tenure.contracts.inbox.queue import InboxQueue
+    from tenure.contracts.inbox.queue import InboxQueue, Options
     from tenure.core.endpoint import Endpoint, Submits
-    from tenure.core.journal import SqlFormat
     from tenure.sql.engine import Engine, QueueSettings
     from tenure.sql.sql_ledger import SqlJournal, SqlLedger
+
+_SUBMITS = "(type = 'submit' OR event_number > 0)"
 
 MACHINE = msgspec.structs.replace(ROW_MACHINE, contract="inbox")
 
 
-def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
+def open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
     """The database and the options that a URL names."""
     from tenure.sql import open_engine
 
@@ -43,7 +44,7 @@ def parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
 
 
 def _read_options(url: QueueUrl) -> tuple[Options, str]:
-    from tenure.contracts.inbox.options import Options
+    from tenure.contracts.inbox.queue import Options
 
     return url.read(Options)
 
@@ -51,7 +52,7 @@ def _read_options(url: QueueUrl) -> tuple[Options, str]:
 def _open_queue(url: QueueUrl, worker_id: str) -> InboxQueue:
     from tenure.contracts.inbox.queue import InboxQueue, OutboxQueue
 
-    engine, options = parts(url)
+    engine, options = open_parts(url)
     kind = OutboxQueue if options.box == "outbox" else InboxQueue
     return kind(engine, options, worker_id=worker_id)
 
@@ -59,7 +60,7 @@ def _open_queue(url: QueueUrl, worker_id: str) -> InboxQueue:
 def _open_ledger(url: QueueUrl) -> SqlLedger:
     from tenure.sql.sql_ledger import SqlLedger
 
-    engine, options = parts(url, pinned=False)
+    engine, options = open_parts(url, pinned=False)
     return SqlLedger(engine, options.settings(), MACHINE)
 
 
@@ -67,7 +68,7 @@ def _open_outbox(url: QueueUrl) -> SqlLedger | None:
     """The ledger of the outbox of an inbox; None for an outbox itself."""
     from tenure.sql.sql_ledger import SqlLedger
 
-    engine, options = parts(url, pinned=False)
+    engine, options = open_parts(url, pinned=False)
     if options.box == "outbox":
         return None
     options = msgspec.structs.replace(options, box="outbox")
@@ -77,40 +78,62 @@ def _open_outbox(url: QueueUrl) -> SqlLedger | None:
 def _open_journal(url: QueueUrl) -> SqlJournal:
     from tenure.sql.sql_ledger import SqlJournal
 
-    engine, options = parts(url)
+    engine, options = open_parts(url)
     return SqlJournal(engine, options.settings())
 
 
 def _open_box(url: QueueUrl) -> tuple[Engine, QueueSettings]:
-    """The database and the settings of the queue, for writers of whole columns."""
-    engine, options = parts(url)
+    """The database and the settings of the queue, for the pipeline's bulk submits."""
+    engine, options = open_parts(url)
     return engine, options.settings()
 
 
 def _open_database(url: QueueUrl) -> Engine:
-    """The database, for what is kept beside the jobs."""
-    return parts(url, pinned=False)[0]
+    """The database, for data beside the jobs."""
+    return open_parts(url, pinned=False)[0]
 
 
 def _open_credentials(url: QueueUrl) -> InboxCredentials:
     """The sealed credentials of the jobs."""
     from tenure.contracts.inbox.credentials import InboxCredentials
 
-    return InboxCredentials(parts(url)[0])
+    return InboxCredentials(open_parts(url)[0])
 
 
 def _open_endpoint_secrets(url: QueueUrl, *, vault: Any = None) -> WebhookSecrets:
-    """The secrets by which webhooks are signed; `vault` opens them."""
+    """The secrets that sign webhooks; `vault` opens them."""
     from tenure.contracts.inbox.credentials import WebhookSecrets
 
-    return WebhookSecrets(parts(url)[0], vault)
+    return WebhookSecrets(open_parts(url)[0], vault)
 
 
 def _journal_format(url: QueueUrl) -> SqlFormat:
-    from tenure.contracts.inbox.journal import journal_table
+    """The table of the journal; it is trimmed only up to what readers captured.
+
+    An outbox is read through a view, in which a step of a job is also the submit of its event. On
+    PostgreSQL it is read through a function, which finds the rows by the queue of the jobs.
+    """
+    from tenure.sql.sql_ledger import EVENT_FIELDS
 
     options, store = _read_options(url)
-    return journal_table(store, options)
+    settings = options.settings()
+    schema = f"{options.schema}." if store.startswith("postgres") else ""
+    queue = settings.queue.replace("'", "''")
+    return SqlFormat(
+        store=store,
+        table=f"{schema}{'job_outbox_journal' if settings.table == OUTBOX else 'job_journal'}",
+        contract=settings.contract,
+        queue=settings.queue,
+        fields=("queue", "job_id", "type", "ts_ms", *EVENT_FIELDS),
+        where=f"queue = '{queue}'",
+        sequence=f"{schema}job_journal_seq_seq" if schema else "job_journal",
+        jobs=f"{schema}{settings.table}",
+        kept="type = 'submit'" if settings.table == OUTBOX else _SUBMITS,
+        queues=(settings.queue,),
+        schema=options.schema,
+        by_job="n.listed" if schema else "true",
+        narrow=f"{schema}outbox_journal('{queue}')" if schema and settings.table == OUTBOX else "",
+    )
 
 
 def _routes(submits: Submits, ledger: Any, queue: Any, **given: Any) -> list[Endpoint]:

@@ -28,7 +28,7 @@ from tenure.contracts.omniq.submission import (
 from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict
+from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
@@ -40,7 +40,6 @@ from tenure.store.redis_queue import (
     in_batches,
     safe_worker_id,
     submit_valid,
-    verdict_of,
 )
 
 _TEND_MAX = 100
@@ -322,4 +321,4 @@ def _verdict(lease: Lease, reply: Any) -> Verdict:
     if reply == 1:
         return COMPLETED
     kind, detail = reply
-    return lost(lease.job_id, detail) if kind == b"lost" else verdict_of(kind, detail)
+    return lost(lease.job_id, detail) if kind == b"lost" else verdict_of(kind.decode(), detail)

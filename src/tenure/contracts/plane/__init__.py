@@ -1,8 +1,8 @@
 """The `plane` contract: a control plane over HTTP, whose workers need no inbound port.
 
-`plane+http://host:8470?streams=jobs:high,jobs:low` is a worker's side. `plane+sqlite:///plane.db`
-and `plane+postgresql://user@host/database` are the plane itself: what a gateway serves, and what a
-producer next to the database uses. Here is the descriptor; what it opens is imported on first use.
+`plane+http://host:8470?streams=jobs:high,jobs:low` is for workers. `plane+sqlite:///plane.db` and
+`plane+postgresql://user@host/database` are the plane itself, for a gateway or for a producer with
+access to the database. Here is the descriptor; what it opens is imported on first use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from tenure.core.registry import Contract, QueueUrl
 from tenure.core.state import Machine
 
 if TYPE_CHECKING:
-    from tenure.contracts.plane.journal import PlaneJournal
-    from tenure.contracts.plane.ledger import PlaneLedger
+    from tenure.contracts.plane.ledger import PlaneJournal, PlaneLedger
     from tenure.contracts.plane.model import PlaneOptions, WorkerOptions
     from tenure.contracts.plane.queue import PlaneQueue
     from tenure.core.endpoint import Endpoint, Submits
@@ -43,36 +42,35 @@ MACHINE = Machine(
 
 def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
     if url.store.startswith("http"):
-        from tenure.contracts.plane.remote import open_remote  # imports TLS, which is slow
+        from tenure.contracts.plane.remote import open_remote  # imports ssl
 
         return open_remote(url, worker_id=worker_id)
-    from tenure.contracts.plane.local import LocalQueue, open_plane
+    from tenure.contracts.plane.plane import LocalQueue, Plane
+    from tenure.store.redis import Redis
 
-    return LocalQueue(open_plane(url), worker_id=worker_id)
+    engine, options = _open_parts(url)
+    redis = Redis(options.redis, name="tenure-plane") if options.redis else None
+    return LocalQueue(Plane(engine, options, redis=redis), worker_id=worker_id)
 
 
 def _open_ledger(url: QueueUrl) -> PlaneLedger:
     from tenure.contracts.plane.ledger import PlaneLedger
-    from tenure.contracts.plane.local import parts
 
-    _check_database(url)
-    return PlaneLedger(*parts(url, pinned=False))
+    _require_database(url)
+    return PlaneLedger(*_open_parts(url, pinned=False))
 
 
 def _open_journal(url: QueueUrl) -> PlaneJournal:
-    from tenure.contracts.plane.journal import PlaneJournal
-    from tenure.contracts.plane.local import parts
+    from tenure.contracts.plane.ledger import PlaneJournal
 
-    _check_database(url)
-    return PlaneJournal(*parts(url))
+    _require_database(url)
+    return PlaneJournal(*_open_parts(url))
 
 
 def _open_database(url: QueueUrl) -> Engine:
-    """The database of a plane, for what is kept beside its jobs."""
-    from tenure.contracts.plane.local import parts
-
-    _check_database(url)
-    return parts(url, pinned=False)[0]
+    """The database of a plane, for data beside its jobs."""
+    _require_database(url)
+    return _open_parts(url, pinned=False)[0]
 
 
 def _read_options(url: QueueUrl) -> tuple[PlaneOptions | WorkerOptions, str]:
@@ -82,15 +80,30 @@ def _read_options(url: QueueUrl) -> tuple[PlaneOptions | WorkerOptions, str]:
 
 
 def _journal_format(url: QueueUrl) -> SqlFormat:
-    from tenure.contracts.plane.journal import tape
+    from tenure.contracts.plane.ledger import journal_table
     from tenure.contracts.plane.model import PlaneOptions
 
-    _check_database(url)
+    _require_database(url)
     options, store = url.read(PlaneOptions)
-    return tape(store, options)
+    return journal_table(store, options)
 
 
-def _check_database(url: QueueUrl) -> None:
+def _open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:
+    """The database and the options that a URL names."""
+    from tenure.contracts.plane.model import PlaneOptions
+    from tenure.sql import open_engine
+
+    if not url.store:
+        raise UsageError(
+            f"{url.safe} names neither a plane nor a database; write plane+http://host:8470, "
+            "plane+sqlite:///plane.db or plane+postgresql://user@host/database",
+            contract="plane",
+        )
+    options, store = url.read(PlaneOptions)
+    return open_engine(store, options.engine(store, pinned=pinned)), options
+
+
+def _require_database(url: QueueUrl) -> None:
     if url.store.startswith("http"):
         raise UsageError(
             f"{url.safe} is a worker's side; read the plane through its gateway, or at its "

@@ -31,7 +31,7 @@ from tenure.core.job import (
     submitted,
 )
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import COMPLETED, Outcome, Verdict
+from tenure.core.outcome import COMPLETED, Outcome, Verdict, verdict_of
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
@@ -46,7 +46,6 @@ from tenure.store.redis_queue import (
     lost,
     safe_worker_id,
     submit_valid,
-    verdict_of,
 )
 from tenure.store.scripts import ScriptFolder
 
@@ -397,7 +396,7 @@ def _verdict(lease: Lease, reply: Any) -> Verdict:
     if reply == b"complete":
         return COMPLETED
     kind, detail = reply
-    return lost(lease, detail) if kind == b"lost" else verdict_of(kind, detail)
+    return lost(lease, detail) if kind == b"lost" else verdict_of(kind.decode(), detail)
 
 
 def _submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:

@@ -179,22 +179,22 @@ CREATE TABLE job_journal (
   news_type TEXT,
   news_step TEXT,
   news TEXT,
-  told INTEGER NOT NULL DEFAULT 0
+  event_number INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX job_journal_of_queue ON job_journal (queue, seq);
 CREATE INDEX job_journal_of_job ON job_journal (job_id, ver);
 -- Lists jobs by age. An index of the job table itself would be written with every step of every job.
 CREATE INDEX job_journal_submits ON job_journal (queue, seq) WHERE type = 'submit';
-CREATE INDEX job_journal_told ON job_journal (queue || '/outbox', seq) WHERE told > 0;
+CREATE INDEX job_journal_events ON job_journal (queue || '/outbox', seq) WHERE event_number > 0;
 
 -- The submits of events, read from the steps that they report.
 CREATE VIEW job_event_submits AS
-SELECT seq, queue || '/outbox' AS queue, job_id || '.' || told AS job_id, 1 AS ver, 'submit' AS type, ts_ms,
+SELECT seq, queue || '/outbox' AS queue, job_id || '.' || event_number AS job_id, 1 AS ver, 'submit' AS type, ts_ms,
   0 AS fence, 0 AS prev_fence, 0 AS lease_until_ms, 0 AS prev_lease_until_ms, 0 AS due_ms,
   0 AS attempt, 10 AS max_attempts, 0 AS priority, 'webhook' AS task, '' AS from_state,
   'queued' AS to_state, '' AS token_h, '' AS worker_id, job_id AS gid, '' AS error_code,
   '' AS payload_h, '' AS result_h, '' AS data, NULL AS news_type, NULL AS news_step, NULL AS news
-FROM job_journal WHERE told > 0;
+FROM job_journal WHERE event_number > 0;
 
 -- The history of outboxes, for readers in bulk.
 CREATE VIEW job_outbox_journal AS
@@ -315,7 +315,7 @@ CREATE UNIQUE INDEX audit_log_number ON audit_log (number);
 
 -- Our statements write the events of their steps themselves and raise `event_count` by one. For every other
 -- writer this trigger does it.
-CREATE TRIGGER inbox_jobs_tell AFTER UPDATE OF status ON inbox_jobs
+CREATE TRIGGER inbox_jobs_event AFTER UPDATE OF status ON inbox_jobs
 WHEN OLD.status <> NEW.status AND NEW.status_webhook_url IS NOT NULL
   AND NEW.event_count <> OLD.event_count + 1
 BEGIN
