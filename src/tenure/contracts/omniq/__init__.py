@@ -1,10 +1,10 @@
-"""The `omniq` contract: OmniQ's queue in Redis, with groups; its own client, and the seam."""
+"""The `omniq` contract: OmniQ's queue in Redis, with groups, by its own client and by the seam."""
 
 from __future__ import annotations
 
 from tenure.contracts.omniq.client import Client, Paused, Reserved, SyncClient
 from tenure.contracts.omniq.consume import JobContext
-from tenure.contracts.omniq.ledger import OmniqJournal, OmniqLedger, tape
+from tenure.contracts.omniq.ledger import OmniqJournal, OmniqLedger, stream_format
 from tenure.contracts.omniq.options import NotActive, Options, Refused, TokenMismatch
 from tenure.contracts.omniq.queue import OmniqQueue
 from tenure.core.journal import StreamFormat
@@ -45,6 +45,6 @@ def open_journal(url: QueueUrl) -> OmniqJournal:
 
 
 def journal_format(url: QueueUrl) -> StreamFormat:
-    """How the journal is written, for readers in bulk."""
+    """Where the journal is and how its lines are written, for bulk readers."""
     options, store = url.read(Options)
-    return tape(store, options)
+    return stream_format(store, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger, tape
+from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger, stream_format
 from tenure.contracts.streams.options import Options
 from tenure.contracts.streams.queue import StreamsQueue
 from tenure.core.journal import StreamFormat
@@ -30,6 +30,6 @@ def open_journal(url: QueueUrl) -> StreamsJournal:
 
 
 def journal_format(url: QueueUrl) -> StreamFormat:
-    """How the journal is written, for readers in bulk."""
+    """Where the journal is and how its lines are written, for bulk readers."""
     options, store = url.read(Options)
-    return tape(store, options)
+    return stream_format(store, options)
