@@ -1,9 +1,9 @@
-"""Our scripts for the official SDKs, which take a folder of Lua files by fifteen fixed names.
+"""Writes our scripts into a folder for the official SDKs, which load fifteen files by fixed names.
 
     python -m tenure.contracts.omniq FOLDER
 
-A client that is pointed at the folder (in Python `OmniqClient(scripts_dir=FOLDER)`) works as
-before, without stacked leases, leaked slots and duplicate ids, and its steps are in the journal.
+A client that uses the folder (in Python `OmniqClient(scripts_dir=FOLDER)`) works as before, without
+stacked leases, leaked slots and duplicate ids. Its steps are in the journal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SDK_SCRIPTS = (
 
 
 def write_scripts(folder: Path) -> list[Path]:
-    """Write the fifteen files, includes expanded, into a folder that is made if needed."""
+    """Write the fifteen files, their includes expanded; creates the folder if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.lua" for name in SDK_SCRIPTS]
     for path in paths:

@@ -160,18 +160,26 @@ for i = 1, #ids do
     completing = completing + 1
   end
 end
+local released = {}
 for i = 1, #ids do
   local at = FIRST + (i - 1) * WIDTH
   local common = scores[i] and ARGV[at + 3] == 'complete' and not done[ids[i]]
   if common and complete_plainly(at, completing > KEEP_COMPLETED) then
     verdicts[i] = 1
     completing = completing - 1
+  elseif ARGV[at + 3] == 'release' then
+    released[#released + 1] = i
   else
     flush_plainly() -- in the order of the batch
     verdicts[i] = settle(at, scores[i])
   end
 end
 flush_plainly()
+-- Each released job is pushed to the front of its lane, so the last of them is pushed first.
+for n = #released, 1, -1 do
+  local i = released[n]
+  verdicts[i] = settle(FIRST + (i - 1) * WIDTH, scores[i])
+end
 remember(INSTANCE, table.concat(memory), ARGV[4] ~= '0')
 flush_groups()
 flush_finished()
