@@ -27,9 +27,8 @@ async def repair(calls: Calls, queue: str) -> int:
     base = queue_base(queue).encode()
     noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
     jobs, gids = await _jobs_and_gids(calls, base)
-    wrong: int = await calls.run(
-        "mend", 0, "groups", "", *gids
-    )  # it also quarantines keys of the wrong type
+    # This also quarantines keys of the wrong type.
+    wrong: int = await calls.run("mend", 0, "groups", "", *gids)
     await _discard_placed(calls, base, gids, jobs)
     wrong += await _restore_strays(calls, base, gids, jobs)
     for state in _STATES:

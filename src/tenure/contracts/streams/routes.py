@@ -168,7 +168,7 @@ class StreamsRoutes:
         self._ttl_s = ttl_s
 
     async def create(self, call: Call) -> Answer:
-        """Store a job. Its id is made here, so that a submit can be repeated after a lost answer."""
+        """Store a job. Its id is made here, so that a lost answer can be followed by a resend."""
         job = self._new_job(call)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
