@@ -36,7 +36,7 @@ Topics = Callable[[sqlite3.Connection], Sequence[str]]
 NEXT_SUFFIX, LOCK_SUFFIX = "-next", "-lock"
 """Suffixes of the two lock files."""
 
-PIPES_SUFFIX = "-bells"
+PIPES_SUFFIX = "-pipes"
 """Suffix of the folder with the pipes of `file_notifier`."""
 
 _VERSION_MIN = (3, 37, 0)
