@@ -1,4 +1,4 @@
--- Stops or restarts the handing out of leases; what runs goes on.
+-- Pauses or resumes claims; running jobs continue.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
