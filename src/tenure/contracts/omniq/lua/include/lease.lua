@@ -1,11 +1,11 @@
--- Grants leases: jobs leave the two lanes in turn, groups one job each in the order in which they became
--- ready, never beyond a group's limit. The including script sets SEED and WORKER first.
+-- Grants leases. Grouped and ungrouped jobs take turns. Groups give one job each, in the order in which they became
+-- ready, and never exceed their limit. The including script sets SEED and WORKER first.
 local leases, granted_ids = {}, {}
 local DEFAULT_LEASE_MS = 60000
-local dropped, DROPS_MAX = 0, 1000 -- one claim passes over no more entries that are no jobs
+local dropped, DROPS_MAX = 0, 1000 -- a claim stops after so many entries that are not waiting jobs
 local seq_at, seq_end = 0, 0
 
--- Tokens are unique by OmniQ's own sequence and secret by the claimer's seed.
+-- A token is unique because of OmniQ's own sequence, and secret because of the claimer's random prefix.
 local function next_token(id, wanted)
   if seq_at >= seq_end then
     seq_end = call('INCRBY', BASE .. ':lease:seq', text[wanted])
@@ -18,7 +18,7 @@ local function next_token(id, wanted)
   return SEED .. '.' .. text[seq_at]
 end
 
--- Whether an id can be sent to a worker: it is not empty, not huge, and UTF-8.
+-- Whether an id can be sent to a worker: 1 to 2048 bytes of UTF-8.
 local function is_usable(id)
   if #id == 0 or #id > 2048 then
     return false
@@ -31,21 +31,21 @@ local function is_usable(id)
   return not string.find(id, '[\128-\255]')
 end
 
--- Drops an entry of a lane that is no waiting job: the job is gone, was there twice, or cannot be read.
+-- Drops a lane's entry that is not a waiting job: the job was deleted, was in the lane twice, or cannot be read.
 local function drop(id, state, flaw)
   dropped = dropped + 1
   dirty.wait = true
   if STATES[state] and not flaw then
     return false
   end
-  set_aside(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
+  quarantine(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
   move(id, 'wait', nil)
   add_line(plain(string.sub(id, 1, 512)), '\texpire\t0\t' .. NOW_S .. '\t')
   return false
 end
 
--- Leases one job that has left the lane of a group ('': none). False when there is nothing to lease: a job of
--- another group would take a slot that it never gives back.
+-- Leases one job that was taken from the lane of a group ('': none). False if it cannot be leased. That includes a job
+-- of another group: its end would free a slot of that other group.
 local function grant(id, wanted, lane_gid)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn', 'task',
@@ -68,9 +68,9 @@ local function grant(id, wanted, lane_gid)
   local lock, token = text[NOW + lease_ms], next_token(id, wanted)
   local job = job_of(id, key, v)
   local task, max_attempts = plain(job.task), text[job.max_attempts]
-  first_sight(job)
+  ensure_known(job)
   job.ver, job.fence = job.ver + 1, job.fence + 1
-  local tn = words(job, 'active', lock, WORKER)
+  local tn = tn_field(job, 'active', lock, WORKER)
   note(id, 'claim', text[job.ver], task, state_left(job), 'active', text[attempt], text[job.fence],
     text[job.fence - 1], lock, '0', WORKER, max_attempts, job.gid)
   if v[13] and v[13] ~= '' then
@@ -119,8 +119,8 @@ local function take_first(list, wanted, gid)
   return false
 end
 
--- Takes one job of each group in `popped`; returns how many were granted. Counts and limits are read
--- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
+-- Takes one job of each group in `popped`; returns how many were granted. One command reads all counts and limits, and
+-- one writes all counts. A group at its limit becomes ready again when a slot is free.
 local function take_round(popped, wanted)
   local keys, set, again, taken = {}, {}, {}, 0
   for i = 1, #popped, 2 do
@@ -148,7 +148,7 @@ local function take_round(popped, wanted)
   return taken
 end
 
--- Up to `wanted` from the groups, one of each in turn: a long group waits behind the short ones.
+-- Up to `wanted` from the groups, one of each in turn, so that a long group does not starve the others.
 local function take_grouped(wanted)
   local taken = 0
   while taken < wanted and dropped < DROPS_MAX do
@@ -162,14 +162,14 @@ local function take_grouped(wanted)
   return taken
 end
 
--- Both lanes in turn: when both have work, each gets half. Every grant flips the turn.
+-- Up to `limit` from both lanes: if both have work, each gets half. Every grant changes whose turn it is.
 local function take(limit)
   local rr = BASE .. ':lane:rr'
   local turn = call('GET', rr) == '1' and 1 or 0
   local taken = 0
   if call('EXISTS', READY) == 1 then
-    local share = turn == 0 and math.ceil(limit / 2) or math.floor(limit / 2)
-    taken = take_grouped(share)
+    local half = turn == 0 and math.ceil(limit / 2) or math.floor(limit / 2)
+    taken = take_grouped(half)
     taken = taken + take_ungrouped(limit - taken)
     taken = taken + take_grouped(limit - taken)
   else
