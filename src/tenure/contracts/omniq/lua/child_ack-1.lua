@@ -1,7 +1,7 @@
 -- Counts one child as done. Each child counts once, and the last one deletes the counter. If the last answer was lost,
 -- the same request gets it again.
 -- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
--- KEYS[1] {cc:parent}:meta. It is never written; the counter's keys are made from its prefix.
+-- KEYS[1] meta: the key {cc:parent}:meta, which is never written; the counter's keys are made from its prefix
 -- ARGV[1] the child's id  ARGV[2] the caller's request id (SDKs send none); a caller that gets 0 deletes `last`
 -- Returns { 'OK', children left } or { 'ERR', CHILD_REQUIRED | NO_COUNTER }
 -- Clauses O-27 O-43

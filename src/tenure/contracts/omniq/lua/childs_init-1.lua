@@ -1,6 +1,6 @@
 -- Begins to count the children of a parent.
 -- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
--- KEYS[1] {cc:parent}:meta. It is never written; the counter's keys are made from its prefix.
+-- KEYS[1] meta: the key {cc:parent}:meta, which is never written; the counter's keys are made from its prefix
 -- ARGV[1] number of children
 -- Returns { 'OK' } or { 'ERR', NO_EXPECTED | BAD_EXPECTED | ALREADY_INIT }
 -- Clauses O-27 O-43

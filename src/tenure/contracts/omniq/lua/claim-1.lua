@@ -1,6 +1,6 @@
 -- Takes up to `limit` leases. If ARGV[7] is not 0, it first takes back expired leases and promotes due jobs. After a
 -- lost answer it first undoes the claim before, so that its jobs do not wait until their leases expire.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] limit  ARGV[4] instance of the claimer
 -- ARGV[5] number of this claim, rising within the instance  ARGV[6] random prefix of the tokens
 -- ARGV[7] how many due jobs and expired leases to handle first (0: none)  ARGV[8] random number for jitter

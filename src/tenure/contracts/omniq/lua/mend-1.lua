@@ -1,7 +1,7 @@
 -- Repairs what OmniQ 1.x, a deleted job or a damaged lane left inconsistent: jobs that are in no lane, the index tables
 -- that monitors read, the counts of groups. A call handles the given ids and reads no lane; `groups` reads the table of
 -- leases.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] stray | idx | lane | groups  ARGV[3] the state, for idx and lane;
 --   for groups the field `recount` of `upkeep` when the repair began, or ''
 -- ARGV[4..] stray: per job its id, and state, attempt, updated_ms, lease_token and tn of its hash ('' for none), read

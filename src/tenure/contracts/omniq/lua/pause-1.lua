@@ -1,6 +1,6 @@
 -- Pauses claims by a flag; no job moves.
 -- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- Returns 'OK'
 -- Clauses O-23 O-43
 local GIVEN_NOW = '0'

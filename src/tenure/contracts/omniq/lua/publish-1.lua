@@ -1,6 +1,6 @@
 -- Stores jobs, each once. A known id is answered with the existing job, or with 'conflict' if that is a different one.
 -- Due jobs are added to their lane, others to `delayed`.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] instance of the publisher
 -- ARGV[3] 0, 1 if other calls of the instance are under way, 2 if the answer to an earlier one may be lost
 -- ARGV[4] maximum number of unfinished jobs (0: none)  ARGV[5] lifetime of an idempotency key in ms

@@ -1,5 +1,5 @@
 -- Appends reports of running attempts to the event streams of their jobs, and stores their progress.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id
 -- ARGV[3..] per report: id, token, fence, type, step, data (JSON), progress (JSON, '' for none)
 -- Returns per report 1 or { 'lost', OmniQ's reason }

@@ -1,6 +1,6 @@
 -- Resumes claims.
 -- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- Returns 1, or 0 if the queue was not paused
 -- Clauses O-24 O-43
 local GIVEN_NOW = '0'

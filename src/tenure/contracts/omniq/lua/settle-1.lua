@@ -1,6 +1,6 @@
 -- Ends leases, each with its own outcome, in one step for the whole batch. An outcome sent again after a lost answer
 -- gets the same verdict.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] instance of the caller
 -- ARGV[4] 0, or more if an earlier call of the instance may be unanswered (see publish)
 -- ARGV[5] completed jobs to keep  ARGV[6] failed jobs to keep  ARGV[7] random number for jitter

@@ -1,6 +1,6 @@
 -- Cancels, retries or removes jobs for a user. One call searches a long list from end to end at most once; jobs for
 -- which it would have to do so again answer 'AGAIN'.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] cancel | retry | remove
 -- ARGV[3] for remove: the lane it must be in (wait, gwait, delayed, failed, completed; '' for any)
 -- ARGV[4] failed jobs to keep  ARGV[5..] job ids

@@ -1,6 +1,6 @@
 -- Promotes due jobs, takes back expired leases, trims the journal, deletes workers that have been silent for long.
 -- Every worker may call it; each part does a limited amount of work.
--- KEYS[1] {queue}:meta. It is never written; all other keys are made from its prefix.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id: the call shows that it is alive
 -- ARGV[3] random number for jitter
 -- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] age in ms at which workers are deleted
