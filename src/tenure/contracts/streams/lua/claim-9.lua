@@ -50,7 +50,6 @@ local function start(job, msg_id, task, payload)
   end
   job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
   job.lease_until, job.worker = text[LEASE_UNTIL], WORKER
-  local attempt = text[job.attempt]
   local lease, entry = lease_field(job), job.entry
   if job.msg_id == msg_id then
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
@@ -59,19 +58,17 @@ local function start(job, msg_id, task, payload)
     entry = entry_field(job)
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease, 'entry', entry)
   end
-  local data = '{"attempt":' .. attempt .. ',"worker":"' .. WORKER .. '"}'
+  local data = '{"attempt":' .. text[job.attempt] .. ',"worker":"' .. WORKER .. '"}'
   emit(job.key, 'running', 'worker.start', data, job.ttl_s, LEASE_UNTIL)
-  note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
-    job.lease_until, was_lease, WORKER, job.max_attempts)
+  record(job, 'claim', task, 'queued', 'running', was_lease, WORKER, job.max_attempts, was_fence)
   add_lease(job, task, payload, lease, entry)
 end
 
 -- The answer with this lease was lost, so no worker ran the job: the attempt is not counted.
 local function give_back(job, task)
-  local fence, was = text[job.fence], job.lease_until
+  local was = job.lease_until
   job.ver, job.attempt, job.lease_until, job.status = job.ver + 1, job.attempt - 1, '0', 'queued'
-  note(job.id, 'release', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence,
-    '0', was, WORKER, job.max_attempts)
+  record(job, 'release', task, 'running', 'queued', was, WORKER)
 end
 
 -- Leases the job of an entry that was just delivered to this worker. The job may be in any state.

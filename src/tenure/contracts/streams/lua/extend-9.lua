@@ -23,9 +23,7 @@ local function extend(job, msg_id, task)
   pcall('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
   call('HSET', job.key, 'lease', lease_field(job))
   refresh(job.key, job.ttl_s, until_ms)
-  local fence = text[job.fence]
-  note(job.id, 'extend', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
-    job.lease_until, was, job.worker, job.max_attempts)
+  record(job, 'extend', task, 'running', 'running', was, job.worker)
   return { 'ok', until_ms, cancel, LEASE_MS }
 end
 

@@ -13,7 +13,7 @@ if changed == 1 then
   else
     call('DEL', PAUSED)
   end
-  note('', ARGV[2], '0', '', '', '', '0', '0', '0', '0', '0', '', '0')
+  record_no_job('', ARGV[2], '', '')
   wake()
 end
 flush()

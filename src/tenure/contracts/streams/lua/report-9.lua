@@ -18,9 +18,8 @@ local function publish(job, task, kind, step, data, progress)
     call('HSET', job.key, 'updated_ts', NOW_S, 'lease', lease_field(job), 'progress', progress)
   end
   emit(job.key, kind, step, data, job.ttl_s, tonumber(job.lease_until))
-  local fence = text[job.fence]
-  note(job.id, 'report', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
-    job.lease_until, job.lease_until, job.worker, more(job.max_attempts, '', '', '', '0', kind))
+  record(job, 'report', task, 'running', 'running', job.lease_until, job.worker,
+    more(job.max_attempts, '', '', '', '0', kind))
   return { 'ok' }
 end
 

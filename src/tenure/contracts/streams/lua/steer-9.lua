@@ -35,14 +35,13 @@ function steps.retry(job)
     return job.status
   end
   local task, payload = task_of(job), call('HGET', job.key, 'payload') or ''
-  local from, fence = job.status, text[job.fence]
-  job.ver, job.attempt, job.lost, job.worker = job.ver + 1, 0, '0', '-'
+  local from = job.status
+  job.ver, job.attempt, job.lost, job.lease_until, job.worker = job.ver + 1, 0, '0', '0', '-'
   job.msg_id = enqueue(job.id, task, payload, 0)
   call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_field(job),
     'entry', entry_field(job), 'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
   emit(job.key, 'queued', 'gateway.retry', '{}', job.ttl_s)
-  note(job.id, 'reopen', text[job.ver], task, from, 'queued', '0', fence, fence, '0', '0', '',
-    job.max_attempts)
+  record(job, 'reopen', task, from, 'queued', '0', '')
   return 'ok'
 end
 
@@ -56,9 +55,8 @@ function steps.remove(job)
   if job.status == 'running' then
     return job.status
   end
-  local fence = text[job.fence]
-  note(job.id, 'remove', text[job.ver + 1], task_of(job), job.status, 'removed', text[job.attempt],
-    fence, fence, '0', '0', '', '0')
+  job.ver, job.lease_until = job.ver + 1, '0'
+  record(job, 'remove', task_of(job), job.status, 'removed', '0', '', '0')
   drop_entry(job.msg_id)
   forget(job.id)
   return 'ok'

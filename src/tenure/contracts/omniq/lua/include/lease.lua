@@ -1,5 +1,6 @@
 -- Grants leases. Grouped and ungrouped jobs take turns. Groups give one job each, in the order in which they became
 -- ready, and never exceed their limit. The including script sets SEED and WORKER first.
+-- @include utf8
 local leases, granted_ids = {}, {}
 local DEFAULT_LEASE_MS = 60000
 local dropped, DROPS_MAX = 0, 1000 -- a claim stops after so many entries that are not waiting jobs
@@ -16,19 +17,6 @@ local function next_token(id, wanted)
     return redis.sha1hex(id .. ':' .. NOW_S .. ':' .. text[seq_at])
   end
   return SEED .. '.' .. text[seq_at]
-end
-
--- Whether an id can be sent to a worker: 1 to 2048 bytes of UTF-8.
-local function is_usable(id)
-  if #id == 0 or #id > 2048 then
-    return false
-  end
-  for _, sequence in ipairs({ '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
-    '\244[\128-\143][\128-\191][\128-\191]', '\224[\160-\191][\128-\191]', '\237[\128-\159][\128-\191]',
-    '[\225-\236\238\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]' }) do
-    id = string.gsub(id, sequence, ' ')
-  end
-  return not string.find(id, '[\128-\255]')
 end
 
 -- Drops a lane's entry that is not a waiting job: the job was deleted, was in the lane twice, or cannot be read.
@@ -58,7 +46,7 @@ local function grant(id, wanted, lane_gid)
     return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
   elseif not v[11] then
     return drop(id, v[1], 'it has no payload')
-  elseif (#id == 0 or #id > 64 or find(id, '[\128-\255]')) and not is_usable(id) then
+  elseif #id == 0 or #id > 2048 or (find(id, '[\128-\255]') and not is_utf8(id)) then
     return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
   elseif (v[5] or '') ~= lane_gid then
     return drop(id, v[1])

@@ -4,13 +4,11 @@ local function finish(job, task, to, kind, field, body, step, data, error_code, 
   job.ver, job.lease_until, job.status = job.ver + 1, '0', to
   call('HSET', job.key, 'status', to, 'updated_ts', NOW_S, 'lease', lease_field(job), field, body)
   emit(job.key, to, step, data, job.ttl_s)
-  local fence = text[job.fence]
   local rest = job.max_attempts .. '\t' .. result_h
   if error_code ~= '' then
     rest = more(job.max_attempts, result_h, '', error_code, '0', '')
   end
-  note(job.id, kind, text[job.ver], task, from, to, text[job.attempt], fence, fence, '0', lease,
-    worker, rest)
+  record(job, kind, task, from, to, lease, worker, rest)
   count(to)
 end
 
@@ -55,8 +53,7 @@ local function quarantine_job(id, msg_id, why, flat)
     local ttl_s = call('HGET', key, 'ttl_s')
     call('HSET', key, 'status', 'error', 'updated_ts', NOW_S, 'error', body)
     emit(key, 'error', 'worker.quarantine', '{"error":' .. body .. '}', ttl_s)
-    note(string.gsub(id, '%c', '?'), 'reject', '0', '', '', '', '0', '0', '0', '0', '0', '',
-      more('0', '', '', 'unreadable', '0', message))
+    record_no_job((string.gsub(id, '%c', '?')), 'reject', '', '', more('0', '', '', 'unreadable', '0', message))
   end
   drop_entry(msg_id)
 end

@@ -7,6 +7,7 @@
 -- because Redis uses the compact encoding of a hash only while no value is longer than 64 bytes. Numbers are converted
 -- to text once and not at every call: a Lua number as an argument costs Redis ten times as much as a text.
 -- @include step
+-- @include utf8
 local FINAL = { done = true, error = true, canceled = true }
 local WAITS_OR_RUNS = { queued = true, running = true }
 local ID_MOST = 256
@@ -29,18 +30,8 @@ local function is_id(id)
     return false
   elseif not string.find(id, '[%c\128-\255]') then
     return true
-  elseif string.find(id, '%c') then
-    return false
   end
-  local UTF8 = {
-    '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]',
-    '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
-    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
-  }
-  for i = 1, #UTF8 do
-    id = string.gsub(id, UTF8[i], '.')
-  end
-  return not string.find(id, '[\128-\255]')
+  return not string.find(id, '%c') and is_utf8(id)
 end
 
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([!-~]+)$'
@@ -133,13 +124,19 @@ local function entry_field(job)
   return job.msg_id .. ' ' .. job.created_ts .. ' ' .. job.trace
 end
 
--- Adds an event to the journal. `more` is the end of the line, from max_attempts on; empty columns at the end are left
--- off.
-local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
-    prev_lease, worker, more)
-  add_line(job_id, '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
-    .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
-    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more)
+-- Records a step of a job in the journal. The job is as the step left it; `prev_lease` and `prev_fence` (default: the
+-- same fence) are as the step found them. `more` is the end of the line, from max_attempts on.
+local function record(job, kind, task, from, to, prev_lease, worker, more, prev_fence)
+  local fence = text[job.fence]
+  add_line(job.id, '\t' .. kind .. '\t' .. text[job.ver] .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from .. '\t' .. to
+    .. '\t' .. text[job.attempt] .. '\t' .. fence .. '\t' .. (prev_fence or fence) .. '\t' .. job.lease_until .. '\t'
+    .. prev_lease .. '\t' .. worker .. '\t' .. (more or job.max_attempts))
+end
+
+-- The same for an event that changes no job: '' for the whole queue, or the id of a job that cannot be read.
+local function record_no_job(id, kind, task, state, more)
+  local none = { id = id, ver = 0, attempt = 0, fence = 0, lease_until = '0', max_attempts = '0' }
+  record(none, kind, task, '', state, '0', '', more)
 end
 
 -- The end of a line: max_attempts, result hash, payload hash, error code, due, data.
@@ -178,7 +175,7 @@ end
 -- Records in the journal that a stale holder was refused and nothing was changed.
 local function reject(id, task, job, fence, token, why)
   local status = job and job.status or ''
-  note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',
-    '0', '0', token, more('0', '', '', 'lease_lost', '0', why))
+  record({ id = id, ver = 0, attempt = 0, fence = fence, lease_until = '0' }, 'reject', task, status, status, '0',
+    token, more('0', '', '', 'lease_lost', '0', why), job and text[job.fence] or '0')
   count('rejected')
 end

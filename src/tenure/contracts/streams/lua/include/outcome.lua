@@ -20,8 +20,8 @@ local function requeue(job, kind, attempt, due, event, data, error_code, msg_id,
     'entry', entry_field(job), 'due_ms', text[due], 'error', error_body,
     'settled', fence .. ' ' .. kind .. ' ' .. text[due])
   emit(job.key, event, 'worker.' .. kind, data, job.ttl_s)
-  note(job.id, kind, text[job.ver], job.task, 'running', 'queued', text[attempt], fence, fence, '0',
-    lease, worker, more(job.max_attempts, '', '', error_code, text[due], ''))
+  record(job, kind, job.task, 'running', 'queued', lease, worker,
+    more(job.max_attempts, '', '', error_code, text[due], ''))
   count(kind)
 end
 

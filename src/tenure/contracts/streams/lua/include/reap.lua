@@ -15,11 +15,10 @@ end
 -- Takes back an expired lease. The job waits again; it ends if its leases expired too often, or if its cancellation was
 -- requested. Returns true if it is claimable; then the caller writes the hash.
 local function reap(job, task, lost_max)
-  local fence, was = text[job.fence], job.lease_until
+  local was = job.lease_until
   job.ver, job.lease_until, job.status = job.ver + 1, '0', 'queued'
   job.lost = text[tonumber(job.lost) + 1]
-  note(job.id, 'reap', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence, '0',
-    was, job.worker, job.max_attempts)
+  record(job, 'reap', task, 'running', 'queued', was, job.worker)
   count('lost')
   job.worker = '-' -- so that the old holder is refused, although the fence is the same
   if call('HGET', job.key, 'cancel') == '1' then
@@ -135,7 +134,7 @@ end
 -- S-19: the job's hash has expired. The entry is dropped, and the job is not made again.
 local function expire(id, task, msg_id)
   drop_entry(msg_id)
-  note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
+  record_no_job(id, 'expire', task, 'expired')
   count('expired')
 end
 
