@@ -120,9 +120,9 @@ class Redis:
         except StoreError:
             return
         types_found = [
-            f"{_text(key)} is a {word.decode()}"
-            for key, word in zip(keys, types, strict=True)
-            if isinstance(word, bytes) and word != b"none"
+            f"{_text(key)} is a {kind.decode()}"
+            for key, kind in zip(keys, types, strict=True)
+            if isinstance(kind, bytes) and kind != b"none"
         ]
         error.named = f"a key holds a value of the wrong type: {', '.join(types_found)}"
         error.args = (f"{error.args[0]}: {', '.join(types_found)}",)

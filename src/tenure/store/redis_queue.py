@@ -325,8 +325,8 @@ def matches(record: JobRecord, query: Query) -> bool:
 class RedisLedger(ABC):
     """The part of a ledger that is the same for every way of storing jobs.
 
-    `prefix` is that of the queue's own keys. The hash `<prefix>workers` has a value of words for
-    each worker: the time of its last call first, its slots as word `_SLOTS_AT`.
+    `prefix` is that of the queue's own keys. In the hash `<prefix>workers`, each worker has a value
+    of items separated by blanks: the time of its last call first, its slots at `_SLOTS_AT`.
     """
 
     _SLOTS_AT = 1
@@ -337,7 +337,7 @@ class RedisLedger(ABC):
 
     @abstractmethod
     async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
-        """Retry, cancel or remove jobs; one word per id."""
+        """Retry, cancel or remove jobs; one answer per id."""
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send finished jobs back; per id "ok", "missing", or why not."""
@@ -352,7 +352,7 @@ class RedisLedger(ABC):
         return await self._steer("remove", job_ids)
 
     async def workers(self) -> list[WorkerBeat]:
-        """Workers of ours that called lately, including those that found no job."""
+        """Our workers that called lately, including those that found no job."""
         commands = [("TIME",), ("HGETALL", f"{self._prefix}workers")]
         clock, flat = await read_all(self._redis, commands)
         return self._alive(flat, clock_ms(clock))
@@ -368,9 +368,9 @@ class RedisLedger(ABC):
     def _alive(self, flat: Any, now_ms: int) -> list[WorkerBeat]:
         beats = []
         for worker_id, value in fields_of(flat).items():
-            words = value.split(b" ")
-            slots = number(words[self._SLOTS_AT]) if len(words) > self._SLOTS_AT else 0
-            beats.append(WorkerBeat(worker_id, number(words[0]), slots))
+            items = value.split(b" ")
+            slots = number(items[self._SLOTS_AT]) if len(items) > self._SLOTS_AT else 0
+            beats.append(WorkerBeat(worker_id, number(items[0]), slots))
         return [beat for beat in beats if abs(now_ms - beat.last_ms) < WORKER_ALIVE_MS]
 
     async def _page(

@@ -78,16 +78,16 @@ class Calls:
 
         The script answers AGAIN for jobs whose search would block the server; they are sent again.
         """
-        words: dict[int, str] = {}
+        answers: dict[int, str] = {}
         pending = list(range(len(job_ids)))
         while pending:
             chunk = pending[:_STEER_MAX]
             ids = [job_ids[at] for at in chunk]
             replies = await self.run("steer", now_ms, verb, lane, keep_failed, *ids)
-            answered = zip(chunk, replies, strict=True)
-            words |= {at: reply.decode() for at, reply in answered if reply != b"AGAIN"}
-            pending = [at for at in pending if at not in words]
-        return [words[at] for at in range(len(job_ids))]
+            pairs = zip(chunk, replies, strict=True)
+            answers |= {at: reply.decode() for at, reply in pairs if reply != b"AGAIN"}
+            pending = [at for at in pending if at not in answers]
+        return [answers[at] for at in range(len(job_ids))]
 
 
 async def insist(call: Any) -> Any:

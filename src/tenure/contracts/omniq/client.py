@@ -292,8 +292,8 @@ class Client:
         self, queue: str, job_ids: Sequence[str], *, now_ms_override: int = 0
     ) -> list[BatchItem]:
         """Send failed jobs back; one answer per id."""
-        words = await self._of(queue).calls.steer("retry", job_ids, now_ms=now_ms_override)
-        return [_batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        answers = await self._of(queue).calls.steer("retry", job_ids, now_ms=now_ms_override)
+        return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
         """Remove a job that is not running from its lane; raises `Refused`."""
@@ -306,8 +306,8 @@ class Client:
         """Remove jobs that are not running from a lane; one answer per id."""
         if lane not in LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
-        words = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
-        return [_batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        answers = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
+        return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]
 
     async def repair(self, queue: str) -> int:
         """Correct counters and index tables, as upkeep does; returns how many were wrong."""
@@ -457,8 +457,8 @@ def _reserved(
     )
 
 
-def _batch_item(job_id: str, word: str) -> BatchItem:
-    return BatchItem(job_id, "OK") if word == "OK" else BatchItem(job_id, "ERR", word)
+def _batch_item(job_id: str, answer: str) -> BatchItem:
+    return BatchItem(job_id, "OK") if answer == "OK" else BatchItem(job_id, "ERR", answer)
 
 
 def _check_accepted(operation: str, item: BatchItem) -> None:

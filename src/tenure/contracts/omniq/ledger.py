@@ -163,8 +163,8 @@ class OmniqLedger(RedisLedger):
         await self._calls.run("resume")
 
     async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
-        words = await self._calls.steer(verb, job_ids, keep_failed=self._options.keep_failed)
-        return [_ANSWERS.get(word, word.lower()) for word in words]
+        answers = await self._calls.steer(verb, job_ids, keep_failed=self._options.keep_failed)
+        return [_ANSWERS.get(answer, answer.lower()) for answer in answers]
 
     def _record(self, job_id: str, flat: Any) -> JobRecord:
         return _record(job_id, fields_of(flat), self._options.queue, self._task)

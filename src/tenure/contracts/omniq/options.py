@@ -107,12 +107,12 @@ _REASONS = {
 }
 
 
-def lost(job_id: str, word: bytes) -> LeaseLost:
+def lost(job_id: str, reason: bytes) -> LeaseLost:
     """The seam's answer for OmniQ's reason."""
-    return LeaseLost(job_id, _REASONS[word.decode()])
+    return LeaseLost(job_id, _REASONS[reason.decode()])
 
 
-def refusal(job_id: str, word: bytes) -> LeaseLost:
+def refusal(job_id: str, reason: bytes) -> LeaseLost:
     """The contract's error for OmniQ's reason."""
-    kind = NotActive if word == b"NOT_ACTIVE" else TokenMismatch
-    return kind(job_id, _REASONS[word.decode()])
+    kind = NotActive if reason == b"NOT_ACTIVE" else TokenMismatch
+    return kind(job_id, _REASONS[reason.decode()])

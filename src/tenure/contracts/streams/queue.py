@@ -130,8 +130,8 @@ class StreamsQueue:
             args = [arg for lease in batch for arg in (*_proof(lease), lease.task)]
             replies = await self._run("extend", self._options.lease_ms, *args)
             return [
-                extended(lease, *rest) if word == b"ok" else lost(lease, *rest)
-                for lease, (word, *rest) in zip(batch, replies, strict=True)
+                extended(lease, *rest) if status == b"ok" else lost(lease, *rest)
+                for lease, (status, *rest) in zip(batch, replies, strict=True)
             ]
 
         return await in_batches(leases, send)
@@ -147,8 +147,8 @@ class StreamsQueue:
                 args += (report.data, report.progress)
             replies = self._answers(await self._run("report", *args), len(batch))
             return [
-                None if word == b"ok" else lost(report.lease, *rest)
-                for report, (word, *rest) in zip(batch, replies, strict=True)
+                None if status == b"ok" else lost(report.lease, *rest)
+                for report, (status, *rest) in zip(batch, replies, strict=True)
             ]
 
         return await in_batches(reports, send)

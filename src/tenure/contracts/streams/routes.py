@@ -180,10 +180,10 @@ class StreamsRoutes:
 
     async def find(self, call: Call) -> Answer:
         """The caller's jobs, newest first, page by page."""
-        asked: ListJobs = call.query
-        states = (asked.status,) if isinstance(asked.status, str) else ()
-        task = asked.task if isinstance(asked.task, str) else ""
-        query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
+        params: ListJobs = call.query
+        states = (params.status,) if isinstance(params.status, str) else ()
+        task = params.task if isinstance(params.task, str) else ""
+        query = Query(states=states, task=task, after=params.after, limit=params.limit)
         page = await self._ledger.find(query, requester=call.reach)
         shown = [
             _line(await self._redaction.shown(without_contents(record), call.caller))
@@ -243,16 +243,16 @@ class StreamsRoutes:
         return await self._redaction.shown(record, call.caller)
 
     def _new_job(self, call: Call) -> NewJob:
-        asked: CreateJob = call.body
-        ttl_s = self._ttl_s if asked.ttl_s is None else asked.ttl_s
+        body: CreateJob = call.body
+        ttl_s = self._ttl_s if body.ttl_s is None else body.ttl_s
         return NewJob(
-            task=asked.task,
-            payload=msgspec.json.encode(asked.payload),
+            task=body.task,
+            payload=msgspec.json.encode(body.payload),
             job_id=new_job_id(),
             idempotency_key=idempotency_key(call.headers),
             requester=call.caller.requester,
-            delay_ms=asked.delay_ms,
-            max_attempts=asked.max_attempts,
+            delay_ms=body.delay_ms,
+            max_attempts=body.max_attempts,
             ttl_ms=ttl_s * 1000,
             trace=trace_context(call.headers),
         )

@@ -60,7 +60,7 @@ function mend.stray()
   flush_groups()
 end
 
--- Removes jobs that are in another state, or that are gone.
+-- Removes jobs that are in another state, or that were deleted.
 function mend.idx()
   call('ZCARD', IDX .. STATE) -- quarantines a key of another type
   for at = 4, #ARGV do

@@ -6,9 +6,9 @@
 -- Clauses O-26 O-43
 local GIVEN_NOW = '0'
 -- @include steer
-local word = LANES[ARGV[2]] and steer('remove', ARGV[1], ARGV[2]) or 'BAD_LANE'
+local answer = LANES[ARGV[2]] and steer('remove', ARGV[1], ARGV[2]) or 'BAD_LANE'
 flush_steering()
-if word == 'OK' then
+if answer == 'OK' then
   return { 'OK' }
 end
-return { 'ERR', word }
+return { 'ERR', answer }

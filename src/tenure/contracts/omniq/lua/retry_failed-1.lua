@@ -6,9 +6,9 @@
 -- Clauses O-25 O-43
 local GIVEN_NOW = ARGV[2]
 -- @include steer
-local word = steer('retry', ARGV[1], '')
+local answer = steer('retry', ARGV[1], '')
 flush_steering()
-if word == 'OK' then
+if answer == 'OK' then
   return { 'OK' }
 end
-return { 'ERR', word }
+return { 'ERR', answer }

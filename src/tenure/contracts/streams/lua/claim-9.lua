@@ -177,17 +177,17 @@ end
 
 -- Takes new entries. Returns the id of the last one if there are no more, else ''.
 local function take_new()
-  local wanted = LIMIT - leases_n
-  local reply = pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  local count_max = LIMIT - leases_n
+  local reply = pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', count_max, 'STREAMS', STREAM, '>')
   if reply and reply.err then
     ensure_group()
-    reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+    reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', count_max, 'STREAMS', STREAM, '>')
   end
   local entries = reply and reply[1][2] or {}
   for i = 1, #entries do
     take(entries[i][1], entries[i][2], false)
   end
-  if #entries == wanted then
+  if #entries == count_max then
     return ''
   end
   return entries[1] and entries[#entries][1] or '0-0'

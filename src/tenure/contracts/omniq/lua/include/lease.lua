@@ -7,10 +7,10 @@ local dropped, DROPS_MAX = 0, 1000 -- a claim stops after so many entries that a
 local seq_at, seq_end = 0, 0
 
 -- A token is unique because of OmniQ's own sequence, and secret because of the claimer's random prefix.
-local function next_token(id, wanted)
+local function next_token(id, limit)
   if seq_at >= seq_end then
-    seq_end = call('INCRBY', BASE .. ':lease:seq', text[wanted])
-    seq_at = seq_end - wanted
+    seq_end = call('INCRBY', BASE .. ':lease:seq', text[limit])
+    seq_at = seq_end - limit
   end
   seq_at = seq_at + 1
   if SEED == '' then
@@ -34,7 +34,7 @@ end
 
 -- Leases one job that was taken from the lane of a group ('': none). False if it cannot be leased. That includes a job
 -- of another group: its end would free a slot of that other group.
-local function grant(id, wanted, lane_gid)
+local function grant(id, limit, lane_gid)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn', 'task',
     'cancel', 'lock_until_ms', 'payload', 'created_ms', 'first_started_ms', 'trace')
@@ -53,7 +53,7 @@ local function grant(id, wanted, lane_gid)
   end
   attempt = attempt + 1
   lease_ms = lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS
-  local lock, token = text[NOW + lease_ms], next_token(id, wanted)
+  local lock, token = text[NOW + lease_ms], next_token(id, limit)
   local job = job_of(id, key, v)
   local task, max_attempts = plain(job.task), text[job.max_attempts]
   ensure_known(job)
@@ -77,16 +77,16 @@ local function grant(id, wanted, lane_gid)
   return true
 end
 
--- Up to `wanted` from the ungrouped lane.
-local function take_ungrouped(wanted)
+-- Up to `limit` from the ungrouped lane.
+local function take_ungrouped(limit)
   local taken = 0
-  while taken < wanted and dropped < DROPS_MAX do
-    local ids = call('LPOP', WAIT, text[wanted - taken])
+  while taken < limit and dropped < DROPS_MAX do
+    local ids = call('LPOP', WAIT, text[limit - taken])
     if not ids then
       break
     end
     for _, id in ipairs(ids) do
-      if grant(id, wanted, '') then
+      if grant(id, limit, '') then
         taken = taken + 1
       end
     end
@@ -95,11 +95,11 @@ local function take_ungrouped(wanted)
 end
 
 -- One job of a group's list that can be leased; false when there is none.
-local function take_first(list, wanted, gid)
+local function take_first(list, limit, gid)
   local id = call('LPOP', list)
   while id do
     group_waiting = group_waiting - 1
-    if grant(id, wanted, gid) then
+    if grant(id, limit, gid) then
       return true
     end
     id = dropped < DROPS_MAX and call('LPOP', list)
@@ -109,22 +109,22 @@ end
 
 -- Takes one job of each group in `popped`; returns how many were granted. One command reads all counts and limits, and
 -- one writes all counts. A group at its limit becomes ready again when a slot is free.
-local function take_round(popped, wanted)
+local function take_round(popped, limit)
   local keys, set, again, taken = {}, {}, {}, 0
   for i = 1, #popped, 2 do
     keys[i], keys[i + 1] = GROUP .. popped[i] .. ':limit', GROUP .. popped[i] .. ':inflight'
   end
   local counts = call('MGET', unpack(keys))
   for i = 1, #popped, 2 do
-    local limit, inflight = figure(counts[i], 1) or 1, math.max(0, figure(counts[i + 1], 0) or 0)
-    limit = limit > 0 and limit or 1
+    local slots, inflight = figure(counts[i], 1) or 1, math.max(0, figure(counts[i + 1], 0) or 0)
+    slots = slots > 0 and slots or 1
     local list = GROUP .. popped[i] .. ':wait'
-    if inflight < limit then
-      if take_first(list, wanted, popped[i]) then
+    if inflight < slots then
+      if take_first(list, limit, popped[i]) then
         taken, inflight = taken + 1, inflight + 1
         set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight]
       end
-      if inflight < limit and call('EXISTS', list) == 1 then
+      if inflight < slots and call('EXISTS', list) == 1 then
         again[#again + 1], again[#again + 2] = NOW_S, popped[i]
       end
     end
@@ -136,16 +136,16 @@ local function take_round(popped, wanted)
   return taken
 end
 
--- Up to `wanted` from the groups, one of each in turn, so that a long group does not starve the others.
-local function take_grouped(wanted)
+-- Up to `limit` from the groups, one of each in turn, so that a long group does not starve the others.
+local function take_grouped(limit)
   local taken = 0
-  while taken < wanted and dropped < DROPS_MAX do
-    local popped = call('ZPOPMIN', READY, text[wanted - taken])
+  while taken < limit and dropped < DROPS_MAX do
+    local popped = call('ZPOPMIN', READY, text[limit - taken])
     if #popped == 0 then
       break
     end
     dirty.groups = true
-    taken = taken + take_round(popped, wanted)
+    taken = taken + take_round(popped, limit)
   end
   return taken
 end

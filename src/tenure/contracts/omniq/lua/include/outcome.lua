@@ -108,12 +108,12 @@ local function trim(state, list, keep)
   finished[state] = {}
   local over = keep > 0 and math.min(call('LLEN', list) - keep, TRIM_MAX) or 0
   while over > 0 do
-    local gone = call('RPOP', list, text[math.min(over, 500)])
-    if not gone then
+    local oldest = call('RPOP', list, text[math.min(over, 500)])
+    if not oldest then
       return
     end
     local off, keys = moved.off[state], {}
-    for i, id in ipairs(gone) do
+    for i, id in ipairs(oldest) do
       -- If the id was published again, the hash belongs to a waiting job.
       if call('HGET', JOB .. id, 'state') == state then
         keys[#keys + 1] = JOB .. id
@@ -123,7 +123,7 @@ local function trim(state, list, keep)
     if #keys > 0 then
       call('DEL', unpack(keys))
     end
-    over = over - #gone
+    over = over - #oldest
   end
 end
 

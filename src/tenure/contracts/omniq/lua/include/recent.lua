@@ -28,13 +28,13 @@ end
 
 -- Returns a function that says whether one of those calls published a job, by id and hash; nil if none is recorded.
 local function published_by(instance)
-  local recent, asked, all = recent_of(instance), 0, nil
+  local recent, questions, all = recent_of(instance), 0, nil
   if recent == '' then
     return nil
   end
   return function(id, payload_h)
-    asked = asked + 1
-    if asked < 20 then
+    questions = questions + 1
+    if questions < 20 then
       return find(recent, 'p\t' .. id .. '\t' .. payload_h .. '\n', 1, true)
     end
     if not all then -- for many questions an index is faster than searching the text

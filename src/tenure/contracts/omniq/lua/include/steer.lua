@@ -127,7 +127,7 @@ local function tidy_groups()
 end
 
 local steps = {}
-local gone = {}
+local removed_keys = {}
 
 function steps.cancel(job)
   if job.state == 'completed' or job.state == 'failed' then
@@ -187,7 +187,7 @@ function steps.remove(job, lane)
   end
   ensure_known(job)
   record(job, 'remove', 'removed', job.attempt, '0', '-')
-  gone[#gone + 1], gone[#gone + 2] = job.key, BASE .. ':events:' .. job.id
+  removed_keys[#removed_keys + 1], removed_keys[#removed_keys + 2] = job.key, BASE .. ':events:' .. job.id
   call('DEL', job.key)
   move(job.id, job.state, nil)
   return 'OK'
@@ -203,9 +203,9 @@ local function flush_steering()
   tidy_groups()
   flush_groups()
   flush_finished()
-  if #gone > 0 then
-    for from = 1, #gone, MANY do
-      call('DEL', unpack(gone, from, math.min(from + MANY - 1, #gone)))
+  if #removed_keys > 0 then
+    for from = 1, #removed_keys, MANY do
+      call('DEL', unpack(removed_keys, from, math.min(from + MANY - 1, #removed_keys)))
     end
   end
   flush()
@@ -222,12 +222,12 @@ local function steer_batch(verb, lane)
   local flat = {}
   for at = 3, 2 + n do
     local id = ARGV[at]
-    local word = steer(verb, id, lane)
+    local answer = steer(verb, id, lane)
     flat[#flat + 1] = id
-    if word == 'OK' then
+    if answer == 'OK' then
       flat[#flat + 1] = 'OK'
     else
-      flat[#flat + 1], flat[#flat + 2] = 'ERR', word
+      flat[#flat + 1], flat[#flat + 2] = 'ERR', answer
     end
   end
   flush_steering()
