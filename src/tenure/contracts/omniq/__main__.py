@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tenure.contracts.omniq.calls import SCRIPTS
 
-SDK_SCRIPTS = (
+_SDK_SCRIPTS = (
     "enqueue", "reserve", "heartbeat", "ack_success", "ack_fail", "promote_delayed", "reap_expired",
     "pause", "resume", "retry_failed", "retry_failed_batch", "remove_job", "remove_jobs_batch",
     "childs_init", "child_ack",
@@ -23,7 +23,7 @@ SDK_SCRIPTS = (
 def write_scripts(folder: Path) -> list[Path]:
     """Write the fifteen files, their includes expanded; creates the folder if needed."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.lua" for name in SDK_SCRIPTS]
+    paths = [folder / f"{name}.lua" for name in _SDK_SCRIPTS]
     for path in paths:
         path.write_text(SCRIPTS[path.stem].source, encoding="utf-8")
     return paths

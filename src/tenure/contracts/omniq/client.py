@@ -46,7 +46,7 @@ from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import in_batches
 
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
-LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
+_LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
 
 _TEND_STEP = 200
 _COUNTER_CHARS_MAX = 128
@@ -304,7 +304,7 @@ class Client:
         self, queue: str, lane: Lane, job_ids: Sequence[str]
     ) -> list[BatchItem]:
         """Remove jobs that are not running from a lane; one answer per id."""
-        if lane not in LANES:
+        if lane not in _LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
         answers = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
         return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]

@@ -39,7 +39,7 @@ from tenure.store.redis import Arg
 
 Backoff = Literal["fixed", "exponential"]
 
-BACKOFF_MS_MAX = 600_000
+_BACKOFF_MS_MAX = 600_000
 _COUNT_MAX = 9 * 10**15
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -106,7 +106,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     requester: str = ""
     backoff: str = ""
-    backoff_ms_max: int = BACKOFF_MS_MAX
+    backoff_ms_max: int = _BACKOFF_MS_MAX
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ def publication(
     gid: str | None = None,
     group_limit: int = 0,
     backoff: Backoff = "fixed",
-    backoff_ms_max: int = BACKOFF_MS_MAX,
+    backoff_ms_max: int = _BACKOFF_MS_MAX,
 ) -> Publication:
     """A job from the arguments of `Client.publish`; raises `InvalidJob`."""
     body = _json(payload)
@@ -267,7 +267,7 @@ def _shape(job: NewJob, options: Options) -> Shape:
         task=job.task,
         requester=job.requester,
         backoff=own.get("backoff", ""),
-        backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
+        backoff_ms_max=own.get("backoff_ms_max", _BACKOFF_MS_MAX),
     )
     check_number("timeout_ms", shape.timeout_ms, 50)
     return _checked(shape)

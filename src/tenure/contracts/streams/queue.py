@@ -52,7 +52,7 @@ from tenure.store.redis_queue import (
 from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
-TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
+_TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 _PRELOADED = ("claim", "settle", "extend")
@@ -138,7 +138,7 @@ class StreamsQueue:
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Append events to the streams of running jobs."""
-        check_reports(reports, TERMINAL_EVENTS, CONTRACT)
+        check_reports(reports, _TERMINAL_EVENTS, CONTRACT)
 
         async def send(batch: Sequence[Report]) -> list[LeaseLost | None]:
             args: list[Arg] = []
