@@ -109,12 +109,7 @@ class StreamsQueue:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            # Another claim of this instance takes long only while it blocks on an empty queue.
-            timeout_s = max(0.0, deadline - loop.time()) if self._blocked else None
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._claims.turn.acquire()
-            except TimeoutError:
+            if not await self._take_turn(deadline):
                 return []
             try:
                 leases = await self._claim_once(limit, deadline)
@@ -195,6 +190,16 @@ class StreamsQueue:
 
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
+
+    async def _take_turn(self, deadline: float) -> bool:
+        """Wait for other claims of this instance; False if one blocks on an empty queue for long."""
+        if not self._blocked:
+            return await self._claims.turn.acquire()
+        try:
+            async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
+                return await self._claims.turn.acquire()
+        except TimeoutError:
+            return False
 
     async def _claim_once(self, limit: int, deadline: float) -> list[Lease]:
         """Run the claim script: at once or, if the queue was empty, when something is added."""
