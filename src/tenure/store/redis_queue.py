@@ -5,10 +5,10 @@ A contract's `queue.py` adds its scripts to this, and its `ledger.py` extends `R
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from abc import ABC, abstractmethod
-from asyncio import Lock
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -149,16 +149,35 @@ class ClaimTracker:
     """The leases that one instance of a queue knows it holds, and the numbers of its claims.
 
     The server may execute a claim whose answer is then lost. The next claim says so and lists the
-    leases that the instance knows of, and its script recovers the others. Claims take `turn`,
-    because a second claim would not know which leases the first one is about to take.
+    leases that the instance knows of, and its script recovers the others. Claims take turns,
+    because a second claim would not know which leases the first one is about to take. `blocks` is
+    set while a claim waits for the first job of an empty queue.
     """
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
         self.number = 0
-        self.turn = Lock()
+        self.blocks = False
+        self._turn: asyncio.Future[None] | None = None
         self._held: dict[str, None] = {}
         self._answer_lost = False
+
+    async def take_turn(self, deadline_s: float = float("inf")) -> bool:
+        """Wait until no other claim is under way; False if one still blocks at the deadline."""
+        loop = asyncio.get_running_loop()
+        while self._turn is not None:
+            timeout_s = deadline_s - loop.time() if self.blocks else None
+            done, _ = await asyncio.wait([self._turn], timeout=timeout_s)
+            if not done:
+                return False
+        self._turn = loop.create_future()
+        return True
+
+    def end_turn(self) -> None:
+        """Let the next claim begin."""
+        if self._turn is not None:
+            self._turn.set_result(None)
+            self._turn = None
 
     def begin(self) -> tuple[int, Iterable[str]]:
         """Count one more claim; 1 and the leases held if the last answer was lost, else 0."""

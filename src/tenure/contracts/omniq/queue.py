@@ -75,7 +75,8 @@ class Claimer:
 
         With `tends` it first promotes due jobs and takes back expired leases.
         """
-        async with self._claims.turn:
+        await self._claims.take_turn()
+        try:
             recover, held = self._claims.begin()
             reply = await self._calls.run(
                 "claim",
@@ -93,8 +94,10 @@ class Claimer:
                 *held,
             )
             self._claims.answered(row[0].decode() for row in reply[4])
-            self.add_quarantined(reply[5])
-            return reply
+        finally:
+            self._claims.end_turn()
+        self.add_quarantined(reply[5])
+        return reply
 
     async def wait(self, limit: int, wait_ms: int) -> list[Any]:
         """Claim until there is a lease row or `wait_ms` is over."""

@@ -85,7 +85,6 @@ class StreamsQueue:
         self.worker_id = safe_worker_id(worker_id)
         self.slots = 0
         self._claims = ClaimTracker(secrets.token_hex(4))
-        self._blocked = False
         self._empty: _Empty | None = None
         self._last_wake = b"0-0"
         self._loaded = False
@@ -109,12 +108,12 @@ class StreamsQueue:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            if not await self._take_turn(deadline):
+            if not await self._claims.take_turn(deadline):
                 return []
             try:
                 leases = await self._claim_once(limit, deadline)
             finally:
-                self._claims.turn.release()
+                self._claims.end_turn()
             if leases or loop.time() >= deadline:
                 return leases
 
@@ -191,16 +190,6 @@ class StreamsQueue:
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
 
-    async def _take_turn(self, deadline: float) -> bool:
-        """Wait for other claims of this instance; False if one blocks on an empty queue for long."""
-        if not self._blocked:
-            return await self._claims.turn.acquire()
-        try:
-            async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
-                return await self._claims.turn.acquire()
-        except TimeoutError:
-            return False
-
     async def _claim_once(self, limit: int, deadline: float) -> list[Lease]:
         """Run the claim script: at once or, if the queue was empty, when something is added."""
         if not self._loaded:  # so that the first settle and extend need no second round trip
@@ -245,7 +234,7 @@ class StreamsQueue:
         that key away. The next claim finds the leases that this one took.
         """
         blocking = ("XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *empty.streams)
-        self._blocked = True
+        self._claims.blocks = True
         try:
             return await self._redis.block_then_run(
                 blocking, SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
@@ -255,7 +244,7 @@ class StreamsQueue:
                 raise
             return None
         finally:
-            self._blocked = False
+            self._claims.blocks = False
 
     def _empty_queue(self, state: bytes, last: bytes, due_ms: int) -> _Empty:
         stream, wake = self._keys[0], self._keys[3]
