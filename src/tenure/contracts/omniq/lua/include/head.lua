@@ -6,8 +6,7 @@
 --   ver fence state lease_until worker settled_token settled_kind settled_due
 -- The first four are as our last journal event left them; the last three say how the last lease ended. A job that only
 -- other clients have changed has no such field.
--- Numbers are converted to text once: a Lua number as an argument costs Redis ten times as much as a text, and from
--- 1e14 on it has another format.
+-- @include text
 local BASE = string.sub(KEYS[1], 1, -6) -- without ':meta'
 local match, find, format = string.match, string.find, string.format
 
@@ -123,14 +122,6 @@ local FAILED, COMPLETED, READY = BASE .. ':failed', BASE .. ':completed', BASE .
 local STATS, JOURNAL, IDX = BASE .. ':stats', BASE .. ':journal', BASE .. ':idx:'
 local JOB, GROUP = BASE .. ':job:', BASE .. ':g:'
 local MANY = 2000 -- unpack has a limit
-
-local text = setmetatable({}, {
-  __index = function(cache, number)
-    local made = format('%.0f', number)
-    cache[number] = made
-    return made
-  end,
-})
 
 -- Runs `name key` with any number of members, in as few commands as unpack allows.
 local function each_many(name, key, members)

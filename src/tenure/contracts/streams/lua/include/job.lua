@@ -4,21 +4,13 @@
 --   lease: fence ver attempt max_attempts lost lease_until worker_id    changes with every step
 --   entry: msg_id created_ts trace                                      changes when the job is queued again
 -- Two fields and not ten, because every field that a script reads costs time, and these change together. Not one,
--- because Redis uses the compact encoding of a hash only while no value is longer than 64 bytes. Numbers are converted
--- to text once and not at every call: a Lua number as an argument costs Redis ten times as much as a text.
+-- because Redis uses the compact encoding of a hash only while no value is longer than 64 bytes.
 -- @include step
+-- @include text
 -- @include utf8
 local FINAL = { done = true, error = true, canceled = true }
 local WAITS_OR_RUNS = { queued = true, running = true }
 local ID_MOST = 256
-
-local text = setmetatable({}, {
-  __index = function(cache, number)
-    local made = format('%d', number)
-    cache[number] = made
-    return made
-  end,
-})
 
 local function job_key(id)
   return JOB .. id
