@@ -128,7 +128,7 @@ local function read_job(id)
   local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn',
     'task', 'cancel', 'lock_until_ms')
   if not STATES[v[1]] then
-    quarantine(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is none of a job')
+    quarantine(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is not a state of a job')
     return nil
   end
   return job_of(id, key, v)

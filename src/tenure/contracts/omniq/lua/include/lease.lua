@@ -26,7 +26,7 @@ local function drop(id, state, flaw)
   if STATES[state] and not flaw then
     return false
   end
-  quarantine(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
+  quarantine(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is not a state of a job')
   move(id, 'wait', nil)
   add_line(plain(string.sub(id, 1, 512)), '\texpire\t0\t' .. NOW_S .. '\t')
   return false
@@ -43,7 +43,7 @@ local function grant(id, limit, lane_gid)
   end
   local attempt, most, lease_ms, created = figure(v[2], 0), figure(v[3], 1), figure(v[4], 0), figure(v[12], 0)
   if not (attempt and most and lease_ms and created) then
-    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
+    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is not a number')
   elseif not v[11] then
     return drop(id, v[1], 'it has no payload')
   elseif #id == 0 or #id > 2048 or (find(id, '[\128-\255]') and not is_utf8(id)) then

@@ -75,7 +75,7 @@ local function job_of(id, key, v)
     created_ts = whole(created) and created or NOW_S
   end
   if not lease or not msg_id or tonumber(created_ts) >= NUMBER_MOST then
-    return nil, 'job:' .. id .. ': ' .. (lease and 'entry' or 'lease') .. ' is not as it was written'
+    return nil, 'job:' .. id .. ': ' .. (lease and 'entry' or 'lease') .. ' has another format'
   end
   return {
     id = id, key = key, status = v[1], ttl_s = v[4], fence = lease.fence, ver = lease.ver, attempt = lease.attempt,
