@@ -1,7 +1,7 @@
-"""Group commit: requests that arrive while a call is under way share the next one.
+"""Group commit: requests that arrive while a call is under way share the next call.
 
-A single request leaves at once. Under load many requests share one round trip, which costs the
-store hardly more than one of them; each still gets its own answer.
+A single request is sent at once. Under load many requests share one round trip, which costs the
+store hardly more than a single request. Each still gets its own answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LOAD = 100
-"""The weight that is worth a second call at the same time: several small ones cost more."""
+"""The waiting weight from which a second call is started beside the first.
+
+Several small calls at the same time cost the store more than one large call."""
 
 
 class _Request(NamedTuple, Generic[T, R]):
@@ -26,11 +28,11 @@ class _Request(NamedTuple, Generic[T, R]):
 
 
 class Batcher(Generic[T, R]):
-    """`send` returns one answer an item, in order; at most `calls_max` calls run at a time.
+    """`send` returns one answer per item, in order; at most `calls_max` calls run at a time.
 
-    `weigh` gives the weight of an item (1 by default), see `LOAD`. A batch is bounded by
-    `items_max` and, with `measure`, by the `size_max` of its items. With `drops_gone` a request
-    whose caller was cancelled before it was sent is not sent.
+    `weigh` returns the weight of an item (1 by default), see `LOAD`. A batch has at most
+    `items_max` items and, with `measure`, a total size of at most `size_max`. With `drops_gone` a
+    request is not sent if its caller was cancelled before.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Batcher(Generic[T, R]):
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __call__(self, items: Sequence[T]) -> list[R]:
-        """The answers to these items; an error means that the fate of all of them is unknown."""
+        """The answers to these items; after an error it is unknown which were executed."""
         if not items:
             return []
         answer: asyncio.Future[list[R]] = asyncio.get_running_loop().create_future()
@@ -73,11 +75,11 @@ class Batcher(Generic[T, R]):
             while self._waiting:
                 await self._send_batch(self._next_batch())
         finally:
-            # At once: a request that comes after the last check must start a new task.
+            # Without an await in between: a request that comes after the last check starts a task.
             self._calls.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_batch(self) -> list[_Request[T, R]]:
-        """The first request, and those after it that fit."""
+        """The first request, and the following ones that fit."""
         batch: list[_Request[T, R]] = []
         count = size = 0
         while self._waiting:

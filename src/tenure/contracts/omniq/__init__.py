@@ -1,4 +1,4 @@
-"""The `omniq` contract: OmniQ's queue in Redis, with groups; its own client, and the seam.
+"""The `omniq` contract: OmniQ's queue in Redis, with groups, by its own client and by the seam.
 
 Here are its descriptor and the names of its client, which are imported on first use.
 """
@@ -95,10 +95,10 @@ def _read_options(url: QueueUrl) -> tuple[Options, str]:
 
 
 def _journal_format(url: QueueUrl) -> StreamFormat:
-    from tenure.contracts.omniq.ledger import tape
+    from tenure.contracts.omniq.ledger import stream_format
 
     options, store = _read_options(url)
-    return tape(store, options)
+    return stream_format(store, options)
 
 
 def _samples() -> Sequence[Any]:

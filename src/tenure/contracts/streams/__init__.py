@@ -67,10 +67,10 @@ def _read_options(url: QueueUrl) -> tuple[Options, str]:
 
 
 def _journal_format(url: QueueUrl) -> StreamFormat:
-    from tenure.contracts.streams.ledger import tape
+    from tenure.contracts.streams.ledger import stream_format
 
     options, store = _read_options(url)
-    return tape(store, options)
+    return stream_format(store, options)
 
 
 def _routes(submits: Submits, ledger: Any, queue: Any, **given: Any) -> list[Endpoint]:

@@ -1,8 +1,8 @@
-"""A server as a child process: its data folder, its start, its readiness and its end.
+"""A server as a child process: its data folder, how it starts, becomes ready and ends.
 
-The kernel's "signal me when my parent dies" means the parent's *thread*. A child started from a
-pool's thread would be killed when the pool ends, so one thread that lives as long as the process
-starts them all.
+The kernel signals a child when the *thread* that started it ends. A child started from a pool's
+thread would be killed with the pool, so one thread that lives as long as the process starts all
+children.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PORT_MIN, _PORT_MAX = 15_000, 32_000
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user that a child becomes when it may not run as root."""
+    """The user to run a child as, if it must not run as root."""
 
     name: str
     uid: int
@@ -53,7 +53,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to execute, as which user, and the signal that ends it in good order."""
+    """What to execute, as which user, and the signal for a clean shutdown."""
 
     argv: Sequence[str]
     ends_by: signal.Signals
@@ -64,9 +64,9 @@ class Command:
 class DataFolder:
     """The folder at `path`, or a temporary one that exists while it is locked.
 
-    The lock is an open file that the server inherits, so it lasts until this process *and* its
-    server are gone: a successor waits while the old server still writes. `owner` is the user who
-    may own the folder besides us: the one that the server becomes.
+    The lock is an open file that the server inherits. So it lasts until this process *and* its
+    server have ended, and a successor waits while the old server still writes. `owner` is another
+    user who may own the folder: the one that the server runs as.
     """
 
     def __init__(self, path: Path | None, kind: str, owner: int | None = None) -> None:
@@ -89,14 +89,14 @@ class DataFolder:
         return self.path / "server.log"
 
     def lock(self) -> int:
-        """Takes the lock and returns its descriptor; Conflict when another process has it."""
+        """Take the lock; returns its descriptor. Conflict if another process has it."""
         if self._lock_fd is not None:
             return self._lock_fd
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix=f"tenure-{self._kind.lower()}-"))
         private_folder(self._path, mark=_LOCK, owner=self._owner)
         fd = open_private(self._path / _LOCK)
-        if not _locked(fd):
+        if not _try_lock(fd):
             holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise Conflict(
@@ -108,7 +108,7 @@ class DataFolder:
         return fd
 
     def unlock(self) -> None:
-        """Releases the lock; a temporary folder is removed."""
+        """Release the lock; removes a temporary folder."""
         if self._lock_fd is None:
             return
         os.close(self._lock_fd)
@@ -126,8 +126,8 @@ class DataFolder:
         return "\n".join(f"  | {line}" for line in lines[-_LOG_TAIL_LINES:]) or "  | (empty)"
 
 
-def _locked(fd: int) -> bool:
-    """Tries for a while: the server of a parent that just died may still be writing."""
+def _try_lock(fd: int) -> bool:
+    """Try for a while, because the server of a parent that just died may still be writing."""
     deadline_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
@@ -141,9 +141,9 @@ def _locked(fd: int) -> bool:
 
 
 class EmbeddedServer(abc.ABC):
-    """One server process and its folder; starting again keeps the data and the port.
+    """One server process and its folder; a restart keeps the data and the port.
 
-    A kind of server says what to run and when it is ready. The methods block.
+    A subclass says what to run and when it is ready. The methods block.
     """
 
     kind: ClassVar[str]
@@ -161,15 +161,15 @@ class EmbeddedServer(abc.ABC):
     @property
     @abc.abstractmethod
     def url(self) -> str:
-        """Over TCP, which clients in every language understand; the same after a restart."""
+        """Its TCP address, the same after a restart."""
 
     @abc.abstractmethod
     def _prepare(self, port: int) -> Command:
-        """Makes the folder ready, and returns what to run."""
+        """Prepare the folder; returns what to run."""
 
     @abc.abstractmethod
     def _is_ready(self, port: int, pid: int) -> bool:
-        """Whether this very process answers: another server may have the same port."""
+        """Whether the process `pid` answers; another server may have taken the port."""
 
     @property
     def port(self) -> int:
@@ -190,7 +190,7 @@ class EmbeddedServer(abc.ABC):
         return self._folder.path
 
     def start(self) -> str:
-        """Starts the server unless it runs, waits until it answers, and returns its URL."""
+        """Start the server unless it runs, and wait until it answers; returns its URL."""
         with self._guard:
             if self.pid is None:
                 lock_fd = self._folder.lock()
@@ -205,19 +205,19 @@ class EmbeddedServer(abc.ABC):
             return self.url
 
     def restart(self) -> str:
-        """Ends the server in good order if it runs, and starts it on the same data and port."""
+        """Shut the server down if it runs, and start it with the same data and port."""
         self._end()
         return self.start()
 
     def stop(self) -> None:
-        """Ends the server in good order and releases the folder; a temporary one is removed."""
+        """Shut the server down and release the folder; removes a temporary one."""
         with self._guard:
             if self._owner_pid == os.getpid():
                 self._end()
                 self._release()
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would; returns when the server is gone. The folder stays."""
+        """Send SIGKILL, and return when the server has ended. The folder stays locked."""
         with self._guard:
             process = self._process
             if process is None or self._owner_pid != os.getpid():
@@ -229,11 +229,11 @@ class EmbeddedServer(abc.ABC):
             _wait_until_gone(orphans)
 
     def _end(self, by: signal.Signals | None = None) -> None:
-        """Ends the server, in good order unless `by` says otherwise; the folder stays."""
+        """End the server by its shutdown signal or by `by`; the folder stays locked."""
         with self._guard:
             process, command = self._process, self._command
             if process is None or command is None or self._owner_pid != os.getpid():
-                return  # not ours: a forked copy of us must not end our server
+                return  # this is a forked copy of the process that started it
             if process.poll() is None:
                 process.send_signal(by or command.ends_by)
             try:
@@ -248,8 +248,8 @@ class EmbeddedServer(abc.ABC):
         self._owner_pid = 0
 
     def _start_on_a_port(self, lock_fd: int) -> None:
-        """A port of our choice may be taken before the server gets there: then another one."""
-        if self._port is not None:  # asked for, or known to clients since the first start
+        """Start on the known port, or on a free one; another program may take it first."""
+        if self._port is not None:  # given by the caller, or known to clients already
             self._start_on(self._port, lock_fd)
             return
         for attempt in range(_PORT_ATTEMPTS):
@@ -266,7 +266,7 @@ class EmbeddedServer(abc.ABC):
     def _start_on(self, port: int, lock_fd: int) -> None:
         folder = self._folder
         self._command = command = self._prepare(port)
-        folder.log.unlink(missing_ok=True)  # one start, one log: its end explains a failure
+        folder.log.unlink(missing_ok=True)  # so that its last lines explain a failed start
         self._process = process = spawn(
             command.argv,
             log=folder.log,
@@ -301,7 +301,7 @@ def spawn(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
+    """Start `command` in its own session; it gets the signal `dies_by` if this process dies."""
     argv = tied(command, dies_by=dies_by, user=user)
 
     def start() -> subprocess.Popen[bytes]:
@@ -313,7 +313,7 @@ def spawn(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=tuple(keep_open),
-                start_new_session=True,  # Ctrl-C goes to us, and we stop the server when ready
+                start_new_session=True,  # Ctrl-C must not reach it: we stop it ourselves
                 cwd=cwd,
                 env=env,
                 umask=0o077,
@@ -323,7 +323,7 @@ def spawn(
 
 
 def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
-    """The command line that runs `command` and ends with the thread that starts it."""
+    """The command line that runs `command` and ends it with the thread that starts it."""
     identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
     launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
     return [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
@@ -344,7 +344,7 @@ def _in_spawner(start: Callable[[], _Started]) -> _Started:
 
 @functools.lru_cache(maxsize=1)
 def _spawner_queue(_pid: int) -> _StartQueue:
-    """The queue of the thread that starts children; a forked process gets its own."""
+    """The queue of the thread that starts children; a forked process has its own."""
     queue: _StartQueue = SimpleQueue()
 
     def run() -> None:
@@ -355,7 +355,7 @@ def _spawner_queue(_pid: int) -> _StartQueue:
             except BaseException as error:
                 result.set_exception(error)
 
-    # A daemon, so that it outlives atexit handlers, which stop the servers in good order.
+    # A daemon, so that it outlives the atexit handlers, which stop the servers.
     threading.Thread(target=run, name="tenure-spawner", daemon=True).start()
     return queue
 
@@ -363,8 +363,8 @@ def _spawner_queue(_pid: int) -> _StartQueue:
 def _free_port() -> int:
     """A free port below the kernel's range for outgoing connections.
 
-    From within that range, a client that retries while the server is down can be given the server's
-    own port as its source, connect to itself, and keep the server from coming back.
+    With a port of that range, a client that retries while the server is down could be given the
+    server's port as its source port. It would connect to itself, and the server could not start.
     """
     for _ in range(1000):
         port = random.randrange(_PORT_MIN, _PORT_MAX)
@@ -386,8 +386,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _wait_until_gone(pids: Sequence[int], patience_s: float = 10.0) -> None:
-    """Waits for the children of a killed server, which end by themselves; a new one must not run
-    beside them."""
+    """Wait for the children of a killed server: a new server must not run beside them."""
     deadline_s = time.monotonic() + patience_s
     while any(_runs(pid) for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(_POLL_EVERY_S)
