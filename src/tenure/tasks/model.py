@@ -22,9 +22,9 @@ from msgspec import Meta
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
 from tenure.core.redaction import Redaction
+from tenure.core.retry import retry_after_ms
 from tenure.egress import Client, EgressError, Limits, Refused, Unguarded, read_target
 from tenure.egress.client import Answer
-from tenure.webhooks.deliver import retry_after_ms
 
 if TYPE_CHECKING:
     from tenure.tasks import ModelSettings

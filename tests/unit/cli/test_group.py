@@ -20,7 +20,7 @@ from tenure.cli.output import Exit, Failed
 from tenure.core import errors
 
 SHARED = ("config", "group", "output")  # what every command needs
-HEAVY = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2", "structlog")
+HEAVY = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "structlog")
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
