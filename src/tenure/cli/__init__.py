@@ -9,6 +9,6 @@ from __future__ import annotations
 
 def main() -> None:
     """The `tenure` program."""
-    from tenure.cli.group import run
+    from tenure.cli.console import run
 
     raise SystemExit(run())

@@ -22,8 +22,7 @@ import msgspec
 from click.termui import progressbar
 
 from tenure.cli.config import with_options
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, Failed, emit, emit_text, note
+from tenure.cli.console import Exit, Failed, emit, emit_text, json_option, note
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease

@@ -18,9 +18,8 @@ import click
 import msgspec
 
 from tenure.cli.config import Config, load_config
+from tenure.cli.console import Exit, answer, json_option, paint
 from tenure.cli.gateway_client import fetch
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, paint
 from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError, StoreError, TenureError
 from tenure.core.registry import open_ledger, open_part, parse_url

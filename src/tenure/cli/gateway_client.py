@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from tenure.cli.output import Exit, Failed, is_final
+from tenure.cli.console import Exit, Failed, is_final
 from tenure.core.errors import NotFound, QueueFull, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tenure.cli.config import Config, with_options
-from tenure.cli.output import note
+from tenure.cli.console import note
 from tenure.core.errors import UsageError
 from tenure.core.registry import open_part
 from tenure.store.files import why_untrusted

@@ -13,8 +13,7 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config
-from tenure.cli.group import json_option, queue_option, with_ledger
-from tenure.cli.output import (
+from tenure.cli.console import (
     Exit,
     Failed,
     ago,
@@ -24,10 +23,13 @@ from tenure.cli.output import (
     emit_text,
     is_final,
     job_object,
+    json_option,
     note,
     paint,
     paint_state,
     plain_json,
+    queue_option,
+    with_ledger,
 )
 from tenure.core.encoding import check_json, one_line
 from tenure.core.errors import (

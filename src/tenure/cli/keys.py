@@ -17,8 +17,17 @@ import click
 import msgspec
 
 from tenure.cli.config import Config, load_config
-from tenure.cli.group import json_option, queue_option
-from tenure.cli.output import Exit, ago, answer, answer_rows, emit, emit_text, note
+from tenure.cli.console import (
+    Exit,
+    ago,
+    answer,
+    answer_rows,
+    emit,
+    emit_text,
+    json_option,
+    note,
+    queue_option,
+)
 from tenure.core.endpoint import SCOPES, Scope
 from tenure.core.errors import NotFound, StoreError, UsageError
 

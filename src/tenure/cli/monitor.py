@@ -14,14 +14,14 @@ import click
 from click.termui import progressbar
 
 from tenure.cli.config import load_config
-from tenure.cli.group import json_option
-from tenure.cli.output import (
+from tenure.cli.console import (
     Exit,
     ago,
     answer,
     answer_rows,
     emit,
     emit_text,
+    json_option,
     paint,
     shown,
     table,

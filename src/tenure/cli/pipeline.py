@@ -14,8 +14,7 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
+from tenure.cli.console import Exit, answer, emit, emit_text, json_option, note, paint, table
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:

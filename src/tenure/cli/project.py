@@ -12,8 +12,18 @@ import click
 
 from tenure import __version__
 from tenure.cli.config import SETTINGS, Config, load_config
-from tenure.cli.group import json_option, queue_option
-from tenure.cli.output import Exit, Failed, answer, emit, emit_text, note, safe_url, table
+from tenure.cli.console import (
+    Exit,
+    Failed,
+    answer,
+    emit,
+    emit_text,
+    json_option,
+    note,
+    queue_option,
+    safe_url,
+    table,
+)
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,17 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config, with_options
-from tenure.cli.group import json_option, queue_option, with_ledger
-from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
+from tenure.cli.console import (
+    ago,
+    answer,
+    answer_rows,
+    json_option,
+    paint,
+    queue_option,
+    safe_url,
+    table,
+    with_ledger,
+)
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
 from tenure.core.registry import parse_url

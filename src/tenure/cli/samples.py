@@ -1,18 +1,22 @@
-"""The sample jobs of `tenure up`: for each contract a queue, its handlers and a feeder.
+"""The sample jobs of `tenure up`: for each contract a queue, its handlers and a producer.
 
-`tenure up` serves all these queues with one worker. Most sample jobs succeed, some need a second
-attempt, some fail for good.
+One worker serves all these queues. Most sample jobs succeed, some need a second attempt, some fail
+for good.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import random
+import secrets
 import shutil
+import signal
 import subprocess
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,15 +26,17 @@ from uuid import uuid4
 
 import msgspec
 
-from tenure.cli.node import NodeProgram, NodeUnusable, prepare
-from tenure.cli.output import safe_url
+from tenure.cli.config import process_environment
+from tenure.cli.console import safe_url
 from tenure.contracts.bullmq import open_producer
 from tenure.contracts.bullmq.schema import VIDEO_GENERATION, check
 from tenure.contracts.omniq import Client
-from tenure.core.errors import InvalidJob, StoreError, UsageError
+from tenure.core.errors import InvalidJob, NotFound, StoreError, UsageError
 from tenure.core.job import NewJob
 from tenure.core.outcome import Fatal
+from tenure.core.process import describe_exit, read_lines, running, tied
 from tenure.core.registry import open_ledger, open_queue
+from tenure.store.embedded import locate_node
 from tenure.tasks import TASKS, SampleFailure
 from tenure.worker.job import Job
 from tenure.worker.task import Task, task
@@ -41,11 +47,11 @@ _WAITING_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What `tenure up` has: a Redis, a folder for files, and the gateway before them.
+    """The stores of `tenure up`: a Redis, a folder for SQLite files, and a gateway.
 
-    `worker_key` is a file with the key that workers show to the gateway. `postgres_url` is "" where
-    the SQL contracts keep their jobs in SQLite files in that folder. With samples there are
-    `files`, the folder that `file://` may name, and `receiver_url`, to which webhooks may be sent.
+    `worker_key` is the file with the key that workers send to the gateway. If `postgres_url` is
+    set, the SQL contracts use it instead of SQLite. With samples there are also `files`, the folder
+    that `file://` may name, and `receiver_url`, to which webhooks may be sent.
     """
 
     redis_url: str
@@ -57,16 +63,16 @@ class Stores:
     postgres_url: str = ""
 
     def database(self, file: str) -> str:
-        """The store of an SQL contract: PostgreSQL if there is one, else a file of this name."""
+        """The store of an SQL contract: PostgreSQL if it is set, else a SQLite file."""
         return self.postgres_url or f"sqlite:///{self.folder / file}"
 
 
 @dataclass(frozen=True, slots=True)
 class SampleContext:
-    """What a feeder is given.
+    """The arguments of a producer.
 
-    `folder` is for its files and stays from one start to the next; `real` are the tasks that have
-    real handlers and get no samples; `node` says whether Node.js may be used.
+    `folder` is for its files and is kept between starts. Tasks in `real` have real handlers and get
+    no samples. `node` permits the use of Node.js.
     """
 
     stores: Stores
@@ -80,15 +86,14 @@ class SampleContext:
 class SampleFlow:
     """The samples of a contract.
 
-    `feed` submits jobs until cancelled; an outbox has none, because its inbox fills it.
-    `tasks` are its handlers; the inbox has its real ones. `invitation` is a line of at most 80
-    columns that says how to reach the queue with a program of one's own. `needs` are modules of an
-    optional extra.
+    `produce` submits jobs until cancelled; an outbox has none, because its inbox fills it. `tasks`
+    are the handlers; the inbox uses its real ones. `invitation` is a line of at most 80 columns
+    that tells how to reach the queue with another program. `needs` are modules of an extra.
     """
 
     contract: str
     queue_url: Callable[[Stores], str]
-    feed: Callable[[SampleContext], Coroutine[Any, Any, None]] | None = None
+    produce: Callable[[SampleContext], Coroutine[Any, Any, None]] | None = None
     tasks: tuple[Task, ...] = ()
     invitation: Callable[[Stores], str] | None = None
     worker_url: Callable[[Stores], str] | None = None
@@ -99,7 +104,7 @@ class SampleFlow:
         return [name for name in self.needs if find_spec(name) is None]
 
     def served_at(self, stores: Stores) -> str:
-        """Where the worker finds the queue: `queue_url`, unless it goes through the gateway."""
+        """The URL for the worker: `queue_url`, unless it goes through the gateway."""
         return (self.worker_url or self.queue_url)(stores)
 
 
@@ -112,8 +117,8 @@ async def _keep_submitting(
     per_s: float,
     pause_s_max: float = 2.0,
 ) -> None:
-    """Call `submit` with 0, 1, 2 ... until cancelled, unless too many jobs are `waiting`."""
-    ledger, away, number = open_ledger(url), False, 0
+    """Call `submit` with 0, 1, 2 ... until cancelled; pause while too many jobs are `waiting`."""
+    ledger, unreachable, number = open_ledger(url), False, 0
     try:
         while True:
             try:
@@ -121,17 +126,17 @@ async def _keep_submitting(
                 if sum(states.get(state, 0) for state in waiting) < _WAITING_MAX:
                     await submit(number)
                     number += 1
-                away = False
+                unreachable = False
             except StoreError as error:
-                if not away:
+                if not unreachable:
                     context.say(f"samples pause: {error}")
-                away = True
-            await asyncio.sleep(1.0 if away else min(random.expovariate(per_s), pause_s_max))
+                unreachable = True
+            await asyncio.sleep(1.0 if unreachable else min(random.expovariate(per_s), pause_s_max))
     finally:
         await ledger.close()
 
 
-async def _feed_queue(
+async def _fill_queue(
     context: SampleContext, url: str, make: Callable[[int], NewJob], **pace: Any
 ) -> None:
     queue = open_queue(url, worker_id=REQUESTER)
@@ -142,12 +147,12 @@ async def _feed_queue(
 
 
 def failures(chance: random.Random) -> int:
-    """How often a sample shall fail: 4 in 100 for good, 12 once."""
+    """How often a sample fails: 4 in 100 for good, 12 once."""
     draw = chance.random()
     return 9 if draw < 0.04 else 1 if draw < 0.16 else 0
 
 
-# streams: about two jobs a second, of all six tasks. A task with a real handler gets none.
+# streams: about two jobs a second, of all six tasks without a real handler.
 
 _PAYLOADS: dict[str, dict[str, Any]] = {
     "chat": {"prompt": "Say hello to whoever watches."},
@@ -163,38 +168,44 @@ def _streams_url(stores: Stores) -> str:
     return f"streams+{stores.redis_url}"
 
 
-async def _feed_streams(context: SampleContext) -> None:
+async def _produce_streams(context: SampleContext) -> None:
     if context.real:
         named = ", ".join(name for name in TASKS if name in context.real)
         context.say(f"no samples for {named}: these have real handlers")
     tasks = [name for name in TASKS if name not in context.real]
     if tasks:
-        chance = random.Random()
-        await _feed_queue(
-            context,
-            _streams_url(context.stores),
-            lambda number: streams_sample(tasks[number % len(tasks)], chance),
-            waiting=["queued"],
-            per_s=2.0,
-        )
+        url, chance = _streams_url(context.stores), random.Random()
+
+        def make(number: int) -> NewJob:
+            return streams_sample(tasks[number % len(tasks)], chance)
+
+        await _fill_queue(context, url, make, waiting=["queued"], per_s=2.0)
 
 
 def streams_sample(task: str, chance: random.Random) -> NewJob:
-    """A job whose payload says how its sample handler shall behave."""
-    play = {
+    """A job whose payload tells its sample handler how to behave."""
+    options = {
         "steps": chance.randint(3, 12),
         "delay_s": round(chance.uniform(0.02, 0.25), 3),
         "fail": failures(chance),
     }
-    payload = msgspec.json.encode({**_PAYLOADS[task], "sample": play})
+    payload = msgspec.json.encode({**_PAYLOADS[task], "sample": options})
     return NewJob(task=task, payload=payload, ttl_ms=_KEEP_MS)
 
 
-# bullmq: videos, added by Node's own package where there is Node. Our producer begins at once;
-# when npm has brought the pinned package, Node's takes over, and should that end, ours goes on.
+# bullmq: videos. Our producer begins at once. If there is Node, npm installs the pinned package and
+# Node's producer takes over; if that ends, ours continues.
 
 _VIDEOS = "video-generation"
 _NODE_SOURCES = Path(__file__).with_name("bullmq_node")
+_NODE_ENDS_WITHIN_S = 3.0
+_NPM_WITHIN_S = 300.0
+# Only the pinned packages: no native extras, and no install scripts. `npm ci` would need the extras
+# of every platform in the lock file.
+_NPM_INSTALL = (
+    *("install", "--no-save", "--omit=optional", "--ignore-scripts"),
+    *("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"),
+)
 _VIDEO_SCHEMA = {
     **VIDEO_GENERATION,
     "properties": {
@@ -216,62 +227,60 @@ def _bullmq_url(stores: Stores) -> str:
 
 
 def _bullmq_invitation(stores: Stores) -> str:
-    """What a Node user writes to add a job; the password is shown only on request."""
+    """The line with which a Node user adds a job; the password is shown only on request."""
     line = f"from Node       new Queue('{_VIDEOS}', {{ connection: {{ url }} }})"
     return f"{line}\n{' ' * 18}url: tenure config show redis_url --reveal"
 
 
 @task(_VIDEOS, timeout_s=60)
 async def _make_video(job: Job) -> dict[str, Any]:
-    """Make no video: report the scenes one by one, and say that it is a sample."""
+    """Make no video: report the scenes one by one, and return that it is a sample."""
     try:
         check(job.payload, _VIDEO_SCHEMA)
     except InvalidJob as error:
         raise Fatal(str(error)) from None
-    scenes, play = job.payload["script"]["scenes"], job.payload.get("sample", {})
+    scenes, options = job.payload["script"]["scenes"], job.payload.get("sample", {})
     for number, scene in enumerate(scenes):
         await asyncio.sleep(min(scene["duration"], 10) / 10)
-        if job.attempt <= play.get("fail", 0):
+        if job.attempt <= options.get("fail", 0):
             raise SampleFailure(f"scene {number + 1} was asked to fail")
         await job.report(round(100 * (number + 1) / len(scenes)), f"scene {number + 1}")
     return {"sample": True, "videoId": job.payload["videoId"], "scenes": len(scenes)}
 
 
-async def _feed_bullmq(context: SampleContext) -> None:
-    feeding = asyncio.create_task(_add_videos(context))
+async def _produce_bullmq(context: SampleContext) -> None:
+    producing = asyncio.create_task(_add_videos(context))
     try:
-        program = await _node_producer(context)
-        if program is not None:
-            await _cancelled(feeding)
-            context.say(f"Node's own {program.package} adds the jobs of {_VIDEOS!r} now")
-            environment = {"REDIS_URL": context.stores.redis_url}  # it may hold a password
-            why = await program.run(_VIDEOS, environment=environment, say=context.say)
-            context.say(f"Node's producer {why}: ours goes on")
-            feeding = asyncio.create_task(_add_videos(context))
-        await feeding
+        if found := await _node_producer(context):
+            node, folder, package = found
+            await _cancel(producing)
+            context.say(f"Node's own {package} adds the jobs of {_VIDEOS!r} now")
+            environment = {"REDIS_URL": context.stores.redis_url}  # it may contain a password
+            async with _child([str(node), "main.mjs", _VIDEOS], folder, environment) as process:
+                async for line in read_lines(process.stdout):
+                    context.say(line)
+                ended = describe_exit(await process.wait())
+            context.say(f"Node's producer {ended}: ours goes on")
+            producing = asyncio.create_task(_add_videos(context))
+        await producing
     finally:
-        await _cancelled(feeding)
+        await _cancel(producing)
 
 
-async def _node_producer(context: SampleContext) -> NodeProgram | None:
-    """Node's producer, ready to run; None, with a message, if it cannot be used."""
+async def _node_producer(context: SampleContext) -> tuple[Path, Path, str] | None:
+    """Node, the folder of the program, and its package; None, with a message, without Node."""
     ours = f"the jobs of {_VIDEOS!r} come from our own producer"
     redis_url = context.stores.redis_url
-    if not context.node:
-        context.say(f"Node is not asked for (--no-node): {ours}")
-        return None
-    if not redis_url.startswith(("redis://", "rediss://")):
-        shown = safe_url(f"bullmq+{redis_url}").removeprefix("bullmq+")
-        context.say(f"Node does not know {shown}: {ours}")
-        return None
     try:
-        return await prepare(
-            _NODE_SOURCES,
-            context.folder,
-            "bullmq",
-            say=lambda doing: context.say(f"{doing}; until then {ours}"),
+        if not context.node:
+            raise NotFound("Node is not asked for (--no-node)")
+        if not redis_url.startswith(("redis://", "rediss://")):
+            shown = safe_url(f"bullmq+{redis_url}").removeprefix("bullmq+")
+            raise NotFound(f"Node does not know {shown}")
+        return await _install_node_program(
+            context.folder, lambda doing: context.say(f"{doing}; until then {ours}")
         )
-    except NodeUnusable as error:
+    except NotFound as error:
         context.say(f"{error}: {ours}")
         return None
 
@@ -292,7 +301,7 @@ async def _add_videos(context: SampleContext) -> None:
 
 
 def _sample_video(chance: random.Random) -> dict[str, Any]:
-    """A payload as in the contract's example, and how its handler shall behave."""
+    """A payload as in the contract's example, with options for its sample handler."""
     scenes = [
         {
             "sceneNumber": number + 1,
@@ -310,14 +319,74 @@ def _sample_video(chance: random.Random) -> dict[str, Any]:
     }
 
 
-async def _cancelled(running: asyncio.Task[None]) -> None:
-    running.cancel()
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await running
+        await task
 
 
-# omniq: letters of five tenants, each tenant a group with a limit. One tenant writes far more than
-# the others: never more than two of its letters run at once, and the others do not wait behind it.
+async def _install_node_program(folder: Path, say: Callable[[str], None]) -> tuple[Path, Path, str]:
+    """Have npm install the program and its pinned packages in the data folder, once.
+
+    The folder's name contains a hash of the lock file. npm works in a temporary folder that is
+    renamed when it has succeeded, so packages are complete or absent.
+    """
+    lock, program, listed = (
+        (_NODE_SOURCES / name).read_bytes()
+        for name in ("package-lock.json", "main.mjs", "package.json")
+    )
+    version = msgspec.json.decode(listed)["dependencies"]["bullmq"]
+    target = folder / f"bullmq-{version}-{hashlib.sha256(lock + program).hexdigest()[:12]}"
+    node = await asyncio.to_thread(locate_node)
+    npm = _npm(node)
+    if not target.exists():
+        say(f"npm brings bullmq {version} into {target}")
+        draft = folder / f".{target.name}.{secrets.token_hex(4)}"
+        try:
+            await asyncio.to_thread(shutil.copytree, _NODE_SOURCES, draft)
+            await _run_npm(npm, draft)
+            with contextlib.suppress(OSError):  # another process was faster
+                draft.rename(target)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+    return node, target, f"bullmq {version}"
+
+
+def _npm(node: Path) -> list[str]:
+    """The npm on PATH, or the script that comes with this node."""
+    if found := shutil.which("npm"):
+        return [found]
+    script = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    if not script.exists():
+        raise NotFound(f"Node is here ({node}) but npm is not")
+    return [str(node), str(script)]
+
+
+async def _run_npm(npm: Sequence[str], folder: Path) -> None:
+    lines: list[str] = []
+    async with _child([*npm, *_NPM_INSTALL], folder, {}) as process:
+        try:
+            async with asyncio.timeout(_NPM_WITHIN_S):
+                lines = [line async for line in read_lines(process.stdout)]
+                code = await process.wait()
+        except TimeoutError:
+            raise NotFound(f"npm was not done after {_NPM_WITHIN_S:g} s") from None
+    if code:
+        reason = next((line for line in lines if line.strip()), "it printed nothing")
+        raise NotFound(f"npm could not bring the package ({reason.strip()})")
+
+
+def _child(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """A child process that ends with the block, and dies with this process."""
+    env = {**process_environment(), **environment}
+    argv = tied(command, dies_by=signal.SIGKILL)
+    return running(argv, grace_s=_NODE_ENDS_WITHIN_S, cwd=folder, env=env)
+
+
+# omniq: letters of five tenants. Each tenant is a group with a limit of two running letters, so the
+# tenant that writes far more than the others does not hold them up.
 
 _LETTERS = "letters"
 _TENANTS = ("acme", "acme", "acme", "acme", "birch", "cedar", "dune", "elm")
@@ -329,21 +398,21 @@ def _omniq_url(stores: Stores) -> str:
 
 @task(_LETTERS, timeout_s=60)
 async def _send_letter(job: Job) -> dict[str, Any]:
-    """Send no letter: take a moment, and say that it is a sample."""
-    play = job.payload.get("sample", {})
-    await asyncio.sleep(min(play.get("seconds", 0.2), 5))
-    if job.attempt <= play.get("fail", 0):
+    """Send no letter: wait a moment, and return that it is a sample."""
+    options = job.payload.get("sample", {})
+    await asyncio.sleep(min(options.get("seconds", 0.2), 5))
+    if job.attempt <= options.get("fail", 0):
         raise SampleFailure("this letter was asked to fail")
     return {"sample": True, "tenant": job.payload.get("tenant", "")}
 
 
-async def _feed_omniq(context: SampleContext) -> None:
+async def _produce_omniq(context: SampleContext) -> None:
     chance, client = random.Random(), Client(context.stores.redis_url)
 
     async def submit(number: int) -> None:
         tenant = chance.choice(_TENANTS)
-        play = {"seconds": round(chance.uniform(0.1, 1.5), 2), "fail": failures(chance)}
-        letter = {"tenant": tenant, "to": f"reader-{number}@{tenant}.test", "sample": play}
+        options = {"seconds": round(chance.uniform(0.1, 1.5), 2), "fail": failures(chance)}
+        letter = {"tenant": tenant, "to": f"reader-{number}@{tenant}.test", "sample": options}
         retry: dict[str, Any] = {"backoff_ms": 500, "backoff": "exponential"}
         await client.publish(_LETTERS, letter, gid=tenant, group_limit=2, **retry)
 
@@ -354,8 +423,8 @@ async def _feed_omniq(context: SampleContext) -> None:
         await client.close()
 
 
-# plane: the gateway is the plane, and the worker works over HTTP. The producer writes next to it.
-# Of the two streams `reports:now` goes first.
+# plane: the gateway is the plane, and the worker uses it over HTTP. The producer writes directly to
+# the store. Jobs of the stream `reports:now` come first.
 
 _STREAMS = ("reports:now", "reports:later")
 
@@ -366,7 +435,7 @@ def _plane_url(stores: Stores) -> str:
 
 
 def _plane_worker_url(stores: Stores) -> str:
-    """The same plane through the gateway: all that a worker needs to reach."""
+    """The same plane through the gateway, which is all that a worker has to reach."""
     query = f"streams={','.join(_STREAMS)}&key_file={quote(str(stores.worker_key))}"
     return f"plane+{stores.gateway_url}?{query}"
 
@@ -377,22 +446,22 @@ def _plane_invitation(stores: Stores) -> str:
 
 @task("report")
 async def _write_report(job: Job) -> dict[str, Any]:
-    """Write a report: some pages, a failure where the sample asks for one, artifacts."""
-    play = job.payload
+    """Write a report of some pages; fails if the sample asks for it."""
+    options = job.payload
     began_s = asyncio.get_running_loop().time()
-    for page in range(play["pages"]):
-        await asyncio.sleep(play["delay_s"])
-        await job.report(round(100 * (page + 1) / play["pages"]), f"page {page + 1}")
-    if job.attempt <= play["fail"]:
+    for page in range(options["pages"]):
+        await asyncio.sleep(options["delay_s"])
+        await job.report(round(100 * (page + 1) / options["pages"]), f"page {page + 1}")
+    if job.attempt <= options["fail"]:
         raise RuntimeError("the printer is out of paper")
     took_ms = round((asyncio.get_running_loop().time() - began_s) * 1000)
     return {
-        "artifacts": [{"name": "report.txt", "pages": play["pages"]}],
+        "artifacts": [{"name": "report.txt", "pages": options["pages"]}],
         "timings": {"write_ms": took_ms},
     }
 
 
-async def _feed_plane(context: SampleContext) -> None:
+async def _produce_plane(context: SampleContext) -> None:
     chance = random.Random()
 
     def make(number: int) -> NewJob:
@@ -405,12 +474,12 @@ async def _feed_plane(context: SampleContext) -> None:
         raw = msgspec.json.encode(payload)
         return NewJob(task="report", payload=raw, max_attempts=3, options={"stream": stream})
 
-    await _feed_queue(context, _plane_url(context.stores), make, waiting=["QUEUED"], per_s=1.0)
+    await _fill_queue(context, _plane_url(context.stores), make, waiting=["QUEUED"], per_s=1.0)
 
 
-# inbox: a tiny clip, transcoded, and webhooks that tell of it. Inbox and outbox are two queues of
-# one database. The clip is drawn by ffmpeg once; it and what is made of it lie in the one folder
-# that `file://` may name. One job in ten has a source that is no clip and fails for good.
+# inbox: transcodes of a tiny clip, with webhooks. Inbox and outbox are two queues of one database.
+# ffmpeg draws the clip once. It and its outputs are in the one folder that `file://` may name. One
+# job in ten has a source that is no media file and fails for good.
 
 REQUESTER = "tenure-samples"
 _NEEDS = ("cryptography", "httptools", "obstore")
@@ -424,7 +493,7 @@ _OUTPUTS = (
 
 
 def _inbox_url(stores: Stores) -> str:
-    """The inbox, which POST /transcode fills as well."""
+    """The inbox; POST /transcode fills it as well."""
     return f"inbox+{stores.database('inbox.db')}?keep_ms={_KEEP_MS}"
 
 
@@ -438,7 +507,7 @@ def _inbox_invitation(stores: Stores) -> str:
     return f"see webhooks    {stores.receiver_url}/ shows those of the transcodes, verified"
 
 
-async def _feed_inbox(context: SampleContext) -> None:
+async def _produce_inbox(context: SampleContext) -> None:
     folder, receiver_url = context.stores.files, context.stores.receiver_url
     try:
         await asyncio.to_thread(draw_clip, folder)
@@ -447,15 +516,15 @@ async def _feed_inbox(context: SampleContext) -> None:
         return
 
     def make(number: int) -> NewJob:
-        _forget_old(folder / "out")
+        _remove_old(folder / "out")
         return inbox_sample(number, folder, receiver_url)
 
     url = _inbox_url(context.stores)
-    await _feed_queue(context, url, make, waiting=["queued"], per_s=1 / 20, pause_s_max=30.0)
+    await _fill_queue(context, url, make, waiting=["queued"], per_s=1 / 20, pause_s_max=30.0)
 
 
 def inbox_sample(number: int, folder: Path, receiver_url: str) -> NewJob:
-    """A transcode of the clip; every tenth of something else."""
+    """A transcode of the clip; every tenth job has a source that is no media file."""
     source = folder / ("no-clip.txt" if number % 10 == 9 else "clip.mp4")
     payload = {
         "source": {"url": source.as_uri()},
@@ -484,15 +553,11 @@ def draw_clip(folder: Path) -> None:
     command = [str(program), "-nostdin", "-y", "-loglevel", "error", *_DRAWING, str(draft)]
     try:
         done = subprocess.run(  # nosec B603 # ffmpeg, as the transcoder finds it
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_DRAWN_WITHIN_S,
-            check=False,
+            command, check=False, capture_output=True, timeout=_DRAWN_WITHIN_S
         )
         if done.returncode:
-            words = done.stderr.decode(errors="replace").strip()[-200:] or "no words"
-            raise UsageError(f"ffmpeg drew no clip ({done.returncode}): {words}")
+            reason = done.stderr.decode(errors="replace").strip()[-200:]
+            raise UsageError(f"ffmpeg drew no clip ({done.returncode}): {reason}")
         draft.replace(folder / "clip.mp4")
     except subprocess.TimeoutExpired:
         raise UsageError(f"ffmpeg drew no clip within {_DRAWN_WITHIN_S:g} s") from None
@@ -500,7 +565,7 @@ def draw_clip(folder: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _forget_old(outputs: Path) -> None:
+def _remove_old(outputs: Path) -> None:
     """Remove the oldest outputs. Job ids begin with their time, so the first by name are oldest."""
     if outputs.is_dir():
         for old in sorted(outputs.iterdir())[:-_OUTPUTS_KEPT]:
@@ -508,30 +573,24 @@ def _forget_old(outputs: Path) -> None:
 
 
 FLOWS = (
-    SampleFlow("streams", _streams_url, _feed_streams),
-    SampleFlow("bullmq", _bullmq_url, _feed_bullmq, (_make_video,), _bullmq_invitation),
-    SampleFlow("omniq", _omniq_url, _feed_omniq, (_send_letter,)),
+    SampleFlow("streams", _streams_url, _produce_streams),
+    SampleFlow("bullmq", _bullmq_url, _produce_bullmq, (_make_video,), _bullmq_invitation),
+    SampleFlow("omniq", _omniq_url, _produce_omniq, (_send_letter,)),
     SampleFlow(
-        "plane", _plane_url, _feed_plane, (_write_report,), _plane_invitation, _plane_worker_url
+        "plane", _plane_url, _produce_plane, (_write_report,), _plane_invitation, _plane_worker_url
     ),
-    SampleFlow(
-        "inbox",
-        _inbox_url,
-        _feed_inbox,
-        invitation=_inbox_invitation,
-        needs=_NEEDS,
-    ),
+    SampleFlow("inbox", _inbox_url, _produce_inbox, invitation=_inbox_invitation, needs=_NEEDS),
     SampleFlow("inbox", _outbox_url, needs=_NEEDS),
 )
-"""The queue of the first one is what the other commands speak to."""
+"""Other commands use the queue of the first flow by default."""
 
 
 def usable_flows(say: Callable[[str], None]) -> list[SampleFlow]:
-    """All whose modules are installed; `say` names what the others lack."""
-    lacking = {flow.contract: flow.missing() for flow in FLOWS if flow.missing()}
-    for contract, names in lacking.items():
+    """The flows whose modules are installed; `say` gets what the others lack."""
+    missing = {flow.contract: flow.missing() for flow in FLOWS if flow.missing()}
+    for contract, names in missing.items():
         say(
             f"without {contract}: not installed are {', '.join(names)} "
             "(pip install 'tenure[transcode]')"
         )
-    return [flow for flow in FLOWS if flow.contract not in lacking]
+    return [flow for flow in FLOWS if flow.contract not in missing]

@@ -24,8 +24,7 @@ import click
 import msgspec
 
 from tenure.cli.config import child_environment
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
+from tenure.cli.console import Exit, answer, emit, emit_text, json_option, note, paint, table
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.registry import QueueUrl, open_ledger, open_part, open_queue, parse_url

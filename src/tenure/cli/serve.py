@@ -5,15 +5,20 @@ Heavy modules are imported in functions, so that `--help` and wrong options answ
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
+import socket
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tenure.cli.config import (
     Config,
     as_list,
+    child_environment,
     colours_wanted,
     load_config,
     notify_address,
@@ -21,8 +26,11 @@ from tenure.cli.config import (
     read_secret_file,
     with_options,
 )
-from tenure.cli.output import emit_text, note
+from tenure.cli.console import emit_text, note, note_child_line
 from tenure.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from tenure.worker.events import Notifier
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("auto", "json", "text")
@@ -112,11 +120,8 @@ def _set_up_traces(otlp_url: str, worker_id: str) -> None:
 @click.option("--lease-ms", type=click.IntRange(min=1), help="How long a lease lasts.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--samples", is_flag=True, help="With tenure.tasks: samples where there is no model.")
-@click.option("--parent", type=int, default=0, hidden=True)
 @click.option("--only-load", is_flag=True, hidden=True)
-def worker_command(
-    targets: tuple[str, ...], queue_urls: tuple[str, ...], parent: int, **flags: Any
-) -> int:
+def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flags: Any) -> int:
     """Run the @task functions of files (app.py) or modules.
 
     `tenure.tasks` are the built-in ones, `tenure.transcode` those of an inbox.
@@ -128,9 +133,6 @@ def worker_command(
     tenure worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
     tenure worker app.py --burst
     """
-    from tenure.cli.supervisor import end_with_parent
-
-    end_with_parent(parent)
     config = load_config()
     if flags["only_load"]:
         from tenure.cli.handlers import load_all
@@ -193,10 +195,6 @@ def _serve_metrics(port: int, registry: Any) -> None:
 
 
 def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    import asyncio
-
-    from tenure.cli.supervisor import run_workers
-
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
@@ -208,7 +206,72 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
     commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
     queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may hold a password
-    return asyncio.run(run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
+    return asyncio.run(_run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
+
+
+async def _run_workers(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str], *, drain_s: float, once: bool
+) -> int:
+    """Run all commands until a signal, or with `once` until each has ended by itself.
+
+    To systemd they are one service: it is ready when all children are, and this process, which
+    restarts the children, feeds the watchdog.
+    """
+    from tenure.core.process import Supervisor, stop_on_signals
+    from tenure.worker.events import Notifier
+
+    address, watchdog_ms = notify_address()
+    notifier = Notifier(address)
+    stop = asyncio.Event()
+    names = [f"worker{number}" for number in range(1, len(commands) + 1)]
+    with _ReadyListener(len(names), notifier) as listener:
+        ours = child_environment() | {"NOTIFY_SOCKET": listener.address}
+        supervisor = Supervisor(note, {**ours, **environment}, note_child_line)
+        with stop_on_signals(stop, supervisor.hurry):
+            for name, command in zip(names, commands, strict=True):
+                await supervisor.start(name, command, once=once)
+            watchdog = asyncio.create_task(_feed_watchdog(notifier, watchdog_ms))
+            try:
+                await supervisor.until(stop)
+            finally:
+                watchdog.cancel()
+                notifier.stopping()
+                await asyncio.gather(*(supervisor.stop(name, drain_s + 10) for name in names))
+                notifier.close()
+    return supervisor.worst_exit
+
+
+class _ReadyListener:
+    """Receives READY from `count` children, as systemd would, and passes it on once."""
+
+    def __init__(self, count: int, notifier: Notifier) -> None:
+        self._count = count
+        self._notifier = notifier
+        self._ready = 0
+        self.address = f"@tenure-{os.getpid()}-{secrets.token_hex(8)}"
+
+    def __enter__(self) -> _ReadyListener:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        self._socket.bind("\0" + self.address[1:])
+        asyncio.get_running_loop().add_reader(self._socket, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _receive(self) -> None:
+        if b"READY=1" in self._socket.recv(4096):
+            self._ready += 1
+            if self._ready == self._count:
+                self._notifier.ready(f"{self._count} worker processes")
+
+
+async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
+    while watchdog_ms:
+        notifier.watchdog()
+        await asyncio.sleep(watchdog_ms / 2000)
 
 
 @click.command("gateway")
@@ -236,7 +299,6 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     help="What people of a group may do, such as ops=admin; again.",
 )
 @click.option("--log-level", help="debug, info, warning or error.")
-@click.option("--parent", type=int, default=0, hidden=True)
 def gateway_command(
     host: str | None,
     port: int | None,
@@ -248,7 +310,6 @@ def gateway_command(
     trusted_proxies: tuple[str, ...],
     sso_groups: tuple[str, ...],
     log_level: str | None,
-    parent: int,
 ) -> None:
     """Serve the HTTP API of the queues, with event streams, metrics and health.
 
@@ -258,9 +319,6 @@ def gateway_command(
     tenure gateway --from streams+redis://127.0.0.1:6379/0
     tenure gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
     """
-    from tenure.cli.supervisor import end_with_parent
-
-    end_with_parent(parent)
     config = load_config()
     urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
     try:
@@ -344,8 +402,7 @@ def _inbox_parts(config: Config) -> dict[str, Any]:
 @click.command("receiver")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8471, help="On loopback (8471).")
 @click.option("--requester", default="*", help="Whose secrets of webhooks.secrets to verify with.")
-@click.option("--parent", type=int, default=0, hidden=True)
-def receiver_command(port: int, requester: str, parent: int) -> None:
+def receiver_command(port: int, requester: str) -> None:
     """Receive webhooks on http://127.0.0.1:PORT/hooks, verify them, and show the last ones.
 
     The secrets are those of TENURE_WEBHOOKS_SECRETS. Without any, a secret is made and printed.
@@ -354,9 +411,6 @@ def receiver_command(port: int, requester: str, parent: int) -> None:
     \b
     tenure receiver --port 8471
     """
-    from tenure.cli.supervisor import end_with_parent
-
-    end_with_parent(parent)
     try:
         import uvicorn
     except ImportError:
@@ -384,8 +438,6 @@ def _kept_local(page: Any) -> Any:
 
 
 def _secrets(requester: str) -> list[bytes]:
-    import asyncio
-
     from tenure.webhooks import new_secret, read_secret
     from tenure.webhooks.signing import read_secrets
 

@@ -37,12 +37,13 @@ from tenure.cli.config import (
     running_up,
     withdraw_up,
 )
+from tenure.cli.console import Exit, Failed, emit_text, note, note_child_line, paint
+from tenure.cli.gateway_client import fetch
 from tenure.cli.handlers import task_settings
-from tenure.cli.output import Exit, Failed, emit_text, note, paint
 from tenure.cli.project import migrated
 from tenure.cli.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
-from tenure.cli.supervisor import Supervisor, stopping_on_signals, until_ready
 from tenure.core.errors import StoreError, UsageError
+from tenure.core.process import Supervisor, stop_on_signals
 from tenure.core.registry import QueueUrl, open_ledger, parse_url
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.files import private_folder, write_private
@@ -51,6 +52,8 @@ from tenure.store.sqlite import file_of
 HOST = "127.0.0.1"  # of the receiver
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
+_READY_WITHIN_S = 60.0
+_READY_POLL_S = 0.05
 _STORE_LOOK_EVERY_S = 0.5
 # -P: modules in the current folder, where other users may write, are not imported.
 _PROGRAM = (sys.executable, "-P", "-m", "tenure.cli")
@@ -188,8 +191,9 @@ async def _up(options: UpOptions, config: Config) -> int:
         setup = await set_up_inbox(
             config, options.data, gateway_port=options.port, samples=options.samples
         )
-    supervisor = Supervisor(_say, {**child_environment(), **setup.environment})
-    with stopping_on_signals(stop, supervisor.hurry):
+    environment = {**child_environment(), **setup.environment}
+    supervisor = Supervisor(_say, environment, note_child_line)
+    with stop_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = options.redis_url or await _start_redis(options, stack)
             stores = Stores(
@@ -224,8 +228,7 @@ async def _start_receiver(
     """The receiver starts before the others, so that it ends after the worker that delivers."""
     if setup.port:
         receiver = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
-        command = [*_PROGRAM, *receiver, "--parent", str(os.getpid())]
-        await supervisor.start("receiver", command)
+        await supervisor.start("receiver", [*_PROGRAM, *receiver])
         stack.push_async_callback(supervisor.stop, "receiver", _RECEIVER_ENDS_WITHIN_S)
 
 
@@ -292,19 +295,41 @@ async def _start_parts(
     stop: asyncio.Event,
 ) -> None:
     """Gateway and worker, for all queues; the stack stops them in reverse order."""
-    mine = ["--parent", str(os.getpid())]
-    gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port), *mine]
+    gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port)]
     gateway += ["--worker-key-file", str(worker_key)]
     gateway += ["--admin-address", options.admin_address] if options.admin_address else []
     tasks = ["tenure.tasks", *options.targets]
-    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine]
+    worker = [*_PROGRAM, "worker", *tasks, "--samples"]
     worker += ["--drain-timeout", str(options.drain_timeout_s)]
     await supervisor.start("gateway", gateway, {"TENURE_GATEWAY_QUEUES": as_list(queues)})
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
     # The worker reaches the plane through the gateway.
-    await until_ready(options.gateway_url, supervisor, stop)
+    await _until_ready(options.gateway_url, supervisor, stop)
     await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worked)})
     stack.push_async_callback(supervisor.stop, "worker", options.drain_timeout_s + 5)
+
+
+async def _until_ready(gateway_url: str, supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Wait until the gateway answers or `stop` is set; raises if a child cannot start."""
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while not stop.is_set():
+        if supervisor.broken.done():
+            supervisor.broken.result()
+        if await asyncio.to_thread(_is_ready, gateway_url):
+            return
+        if time.monotonic() > deadline:
+            raise Failed(
+                Exit.TIMEOUT,
+                f"the gateway did not answer within {_READY_WITHIN_S:g} s; its output is above",
+            )
+        await asyncio.sleep(_READY_POLL_S)
+
+
+def _is_ready(gateway_url: str) -> bool:
+    try:
+        return fetch(f"{gateway_url}/readyz", 2)[0] == 200
+    except OSError:
+        return False
 
 
 def _announce(
@@ -360,14 +385,14 @@ async def _start_samples(
     folder = options.data / "samples"
     context = SampleContext(stores, folder, _say, frozenset(real), options.node)
     for flow in flows:
-        if flow.feed is not None:
-            _background(stack, _fed(flow.contract, flow.feed(context)))
+        if flow.produce is not None:
+            _background(stack, _report_failure(flow.contract, flow.produce(context)))
 
 
-async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
-    """A feeder that fails is reported and does not stop the rest."""
+async def _report_failure(contract: str, producing: Coroutine[Any, Any, None]) -> None:
+    """Report a producer that fails, without stopping the rest."""
     try:
-        await feeding
+        await producing
     except Exception as error:
         _say(f"no more samples of {contract}: {type(error).__name__}: {error}")
 
