@@ -53,7 +53,7 @@ class Exit(IntEnum):
 
 
 class Failed(Exception):
-    """A command's own way to end: an exit code, what was wrong, and what would be right."""
+    """Ends a command with an exit code and a message with the problem and its remedy."""
 
     def __init__(self, exit_code: Exit, detail: str, **extra: Any) -> None:
         super().__init__(detail)
@@ -86,7 +86,7 @@ def exit_code_of(error: BaseException) -> Exit:
 
 
 def line_of(error: BaseException) -> str:
-    """The error in one line, with the way out where it is known."""
+    """The error in one line, with a remedy if one is known."""
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "tenure"
         return f"{_flat(error.format_message())} (see `{where} --help`)"
@@ -151,24 +151,24 @@ def emit(value: Any, stream: Any = None) -> None:
 
 
 def emit_text(text: str) -> None:
-    """A line for people, on stdout."""
+    """Write a line for people to stdout."""
     sys.stdout.write(shown(text) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """A line about what is going on, on stderr."""
+    """Write a line about progress or a problem to stderr."""
     sys.stderr.write(shown(text) + "\n")
     sys.stderr.flush()
 
 
 def note_child_line(name: str, line: str) -> None:
-    """A line of a child's output, after its name, on stderr."""
+    """Write a line of a child's output to stderr, after the child's name."""
     note(f"{paint(f'{name:>8} | ', 'dim', sys.stderr)}{line}")
 
 
 def answer(as_json: bool, value: Any, text: str) -> None:
-    """What a command found or did, as one JSON object or as a line for people."""
+    """Print the result of a command as one JSON object or as a line for people."""
     if as_json:
         emit(value)
     else:
@@ -182,7 +182,7 @@ def answer_rows(
     row: Callable[[Any], Sequence[str]],
     none: str,
 ) -> None:
-    """What a command listed: a JSON object a line, a table, or a note that there is nothing."""
+    """Print a list as one JSON object per line or as a table; `none` if it is empty."""
     if as_json:
         for each in objects:
             emit(each)
@@ -193,7 +193,7 @@ def answer_rows(
 
 
 def shown(text: str) -> str:
-    """Text that is safe for a terminal, and our own colours.
+    """Text that is safe for a terminal, with our own colours.
 
     >>> shown("a\\x1b[2Jb\\u202ec")
     'a\\\\x1b[2Jb\\\\u202ec'
@@ -202,19 +202,19 @@ def shown(text: str) -> str:
 
 
 def paint(text: str, colour: str, stream: Any = None) -> str:
-    """The text in a colour, where colours are wanted."""
+    """The text in a colour, if the stream shows colours."""
     if colour not in _COLOURS or not colours_wanted(stream or sys.stdout):
         return text
     return f"{_MARK}[{_COLOURS[colour]}m{text}{_MARK}[0m"
 
 
 def paint_state(state: str) -> str:
-    """A state word in the colour of its meaning."""
+    """A state in its colour."""
     return paint(state, _STATE_COLOURS.get(state, ""))
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns, aligned by what is visible; the last one is not padded."""
+    """A table with aligned columns; the last one is not padded."""
     lines = [list(headers), *(list(map(one_line, row)) for row in rows)]
     widths = [max(_visible(line[i]) for line in lines) for i in range(len(headers))]
     out = []
@@ -228,7 +228,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def ago(ts_ms: int, now_ms: int | None = None) -> str:
-    """How long ago, in the largest unit that says enough.
+    """How long ago, in the largest unit that is not zero.
 
     >>> ago(1_000, 3_500), ago(1_000, 181_000), ago(0)
     ('2s', '3m', '-')
@@ -250,7 +250,7 @@ _JSON_FIELDS = ("payload", "result", "error", "progress")
 
 
 def is_final(state: str, contract: str = "") -> bool:
-    """Whether a job in this state has ended, by its contract or else by any.
+    """Whether a job in this state has ended, in its contract or else in any.
 
     >>> is_final("failed"), is_final("failed", "inbox"), is_final("dead_letter", "inbox")
     (True, False, True)
@@ -263,7 +263,7 @@ def is_final(state: str, contract: str = "") -> bool:
 
 
 def job_object(record: JobRecord) -> dict[str, Any]:
-    """The job for a program: JSON fields as values, None where there is nothing."""
+    """The job for `--json`: JSON fields are decoded, and empty ones are None."""
     import msgspec
 
     view: dict[str, Any] = msgspec.to_builtins(record, builtin_types=(bytes,))
@@ -273,7 +273,7 @@ def job_object(record: JobRecord) -> dict[str, Any]:
 
 
 def plain_json(raw: bytes) -> Any:
-    """The decoded JSON; as the contract has it, `_raw` where the bytes are no JSON."""
+    """The decoded JSON; bytes that are no JSON are under `_raw`, as in the contract."""
     from tenure.core.encoding import shown_json
 
     return shown_json(raw) if raw else None
@@ -321,7 +321,7 @@ _TABLE = (
     ("config", "project", "Show settings and where they come from."),
     ("version", "project", "Say which version this is."),
 )
-"""Name, module and help line: `submit` is `submit_command` in `jobs.py`. `--help` imports none."""
+"""Name, module and help line. `submit` is `submit_command` in `jobs.py`; `--help` imports none."""
 
 COMMANDS = {name: line for name, _, line in _TABLE}
 _MODULES = {name: module for name, module, _ in _TABLE}
@@ -368,7 +368,7 @@ class LazyGroup(click.Group):
 
 
 def _bounded(command: click.Command) -> click.Command:
-    """Make all numeric options refuse numbers that no store can hold (1e400, nan)."""
+    """Make all numeric options refuse numbers that no store can represent (1e400, nan)."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _bounded(inner)
@@ -395,7 +395,7 @@ def _converted(convert: Any, value: Any, param: Any, ctx: Any) -> Any:
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, help="Say which version this is.",
-    callback=lambda ctx, _param, wanted: _say_version(ctx) if wanted else None,
+    callback=lambda ctx, _param, given: _say_version(ctx) if given else None,
 )  # fmt: skip
 def group() -> None:
     """Tenure: a job system in which work is never owned, only leased."""
@@ -432,7 +432,7 @@ def run(args: Sequence[str] | None = None) -> int:
 def _keep_private(args: list[str]) -> None:
     """Make new files private to this user, and warn of a password on the command line.
 
-    Handlers and a new project may write files for the user's group as before.
+    Handlers and new projects may still write files for the user's group.
     """
     before = os.umask(0o077)
     if args[:1] in (["worker"], ["init"]):
@@ -446,7 +446,7 @@ def _keep_private(args: list[str]) -> None:
 
 
 def _with_passwords(args: list[str]) -> list[str]:
-    """Put the passwords back into URLs of a running `tenure up`, which we show masked."""
+    """Restore the passwords in URLs of a running `tenure up`, which are shown masked."""
     if not any(_MASK in arg for arg in args):
         return args
     up = running_up(load_config().data)
@@ -478,16 +478,16 @@ def _end_of_pipe() -> int:
 
 
 def with_ledger(queue_url: str | None, ask: Callable[[Ledger], Awaitable[Answer]]) -> Answer:
-    """Open the ledger of this queue, or of the configured one, ask it, and close it."""
-    import asyncio  # here, so that commands which ask no queue start faster
+    """Call `ask` with the ledger of this queue, or of the configured one."""
+    import asyncio  # not above: commands that need no queue start faster
 
     from tenure.core.registry import open_ledger
 
-    async def asked() -> Answer:
+    async def run() -> Answer:
         ledger = open_ledger(load_config().text("queue_url", queue_url))
         try:
             return await ask(ledger)
         finally:
             await ledger.close()
 
-    return asyncio.run(asked())
+    return asyncio.run(run())

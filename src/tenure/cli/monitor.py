@@ -1,4 +1,4 @@
-"""The commands that look at several queues at once: workers, dead and top."""
+"""The commands for several queues at once: workers, dead and top."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from tenure.worker.telemetry import ensure_logs
 
 
 def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
-    """The queues that were named, else those of the settings."""
+    """The given queues, else the configured ones."""
     config = load_config()
     return list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
 
 
 @asynccontextmanager
 async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
-    """The queues behind these URLs, until the block ends."""
+    """Open the queues of these URLs for the block."""
     ensure_logs()
-    opened = [_opened(url, number, urls) for number, url in enumerate(urls)]
+    opened = [_open(url, number, urls) for number, url in enumerate(urls)]
     try:
         yield QueueRegistry(opened)
     finally:
@@ -63,12 +63,12 @@ async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
             await each.close()
 
 
-def _opened(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
+def _open(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
     parsed = parse_url(url)
     same = sum(parse_url(other).name == parsed.name for other in urls[:number])
     name = f"{parsed.name}~{same + 1}" if same else parsed.name
-    parts = open_queue(url), open_ledger(url), open_journal(url)
-    return OpenQueue(name, parsed.contract, *parts, address=parsed.safe)
+    opened = open_queue(url), open_ledger(url), open_journal(url)
+    return OpenQueue(name, parsed.contract, *opened, address=parsed.safe)
 
 
 @click.command("workers")
@@ -116,7 +116,7 @@ def dead_command(
     tenure dead --retry ConnectionError
     """
     if retried and removed:
-        raise click.UsageError("--retry and --remove are two wishes: choose one")
+        raise click.UsageError("--retry and --remove exclude each other: choose one")
     urls = _chosen_urls(queue_urls)
     if retried or removed:
         verb = "retry" if retried else "remove"
@@ -238,7 +238,7 @@ def _show(frame: dict[str, Any], *, live: bool, as_json: bool) -> None:
         emit(frame)
         return
     text = _frame_text(frame)
-    if live:  # over the last frame, so that nothing flickers
+    if live:  # overwrite the last frame, which avoids flicker
         sys.stdout.write(_HOME + shown(text).replace("\n", "\x1b[K\n") + "\x1b[K\n" + _REST)
         sys.stdout.flush()
     else:
@@ -280,7 +280,7 @@ def _queue_row(queue: dict[str, Any]) -> list[str]:
 
 
 def _spark(values: list[int]) -> str:
-    """Thirty seconds as blocks.
+    """Thirty seconds as a line of blocks.
 
     >>> _spark([0, 1, 2, 4])
     ' ▂▄█'

@@ -1,4 +1,4 @@
-"""`tenure pipeline`: keep, count and audit the history of queues; put jobs in by the million."""
+"""`tenure pipeline`: capture, count and audit the history of queues; enqueue and replay jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _spark_options(function: Function) -> Function:
-    """Where Spark runs; the same for every command."""
+    """The options of every command: where and how Spark runs."""
     for option in (
         click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
         click.option("--remote", default="", metavar="sc://HOST", help="A Spark Connect server."),
@@ -40,7 +40,7 @@ def _spark_options(function: Function) -> Function:
 
 @contextmanager
 def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
-    """Open Spark for one command. `quick` suits what takes seconds, not hours."""
+    """Open a Spark session for one command; `quick` is for commands that take seconds."""
     from tenure.pipeline.session import SparkSettings, open_session
 
     note("starting Spark")
@@ -72,14 +72,14 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-# From here on Java's second compiler is worth its start: a few million events.
+# A few million events: from this size on, Java's optimizing compiler pays off.
 _LARGE_BYTES = 32 << 20
 
 Found = tuple["Audited", list[dict[str, Any]]]
 
 
 def _is_large(history: Sequence[str], lake: str, *, full: bool) -> bool:
-    """Whether the audit will run long, as far as sizes of local files tell."""
+    """Whether the audit will take long, by the sizes of local files."""
     if history:
         paths = [Path(each) for each in history if "://" not in each]
         each_file = (file for path in paths for file in (path, *path.rglob("*.parquet")))
@@ -100,7 +100,7 @@ def _audit_anything(
     partial: bool,
     show: int,
 ) -> Found:
-    """The summary, and some of what was found."""
+    """The summary, and the first violations."""
     urls = [each for each in history if "+" in each.partition("://")[0]]
     files = [each for each in history if each not in urls]
     if urls and files:
@@ -134,7 +134,7 @@ def _of_events(
         events = journal_events(spark, urls)
         for url in urls:
             reel = open_reel(url)
-            # A journal that the store has begun to trim has no beginning any more.
+            # The beginning of a trimmed journal is gone.
             if reel.gone(reel.head()) != 0:
                 cut.append(journal_name(url))
             reel.close()

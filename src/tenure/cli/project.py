@@ -1,4 +1,4 @@
-"""The commands round a project: init, config, db, api, completion and version."""
+"""The commands for a project: init, config, db, api, completion and version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 async def migrated(url: QueueUrl) -> list[str]:
-    """The names of the migrations that were applied; [] when it lacked none."""
+    """Apply missing migrations; returns their names."""
     from tenure.sql.schema import migrate
 
     if url.store.startswith("postgres"):
@@ -69,7 +69,7 @@ def init_command(folder: Path) -> None:
     there = [name for name in _FILES if (folder / name).exists()]
     if there:
         raise Failed(Exit.CONFLICT, f"{', '.join(there)} is there already; nothing was written")
-    from importlib.resources import files  # it takes longer to import than all of `version`
+    from importlib.resources import files  # slow to import
 
     program = shutil.which("tenure") or f"{sys.executable} -P -m tenure.cli"
     for name, source in _FILES.items():
@@ -160,10 +160,10 @@ def db_command() -> None:
 @queue_option
 @json_option
 def migrate(queue_url: str | None, as_json: bool) -> None:
-    """Apply the migrations that the database lacks; nothing happens when it lacks none.
+    """Apply the migrations that the database lacks.
 
-    Programs at work go on: migrations of one major version only add. Two of these commands at once
-    are one after the other.
+    Running programs are not disturbed: migrations of one major version only add. Two of these
+    commands wait for each other.
     """
     import asyncio
 
@@ -195,12 +195,12 @@ def api_command(which: str) -> None:
     """
     import msgspec
 
-    made = described(which)
-    emit_text((made if which == "rights" else msgspec.json.format(made, indent=1)).decode())
+    text = described(which)
+    emit_text((text if which == "rights" else msgspec.json.format(text, indent=1)).decode())
 
 
 def described(which: str) -> bytes:
-    """The document, made from the endpoints themselves. Nothing is connected to."""
+    """The document, generated from the endpoints without a connection to any store."""
     try:
         from tenure.gateway.app import Gateway
         from tenure.gateway.dispatch import rights_page

@@ -85,7 +85,7 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
 
 @click.group("outbox")
 def outbox_command() -> None:
-    """Look at the outbox of an inbox: which events wait, which were given up.
+    """List the events of an inbox's outbox, and deliver them again.
 
     \b
     tenure outbox ls --status dead_letter --queue inbox+sqlite:///jobs.db
@@ -115,8 +115,8 @@ def _outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: b
 def _redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
     """Send events again that were delivered or given up, under the same ids."""
     answers = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.retry(event_ids))
-    for event_id, said in zip(event_ids, answers, strict=True):
-        answer(as_json, {"event_id": event_id, "answer": said}, f"{event_id} {said}")
+    for event_id, answered in zip(event_ids, answers, strict=True):
+        answer(as_json, {"event_id": event_id, "answer": answered}, f"{event_id} {answered}")
     if "missing" in answers:
         raise NotFound("there is no such event; `tenure outbox ls` lists those there are")
 

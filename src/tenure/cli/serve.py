@@ -37,9 +37,9 @@ _FORMATS = ("auto", "json", "text")
 
 
 def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] = ()) -> str:
-    """Route structlog and the standard library's logging to stderr; returns the level's name.
+    """Send structlog and the standard library's logging to stderr; returns the level's name.
 
-    `add` are further processors, such as the worker's that adds the ids of the running job.
+    `add` are further processors, such as the one that adds the ids of the running job.
     """
     import logging
 
@@ -91,7 +91,7 @@ def _processors(as_text: bool) -> list[Any]:
 
 
 def _set_up_traces(otlp_url: str, worker_id: str) -> None:
-    """Make the process's tracer provider; it sends what is left when the process ends."""
+    """Install a tracer provider; it sends the remaining spans when the process ends."""
     if not otlp_url.lower().startswith(("http://", "https://")):
         raise UsageError("worker.otlp_url is an http or https URL, such as http://127.0.0.1:4318")
     try:
@@ -144,12 +144,19 @@ def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flag
     if lease_ms:
         urls = [with_options(url, lease_ms=lease_ms) for url in urls]
     if config.integer("worker.processes", flags["processes"]) > 1:
-        return _many(targets, urls, config, flags)
-    return _one(targets, urls, config, flags)
+        return _run_many(targets, urls, config, flags)
+    return _run_one(targets, urls, config, flags)
 
 
-def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from tenure.cli.handlers import INBOX, SLOTS, load_all, usual, with_share, with_slots
+def _run_one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+    from tenure.cli.handlers import (
+        INBOX,
+        SLOTS,
+        default_concurrency,
+        load_all,
+        with_share,
+        with_slots,
+    )
     from tenure.worker import Settings, Worker, identity
     from tenure.worker.telemetry import add_job
 
@@ -168,7 +175,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     settings = Settings(
         worker_id=worker_id,
         tracing=bool(otlp_url),
-        concurrency=concurrency or usual(targets[0]),
+        concurrency=concurrency or default_concurrency(targets[0]),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         unknown_task_ms=round(config.number("worker.unknown_task_s") * 1000),
         burst=flags["burst"],
@@ -194,7 +201,9 @@ def _serve_metrics(port: int, registry: Any) -> None:
         ) from None
 
 
-def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+def _run_many(
+    targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]
+) -> int:
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
@@ -205,7 +214,7 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     base += ["--drain-timeout", str(drain_s)]
     base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
     commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
-    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may hold a password
+    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may contain a password
     return asyncio.run(_run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
 
 
@@ -242,7 +251,7 @@ async def _run_workers(
 
 
 class _ReadyListener:
-    """Receives READY from `count` children, as systemd would, and passes it on once."""
+    """Receives READY=1 from `count` children, as systemd would, then notifies systemd once."""
 
     def __init__(self, count: int, notifier: Notifier) -> None:
         self._count = count
@@ -337,7 +346,7 @@ def gateway_command(
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
-        route_options=_inbox_parts(config)
+        route_options=_inbox_options(config)
         if any(url.startswith("inbox+") for url in queues)
         else {},
         redact=tuple(config.texts("gateway.redact")),
@@ -351,7 +360,7 @@ def gateway_command(
         **_limits(config),
     )
     address, watchdog_ms = notify_address()
-    # A thread that reads a large body gives way to the event loop this soon.
+    # A thread that parses a large body must yield to the event loop soon.
     sys.setswitchinterval(0.001)
     run(settings, Notifier(address, watchdog_ms // 2))
 
@@ -365,7 +374,7 @@ def _ttl_s(config: Config) -> int:
 
 
 def _limits(config: Config) -> dict[str, Any]:
-    """How much callers may ask for; settings in seconds become milliseconds."""
+    """The limits of the gateway; seconds become milliseconds."""
     names = "streams_per_key depth_per_key rate_burst body_bytes_max form_bytes_max head_bytes_max"
     names += " idle_timeout_s connections_max connections_per_address failed_logins_per_min"
     limits: dict[str, Any] = {name: config.integer(f"gateway.{name}") for name in names.split()}
@@ -383,8 +392,8 @@ def _first_line(path: str) -> str:
         raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 
 
-def _inbox_parts(config: Config) -> dict[str, Any]:
-    """What the routes of an inbox use: to seal credentials, to check addresses and secrets."""
+def _inbox_options(config: Config) -> dict[str, Any]:
+    """What the routes of an inbox need to seal credentials and to check addresses and secrets."""
     from tenure.cli.keys import open_seal
     from tenure.egress import Guard, Policy
     from tenure.webhooks.signing import read_secrets
@@ -417,13 +426,13 @@ def receiver_command(port: int, requester: str) -> None:
         raise UsageError("the receiver needs a web server: pip install 'tenure[inbox]'") from None
     from tenure.webhooks.receiver import ReceiverPage
 
-    app = _kept_local(ReceiverPage(_secrets(requester)))
+    app = _local_only(ReceiverPage(_secrets(requester)))
     note(f"receiving on http://127.0.0.1:{port}/hooks, shown on http://127.0.0.1:{port}/")
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
 
 
-def _kept_local(page: Any) -> Any:
-    """The page for requests to a name of this machine: no site reads it by a name of its own."""
+def _local_only(page: Any) -> Any:
+    """Serve the page only under a name of this machine, against DNS rebinding."""
     from tenure.gateway.settings import is_local_host
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -445,7 +454,7 @@ def _secrets(requester: str) -> list[bytes]:
     live = asyncio.run(known.live(requester))
     if live:
         return [one.reveal() for one in live]
-    made = new_secret()
-    emit_text(made)
+    secret = new_secret()
+    emit_text(secret)
     note("no secret is set; this one was made for now")
-    return [read_secret(made)]
+    return [read_secret(secret)]

@@ -1,8 +1,8 @@
 """`tenure up`: everything on one machine with one command.
 
-It starts a Redis (unless one is named), a gateway and a worker as child processes, so that each can
-be killed without harm, and sample jobs with a receiver for their webhooks. Ctrl-C stops them from
-the top down: samples, worker (which finishes what it runs), gateway, receiver, store.
+It starts a Redis (unless one is given), a gateway and a worker as child processes, sample jobs, and
+a receiver for their webhooks. Ctrl-C stops the samples, the worker (which finishes its jobs), the
+gateway, the receiver and the store, in this order.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from tenure.store.embedded import EmbeddedRedis
 from tenure.store.files import private_folder, write_private
 from tenure.store.sqlite import file_of
 
-HOST = "127.0.0.1"  # of the receiver
+HOST = "127.0.0.1"  # the receiver's address
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
 _READY_WITHIN_S = 60.0
 _READY_POLL_S = 0.05
-_STORE_LOOK_EVERY_S = 0.5
+_STORE_POLL_S = 0.5
 # -P: modules in the current folder, where other users may write, are not imported.
 _PROGRAM = (sys.executable, "-P", "-m", "tenure.cli")
 _WORKER_KEY = "worker.key"
@@ -62,7 +62,7 @@ _WORKER_KEY = "worker.key"
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the flags and settings ask for."""
+    """The options of `tenure up`, from flags and settings."""
 
     host: str
     port: int
@@ -78,12 +78,12 @@ class UpOptions:
 
     @property
     def gateway_url(self) -> str:
-        """Where this machine reaches the gateway."""
+        """The gateway's URL on this machine."""
         return _url(self.host, self.port)
 
     @property
     def admin_url(self) -> str:
-        """Where this machine reaches the pages and the metrics."""
+        """The URL of the dashboard and the metrics on this machine."""
         if not self.admin_address:
             return self.gateway_url
         from tenure.gateway.settings import split_address
@@ -152,7 +152,7 @@ def up_command(
 
 
 def _check_tasks(targets: Sequence[str]) -> None:
-    """Load the handlers once, in a process of their own: a broken file ends `up` at once."""
+    """Load the handlers once, in another process, so that a broken file ends `up` at once."""
     if targets:
         command = [*_PROGRAM, "worker", *targets, "--only-load"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
@@ -161,7 +161,7 @@ def _check_tasks(targets: Sequence[str]) -> None:
 
 
 def _check_free(options: UpOptions) -> None:
-    """Refuse if `up` already runs here or the port is taken, before anything is started."""
+    """Raise if `up` already runs here or the port is taken, before anything is started."""
     other = running_up(options.data)
     if other is not None:
         raise Failed(
@@ -206,11 +206,13 @@ async def _up(options: UpOptions, config: Config) -> int:
                 options.postgres_url,
             )
             queues = [flow.queue_url(stores) for flow in flows]
-            await _bring_schema(queues)
+            await _migrate(queues)
             await _check_store(queues[0])
-            worked = [flow.served_at(stores) for flow in flows]
+            worker_urls = [flow.served_at(stores) for flow in flows]
             await _start_receiver(setup, supervisor, stack)
-            await _start_parts(options, queues, worked, stores.worker_key, supervisor, stack, stop)
+            await _start_gateway_and_worker(
+                options, queues, worker_urls, stores.worker_key, supervisor, stack, stop
+            )
             if stop.is_set():
                 return Exit.OK
             _announce(options, flows, stores, stack)
@@ -225,7 +227,7 @@ async def _up(options: UpOptions, config: Config) -> int:
 async def _start_receiver(
     setup: _InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
 ) -> None:
-    """The receiver starts before the others, so that it ends after the worker that delivers."""
+    """Start the receiver before the worker, so that it ends after the worker's deliveries."""
     if setup.port:
         receiver = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
         await supervisor.start("receiver", [*_PROGRAM, *receiver])
@@ -236,14 +238,14 @@ async def _start_redis(options: UpOptions, stack: contextlib.AsyncExitStack) -> 
     server = EmbeddedRedis(options.data / "redis", with_password=True)
     await asyncio.to_thread(server.start)
     stack.push_async_callback(asyncio.to_thread, server.stop)
-    _background(stack, _keep_store(server))
+    _background(stack, _restart_store(server))
     return server.url
 
 
-async def _keep_store(server: EmbeddedRedis) -> None:
+async def _restart_store(server: EmbeddedRedis) -> None:
     """Restart a store that died, on the same port with the same data."""
     while True:
-        await asyncio.sleep(_STORE_LOOK_EVERY_S)
+        await asyncio.sleep(_STORE_POLL_S)
         if server.pid is None:
             _say("the store ended: starting it again")
             try:
@@ -255,7 +257,7 @@ async def _keep_store(server: EmbeddedRedis) -> None:
 
 
 def _fresh_worker_key(folder: Path) -> Path:
-    """A key that only this gateway and this worker know, made anew at every start."""
+    """A new key that only this gateway and this worker know."""
     from tenure.gateway.keys import new_key
 
     path = folder / _WORKER_KEY
@@ -272,8 +274,8 @@ async def _check_store(queue_url: str) -> None:
         await ledger.close()
 
 
-async def _bring_schema(queues: Sequence[str]) -> None:
-    """Migrate the databases of an older version; a new SQLite file makes its own tables."""
+async def _migrate(queues: Sequence[str]) -> None:
+    """Migrate databases of an older version; a new SQLite file gets its tables when opened."""
     for url in map(parse_url, queues):
         if _has_schema(url) and (done := await migrated(url)):
             _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
@@ -285,16 +287,16 @@ def _has_schema(url: QueueUrl) -> bool:
     return url.store.startswith("postgres")
 
 
-async def _start_parts(
+async def _start_gateway_and_worker(
     options: UpOptions,
     queues: list[str],
-    worked: list[str],
+    worker_urls: list[str],
     worker_key: Path,
     supervisor: Supervisor,
     stack: contextlib.AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Gateway and worker, for all queues; the stack stops them in reverse order."""
+    """Start both for all queues; the stack stops them in reverse order."""
     gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port)]
     gateway += ["--worker-key-file", str(worker_key)]
     gateway += ["--admin-address", options.admin_address] if options.admin_address else []
@@ -305,7 +307,7 @@ async def _start_parts(
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
     # The worker reaches the plane through the gateway.
     await _until_ready(options.gateway_url, supervisor, stop)
-    await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worked)})
+    await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worker_urls)})
     stack.push_async_callback(supervisor.stop, "worker", options.drain_timeout_s + 5)
 
 
@@ -358,7 +360,7 @@ def _announce(
 
 
 def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Run in the background until the stack is closed."""
+    """Run a task until the stack is closed."""
     task = asyncio.create_task(work)
 
     async def end() -> None:
@@ -399,7 +401,7 @@ async def _report_failure(contract: str, producing: Coroutine[Any, Any, None]) -
 
 @dataclass(frozen=True, slots=True)
 class _InboxSetup:
-    """What the inbox needs: settings for the children, the receiver's port (0: none), files."""
+    """Settings of the inbox for the children, the receiver's port (0: none), and its files."""
 
     environment: Mapping[str, str]
     port: int = 0
@@ -407,17 +409,17 @@ class _InboxSetup:
 
     @property
     def receiver_url(self) -> str:
-        """Where the page is, and below it /hooks; empty without a receiver."""
+        """The page of the receiver, with /hooks below it; "" without a receiver."""
         return f"http://{HOST}:{self.port}" if self.port else ""
 
 
 async def set_up_inbox(
     config: Config, data: Path, *, gateway_port: int, samples: bool
 ) -> _InboxSetup:
-    """Make a key ring where none is set, and with `samples` what the receiver needs.
+    """Make a key ring if none is set, and with `samples` the settings of the receiver.
 
-    Webhooks may go to the receiver's port and `file://` may name one folder; without these two
-    permissions nobody could try the inbox on one machine. What the operator has set stays.
+    Webhooks may go to the receiver's port, and `file://` may name one folder: without these two
+    permissions the inbox cannot be tried on one machine. The operator's own settings stay.
     """
     environment: dict[str, str] = {}
     if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
@@ -439,21 +441,21 @@ def _samples_folder(theirs: str) -> Path:
 
 
 def kept_ring(data: Path) -> Path:
-    """The key ring's file, for its owner only; whole or not there at all."""
+    """The file of the key ring, made at the first start."""
     from tenure.vault import new_kek
 
     path = data / "vault.keys"
     if path.exists():
         return path
-    # Written durably before it is used: what is sealed with it would be lost with it.
+    # Made durable before it is used: without the key, encrypted credentials are lost.
     write_private(path, new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
     return path
 
 
 def port_above(port: int) -> int:
-    """A free port, ten or more above, so that it is the same at every start if possible.
+    """A free port at least ten above, the same one at every start if possible.
 
-    Not the next one, which a second `tenure up` is advised to use.
+    The next port is left free, because error messages recommend it for a second `tenure up`.
     """
     for each in [*(p for p in range(port + 10, port + 20) if p < 65_536), 0]:
         with socket.socket() as probe:
@@ -467,13 +469,13 @@ def port_above(port: int) -> int:
 
 
 async def _secrets(theirs: str) -> str:
-    """The operator's secrets; if they have none for the samples, one is made for this start."""
+    """The operator's secrets, with a new one for the samples if they have none."""
     from tenure.webhooks import new_secret
     from tenure.webhooks.signing import read_secrets
 
     if await read_secrets(theirs).live(REQUESTER):
         return theirs
-    # Without any secrets of the operator, ours also serves whoever tries POST /transcode.
+    # Without any secrets of the operator, ours is for every requester of POST /transcode.
     whose = REQUESTER if theirs.strip() else "*"
     return f"{theirs}\n{whose} = {new_secret()}\n"
 
@@ -481,7 +483,7 @@ async def _secrets(theirs: str) -> str:
 def welcome(
     url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
 ) -> str:
-    """Where things are, and what to try next; `pages` is the URL of the dashboard."""
+    """The addresses, and commands to try; `pages` is the URL of the dashboard."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
     metrics = f"{pages}/metrics"
     more = "".join(f"\n  {line}" for line in invitations)
@@ -499,9 +501,9 @@ def welcome(
 
 
 def how_to_call(data: Path) -> str:
-    """`tenure`, or where it is if a shell would not find it by that name.
+    """`tenure`, or its path if a shell would not find it by that name.
 
-    Data that lie elsewhere than the other commands look are named before it.
+    If the data folder is not the default, TENURE_DATA comes first.
     """
     mine = Path(sys.executable).with_name("tenure")
     found = shutil.which("tenure")
