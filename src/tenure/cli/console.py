@@ -298,28 +298,28 @@ _TABLE = (
     ("inspect", "jobs", "Show one job in full."),
     ("cancel", "jobs", "End jobs: waiting ones now, running ones through their worker."),
     ("retry", "jobs", "Send finished jobs back to their queue."),
-    ("remove", "jobs", "Delete jobs that nobody runs."),
-    ("pause", "queues", "Stop handing out jobs; what runs goes on."),
+    ("remove", "jobs", "Delete jobs that are not running."),
+    ("pause", "queues", "Stop handing out jobs; running jobs continue."),
     ("resume", "queues", "Hand out jobs again."),
     ("queues", "queues", "Show how many jobs are in which state."),
     ("outbox", "queues", "List events to be delivered, and send them again."),
-    ("workers", "monitor", "Show who works, and on what."),
+    ("workers", "monitor", "Show the workers and their jobs."),
     ("dead", "monitor", "Show failed jobs by error class, retry or remove a class."),
     ("top", "monitor", "Watch queues and workers in the terminal."),
     ("bridge", "bridge", "Move waiting jobs from one queue to another."),
-    ("init", "project", "Begin a project: a handler, settings, systemd units."),
+    ("init", "project", "Start a project: a handler, settings, systemd units."),
     ("audit", "keys", "Verify and export the audit log of gateways."),
     ("keys", "keys", "Create, list and revoke API keys."),
     ("api", "project", "Print the OpenAPI or AsyncAPI document, or the rights."),
-    ("db", "project", "Bring a database to the schema of this version."),
+    ("db", "project", "Migrate a database to this version."),
     ("receiver", "serve", "Receive webhooks and show them on a page."),
-    ("pipeline", "pipeline", "Keep, count and audit the history of queues, on Spark."),
-    ("doctor", "doctor", "Look for what will hurt, and say what helps."),
+    ("pipeline", "pipeline", "Capture, count and audit the history of queues, on Spark."),
+    ("doctor", "doctor", "Look for problems, each with a remedy."),
     ("check", "selftest", "Run the conformance suite on a live store."),
     ("bench", "selftest", "Measure this machine on a private store."),
     ("completion", "project", "Print the completion script for a shell."),
     ("config", "project", "Show settings and where they come from."),
-    ("version", "project", "Say which version this is."),
+    ("version", "project", "Print the version."),
 )
 """Name, module and help line. `submit` is `submit_command` in `jobs.py`; `--help` imports none."""
 
@@ -394,7 +394,7 @@ def _converted(convert: Any, value: Any, param: Any, ctx: Any) -> Any:
     "4 conflict, 5 store unreachable, 6 job failed, 7 timeout, 8 doctor or audit found problems.",
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, help="Say which version this is.",
+    "--version", is_flag=True, is_eager=True, expose_value=False, help="Print the version.",
     callback=lambda ctx, _param, given: _say_version(ctx) if given else None,
 )  # fmt: skip
 def group() -> None:

@@ -346,7 +346,7 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
         try:
             pair = await redis.call("CONFIG", "GET", name)
         except ServerError as error:
-            remedy = "ask whoever runs the server for appendfsync and maxmemory-policy"
+            remedy = "ask the operator of the server for appendfsync and maxmemory-policy"
             return [Finding("note", "server settings", f"not readable: {error}", remedy)]
         values[name] = pair[1].decode() if pair else "?"
     fsync, policy, limit = values.values()

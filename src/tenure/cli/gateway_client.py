@@ -138,7 +138,7 @@ class GatewayClient:
 
     def _reply_lost(self, error: Exception) -> ReplyLost:
         return ReplyLost(
-            f"the gateway {self._url} was asked and did not answer ({error!r}): "
+            f"the gateway {self._url} did not answer a request ({error!r}): "
             "the request may have been executed"
         )
 

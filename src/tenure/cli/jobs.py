@@ -465,7 +465,7 @@ def retry_command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool
 @queue_option
 @json_option
 def remove_command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> int:
-    """Delete jobs that nobody runs, with their events and results.
+    """Delete jobs that are not running, with their events and results.
 
     \b
     tenure remove JOB_ID

@@ -92,7 +92,7 @@ def _ring_of(hook: str) -> KekRing:
 @click.command("new-kek")
 @click.argument("kek_id", metavar="[ID]", default="")
 def new_kek(kek_id: str) -> None:
-    """Make a key for the ring and print its line; put it first in the file that holds the ring.
+    """Make a key for the ring and print its line; put it first in the file of the ring.
 
     Without an id it is named for today.
     """
@@ -106,10 +106,10 @@ def new_kek(kek_id: str) -> None:
 @queue_option
 @json_option
 def rotate(batch: int, queue_url: str | None, as_json: bool) -> int:
-    """Wrap all stored credentials' keys under the ring's first key, while workers go on.
+    """Re-wrap the keys of all stored credentials with the ring's first key, while workers run.
 
-    What is encrypted stays as it is. It may be stopped and run again at any time. Give every
-    gateway and worker the new ring first; take an old key away when no row is left under it.
+    The encrypted data stay as they are. The command may be stopped and run again at any time. Give
+    every gateway and worker the new ring first; remove an old key when no row needs it.
     """
     active, done = asyncio.run(_rotate(queue_url, batch))
     if as_json:
@@ -432,7 +432,7 @@ _moment = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"])
 def audit_command() -> None:
     """Verify and export the log of who did what through gateways.
 
-    It lies in the store of a gateway's first queue. Keep its head somewhere else: with it, `verify`
+    It is in the store of a gateway's first queue. Keep its head somewhere else: with it, `verify`
     also finds that the end of the log was removed.
 
     \b

@@ -75,8 +75,9 @@ def _open(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
 @click.argument("queue_urls", metavar="[URL]...", nargs=-1)
 @json_option
 def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
-    """Show the workers of queues: when each was last heard of, the jobs it holds, and its
-    slots, which the queues of one worker share. Workers of other makes do not tell theirs.
+    """Show the workers of queues: the last heartbeat, the jobs and the slots of each.
+
+    The queues of one worker share its slots. Workers of other programs do not report slots.
 
     \b
     tenure workers
@@ -84,7 +85,7 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """
     found = asyncio.run(_workers(_chosen_urls(queue_urls)))
     headers = ["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"]
-    none = "no worker holds a job or was heard of; start one: tenure worker TASKS --from URL"
+    none = "no workers; start one: tenure worker TASKS --from URL"
     answer_rows(as_json, found, headers, _worker_row, none)
 
 
@@ -97,7 +98,7 @@ def _worker_row(worker: WorkerView) -> list[str]:
     jobs = ", ".join(f"{job.task} {job.job_id}" for job in worker.jobs[:3])
     more = f" and {len(worker.jobs) - 3} more" if len(worker.jobs) > 3 else ""
     heard = ago(worker.last_ms) if worker.last_ms else "-"
-    slots = str(worker.slots) if worker.slots else "not told"
+    slots = str(worker.slots) if worker.slots else "unknown"
     return [worker.worker_id, worker.queue, heard, str(len(worker.jobs)), slots, jobs + more]
 
 
@@ -122,7 +123,7 @@ def dead_command(
         verb = "retry" if retried else "remove"
         return asyncio.run(_act(urls, verb, retried or removed or "", as_json=as_json))
     dead = asyncio.run(_dead(urls))
-    headers = ["ERROR", "QUEUE", "JOBS", "LAST", "TASKS", "WORDS"]
+    headers = ["ERROR", "QUEUE", "JOBS", "LAST", "TASKS", "MESSAGE"]
     answer_rows(as_json, dead.groups, headers, _dead_row, "no job has failed for good")
     return Exit.OK
 

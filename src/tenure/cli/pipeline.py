@@ -185,7 +185,7 @@ def _urls(given: tuple[str, ...]) -> list[str]:
 
 @click.group("pipeline")
 def pipeline_command() -> None:
-    """Keep, count and audit the history of queues, on Spark.
+    """Capture, count and audit the history of queues, on Spark.
 
     From a running `tenure up` to a report:
 
@@ -206,7 +206,7 @@ def pipeline_command() -> None:
     "--format", "table_format", type=click.Choice(["parquet", "delta"]), default=None,
     help="delta: keep a Delta log beside the Parquet files, from now on.",
 )  # fmt: skip
-@click.option("--release", is_flag=True, help="Capture no more: the store may trim again.")
+@click.option("--release", is_flag=True, help="End the capture: the store may trim again.")
 @click.option("--reader", default="", metavar="NAME", help="With --release: of a lost lake.")
 @_spark_options
 @json_option
@@ -224,8 +224,8 @@ def capture_command(
 ) -> None:
     """Follow the journals of queues into the lake, exactly once across any crash.
 
-    Without a URL, the configured queue. While a journal is captured its store trims it only behind
-    what was captured. What was gone before it could be read is named as a gap.
+    Without a URL, the configured queue. A store trims a captured journal only behind what was
+    captured. Events that were trimmed before they could be read are reported as a gap.
     """
     chosen = _urls(urls)
     if reader and not release:
@@ -254,7 +254,7 @@ def capture_command(
 
 @pipeline_command.command("tables")
 @_lake_option
-@click.option("--scratch", is_flag=True, help="Make them anew from all events.")
+@click.option("--scratch", is_flag=True, help="Rebuild them from all events.")
 @click.option(
     "--target", "targets", multiple=True, metavar="[QUEUE=]SECONDS",
     help="What a job may take from submit to end, for the table slo.  [default: 60]",
@@ -273,8 +273,8 @@ def tables_command(
 def _tables(spark: SparkSession, lake: str, scratch: bool, targets: tuple[str, ...]) -> Any:
     from tenure.pipeline.tables.update import update_tables
 
-    wanted = dict(_target(each) for each in targets) if targets else None
-    return update_tables(spark, lake, scratch=scratch, targets=wanted)
+    targets_ms = dict(_target(each) for each in targets) if targets else None
+    return update_tables(spark, lake, scratch=scratch, targets=targets_ms)
 
 
 def _target(text: str) -> tuple[str, int]:
@@ -370,7 +370,7 @@ def enqueue_command(
     as_json: bool,
     **spark: Any,
 ) -> int:
-    """Put a job into the queue for every row of a file; started again, it goes on."""
+    """Submit a job for every row of a file; started again, it continues."""
     from tenure.core.registry import parse_url
 
     target = url or load_config().text("queue_url")
@@ -440,9 +440,9 @@ def replay_command(
             note("nothing was sent; --yes does it" if counts else "no job is like that")
             return Exit.OK if counts else Exit.NOT_FOUND
         done = replaying.replay(rows, replaying.sources(files, urls), to=to, rate=rate)
-    said = f"{done.again:,} run again, {done.changed:,} had moved on, "
-    said += f"{done.missing:,} are gone, {done.refused:,} refused"
-    answer(as_json, done, said)
+    counted = f"{done.again:,} run again, {done.changed:,} had changed, "
+    counted += f"{done.missing:,} are gone, {done.refused:,} refused"
+    answer(as_json, done, counted)
     return Exit.CONFLICT if done.refused else Exit.OK
 
 

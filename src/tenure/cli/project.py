@@ -184,12 +184,12 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
 @click.command("api")
 @click.argument("which", type=click.Choice(["openapi", "asyncapi", "rights"]))
 def api_command(which: str) -> None:
-    """Print what a gateway that serves all five contracts speaks; it need not run.
+    """Print the API of a gateway that serves all five contracts; no gateway has to run.
 
     \b
-    tenure api openapi > openapi.json      # what can be asked of it, for client generators
-    tenure api asyncapi > asyncapi.json    # event streams and webhooks: what it says by itself
-    tenure api rights > rights.md          # the scope each route asks for, and on whose objects
+    tenure api openapi > openapi.json      # requests and responses, for client generators
+    tenure api asyncapi > asyncapi.json    # event streams and webhooks
+    tenure api rights > rights.md          # the scope that each route needs, and on whose objects
 
     A running gateway serves its own, with the contracts it has: /openapi.json, /asyncapi.json.
     """
@@ -246,7 +246,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 @click.command("version")
 @json_option
 def version_command(as_json: bool) -> None:
-    """Say which version this is, and on which Python and machine it runs.
+    """Print the version, and that of Python and the machine.
 
     \b
     tenure version --json

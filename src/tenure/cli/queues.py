@@ -59,7 +59,7 @@ def _queue_text(view: dict[str, Any]) -> str:
 @queue_option
 @json_option
 def pause_command(queue_url: str | None, as_json: bool) -> None:
-    """Stop handing out jobs; what runs goes on.
+    """Stop handing out jobs; running jobs continue.
 
     \b
     tenure pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'

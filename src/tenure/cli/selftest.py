@@ -196,7 +196,7 @@ def pytest_sessionfinish() -> None:
         Path(os.environ[_RESULT]).write_bytes(msgspec.json.encode(list(_ran.values())))
 
 
-def verdicts(ran: list[CaseResult]) -> list[_Clause]:
+def clause_verdicts(ran: list[CaseResult]) -> list[_Clause]:
     """The verdict of each clause, by its tests."""
     found = []
     for clause, text in _clauses().items():
@@ -235,7 +235,7 @@ def check_command(url: str, only: str, as_json: bool) -> int:
     parsed = parse_url(url)
     asyncio.run(_check_reachable(parsed))
     ran = _run_suite(parsed, only=only)
-    clauses = verdicts(ran)
+    clauses = clause_verdicts(ran)
     if as_json:
         for clause in clauses:
             emit(clause)

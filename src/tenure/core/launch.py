@@ -2,8 +2,8 @@
 
     python -I -S launch.py <parent pid> <signal> <uid or -> <gid or -> -- program arguments...
 
-The kernel is asked to send `signal` when the parent dies. Then this process executes `program`, so
-its process id is the program's. This runs after exec and not between fork and exec, where a process
+It asks the kernel to send `signal` when the parent dies, then executes `program` under its own
+process id. This runs after exec and not between fork and exec, where a process
 with threads must not run Python. The user is changed first, because that clears the request.
 """
 

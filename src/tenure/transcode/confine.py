@@ -175,8 +175,8 @@ def landlock(readable: list[str], program: int) -> int:
     truncate = 1 << 14
     # Refuse everything that this version knows of files, TCP, signals and abstract sockets.
     bits = {3: 15, 4: 15}.get(version, 16)
-    words = ((1 << bits) - 1, 3, 3)[: 1 if version < 4 else 2 if version < 6 else 3]
-    attributes = struct.pack(f"={len(words)}Q", *words)
+    handled = ((1 << bits) - 1, 3, 3)[: 1 if version < 4 else 2 if version < 6 else 3]
+    attributes = struct.pack(f"={len(handled)}Q", *handled)
     rules = _check(_libc.syscall(444, attributes, len(attributes), 0), "no Landlock rules")
     of_files = execute | write | read | truncate
     allowed = {os.open(path, os.O_PATH): execute | read | read_folder for path in readable}

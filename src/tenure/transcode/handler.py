@@ -299,5 +299,5 @@ def _measure(file: Path) -> tuple[int, str]:
 
 
 def _end_of(stderr: str) -> str:
-    """The end of ffmpeg's output, where the reason stands; it contains only local file names."""
+    """The end of ffmpeg's output, which contains the reason, and only local file names."""
     return without_secrets(stderr)[-_STDERR_CHARS_MAX:] or "it printed nothing"
