@@ -29,7 +29,7 @@ import tempfile
 import time
 import tomllib
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -92,7 +92,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ]
         secrets = _forms([*keys, *self._logins()])
         try:
-            return _hide_deep(result, secrets) if secrets else result
+            return _map_strings(result, lambda text: hide(text, secrets), keys=True)
         except RecursionError:
             raise Fatal("its answer is nested too deeply to be searched for secrets") from None
 
@@ -246,27 +246,18 @@ def _fill_url(template: str, values: Mapping[str, str]) -> str:
     return template.format_map({name: quote(value, safe="") for name, value in values.items()})
 
 
-def _fill_body(body: Any, values: Mapping[str, str]) -> Any:
-    """The body with arguments filled into its strings, at any depth."""
-    match body:
-        case str():
-            return _fill(body, values)
-        case dict():
-            return {key: _fill_body(value, values) for key, value in body.items()}
-        case list():
-            return [_fill_body(value, values) for value in body]
-        case _:
-            return body
-
-
-def _hide_deep(value: Any, secrets: set[str]) -> Any:
+def _map_strings(value: Any, change: Callable[[str], str], *, keys: bool = False) -> Any:
+    """The JSON value with every string changed, at any depth; with `keys` those of objects too."""
     match value:
         case str():
-            return hide(value, secrets)
+            return change(value)
         case dict():
-            return {hide(key, secrets): _hide_deep(value[key], secrets) for key in value}
+            return {
+                change(key) if keys else key: _map_strings(value[key], change, keys=keys)
+                for key in value
+            }
         case list():
-            return [_hide_deep(item, secrets) for item in value]
+            return [_map_strings(item, change, keys=keys) for item in value]
         case _:
             return value
 
@@ -274,14 +265,11 @@ def _hide_deep(value: Any, secrets: set[str]) -> Any:
 def _templates(tool: Tool) -> list[str]:
     texts = [*tool.command, tool.url]
 
-    def collect(body: Any) -> None:
-        if isinstance(body, str):
-            texts.append(body)
-        elif isinstance(body, dict | list):
-            for each in body.values() if isinstance(body, dict) else body:
-                collect(each)
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
 
-    collect(tool.body)
+    _map_strings(tool.body, collect)
     return texts
 
 
@@ -348,7 +336,8 @@ async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
 
 async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
     url, login = split_login(_fill_url(tool.url, values))
-    content = b"" if tool.body is None else msgspec.json.encode(_fill_body(tool.body, values))
+    body = _map_strings(tool.body, lambda text: _fill(text, values))
+    content = b"" if body is None else msgspec.json.encode(body)
     kind = {"Content-Type": "application/json"} if content else {}
     client = Client(
         Unguarded(), limits=Limits(5_000, round(tool.timeout_s * 1000), tool.output_bytes_max)
@@ -366,8 +355,8 @@ async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
         await client.close()
     if answer.status >= 300:
         raise refusal(answer.status, answer.headers, answer.body[:2000], "its server")
-    body: Any = answer.body.decode(errors="replace")
+    result: Any = answer.body.decode(errors="replace")
     if "json" in answer.headers.get("content-type", ""):
         with contextlib.suppress(msgspec.DecodeError):
-            body = msgspec.json.decode(answer.body)
-    return {"status": answer.status, "body": body, "truncated": answer.truncated}
+            result = msgspec.json.decode(answer.body)
+    return {"status": answer.status, "body": result, "truncated": answer.truncated}
