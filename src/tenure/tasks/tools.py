@@ -77,7 +77,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         parts = urlsplit(self.url)
         address = [self.url, parts.netloc, parts.netloc.rpartition("@")[2]]
         values = [value for _, value in self._values()]
-        return Redaction().text(hide(text, _forms([*address, *values, *self._logins()])))
+        return hide(text, _forms([*address, *values, *self._logins()]))
 
     def hide_in_result(self, result: Any) -> Any:
         """A result for the requester, without the operator's passwords and keys.
@@ -91,6 +91,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if redaction.is_secret(name) or "key" in name.lower() or redaction.text(value) != value
         ]
         secrets = _forms([*keys, *self._logins()])
+        if not secrets:
+            return result
         try:
             return _map_strings(result, lambda text: hide(text, secrets), keys=True)
         except RecursionError:
@@ -303,7 +305,8 @@ async def use_tool(job: RunningJob, tools: dict[str, Tool]) -> dict[str, Any]:
         result = tool.hide_in_result(result)
     except (Fatal, Retry) as error:
         # Requesters must not see the operator's address, headers and environment.
-        error.args = (tool.hide_in_error(f"tool {request.tool!r}: {error}"),)
+        text = tool.hide_in_error(f"tool {request.tool!r}: {error}")
+        error.args = (Redaction().text(text),)
         raise
     return {"tool": request.tool, **result, "seconds": round(time.monotonic() - started, 3)}
 
