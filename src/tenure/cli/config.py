@@ -21,10 +21,10 @@ from typing import Any, Literal, cast
 from tenure.core.errors import UsageError
 from tenure.store.files import why_untrusted, write_private
 
-Kind = Literal["text", "integer", "number", "list"]
-Value = str | int | float | list[str]
+_Kind = Literal["text", "integer", "number", "list"]
+_Value = str | int | float | list[str]
 
-PREFIX = "TENURE_"
+_PREFIX = "TENURE_"
 
 DATA_FOLDER = ".tenure"
 """The default of the setting `data`."""
@@ -38,9 +38,9 @@ class Setting:
     """
 
     name: str
-    default: Value
+    default: _Value
     help: str
-    kind: Kind = "text"
+    kind: _Kind = "text"
     secret: bool = False
     alias: str = ""
 
@@ -52,7 +52,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return PREFIX + self.name.replace(".", "_").upper()
+        return _PREFIX + self.name.replace(".", "_").upper()
 
 
 SETTINGS = {
@@ -212,7 +212,7 @@ _WATCHDOG = ("WATCHDOG_PID", "WATCHDOG_USEC")
 class Found:
     """A setting's value and where it was found."""
 
-    value: Value
+    value: _Value
     origin: str
 
 
@@ -224,7 +224,7 @@ class Config:
         self._folder = folder
         self._file, self._table = _read_file(environment, folder)
 
-    def find(self, name: str, flag: Value | None = None) -> Found:
+    def find(self, name: str, flag: _Value | None = None) -> Found:
         """The value of a setting and its origin."""
         setting = SETTINGS[name]
         if flag is not None and flag != []:
@@ -265,7 +265,7 @@ class Config:
         import difflib
 
         unknown = [
-            name for name in self._environment if name.startswith(PREFIX) and name not in known
+            name for name in self._environment if name.startswith(_PREFIX) and name not in known
         ]
         return sorted(n for n in unknown if difflib.get_close_matches(n, known, n=1, cutoff=0.85))
 
@@ -444,7 +444,7 @@ def _check_name(path: Path, name: str) -> None:
         raise UsageError(f"{path}: there is no setting {name!r}{hint}")
 
 
-def _parse(setting: Setting, raw: Any, where: str) -> Value:
+def _parse(setting: Setting, raw: Any, where: str) -> _Value:
     try:
         match setting.kind:
             case "text" if isinstance(raw, str):
@@ -472,7 +472,7 @@ def is_storable(number: float) -> bool:
     return abs(number) <= 2**53
 
 
-def _read_secret(setting: Setting, path: str, where: str) -> Value:
+def _read_secret(setting: Setting, path: str, where: str) -> _Value:
     """The value in a file; a list has one line per item."""
     try:
         text = read_secret_file(path)

@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def checked(
+def _finding(
     check: str, detail: str, *, bad: bool, remedy: str, level: Level = "problem"
 ) -> Finding:
     """A finding of `level` with its remedy if `bad`, else ok."""
@@ -92,20 +92,20 @@ def _line(finding: Finding) -> str:
 def _machine_findings(config: Config) -> list[Finding]:
     java, unknown = shutil.which("java"), config.unknown_variables
     return [
-        checked(
+        _finding(
             "python",
             platform.python_version(),
             bad=sys.version_info < (3, 11),
             remedy="install Python 3.11 or newer",
         ),
-        checked(
+        _finding(
             "sqlite",
             sqlite3.sqlite_version,
             bad=sqlite3.sqlite_version_info < _SQLITE_MIN,
             level="note",
             remedy="inbox and plane on SQLite need 3.35; use a newer Python build",
         ),
-        checked(
+        _finding(
             "java",
             java or "not found",
             bad=not java,
@@ -114,7 +114,7 @@ def _machine_findings(config: Config) -> list[Finding]:
         ),
         _server_program(),
         _port(config.text("gateway.host"), config.integer("gateway.port")),
-        checked(
+        _finding(
             "settings",
             f"unknown: {', '.join(unknown)}" if unknown else "every TENURE_* variable is known",
             bad=bool(unknown),
@@ -205,21 +205,21 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
     kinds = by_kind(counts)
     waiting, failed = kinds.get("waiting", 0), kinds.get("failed", 0)
     return [
-        checked(
+        _finding(
             "workers",
             f"{counts.workers}, and {waiting} jobs wait",
             bad=bool(waiting and not counts.workers and not counts.paused),
             remedy=f"start one: tenure worker app.py --from '{name}'",
         ),
         _pause(counts.paused, f"tenure resume --queue '{name}'"),
-        checked(
+        _finding(
             "oldest waiting",
             f"{counts.oldest_waiting_ms / 1000:.0f} s",
             bad=counts.oldest_waiting_ms > _WAITING_MS_MAX,
             level="note",
             remedy="add workers or slots: tenure worker --concurrency, --processes",
         ),
-        checked(
+        _finding(
             "dead letters",
             f"{failed} jobs failed for good",
             bad=bool(failed),
@@ -231,12 +231,12 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
 
 def _pause(paused: bool, remedy: str) -> Finding:
     detail = "paused" if paused else "handing out jobs"
-    return checked("pause", detail, bad=paused, level="note", remedy=remedy)
+    return _finding("pause", detail, bad=paused, level="note", remedy=remedy)
 
 
 def clock_finding(skew_ms: float) -> Finding:
     """`skew_ms` is positive when the store is ahead."""
-    return checked(
+    return _finding(
         "clock",
         f"the store is {abs(skew_ms):.0f} ms {'ahead of' if skew_ms > 0 else 'behind'} us",
         bad=abs(skew_ms) > _SKEW_MS_NOTE,
@@ -260,7 +260,7 @@ def _remote_findings(store: str, name: str) -> list[Finding]:
         except (OSError, ValueError) as error:
             return [*found, Finding("problem", check, f"{name}: {error}", remedy)]
         detail = f"{name} answers {status}"
-        found.append(checked(check, detail, bad=status != 200, remedy=remedy))
+        found.append(_finding(check, detail, bad=status != 200, remedy=remedy))
     return found
 
 
@@ -309,7 +309,7 @@ async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
     return [
         Finding("ok", "reachable", f"{name} in {after_ms - before_ms:.1f} ms"),
         version_finding(info),
-        checked("role", role, bad=role != "master", remedy=remedy),
+        _finding("role", role, bad=role != "master", remedy=remedy),
         _append_only_file(info),
         *await _redis_settings(redis),
         clock_finding(skew_ms),
@@ -325,7 +325,7 @@ def version_finding(info: dict[str, str]) -> Finding:
         remedy = "upgrade to 6.2 or newer, better 7 or newer"
         return Finding("problem", "redis version", text, remedy)
     remedy = "upgrade to 7 or newer: it counts waiting entries itself"
-    return checked(
+    return _finding(
         "redis version", text, bad=number < _REDIS_RECOMMENDED, level="note", remedy=remedy
     )
 
@@ -337,7 +337,7 @@ def _append_only_file(info: dict[str, str]) -> Finding:
         return Finding("problem", check, "off", f"jobs die with the server: {remedy}")
     status = info.get("aof_last_write_status", "ok")
     remedy = "the last write failed: look at the disk and the server's log"
-    return checked(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
+    return _finding(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
 
 
 async def _redis_settings(redis: Redis) -> list[Finding]:
@@ -352,13 +352,13 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
     fsync, policy, limit = values.values()
     meaning = ": a power cut may lose the last second, a crash of Redis nothing"
     return [
-        checked(
+        _finding(
             "appendfsync",
             fsync + (meaning if fsync == "everysec" else ""),
             bad=fsync not in ("everysec", "always"),
             remedy="redis-cli config set appendfsync everysec (or always), then config rewrite",
         ),
-        checked(
+        _finding(
             "eviction",
             f"{policy}, maxmemory {limit or '0'}",
             bad=policy != "noeviction",
@@ -383,7 +383,7 @@ async def _streams_findings(redis: Redis, options: Options) -> list[Finding]:
     )
     if isinstance(groups, ServerError) or not groups:
         return [
-            checked(
+            _finding(
                 "consumer group",
                 f"{length} jobs, no group" if length else "no worker has ever served this queue",
                 bad=bool(length),
@@ -396,7 +396,7 @@ async def _streams_findings(redis: Redis, options: Options) -> list[Finding]:
     count = f"{len(late)}{'+' if len(late) == 100 else ''}"
     return [
         Finding("ok", "consumer group", GROUP),
-        checked(
+        _finding(
             "running jobs",
             f"{count} without a sign of life for {late_ms / 1000:g} s",
             bad=bool(late),
@@ -412,7 +412,7 @@ def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
     dead = [c["name"].decode() for c in consumers if c["pending"] and c["idle"] > late_ms]
     alive = sum(c["idle"] <= late_ms for c in consumers)
     shown = ", ".join(dead[:3]) + (" ..." if len(dead) > 3 else "")
-    return checked(
+    return _finding(
         "workers",
         f"{alive} alive" + (f", gone with work in hand: {shown}" if dead else ""),
         bad=bool(dead),
@@ -423,7 +423,7 @@ def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
 
 def _depth(depth: int, limit: int) -> Finding:
     share = depth / limit if limit else 0.0
-    return checked(
+    return _finding(
         "depth",
         f"{depth} jobs" + (f" of {limit} allowed" if limit else ""),
         bad=share >= 0.8,
@@ -447,13 +447,13 @@ def sqlite_findings(store: str) -> list[Finding]:
         return [Finding("problem", "folder", f"{folder} is not there", f"mkdir -p {folder}")]
     free, writable = shutil.disk_usage(folder).free, os.access(folder, os.W_OK)
     found = [
-        checked(
+        _finding(
             "folder",
             f"{folder.absolute()} {'can' if writable else 'cannot'} be written",
             bad=not writable,
             remedy="SQLite writes its log beside the file: give this user the folder",
         ),
-        checked(
+        _finding(
             "disk",
             f"{free / (1 << 30):.1f} GB free",
             bad=free < _FREE_BYTES_MIN,
@@ -475,7 +475,7 @@ def _database_file(path: Path) -> Finding:
         remedy = "is it a database of this project? restore it from a copy, or name another"
         return Finding("problem", "database file", f"{path}: {error}", remedy)
     remedy = "it is set on the first write; on a network disk it cannot be: use a local one"
-    return checked("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
+    return _finding("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
 
 
 async def postgres_findings(store: str) -> list[Finding]:
@@ -508,25 +508,25 @@ def server_findings(row: dict[str, Any]) -> list[Finding]:
     """Version, durability, role and long transactions."""
     open_s = float(row["open_s"])
     return [
-        checked(
+        _finding(
             "postgres version",
             row["version"],
             bad=row["number"] < _POSTGRES_MIN,
             remedy="upgrade to 13 or newer",
         ),
-        checked(
+        _finding(
             "fsync",
             row["fsync"],
             bad=row["fsync"] != "on",
             remedy="a crash may lose or break everything: ALTER SYSTEM SET fsync = on, then reload",
         ),
-        checked(
+        _finding(
             "role",
             "a replica" if row["replica"] else "primary",
             bad=row["replica"],
             remedy="a replica takes no writes: name the primary",
         ),
-        checked(
+        _finding(
             "open transactions",
             f"the oldest is {open_s:.0f} s old",
             bad=open_s > _OPEN_S_MAX,

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from tenure.pipeline.audit.run import Audited
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _spark_options(function: Function) -> Function:
+def _spark_options(function: _Function) -> _Function:
     """The options of every command: where and how Spark runs."""
     for option in (
         click.option("--master", default="local[*]", show_default=True, help="Spark's master."),

@@ -146,7 +146,7 @@ async def _fill_queue(
         await queue.close()
 
 
-def failures(chance: random.Random) -> int:
+def _failures(chance: random.Random) -> int:
     """How often a sample fails: 4 in 100 for good, 12 once."""
     draw = chance.random()
     return 9 if draw < 0.04 else 1 if draw < 0.16 else 0
@@ -187,7 +187,7 @@ def streams_sample(task: str, chance: random.Random) -> NewJob:
     options = {
         "steps": chance.randint(3, 12),
         "delay_s": round(chance.uniform(0.02, 0.25), 3),
-        "fail": failures(chance),
+        "fail": _failures(chance),
     }
     payload = msgspec.json.encode({**_PAYLOADS[task], "sample": options})
     return NewJob(task=task, payload=payload, ttl_ms=_KEEP_MS)
@@ -315,7 +315,7 @@ def _sample_video(chance: random.Random) -> dict[str, Any]:
         "videoId": str(uuid4()),
         "userId": "sample-python",
         "script": {"title": "A sample", "scenes": scenes},
-        "sample": {"fail": failures(chance)},
+        "sample": {"fail": _failures(chance)},
     }
 
 
@@ -411,7 +411,7 @@ async def _produce_omniq(context: SampleContext) -> None:
 
     async def submit(number: int) -> None:
         tenant = chance.choice(_TENANTS)
-        options = {"seconds": round(chance.uniform(0.1, 1.5), 2), "fail": failures(chance)}
+        options = {"seconds": round(chance.uniform(0.1, 1.5), 2), "fail": _failures(chance)}
         letter = {"tenant": tenant, "to": f"reader-{number}@{tenant}.test", "sample": options}
         retry: dict[str, Any] = {"backoff_ms": 500, "backoff": "exponential"}
         await client.publish(_LETTERS, letter, gid=tenant, group_limit=2, **retry)
@@ -468,7 +468,7 @@ async def _produce_plane(context: SampleContext) -> None:
         payload = {
             "pages": chance.randint(2, 6),
             "delay_s": round(chance.uniform(0.05, 0.3), 3),
-            "fail": failures(chance),
+            "fail": _failures(chance),
         }
         stream = _STREAMS[0] if number % 4 == 0 else _STREAMS[1]
         raw = msgspec.json.encode(payload)

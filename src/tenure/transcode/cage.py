@@ -142,7 +142,7 @@ _WATCH_EVERY_S = 0.5
 _BLOCK_BYTES = 4_096
 NOBODY = 65_534
 # User ids for cages that root starts. No usual account has one; systemd's own range follows.
-UIDS = range(0x70000000, 0x7F000000)
+_UIDS = range(0x70000000, 0x7F000000)
 
 # What a dynamically linked ffmpeg needs to start. Nothing here differs between machines.
 READABLE = (
@@ -328,7 +328,7 @@ def give_to_cage(folder: Path) -> None:
     user would share the limit. In a container without such user ids it is nobody.
     """
     if os.geteuid() == 0:
-        uid = secrets.choice(UIDS)
+        uid = secrets.choice(_UIDS)
         try:
             os.chown(folder, uid, uid)
         except OSError as error:

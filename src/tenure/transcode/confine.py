@@ -88,24 +88,24 @@ _DENIED = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
+class _Refused(Exception):
     """The kernel refuses a part of the request."""
 
 
 def _check(answer: int, what: str) -> int:
     if answer < 0:
-        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise _Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
     return answer
 
 
 def _calls() -> dict[str, int]:
     machine = os.uname().machine
     if machine not in _MACHINES:
-        raise Refused(f"the numbers of system calls on {machine} are unknown")
+        raise _Refused(f"the numbers of system calls on {machine} are unknown")
     return dict(zip(_CHECKED, _MACHINES[machine], strict=True))
 
 
-def enter_namespaces(network: bool, files: bool) -> None:
+def _enter_namespaces(network: bool, files: bool) -> None:
     """Enter new namespaces. Without root that needs a user namespace as well."""
     flags = _CLONE_NEWNET * network | (_CLONE_NEWNS | _CLONE_NEWUTS) * files
     flags |= _CLONE_NEWIPC * (network or files)
@@ -137,7 +137,7 @@ def _bind(fd: int, target: str, flags: int) -> None:
     _mount("", target, flags=_MS_REMOUNT | _MS_BIND | kept | flags)
 
 
-def build_root(readable: list[str]) -> None:
+def _build_root(readable: list[str]) -> None:
     """Build a root with the readable files, and the current folder as the only writable one."""
     opened = {path: os.open(path, os.O_PATH) for path in readable if not os.path.islink(path)}
     links = {path: os.readlink(path) for path in readable if os.path.islink(path)}
@@ -166,11 +166,11 @@ def build_root(readable: list[str]) -> None:
     os.chdir(_WORK)
 
 
-def landlock(readable: list[str], program: int) -> int:
+def _landlock(readable: list[str], program: int) -> int:
     """Landlock rules: read and execute `readable`; make, read and write files here."""
     version = _check(_libc.syscall(444, None, 0, 1), "no Landlock")
     if version < 3:  # it cannot keep the program from truncating files of the worker
-        raise Refused(f"Landlock is of version {version}; 3 is the first that keeps files whole")
+        raise _Refused(f"Landlock is of version {version}; 3 is the first that keeps files whole")
     execute, write, read, read_folder, make = (1 << bit for bit in (0, 1, 2, 3, 8))
     truncate = 1 << 14
     # Refuse everything that this version knows of files, TCP, signals and abstract sockets.
@@ -191,7 +191,7 @@ def landlock(readable: list[str], program: int) -> int:
     return rules
 
 
-def syscall_filter(own: int) -> bytes:
+def _syscall_filter(own: int) -> bytes:
     """A BPF program that refuses the listed calls, and calls that affect processes but `own`.
 
     The program can make threads but no processes. It can send signals to itself and set its own
@@ -242,7 +242,7 @@ def syscall_filter(own: int) -> bytes:
     return b"".join(struct.pack("=HBBI", *step) for step in [*steps, (give, 0, 0, allow)])
 
 
-def filter_syscalls(program: bytes) -> None:
+def _filter_syscalls(program: bytes) -> None:
     """Apply the filter to this process."""
     buffer = ctypes.create_string_buffer(program)
     pointer = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
@@ -258,13 +258,13 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (most, most))
 
 
-def restore_signals() -> None:
+def _restore_signals() -> None:
     """Python ignores these two signals; the program must not inherit that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
 
 
-def drop_rights() -> None:
+def _drop_rights() -> None:
     """Change from root to the folder's owner, or nobody; set-uid programs gain no rights."""
     if os.geteuid() == 0:
         uid = os.stat(".").st_uid or _NOBODY
@@ -274,7 +274,7 @@ def drop_rights() -> None:
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def bubblewrap_command(program: str, bwrap: str, readable: list[str], syscalls: bool) -> list[str]:
+def _bubblewrap_command(program: str, bwrap: str, readable: list[str], syscalls: bool) -> list[str]:
     """The command line for bubblewrap: it builds the root, without network, and filters calls."""
     command = [bwrap, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--dev", "/dev"]
     for path in [each for each in readable if not each.startswith("/dev/")]:
@@ -284,7 +284,7 @@ def bubblewrap_command(program: str, bwrap: str, readable: list[str], syscalls: 
     command += ["--remount-ro", "/dev", "--remount-ro", "/"]  # both use memory, uncounted
     if syscalls:
         fd = os.memfd_create("filter", 0)
-        os.write(fd, syscall_filter(_PID_IN_BUBBLEWRAP))
+        os.write(fd, _syscall_filter(_PID_IN_BUBBLEWRAP))
         os.lseek(fd, 0, os.SEEK_SET)
         command += ["--seccomp", str(fd)]
     return [*command, "--"]
@@ -298,25 +298,25 @@ def main(request: dict[str, object], argv: list[str]) -> None:
     program = os.open(argv[0], os.O_RDONLY)
     os.set_inheritable(program, True)  # the interpreter of a script opens it again
     if files == "bubblewrap":
-        argv = [*bubblewrap_command(argv[0], str(request["bwrap"]), readable, syscalls), *argv]
+        argv = [*_bubblewrap_command(argv[0], str(request["bwrap"]), readable, syscalls), *argv]
         program = os.open(argv[0], os.O_PATH)
     else:
-        enter_namespaces(network, files == "namespace")
-    rules = landlock(readable, program) if files == "landlock" else -1
+        _enter_namespaces(network, files == "namespace")
+    rules = _landlock(readable, program) if files == "landlock" else -1
     if files == "namespace":
-        build_root(readable)
+        _build_root(readable)
     os.umask(0o077)
     limit(dict(request["limits"]))  # type: ignore[call-overload]
-    restore_signals()
+    _restore_signals()
     if files != "bubblewrap":  # it does this itself, and may be set-uid
-        drop_rights()
+        _drop_rights()
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(_FAILED)  # the parent died before the prctl call
     if rules >= 0:
         _check(_libc.syscall(446, rules, 0), "Landlock does not restrict us")
     if syscalls and files != "bubblewrap":
-        filter_syscalls(syscall_filter(os.getpid()))
+        _filter_syscalls(_syscall_filter(os.getpid()))
     os.execve(program, argv, _ENVIRONMENT)  # nosec B606 # no shell is the point
 
 
@@ -324,6 +324,6 @@ if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         try:
             main(json.loads(sys.argv[1]), sys.argv[2:])
-        except (Refused, OSError) as error:
+        except (_Refused, OSError) as error:
             sys.stderr.write(f"confine: {error}\n")
             sys.exit(_FAILED)

@@ -181,7 +181,7 @@ class Opened:
         return f"{self.key.rstrip('/')}/{more}" if self.key else more
 
 
-def open_store(
+def _open_store(
     place: Place,
     credentials: Mapping[str, Any],
     *,
@@ -304,7 +304,7 @@ def _local(path: str, root: Path | None) -> Opened:
     return Opened(LocalStore(allowed), str(target.relative_to(allowed)))
 
 
-STORAGE_ERRORS = (BaseError, FileNotFoundError)
+_STORAGE_ERRORS = (BaseError, FileNotFoundError)
 """The errors of obstore; newer versions raise a built-in error for a missing object."""
 
 
@@ -316,21 +316,21 @@ def failure_of(error: Exception, what: str, proxy: EgressError | None) -> Except
     """
     text = str(error)
     if isinstance(error, NotFoundError | FileNotFoundError):
-        return by_status(404, what)
+        return _by_status(404, what)
     code, found = _CODE.search(text), _STATUS.search(text)
     name, status = code[1] if code else "", int(found[1]) if found else 0
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or name in _EXPIRED:
-        return by_status(status if status in (401, 403) else 403, what, name)
+        return _by_status(status if status in (401, 403) else 403, what, name)
     if isinstance(proxy, Refused):
         return Fatal(f"{what}: {proxy}", code=proxy.code)
     if proxy is not None:
         return Retry(None, f"{what}: {proxy}", code=proxy.code)
     if not status:
         return Retry(None, f"{what}: storage does not answer", code="unreachable")
-    return by_status(status, what, name)
+    return _by_status(status, what, name)
 
 
-def by_status(status: int, what: str, name: str = "") -> Exception:
+def _by_status(status: int, what: str, name: str = "") -> Exception:
     """The error to raise for an HTTP status, of a storage client or a signed URL."""
     text, code = f"{status} {name}".strip(), f"http_{status}"
     if status in (401, 403):
@@ -379,7 +379,7 @@ class Mover:
             self._check(size, check_room)
             stream = answer.stream(min_chunk_size=_CHUNK_BYTES)
             return await self._write(file, stream, size, check_room, on_progress)
-        except STORAGE_ERRORS as error:
+        except _STORAGE_ERRORS as error:
             raise failure_of(error, "source", self.proxy.failure) from None
 
     async def put(
@@ -397,7 +397,7 @@ class Mover:
             await obstore.put_async(
                 opened.store, path, file, attributes=_attributes(place, kind), max_concurrency=2
             )
-        except STORAGE_ERRORS as error:
+        except _STORAGE_ERRORS as error:
             raise failure_of(error, "destination", self.proxy.failure) from None
         return path
 
@@ -417,7 +417,7 @@ class Mover:
                 old = [str(one["path"]) for one in batch if _fence_of(one["path"], prefix) < fence]
                 if old:
                     await obstore.delete_async(opened.store, old)
-        except STORAGE_ERRORS:
+        except _STORAGE_ERRORS:
             return
 
     async def remove(self, place: Place, credentials: Credentials, paths: list[str]) -> None:
@@ -426,11 +426,11 @@ class Mover:
             return
         try:
             await obstore.delete_async(self._open(place, credentials.destination).store, paths)
-        except STORAGE_ERRORS:
+        except _STORAGE_ERRORS:
             return
 
     def _open(self, place: Place, credentials: Any) -> Opened:
-        return open_store(
+        return _open_store(
             place,
             credentials,
             proxy_url=self.proxy.url,
@@ -446,7 +446,7 @@ class Mover:
         try:
             async with self.client.open("GET", address, headers=headers, limits=limits) as answer:
                 if not 200 <= answer.status < 300:
-                    raise by_status(answer.status, "source")
+                    raise _by_status(answer.status, "source")
                 length = answer.headers.get("content-length", "")
                 size = int(length) if length.isdigit() else 0
                 self._check(size, check_room)
@@ -466,7 +466,7 @@ class Mover:
                 "PUT", address, headers=headers, body=body, limits=limits
             ) as ok:
                 if not 200 <= ok.status < 300:
-                    raise by_status(ok.status, "destination")
+                    raise _by_status(ok.status, "destination")
         except Refused as error:
             raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
