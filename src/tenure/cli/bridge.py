@@ -232,16 +232,16 @@ def _result(new_id: str) -> bytes:
 @click.argument("to_url", metavar="TO_URL")
 @click.option("--keep", is_flag=True, help="Keep the old job as done, instead of removing it.")
 @click.option("--plain", is_flag=True, help="Leave out groups and priorities.")
-@click.option("--with-workers", is_flag=True, help="Go on although workers serve the old queue.")
+@click.option("--with-workers", is_flag=True, help="Run although workers serve the old queue.")
 @json_option
 def bridge_command(
     from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
 ) -> int:
-    """Move what waits in one queue to another, of whichever contracts, each job exactly once.
+    """Move the waiting jobs of a queue to another one, of any contract, each exactly once.
 
-    It may be stopped and started again: no job is lost, none arrives twice. Stop the workers of the
-    old queue first. Jobs that the new queue does not take stay where they are, and are named; where
-    it has no groups or no priorities, --plain leaves them out.
+    It may be stopped and started again: no job is lost, and none arrives twice. Stop the workers of
+    the old queue first. Jobs that the new queue refuses stay in the old one and are listed. --plain
+    drops groups and priorities, for a queue without them.
 
     \b
     tenure bridge 'bullmq+redis://127.0.0.1:6379/0?queue=mail' streams+redis://127.0.0.1:6379/0

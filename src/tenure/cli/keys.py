@@ -207,7 +207,7 @@ def _quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help=f"{', '.join(SCOPES)}, or stream:NAME for streams of a plane. May be repeated.",
 )
 @click.option(
-    "--days", type=click.FloatRange(0, 36_500, min_open=True), help="How long it is good."
+    "--days", type=click.FloatRange(0, 36_500, min_open=True), help="Days until it expires."
 )
 @_quota_options
 @queue_option

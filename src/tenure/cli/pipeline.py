@@ -31,7 +31,7 @@ def _spark_options(function: _Function) -> _Function:
         click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
         click.option("--remote", default="", metavar="sc://HOST", help="A Spark Connect server."),
         click.option("--driver-memory", default="2g", show_default=True),
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Goes to Spark as it is."),
+        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark."),
         click.option("--ship", is_flag=True, help="Send this package to the executors."),
     ):
         function = option(function)
@@ -201,7 +201,9 @@ def pipeline_command() -> None:
 @_lake_option
 @click.option("--once", is_flag=True, help="Only what there is now.")
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS", help="Between batches.")
-@click.option("--max-rows", default=1_000_000, show_default=True, help="About so many in a batch.")
+@click.option(
+    "--max-rows", default=1_000_000, show_default=True, help="Approximate rows of a batch."
+)
 @click.option(
     "--format", "table_format", type=click.Choice(["parquet", "delta"]), default=None,
     help="delta: keep a Delta log beside the Parquet files, from now on.",
@@ -349,11 +351,11 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
 @click.option("--from", "source", required=True, metavar="FILE", help="Parquet, JSON lines, CSV.")
 @click.option("--task", required=True)
 @click.option("--to", "url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL.")
-@click.option("--key", multiple=True, metavar="COLUMN", help="What tells rows apart.")
+@click.option("--key", multiple=True, metavar="COLUMN", help="Identifies a row; repeatable.")
 @click.option("--payload", default="", metavar="COLUMN", help="Holds the payload as JSON.")
-@click.option("--run", default="", help="Another name puts the same rows in again.")
-@click.option("--rate", default=0.0, help="At most so many a second.")
-@click.option("--tasks", default=8, show_default=True, help="How many tasks write side by side.")
+@click.option("--run", default="", help="Another name submits the same rows again.")
+@click.option("--rate", default=0.0, help="Jobs per second at most.")
+@click.option("--tasks", default=8, show_default=True, help="Concurrent Spark tasks.")
 @click.option("--dry-run", is_flag=True, help="Only count, and show the first jobs.")
 @_spark_options
 @json_option
@@ -406,7 +408,7 @@ def enqueue_command(
 @_lake_option
 @click.option("--from", "urls", multiple=True, metavar="URL", help="Where the jobs are kept.")
 @click.option("--to", default="", metavar="URL", help="Another queue; default: their own.")
-@click.option("--rate", default=0.0, help="At most so many a second.")
+@click.option("--rate", default=0.0, help="Jobs per second at most.")
 @click.option("--yes", is_flag=True, help="Do it; without, only count.")
 @_spark_options
 @json_option

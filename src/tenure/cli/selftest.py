@@ -221,13 +221,13 @@ _COLOURS = {"held": "green", "broken": "red", "not asked": "dim"}
 @click.option("--only", default="", help="Only tests whose names match, as pytest's -k.")
 @json_option
 def check_command(url: str, only: str, as_json: bool) -> int:
-    """Run the conformance suite on a store that runs, and say which clauses hold.
+    """Run the conformance suite on a live store, and show which clauses hold.
 
-    The clauses are what every contract means by submit, claim, extend and settle.
+    The clauses define submit, claim, extend and settle for every contract.
 
-    It works under names of its own, which it removes at the end, but it works hard: choose a store
-    for tests. The suite comes with the source, so this runs in a checkout. Exit code 8 when a
-    clause is broken.
+    The suite uses its own names and removes them at the end, but it loads the store: choose one for
+    tests. The suite is part of the source, so this runs in a checkout. Exit code 8 if a clause is
+    broken.
 
     \b
     tenure check streams+redis://127.0.0.1:6379/15
@@ -263,9 +263,9 @@ _PROBES_PER_S = 100
 @click.option("--fsync", type=click.Choice(["everysec", "always", "no"]), default="everysec")
 @json_option
 def bench_command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
-    """Enqueue jobs in bulk, run them as no-ops, then measure the way from submit to start.
+    """Enqueue jobs in bulk, run them as no-ops, then measure the time from submit to start.
 
-    Gateway and network are not in these figures; worker and client share one process.
+    The figures contain neither gateway nor network; worker and client share one process.
 
     \b
     tenure bench

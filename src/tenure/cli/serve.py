@@ -111,8 +111,10 @@ def _set_up_traces(otlp_url: str, worker_id: str) -> None:
 
 @click.command("worker")
 @click.argument("targets", metavar="APP.py|MODULE...", nargs=-1, required=True)
-@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Attempts at once.")
+@click.option(
+    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
+)
+@click.option("--concurrency", type=click.IntRange(min=1), help="Concurrent attempts.")
 @click.option("--processes", type=click.IntRange(min=1), help="Worker processes (1).")
 @click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
 @click.option("--drain-timeout", "drain_timeout_s", type=click.FloatRange(min=0), help="Seconds.")
@@ -286,26 +288,26 @@ async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
 @click.command("gateway")
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
+@click.option("--admin-address", metavar="HOST:PORT", help="Serve admins and observers only there.")
 @click.option(
-    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
+    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
 )
-@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
 @click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
-@click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
-@click.option("--worker-key-file", help="A file with a key that is good for workers besides.")
+@click.option("--require-key", is_flag=True, help="Require an API key on loopback too.")
+@click.option("--worker-key-file", help="A file with a further key for workers.")
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",
     metavar="ADDRESS",
     multiple=True,
-    help="A proxy whose headers name the client and the person; again.",
+    help="A proxy whose headers name the client and the user; repeatable.",
 )
 @click.option(
     "--sso-group",
     "sso_groups",
     metavar="GROUP=SCOPES",
     multiple=True,
-    help="What people of a group may do, such as ops=admin; again.",
+    help="The scopes of a group's users, such as ops=admin; repeatable.",
 )
 @click.option("--log-level", help="debug, info, warning or error.")
 def gateway_command(

@@ -100,17 +100,17 @@ def _url(host: str, port: int) -> str:
 @click.argument("targets", metavar="[APP.py|MODULE]...", nargs=-1)
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
 @click.option("--host", help="The gateway's address (127.0.0.1).")
-@click.option(
-    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
-)
+@click.option("--admin-address", metavar="HOST:PORT", help="Serve admins and observers only there.")
 @click.option("--data", type=click.Path(path_type=Path), help="The data folder (.tenure).")
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
 @click.option(
     "--postgres", "postgres_url", metavar="URL", help="Keep inbox and plane there, not in SQLite."
 )
-@click.option("--no-browser", is_flag=True, help="Do not open a page.")
+@click.option("--no-browser", is_flag=True, help="Do not open the dashboard in a browser.")
 @click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
-@click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
+@click.option(
+    "--no-node", is_flag=True, help="Do not install and run Node.js packages for samples."
+)
 def up_command(
     targets: tuple[str, ...],
     port: int | None,
