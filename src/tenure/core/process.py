@@ -208,15 +208,16 @@ async def running(
     try:
         yield process
     finally:
-        await asyncio.shield(_end_group(process, grace_s))
+        patience_s = grace_s if process.returncode is None else 0.0
+        signal_group(process.pid, signal.SIGTERM if patience_s else signal.SIGKILL)
+        await asyncio.shield(_reap(process, patience_s))
 
 
-async def _end_group(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    if grace_s and process.returncode is None:
-        signal_group(process.pid, signal.SIGTERM)
+async def _reap(process: asyncio.subprocess.Process, patience_s: float) -> None:
+    if patience_s:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), grace_s)
-    signal_group(process.pid, signal.SIGKILL)
+            await asyncio.wait_for(process.wait(), patience_s)
+        signal_group(process.pid, signal.SIGKILL)
     await process.wait()
 
 
