@@ -145,7 +145,7 @@ def emit(value: Any, stream: Any = None) -> None:
     import msgspec
 
     stream = stream or sys.stdout
-    text = msgspec.json.encode(value).decode()  # within it, such characters stand in strings only
+    text = msgspec.json.encode(value).decode()  # in JSON, such characters occur only in strings
     stream.write(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
     stream.flush()
 
