@@ -1,4 +1,4 @@
-"""The sample queues of `tenure up`: what a contract declares, and how a feeder keeps submitting.
+"""The sample queues of `tenure up`: what a contract declares, and the loop that submits.
 
 Each contract has its samples in its own folder. `tenure up` serves all these queues with one
 worker. Most sample jobs succeed, some need a second attempt, some fail for good.
@@ -29,32 +29,6 @@ class SampleFailure(Exception):
     code = "sample_failure"
 
 
-class NodeUnusable(Exception):
-    """Why a Node program cannot be run here, as a message for people."""
-
-
-class NodeProgram(Protocol):
-    """A Node program that is ready to run."""
-
-    @property
-    def package(self) -> str:
-        """The package it shows, with its version."""
-
-    async def run(
-        self, *args: str, environment: Mapping[str, str], say: Callable[[str], None]
-    ) -> str:
-        """Run until it ends or this is cancelled, passing on its output; returns how it ended."""
-
-
-class PrepareNode(Protocol):
-    """Makes a Node program ready; raises `NodeUnusable`."""
-
-    async def __call__(
-        self, sources: Path, folder: Path, package: str, *, say: Callable[[str], None]
-    ) -> NodeProgram:
-        """The program in `sources` with its packages in `folder`."""
-
-
 class SampleJob(Protocol):
     """What the handlers of samples need of their job."""
 
@@ -73,11 +47,11 @@ class SampleJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What `tenure up` has: a Redis, a folder for files, and the gateway before them.
+    """The stores of `tenure up`: a Redis, a folder for SQLite files, and a gateway.
 
-    `worker_key` is a file with the key that workers show to the gateway. `postgres_url` is "" where
-    the SQL contracts keep their jobs in SQLite files in that folder. With samples there are
-    `files`, the folder that `file://` may name, and `receiver_url`, to which webhooks may be sent.
+    `worker_key` is the file with the key that workers send to the gateway. If `postgres_url` is
+    set, the SQL contracts use it instead of SQLite. With samples there are also `files`, the folder
+    that `file://` may name, and `receiver_url`, to which webhooks may be sent.
     """
 
     redis_url: str
@@ -89,25 +63,26 @@ class Stores:
     postgres_url: str = ""
 
     def database(self, file: str) -> str:
-        """The store of an SQL contract: PostgreSQL if there is one, else a file of this name."""
+        """The store of an SQL contract: PostgreSQL if it is set, else a SQLite file."""
         return self.postgres_url or f"sqlite:///{self.folder / file}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleContext:
-    """What a feeder is given.
+    """The arguments of a producer.
 
-    `folder` is for its files and stays from one start to the next; `real` are the tasks that have
-    real handlers and get no samples. `prepare_node` is None if Node.js may not be used.
-    `locate_ffmpeg` raises `UsageError` where there is no ffmpeg.
+    `folder` is for its files and is kept between starts. `environment` is for child processes.
+    `locate_ffmpeg` raises `UsageError` if there is no ffmpeg. Tasks in `real` have real handlers
+    and get no samples. `node` permits the use of Node.js.
     """
 
     stores: Stores
     folder: Path
     say: Callable[[str], None]
+    environment: Mapping[str, str]
     locate_ffmpeg: Callable[[], Path]
     real: frozenset[str] = frozenset()
-    prepare_node: PrepareNode | None = None
+    node: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +90,16 @@ class SampleFlow:
     """One sample queue of a contract.
 
     Flows are started and listed by `rank`; the queue of the first is what the other commands speak
-    to. `feed` submits jobs until cancelled; an outbox has none, because its inbox fills it.
+    to. `produce` submits jobs until cancelled; an outbox has none, because its inbox fills it.
     `handlers` are its sample handlers by task. `invitation` is a line of at most 80 columns that
-    says how to reach the queue with a program of one's own. `worker_url` is where the worker finds
-    the queue, if it goes through the gateway. `needs` are modules of an optional extra.
+    tells how to reach the queue with another program. `worker_url` is the URL for the worker, if it
+    goes through the gateway. `needs` are modules of an optional extra.
     """
 
     contract: str
     rank: int
     queue_url: Callable[[Stores], str]
-    feed: Callable[[SampleContext], Coroutine[Any, Any, None]] | None = None
+    produce: Callable[[SampleContext], Coroutine[Any, Any, None]] | None = None
     handlers: Mapping[str, Callable[[Any], Awaitable[Any]]] | None = None
     invitation: Callable[[Stores], str] | None = None
     worker_url: Callable[[Stores], str] | None = None
@@ -135,7 +110,7 @@ class SampleFlow:
         return [name for name in self.needs if find_spec(name) is None]
 
     def served_at(self, stores: Stores) -> str:
-        """Where the worker finds the queue: `queue_url`, unless it goes through the gateway."""
+        """The URL for the worker: `queue_url`, unless it goes through the gateway."""
         return (self.worker_url or self.queue_url)(stores)
 
 
@@ -166,7 +141,7 @@ async def keep_submitting(
     per_s: float,
     pause_s_max: float = 2.0,
 ) -> None:
-    """Call `submit` with 0, 1, 2 ... until cancelled, unless too many jobs are `waiting`."""
+    """Call `submit` with 0, 1, 2 ... until cancelled; pause while too many jobs are `waiting`."""
     ledger, away, number = open_ledger(url), False, 0
     try:
         while True:
@@ -185,7 +160,7 @@ async def keep_submitting(
         await ledger.close()
 
 
-async def feed_queue(
+async def fill_queue(
     context: SampleContext, url: str, make: Callable[[int], NewJob], **pace: Any
 ) -> None:
     """Keep submitting the jobs that `make` returns."""
@@ -197,6 +172,6 @@ async def feed_queue(
 
 
 def failures(chance: random.Random) -> int:
-    """How often a sample shall fail: 4 in 100 for good, 12 once."""
+    """How often a sample fails: 4 in 100 for good, 12 once."""
     draw = chance.random()
     return 9 if draw < 0.04 else 1 if draw < 0.16 else 0

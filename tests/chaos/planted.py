@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
 
         stubborn(rest)
         return 0
-    from tenure.cli.group import run
+    from tenure.cli.console import run
 
     return run(rest)
 

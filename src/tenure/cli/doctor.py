@@ -16,15 +16,14 @@ from typing import Any
 import click
 
 from tenure.cli.config import Config, load_config
+from tenure.cli.console import Exit, answer, json_option, paint
 from tenure.cli.gateway_client import fetch
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, paint
 from tenure.core.errors import ServerError, StoreError, TenureError
 from tenure.core.registry import (
     Finding,
     QueueUrl,
     contract_of,
-    judged,
+    make_finding,
     open_ledger,
     open_part,
     parse_url,
@@ -35,10 +34,10 @@ from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis
 
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
-_DOWN = ("reachable", "folder", "database file")  # with such a problem the queue is not asked
-_SQLITE_OLDEST = (3, 35, 0)  # the first with RETURNING
-_REDIS_OLDEST, _REDIS_GOOD = (6, 2), (7, 0)
-_POSTGRES_OLDEST = 130_000
+_DOWN = ("reachable", "folder", "database file")  # a problem here means that no queue can answer
+_SQLITE_MIN = (3, 35, 0)  # the first with RETURNING
+_REDIS_MIN, _REDIS_RECOMMENDED = (6, 2), (7, 0)
+_POSTGRES_MIN = 130_000
 _SKEW_MS_NOTE, _SKEW_MS_PROBLEM = 1_000, 30_000
 _WAITING_MS_MAX = 600_000
 _FREE_BYTES_MIN = 1 << 30
@@ -78,22 +77,22 @@ def _line(finding: Finding) -> str:
 
 
 def _machine_findings(config: Config) -> list[Finding]:
-    java, strange = shutil.which("java"), config.unknown_variables
+    java, unknown = shutil.which("java"), config.unknown_variables
     return [
-        judged(
+        make_finding(
             "python",
             platform.python_version(),
             bad=sys.version_info < (3, 11),
             remedy="install Python 3.11 or newer",
         ),
-        judged(
+        make_finding(
             "sqlite",
             sqlite3.sqlite_version,
-            bad=sqlite3.sqlite_version_info < _SQLITE_OLDEST,
+            bad=sqlite3.sqlite_version_info < _SQLITE_MIN,
             level="note",
             remedy="queues on SQLite need 3.35; use a newer Python build",
         ),
-        judged(
+        make_finding(
             "java",
             java or "not found",
             bad=not java,
@@ -102,10 +101,10 @@ def _machine_findings(config: Config) -> list[Finding]:
         ),
         _server_program(),
         _port(config.text("gateway.host"), config.integer("gateway.port")),
-        judged(
+        make_finding(
             "settings",
-            f"unknown: {', '.join(strange)}" if strange else "every TENURE_* variable is known",
-            bad=bool(strange),
+            f"unknown: {', '.join(unknown)}" if unknown else "every TENURE_* variable is known",
+            bad=bool(unknown),
             level="note",
             remedy="`tenure config show --json` lists the right names",
         ),
@@ -154,7 +153,7 @@ def _is_gateway(url: str) -> bool:
 
 
 async def _queue_findings(url: str) -> list[Finding]:
-    """The queue is asked only where its store is well enough to answer."""
+    """The findings of a store, and of its queue if the store can answer."""
     parsed = parse_url(url)
     kind = parsed.store.partition("://")[0]
     if kind.startswith("http"):
@@ -169,12 +168,12 @@ async def _queue_findings(url: str) -> list[Finding]:
         found = []
     if any(f.level == "problem" and f.check in _DOWN for f in found):
         return found
-    checked = {finding.check for finding in found}
-    return [*found, *(f for f in await _ledger_findings(url) if f.check not in checked)]
+    names = {finding.check for finding in found}
+    return [*found, *(f for f in await _ledger_findings(url) if f.check not in names)]
 
 
 async def _ledger_findings(url: str) -> list[Finding]:
-    """What any queue's counts say. A queue that does not answer is one finding and ends it."""
+    """Findings from the counts of any queue; a single one if the queue does not answer."""
     name = parse_url(url).safe
     ledger = open_ledger(url)
     begun = time.monotonic()
@@ -193,21 +192,21 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
     kinds = by_kind(counts)
     waiting, failed = kinds.get("waiting", 0), kinds.get("failed", 0)
     return [
-        judged(
+        make_finding(
             "workers",
             f"{counts.workers}, and {waiting} jobs wait",
             bad=bool(waiting and not counts.workers and not counts.paused),
             remedy=f"start one: tenure worker app.py --from '{name}'",
         ),
         paused_finding(counts.paused, f"tenure resume --queue '{name}'"),
-        judged(
+        make_finding(
             "oldest waiting",
             f"{counts.oldest_waiting_ms / 1000:.0f} s",
             bad=counts.oldest_waiting_ms > _WAITING_MS_MAX,
             level="note",
             remedy="add workers or slots: tenure worker --concurrency, --processes",
         ),
-        judged(
+        make_finding(
             "dead letters",
             f"{failed} jobs failed for good",
             bad=bool(failed),
@@ -219,7 +218,7 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
 
 def clock_finding(skew_ms: float) -> Finding:
     """`skew_ms` is positive when the store is ahead."""
-    return judged(
+    return make_finding(
         "clock",
         f"the store is {abs(skew_ms):.0f} ms {'ahead of' if skew_ms > 0 else 'behind'} us",
         bad=abs(skew_ms) > _SKEW_MS_NOTE,
@@ -244,12 +243,12 @@ def _remote_findings(url: QueueUrl) -> list[Finding]:
         except (OSError, ValueError) as error:
             return [*found, Finding("problem", check, f"{name}: {error}", remedy)]
         detail = f"{name} answers {status}"
-        found.append(judged(check, detail, bad=status != 200, remedy=remedy))
+        found.append(make_finding(check, detail, bad=status != 200, remedy=remedy))
     return found
 
 
 def _base(store: str) -> str:
-    """The gateway's address: without key and options.
+    """The gateway's address, without key and options.
 
     >>> _base("http://:key@host:8470/?streams=a")
     'http://host:8470'
@@ -277,7 +276,7 @@ async def _redis_queue_findings(url: str) -> list[Finding]:
 
 
 async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
-    """What INFO, CONFIG and TIME say; a server that is away is one finding and ends it."""
+    """Findings from INFO, CONFIG and TIME; a single one if the server is unreachable."""
     try:
         before_ms = time.time() * 1000
         clock = await redis.call("TIME")
@@ -293,7 +292,7 @@ async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
     return [
         Finding("ok", "reachable", f"{name} in {after_ms - before_ms:.1f} ms"),
         version_finding(info),
-        judged("role", role, bad=role != "master", remedy=remedy),
+        make_finding("role", role, bad=role != "master", remedy=remedy),
         _append_only_file(info),
         *await _redis_settings(redis),
         clock_finding(skew_ms),
@@ -301,15 +300,17 @@ async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
 
 
 def version_finding(info: dict[str, str]) -> Finding:
-    """6.2 is needed (XAUTOCLAIM, XPENDING IDLE), 7 is better."""
+    """6.2 is required (XAUTOCLAIM, XPENDING IDLE), 7 is recommended."""
     text = info.get("valkey_version") or info.get("redis_version", "0")
-    # Valkey calls itself Redis 7.2 here, so that the comparison holds for both.
+    # Valkey reports redis_version 7.2, so the comparison holds for both.
     number = tuple(int(part) for part in info.get("redis_version", "0.0").split(".")[:2])
-    if number < _REDIS_OLDEST:
+    if number < _REDIS_MIN:
         remedy = "upgrade to 6.2 or newer, better 7 or newer"
         return Finding("problem", "redis version", text, remedy)
     remedy = "upgrade to 7 or newer: it counts waiting entries itself"
-    return judged("redis version", text, bad=number < _REDIS_GOOD, level="note", remedy=remedy)
+    return make_finding(
+        "redis version", text, bad=number < _REDIS_RECOMMENDED, level="note", remedy=remedy
+    )
 
 
 def _append_only_file(info: dict[str, str]) -> Finding:
@@ -319,7 +320,7 @@ def _append_only_file(info: dict[str, str]) -> Finding:
         return Finding("problem", check, "off", f"jobs die with the server: {remedy}")
     status = info.get("aof_last_write_status", "ok")
     remedy = "the last write failed: look at the disk and the server's log"
-    return judged(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
+    return make_finding(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
 
 
 async def _redis_settings(redis: Redis) -> list[Finding]:
@@ -328,19 +329,19 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
         try:
             pair = await redis.call("CONFIG", "GET", name)
         except ServerError as error:
-            remedy = "ask whoever runs the server for appendfsync and maxmemory-policy"
+            remedy = "ask the operator of the server for appendfsync and maxmemory-policy"
             return [Finding("note", "server settings", f"not readable: {error}", remedy)]
         values[name] = pair[1].decode() if pair else "?"
     fsync, policy, limit = values.values()
     meaning = ": a power cut may lose the last second, a crash of Redis nothing"
     return [
-        judged(
+        make_finding(
             "appendfsync",
             fsync + (meaning if fsync == "everysec" else ""),
             bad=fsync not in ("everysec", "always"),
             remedy="redis-cli config set appendfsync everysec (or always), then config rewrite",
         ),
-        judged(
+        make_finding(
             "eviction",
             f"{policy}, maxmemory {limit or '0'}",
             bad=policy != "noeviction",
@@ -355,20 +356,20 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
 
 
 def sqlite_findings(store: str) -> list[Finding]:
-    """The file, its folder and its disk. A file that is not there yet is made on first use."""
+    """The file, its folder and its disk. A missing file is made on first use."""
     path = Path(store.partition("://")[2].removeprefix("/").partition("?")[0])
     folder = path.parent
     if not folder.is_dir():
         return [Finding("problem", "folder", f"{folder} is not there", f"mkdir -p {folder}")]
     free, writable = shutil.disk_usage(folder).free, os.access(folder, os.W_OK)
     found = [
-        judged(
+        make_finding(
             "folder",
             f"{folder.absolute()} {'can' if writable else 'cannot'} be written",
             bad=not writable,
             remedy="SQLite writes its log beside the file: give this user the folder",
         ),
-        judged(
+        make_finding(
             "disk",
             f"{free / (1 << 30):.1f} GB free",
             bad=free < _FREE_BYTES_MIN,
@@ -390,11 +391,11 @@ def _database_file(path: Path) -> Finding:
         remedy = "is it a database of this project? restore it from a copy, or name another"
         return Finding("problem", "database file", f"{path}: {error}", remedy)
     remedy = "it is set on the first write; on a network disk it cannot be: use a local one"
-    return judged("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
+    return make_finding("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
 
 
 async def postgres_findings(store: str) -> list[Finding]:
-    """What the server says of itself; one that is away is one finding and ends it."""
+    """Findings from the server's settings; a single one if it is unreachable."""
     import asyncpg
 
     from tenure.store.postgres import connect_arguments
@@ -420,28 +421,28 @@ async def postgres_findings(store: str) -> list[Finding]:
 
 
 def server_findings(row: dict[str, Any]) -> list[Finding]:
-    """Version, durability, role, and transactions that hold everything back."""
+    """Version, durability, role and long transactions."""
     open_s = float(row["open_s"])
     return [
-        judged(
+        make_finding(
             "postgres version",
             row["version"],
-            bad=row["number"] < _POSTGRES_OLDEST,
+            bad=row["number"] < _POSTGRES_MIN,
             remedy="upgrade to 13 or newer",
         ),
-        judged(
+        make_finding(
             "fsync",
             row["fsync"],
             bad=row["fsync"] != "on",
             remedy="a crash may lose or break everything: ALTER SYSTEM SET fsync = on, then reload",
         ),
-        judged(
+        make_finding(
             "role",
             "a replica" if row["replica"] else "primary",
             bad=row["replica"],
             remedy="a replica takes no writes: name the primary",
         ),
-        judged(
+        make_finding(
             "open transactions",
             f"the oldest is {open_s:.0f} s old",
             bad=open_s > _OPEN_S_MAX,

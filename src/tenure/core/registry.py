@@ -153,7 +153,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def judged(
+def make_finding(
     check: str,
     detail: str,
     *,
@@ -168,7 +168,7 @@ def judged(
 def paused_finding(paused: bool, remedy: str) -> Finding:
     """Whether a queue hands out jobs."""
     detail = "paused" if paused else "handing out jobs"
-    return judged("pause", detail, bad=paused, level="note", remedy=remedy)
+    return make_finding("pause", detail, bad=paused, level="note", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

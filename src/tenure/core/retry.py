@@ -31,6 +31,7 @@ Jitter = Literal["none", "equal", "full"]
 _MESSAGE_CHARS_MAX = 2_000
 # Beyond this exponent every delay is at its cap; 2**attempt would overflow.
 _EXPONENT_MAX = 32
+_RETRY_AFTER_MS_MAX = 3_600_000
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,3 +195,23 @@ def _policy_for(policy: RetryPolicy, error: BaseException) -> RetryPolicy | None
             if name in policy.by_error:
                 return policy.by_error[name]
     return policy
+
+
+def retry_after_ms(value: str, now_s: float) -> int:
+    """Milliseconds by a Retry-After header (a number or a date); 0 without a usable one.
+
+    >>> retry_after_ms("7", 0), retry_after_ms("Thu, 01 Jan 1970 00:00:30 GMT", 10.0)
+    (7000, 20000)
+    >>> retry_after_ms("soon", 0), retry_after_ms("999999", 0), retry_after_ms("nan", 0)
+    (0, 3600000, 0)
+    """
+    import email.utils  # not above: few processes need it, and it is slow to load
+
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return 0
+    return round(min(seconds * 1000, _RETRY_AFTER_MS_MAX)) if seconds > 0 else 0

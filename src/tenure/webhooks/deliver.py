@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import random
 import time
 from collections import OrderedDict
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry, Signal, Snooze
-from tenure.core.retry import RetryPolicy, delay_ms, exponential
+from tenure.core.retry import RetryPolicy, delay_ms, exponential, retry_after_ms
 from tenure.egress import Client, Disconnected, EgressError, Limits, Refused, Response
 from tenure.egress.guard import read_target
 from tenure.webhooks.signing import (
@@ -40,7 +39,6 @@ class RetryPolicies:
 
 _RETRIES = RetryPolicies()
 
-_RETRY_AFTER_MS_MAX = 3_600_000
 _OK, _REDIRECT, _GONE, _TOO_MANY_REQUESTS = 200, 300, 410, 429
 
 
@@ -61,26 +59,6 @@ def signal_of(
     if status == _GONE:
         return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
     return _retry(retries.default, str(status), headers, attempt, chance, now_s)
-
-
-def retry_after_ms(value: str, now_s: float) -> int:
-    """The milliseconds of a Retry-After header (a number or a date); 0 if it is unusable.
-
-    >>> retry_after_ms("7", 0), retry_after_ms("Thu, 01 Jan 1970 00:00:30 GMT", 10.0)
-    (7000, 20000)
-    >>> retry_after_ms("soon", 0), retry_after_ms("999999", 0), retry_after_ms("nan", 0)
-    (0, 3600000, 0)
-    """
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_s
-        except (ValueError, OverflowError):
-            return 0
-    if not seconds > 0:
-        return 0
-    return round(min(seconds * 1000, _RETRY_AFTER_MS_MAX))
 
 
 def _retry(

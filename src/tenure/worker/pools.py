@@ -33,6 +33,7 @@ import msgspec
 from tenure.core.errors import LeaseLost, StoreError, TenureError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, OutcomeKind, Until
+from tenure.core.process import popen, signal_group
 from tenure.core.retry import RetryPolicy, judge
 from tenure.worker.config import Capacity
 from tenure.worker.job import WRITTEN, Attempt, Job, current_job
@@ -279,12 +280,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         code = _START.format(path=sys.path, fd=theirs.fileno())
         with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220 # nosec B603 # a vfork of a known program
-                [sys.executable, "-P", "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            process = popen([sys.executable, "-P", "-c", code], keep_open=[theirs.fileno()])
         made = cls(process)
         made._reader, made._writer = await asyncio.open_unix_connection(sock=ours)
         return made
@@ -296,8 +292,7 @@ class _Child:
 
     def kill(self) -> None:
         """Kill it and its own children."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        signal_group(self._process.pid, signal.SIGKILL)
         self._writer.close()
         asyncio.get_running_loop().run_in_executor(None, self._process.wait)  # reap it
 

@@ -303,10 +303,10 @@ def test_check_of_a_file_runs_beside_it_and_on_no_other_store(cli: Cli, tmp_path
 
 
 def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
-    from tenure.cli.selftest import Ran, judge
+    from tenure.cli.selftest import CaseResult, clause_verdicts
 
-    ran = [Ran("a", True, ("M-10",)), Ran("b", False, ("M-10", "M-2"))]
-    verdicts = {clause.clause: clause for clause in judge(ran)}
+    ran = [CaseResult("a", True, ("M-10",)), CaseResult("b", False, ("M-10", "M-2"))]
+    verdicts = {clause.clause: clause for clause in clause_verdicts(ran)}
     assert (verdicts["M-10"].verdict, verdicts["M-10"].failed) == ("broken", ("b",))
     assert verdicts["M-2"].verdict == "broken"
     assert verdicts["M-1"].verdict == "not asked"

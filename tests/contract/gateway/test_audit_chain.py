@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.dashboard.audit import (
     AuditLog,
     ChainCheck,

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.core.job import NewJob
 from tenure.core.registry import open_queue
 from tenure.dashboard.audit import Entry, open_audit, verify

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.cli.config import load_config
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.cli.keys import open_seal
 from tenure.contracts.inbox.credentials import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError

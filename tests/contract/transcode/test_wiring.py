@@ -15,7 +15,7 @@ import pytest
 
 from tenure import NewJob, Worker, open_ledger, open_queue
 from tenure.cli.config import Config
-from tenure.cli.handlers import load_tasks, transcode_settings, usual, with_slots
+from tenure.cli.handlers import default_concurrency, load_tasks, transcode_settings, with_slots
 from tenure.core import registry
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease
@@ -114,7 +114,7 @@ async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> 
 
 @pytest.mark.clause("I-58")
 def test_an_inbox_worker_holds_five_transcodes_and_room_for_two_claims_of_events() -> None:
-    assert (usual("tenure.transcode"), usual("app.py")) == (20, None)
+    assert (default_concurrency("tenure.transcode"), default_concurrency("app.py")) == (20, None)
     urls = [with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")]
     queues = [open_queue(url) for url in urls]
     assert [queue.features.slots_max for queue in queues] == [5, 15]

@@ -17,7 +17,7 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
-from tenure.samples import KEEP_MS, REQUESTER, SampleContext, SampleFlow, Stores, feed_queue
+from tenure.samples import KEEP_MS, REQUESTER, SampleContext, SampleFlow, Stores, fill_queue
 
 _NEEDS = ("cryptography", "httptools", "obstore")
 _OUTPUTS_KEPT = 100
@@ -44,7 +44,7 @@ def _invitation(stores: Stores) -> str:
     return f"see webhooks    {stores.receiver_url}/ shows those of the transcodes, verified"
 
 
-async def _feed(context: SampleContext) -> None:
+async def _produce(context: SampleContext) -> None:
     folder, receiver_url = context.stores.files, context.stores.receiver_url
     try:
         await asyncio.to_thread(draw_clip, context.locate_ffmpeg(), folder)
@@ -57,7 +57,7 @@ async def _feed(context: SampleContext) -> None:
         return sample(number, folder, receiver_url)
 
     url = _inbox_url(context.stores)
-    await feed_queue(context, url, make, waiting=["queued"], per_s=1 / 20, pause_s_max=30.0)
+    await fill_queue(context, url, make, waiting=["queued"], per_s=1 / 20, pause_s_max=30.0)
 
 
 def sample(number: int, folder: Path, receiver_url: str) -> NewJob:
@@ -115,7 +115,7 @@ FLOWS = (
         contract="inbox",
         rank=5,
         queue_url=_inbox_url,
-        feed=_feed,
+        produce=_produce,
         invitation=_invitation,
         needs=_NEEDS,
     ),

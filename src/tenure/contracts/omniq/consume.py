@@ -155,8 +155,8 @@ async def consume(
     import structlog
 
     from tenure.worker import Settings, Worker
-    from tenure.worker.drain import signals as on_signals
     from tenure.worker.telemetry import configure_logs
+    from tenure.worker.worker import signals as on_signals
 
     if not structlog.is_configured():
         configure_logs(level="warning")

@@ -38,7 +38,7 @@ async def _send_letter(job: SampleJob) -> dict[str, Any]:
     return {"sample": True, "tenant": job.payload.get("tenant", "")}
 
 
-async def _feed(context: SampleContext) -> None:
+async def _produce(context: SampleContext) -> None:
     chance, client = random.Random(), Client(context.stores.redis_url)
 
     async def submit(number: int) -> None:
@@ -60,7 +60,7 @@ FLOWS = (
         contract="omniq",
         rank=3,
         queue_url=_queue_url,
-        feed=_feed,
+        produce=_produce,
         handlers={_LETTERS: _send_letter},
     ),
 )

@@ -20,7 +20,7 @@ from tenure.samples import (
     SampleJob,
     Stores,
     failures,
-    feed_queue,
+    fill_queue,
 )
 
 _STREAMS = ("reports:now", "reports:later")
@@ -57,7 +57,7 @@ async def _write_report(job: SampleJob) -> dict[str, Any]:
     }
 
 
-async def _feed(context: SampleContext) -> None:
+async def _produce(context: SampleContext) -> None:
     chance = random.Random()
 
     def make(number: int) -> NewJob:
@@ -70,7 +70,7 @@ async def _feed(context: SampleContext) -> None:
         raw = msgspec.json.encode(payload)
         return NewJob(task="report", payload=raw, max_attempts=3, options={"stream": stream})
 
-    await feed_queue(context, _queue_url(context.stores), make, waiting=["QUEUED"], per_s=1.0)
+    await fill_queue(context, _queue_url(context.stores), make, waiting=["QUEUED"], per_s=1.0)
 
 
 FLOWS = (
@@ -78,7 +78,7 @@ FLOWS = (
         contract="plane",
         rank=4,
         queue_url=_queue_url,
-        feed=_feed,
+        produce=_produce,
         handlers={"report": _write_report},
         invitation=_invitation,
         worker_url=_worker_url,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError
-from tenure.core.registry import Finding, judged, paused_finding
+from tenure.core.registry import Finding, make_finding, paused_finding
 from tenure.store.redis import Redis
 
 _LATE_LEASES = 3  # a healthy worker takes over an expired lease within two lease lengths
@@ -26,7 +26,7 @@ async def findings(redis: Redis, options: Options) -> list[Finding]:
     )
     if isinstance(groups, ServerError) or not groups:
         return [
-            judged(
+            make_finding(
                 "consumer group",
                 f"{length} jobs, no group" if length else "no worker has ever served this queue",
                 bad=bool(length),
@@ -39,7 +39,7 @@ async def findings(redis: Redis, options: Options) -> list[Finding]:
     count = f"{len(late)}{'+' if len(late) == 100 else ''}"
     return [
         Finding("ok", "consumer group", GROUP),
-        judged(
+        make_finding(
             "running jobs",
             f"{count} without a sign of life for {late_ms / 1000:g} s",
             bad=bool(late),
@@ -55,7 +55,7 @@ def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
     dead = [c["name"].decode() for c in consumers if c["pending"] and c["idle"] > late_ms]
     alive = sum(c["idle"] <= late_ms for c in consumers)
     shown = ", ".join(dead[:3]) + (" ..." if len(dead) > 3 else "")
-    return judged(
+    return make_finding(
         "workers",
         f"{alive} alive" + (f", gone with work in hand: {shown}" if dead else ""),
         bad=bool(dead),
@@ -66,7 +66,7 @@ def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
 
 def _depth(depth: int, limit: int) -> Finding:
     share = depth / limit if limit else 0.0
-    return judged(
+    return make_finding(
         "depth",
         f"{depth} jobs" + (f" of {limit} allowed" if limit else ""),
         bad=share >= 0.8,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.job import NewJob
-from tenure.samples import KEEP_MS, SampleContext, SampleFlow, Stores, failures, feed_queue
+from tenure.samples import KEEP_MS, SampleContext, SampleFlow, Stores, failures, fill_queue
 
 _PAYLOADS: dict[str, dict[str, Any]] = {
     "chat": {"prompt": "Say hello to whoever watches."},
@@ -24,7 +24,7 @@ def _queue_url(stores: Stores) -> str:
     return f"streams+{stores.redis_url}"
 
 
-async def _feed(context: SampleContext) -> None:
+async def _produce(context: SampleContext) -> None:
     """Submit jobs of the tasks that have no real handler."""
     if context.real:
         named = ", ".join(name for name in _PAYLOADS if name in context.real)
@@ -32,7 +32,7 @@ async def _feed(context: SampleContext) -> None:
     tasks = [name for name in _PAYLOADS if name not in context.real]
     if tasks:
         chance = random.Random()
-        await feed_queue(
+        await fill_queue(
             context,
             _queue_url(context.stores),
             lambda number: sample(tasks[number % len(tasks)], chance),
@@ -52,4 +52,4 @@ def sample(task: str, chance: random.Random) -> NewJob:
     return NewJob(task=task, payload=payload, ttl_ms=KEEP_MS)
 
 
-FLOWS = (SampleFlow(contract="streams", rank=1, queue_url=_queue_url, feed=_feed),)
+FLOWS = (SampleFlow(contract="streams", rank=1, queue_url=_queue_url, produce=_produce),)

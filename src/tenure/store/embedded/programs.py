@@ -1,6 +1,6 @@
-"""Finds server programs and Node.js: those of the machine first, then those of installed wheels.
+"""Finds server programs and Node.js: the machine's own first, then those from wheels.
 
-Wheels are not imported, because only their files are needed.
+A wheel is located without importing it, because only its files are needed.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def redis_program() -> Path:
 
 
 def tracks_latency(program: Path) -> bool:
-    """Whether this server keeps a latency histogram of commands, which costs about 3 % of its time.
+    """Whether this server keeps a latency histogram per command, which costs about 3 % of its time.
 
-    Servers before 7 do not, and would not start with the option that turns it off.
+    A server before 7 keeps none, and refuses to start with an unknown option.
     """
     return version(program) >= _TRACKING_SINCE
 
 
 def redis_environment(program: Path) -> dict[str, str]:
-    """Our environment, and settings for the memory allocator of `program`.
+    """Our environment, with settings for the memory allocator of `program`.
 
-    A script allocates and frees thousands of short strings. The wheel's server uses glibc, which
-    takes a quarter more time than jemalloc, so it gets jemalloc if the machine has it. The tunable
-    makes glibc cache more than seven blocks of each size, which saves a tenth. A server with its
-    own allocator ignores both. Variables that are set already are kept.
+    Scripts allocate and free thousands of short strings. The wheel's server uses glibc, which takes
+    a quarter more time than jemalloc, so jemalloc is preloaded if the machine has it. glibc itself
+    is told to cache more than seven blocks of each size, which saves a tenth. A server with its own
+    allocator ignores both settings. Values that are already set win.
     """
     jemalloc = _jemalloc() if program == bundled_valkey() else None
     preload = {"LD_PRELOAD": str(jemalloc)} if jemalloc else {}

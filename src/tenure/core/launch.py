@@ -1,10 +1,10 @@
-"""Starts a server that dies with its parent. Run as a program, never imported.
+"""Turns into a program that dies with its parent. Run as a program, never imported.
 
     python -I -S launch.py <parent pid> <signal> <uid or -> <gid or -> -- program arguments...
 
-It asks the kernel to send `signal` when the parent dies, and then executes `program` in its place,
-so its process id is the server's. This cannot be done between fork and exec, where a process with
-threads must not run Python. The order matters: changing the user clears the request.
+It asks the kernel to send `signal` when the parent dies, then executes `program` under its own
+process id. This runs after exec and not between fork and exec, where a process
+with threads must not run Python. The user is changed first, because that clears the request.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ def main() -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
             sys.exit(f"cannot ask to die with the parent: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != int(parent):
-        sys.exit("the parent died before its server started")
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exec would keep Python's SIG_IGN
+        sys.exit("the parent died before its child started")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     os.execv(command[0], command)  # nosec B606 # no shell is the point
 
 
