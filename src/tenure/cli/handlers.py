@@ -111,8 +111,8 @@ def load_tasks(
         from tenure.samples import sample_flows
 
         for flow in sample_flows():
-            named = flow.handlers or {}
-            tasks += [task(name, timeout_s=_SAMPLE_TIMEOUT_S)(named[name]) for name in named]
+            for name, handler in (flow.handlers or {}).items():
+                tasks.append(task(name, timeout_s=_SAMPLE_TIMEOUT_S)(handler))
         inbox = [url for url in urls if has_part(url, "credentials")]
         return [*tasks, *_inbox_tasks(config, inbox)] if inbox else tasks
     if samples:

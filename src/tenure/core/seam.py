@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -179,6 +179,11 @@ class EventWaiter(Protocol):
         """Whether workers that write no journal take jobs from the queue."""
 
 
+ReadChanges: TypeAlias = Callable[
+    [Mapping[str, str]], Coroutine[Any, Any, dict[str, list[JobEvent]]]
+]
+
+
 class LedgerFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What a ledger has beyond the seam. Functions are None where it has no such feature.
 
@@ -190,7 +195,7 @@ class LedgerFeatures(msgspec.Struct, frozen=True, kw_only=True):
 
     is_outbox: bool = False
     unfinished: Callable[[str, int], Awaitable[int]] | None = None
-    changes: Callable[[Mapping[str, str]], Awaitable[dict[str, list[JobEvent]]]] | None = None
+    changes: ReadChanges | None = None
     waiter: EventWaiter | None = None
 
 

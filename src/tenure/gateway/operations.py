@@ -139,7 +139,10 @@ class _Followed:
     def __init__(self, ledger: Ledger) -> None:
         self.get = ledger.get
         self.events = ledger.events
-        self.changes = ledger.features.changes or self._events_by_job
+        self._changes = ledger.features.changes or self._events_by_job
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        return await self._changes(cursors)
 
     async def _events_by_job(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
         reads = [self.events(job_id, after=after) for job_id, after in cursors.items()]

@@ -24,7 +24,7 @@ from tenure.core.outcome import Fatal, Retry
 from tenure.core.redaction import Redaction
 from tenure.core.retry import retry_after_ms
 from tenure.egress import Client, EgressError, Limits, Refused, Unguarded, read_target
-from tenure.egress.client import Answer
+from tenure.egress.client import StreamedResponse
 
 if TYPE_CHECKING:
     from tenure.tasks import ModelSettings
@@ -201,7 +201,7 @@ class ModelServer:
             return _object(await self._read(answer))
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, body: Any) -> AsyncIterator[Answer]:
+    async def _request(self, method: str, path: str, body: Any) -> AsyncIterator[StreamedResponse]:
         content = b"" if body is None else msgspec.json.encode(body)
         headers = [*self._headers, *([("Content-Type", "application/json")] if content else [])]
         url = self._root + path
@@ -228,19 +228,19 @@ class ModelServer:
     def _hide(self, text: str) -> str:
         return Redaction().text(hide(text, self._secrets))
 
-    async def _chunks(self, answer: Answer) -> AsyncIterator[bytes]:
+    async def _chunks(self, answer: StreamedResponse) -> AsyncIterator[bytes]:
         """The body as it arrives; `timeout_s` limits the wait for each chunk."""
         while True:
             async with asyncio.timeout(self._settings.timeout_s):
-                chunk = await anext(answer.pieces, None)
+                chunk = await anext(answer.chunks, None)
             if chunk is None:
                 return
             yield chunk
 
-    async def _read(self, answer: Answer) -> bytes:
+    async def _read(self, answer: StreamedResponse) -> bytes:
         return b"".join([chunk async for chunk in self._chunks(answer)])
 
-    async def _lines(self, answer: Answer) -> AsyncIterator[bytes]:
+    async def _lines(self, answer: StreamedResponse) -> AsyncIterator[bytes]:
         rest = b""
         async for chunk in self._chunks(answer):
             *lines, rest = (rest + chunk).split(b"\n")

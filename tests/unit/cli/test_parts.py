@@ -19,6 +19,7 @@ from tenure.cli import doctor
 from tenure.cli.doctor import clock_finding, version_finding
 from tenure.cli.gateway_client import GatewayClient, parse_sse
 from tenure.cli.up import UpOptions, how_to_call, welcome
+from tenure.contracts.streams import doctor as streams_doctor
 from tenure.contracts.streams.samples import sample
 from tenure.core.errors import UsageError
 from tenure.tasks import TASKS
@@ -116,7 +117,12 @@ def test_an_address_that_is_no_gateway_is_told() -> None:
 def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
     """In the code itself: there is no finding without one that somebody may meet some day."""
     without, seen = [], 0
-    for node in ast.walk(ast.parse(Path(doctor.__file__).read_text())):
+    nodes = [
+        node
+        for module in (doctor, streams_doctor)
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+    ]
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         names = {keyword.arg for keyword in node.keywords}
@@ -125,7 +131,7 @@ def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
             seen += 1
             if len(node.args) < 4 and "remedy" not in names:
                 without.append(node.lineno)
-        elif node.func.id == "judged":
+        elif node.func.id == "make_finding":
             seen += 1
             if "remedy" not in names:
                 without.append(node.lineno)
