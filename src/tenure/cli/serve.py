@@ -293,7 +293,9 @@ async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
 @click.option(
     "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
 )
-@click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
+@click.option(
+    "--redis", "redis_url", metavar="URL", help=f"Short for --from {DEFAULT_CONTRACT}+URL."
+)
 @click.option("--require-key", is_flag=True, help="Require an API key on loopback too.")
 @click.option("--worker-key-file", help="A file with a further key for workers.")
 @click.option(

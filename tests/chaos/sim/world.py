@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from tenure.contracts.memory import SharedStore
-from tenure.contracts.memory.store import MACHINE as MEMORY
+from tenure.contracts.memory.machine import MACHINE as MEMORY
 from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.core.journal import JournalEvent
 from tenure.worker import Worker

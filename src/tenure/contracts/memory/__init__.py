@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from tenure.contracts.memory.store import MACHINE, ClaimId, MemoryOptions, MemoryStore
+from tenure.contracts.memory.machine import MACHINE
+from tenure.contracts.memory.store import ClaimId, MemoryOptions, MemoryStore
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
 from tenure.core.journal import JournalEvent

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from tenure.contracts.memory.machine import MACHINE
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import (
     FULL_RETRY_MS,
@@ -34,22 +35,9 @@ from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, OutcomeKind, Verdict, verdict_of
 from tenure.core.seam import Counts, Upkeep, WorkerBeat
-from tenure.core.state import Machine
 
 _CLOSED_MAX = 32  # how many ended leases of one job can still answer a resent settle
 _NOT_FOUND = "there is no such job"
-MACHINE = Machine(
-    contract="memory",
-    initial=("waiting",),
-    running=("running",),
-    final=("done", "failed", "cancelled"),
-    cancelled=("cancelled",),
-    steps={
-        "waiting": ("running", "failed", "cancelled"),
-        "running": ("waiting", "done", "failed", "cancelled"),
-    },
-    reopen={"done": ("waiting",), "failed": ("waiting",), "cancelled": ("waiting",)},
-)
 _FINAL_STATES = {"complete": "done", "bury": "failed", "cancel": "cancelled"}
 
 
