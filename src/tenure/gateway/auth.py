@@ -81,8 +81,8 @@ class Auth:
         self._unix = bool(settings.unix_socket)
         self._worker_key = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
-        self._keys = CachedLookup(lambda key_id: ring.find(key_id), keep_s=CACHE_S)
-        self._counts = CachedLookup(lambda queue_url: ring.count(queue_url), keep_s=CACHE_S)
+        self._keys = CachedLookup(self._read_key, keep_s=CACHE_S)
+        self._counts = CachedLookup(ring.count, keep_s=CACHE_S)
         self._touched_ms: dict[str, int] = {}
 
     async def admit(
@@ -99,7 +99,7 @@ class Auth:
         ticket = _ticket(scope)
         if ticket:
             if acts:
-                raise Problem("scope", "a ticket is good for reading alone; send the key itself")
+                raise Problem("scope", "a ticket is only valid for reading; send the key itself")
             return await self._by_ticket(ticket, scope, headers)
         person = self._proxies.person(scope)
         if person is not None:
@@ -160,6 +160,9 @@ class Auth:
         if self._worker_key is not None and key_id == self._worker_key.id:
             return self._worker_key
         return await self._keys.get(key_id)
+
+    async def _read_key(self, key_id: str) -> Key | None:
+        return await self._ring.find(key_id)
 
     def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
         client = scope.get("client")
