@@ -29,7 +29,15 @@ from tenure.core.errors import TenureError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
 from tenure.core.transcode import Place, Transcode
-from tenure.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge, read_target
+from tenure.egress import (
+    Client,
+    EgressError,
+    GuardedProxy,
+    Limits,
+    RequestRefused,
+    TooLarge,
+    read_target,
+)
 from tenure.egress.client import Body
 from tenure.vault import CredentialStore, StoredCredentials, Vault
 
@@ -193,7 +201,7 @@ def open_store(
     if place.endpoint:
         try:
             read_target(place.endpoint)  # the storage client ends the worker's thread over file://
-        except Refused as error:
+        except RequestRefused as error:
             words = f"an endpoint is an http or https URL with a host: {error}"
             raise Fatal(words, code="address_refused") from None
     parts = urlsplit(place.url)
@@ -320,7 +328,7 @@ def failure_of(error: Exception, what: str, proxy: EgressError | None) -> Except
     word, status = code[1] if code else "", int(found[1]) if found else 0
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or word in _EXPIRED:
         return by_status(status if status in (401, 403) else 403, what, word)
-    if isinstance(proxy, Refused):
+    if isinstance(proxy, RequestRefused):
         return Fatal(f"{what}: {proxy}", code=proxy.code)
     if proxy is not None:
         return Retry(None, f"{what}: {proxy}", code=proxy.code)
@@ -438,7 +446,7 @@ class Mover:
                 size = int(said) if said.isdigit() else 0
                 self._check(size, room)
                 return await self._write(file, answer.chunks, size, room, told)
-        except (Refused, TooLarge) as error:
+        except (RequestRefused, TooLarge) as error:
             raise Fatal(f"source: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"source: {error}", code=error.code) from None
@@ -454,7 +462,7 @@ class Mover:
             ) as ok:
                 if not 200 <= ok.status < 300:
                     raise by_status(ok.status, "destination")
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"destination: {error}", code=error.code) from None
