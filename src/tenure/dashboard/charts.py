@@ -52,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True):
         return f"{_PHASES[self.phase]} {took}{' so far' if self.open else ''}"
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class AttemptBar(msgspec.Struct, frozen=True):
     """One attempt: the wait before it, the run, and how it ended ("" while it runs)."""
 
     number: int
@@ -67,7 +67,7 @@ class Timeline(msgspec.Struct, frozen=True):
     `partial` is true if the job has no events.
     """
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptBar, ...]
     from_ms: int
     to_ms: int
     partial: bool = False
@@ -95,7 +95,7 @@ class _Builder:
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
-        self._attempts: list[Attempt] = []
+        self._attempts: list[AttemptBar] = []
         self._segments: list[Segment] = []
         self._phase: Phase = "wait"
         self._since_ms = job.created_ms
@@ -163,9 +163,9 @@ class _Builder:
             self._segments.append(Segment(self._phase, self._since_ms, ts_ms, still))
         self._since_ms = ts_ms
 
-    def _attempt(self, end: Any) -> Attempt:
+    def _attempt(self, end: Any) -> AttemptBar:
         self._runs += any(segment.phase == "run" for segment in self._segments)
-        made = Attempt(self._runs, tuple(self._segments), end, self._worker)
+        made = AttemptBar(self._runs, tuple(self._segments), end, self._worker)
         self._segments, self._worker = [], ""
         return made
 
