@@ -257,7 +257,7 @@ class Hour(msgspec.Struct, kw_only=True):
     p95_run_ms: float = 0.0
 
 
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
+class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
     """One invariant and its result in the last audit."""
 
     invariant: str
@@ -266,12 +266,12 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     violations: int = 0
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class LakeHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The history of a lake. `missing` says why a part of it cannot be shown."""
 
     lake: str
     hours: list[Hour] = []
-    verdicts: list[Audited] = []
+    verdicts: list[InvariantResult] = []
     gaps: int = 0
     missing: str = ""
 
@@ -281,21 +281,23 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class _AuditTotal(msgspec.Struct, frozen=True):
-    verdicts: list[Audited] = []
+    verdicts: list[InvariantResult] = []
 
 
 class _AuditState(msgspec.Struct, frozen=True):
     total: _AuditTotal | None = None
 
 
-def read_history(lake: str, *, queue: str = "") -> History:
+def read_history(lake: str, *, queue: str = "") -> LakeHistory:
     """Read the tables of a lake in a local folder. Blocking: call it in a thread."""
     folder = Path(lake)
     if not lake or "://" in lake:
-        return History(lake=lake, missing="name a lake in a local folder: the setting gateway.lake")
+        return LakeHistory(
+            lake=lake, missing="name a lake in a local folder: the setting gateway.lake"
+        )
     if not (folder / "lake.json").exists():
         missing = f"there is no lake in {lake} yet: tenure pipeline capture fills one"
-        return History(lake=lake, missing=missing)
+        return LakeHistory(lake=lake, missing=missing)
     audit = _json(folder / "audit" / "state.json", _AuditState())
     manifest = _json(folder / "tables" / "_manifest.json", _Manifest())
     by_day = manifest.files.get("metrics_hourly", {})
@@ -306,7 +308,7 @@ def read_history(lake: str, *, queue: str = "") -> History:
         hours = _hours(_rows([folder / path for day in newest for path in by_day[day]]), queue)
     except UsageError as error:
         missing = str(error)
-    return History(
+    return LakeHistory(
         lake=lake,
         hours=hours,
         verdicts=audit.total.verdicts if audit.total else [],
