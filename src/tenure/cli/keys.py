@@ -381,9 +381,9 @@ def _with_ring(
 
 async def _log(url: str, action: str, key_id: str, outcome: str) -> None:
     """Add an entry to the audit log; the change itself has been made."""
-    from tenure.dashboard.audit import Entry
+    from tenure.dashboard.audit import AuditEntry
 
-    entry = Entry(
+    entry = AuditEntry(
         ts_ms=time.time_ns() // 1_000_000,
         who=f"cli:{_unix_user()}",
         action=action,

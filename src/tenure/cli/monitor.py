@@ -30,7 +30,7 @@ from tenure.core.encoding import one_line
 from tenure.core.redaction import Redaction
 from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.dashboard.display import duration, number, share
-from tenure.dashboard.finder import Finder
+from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
 from tenure.dashboard.search import Search, Term
 from tenure.dashboard.views import (
@@ -92,7 +92,7 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
 
 async def _workers(urls: list[str]) -> list[WorkerView]:
     async with open_queues(urls) as queues:
-        return await workers(queues, Finder(queues, Redaction()), JournalWatch(queues))
+        return await workers(queues, JobFinder(queues, Redaction()), JournalWatch(queues))
 
 
 def _worker_row(worker: WorkerView) -> list[str]:
@@ -131,14 +131,14 @@ def dead_command(
 
 async def _dead(urls: list[str]) -> DeadList:
     async with open_queues(urls) as queues:
-        return await dead_letters(Finder(queues, Redaction()))
+        return await dead_letters(JobFinder(queues, Redaction()))
 
 
 async def _act(urls: list[str], verb: str, name: str, *, as_json: bool) -> int:
     search = Search("", (Term("is", ":", "failed"), Term("error", ":", name)))
     answers: Counter[str] = Counter()
     async with open_queues(urls) as queues:
-        finder = Finder(queues, Redaction())
+        finder = JobFinder(queues, Redaction())
         total = (await finder.count(search)).jobs
         with progressbar(length=total, label=verb, file=sys.stderr) as bar:
             async for jobs in finder.each(search, step=200):
@@ -196,7 +196,7 @@ async def _top(
 ) -> None:
     async with open_queues(urls) as queues:
         watch = JournalWatch(queues)
-        finder = Finder(queues, Redaction())
+        finder = JobFinder(queues, Redaction())
         watch.touch()
         try:
             if live:
@@ -212,7 +212,7 @@ async def _top(
             await watch.close()
 
 
-async def _frame(queues: QueueRegistry, watch: JournalWatch, finder: Finder) -> dict[str, Any]:
+async def _frame(queues: QueueRegistry, watch: JournalWatch, finder: JobFinder) -> dict[str, Any]:
     rows = [_queue_figures(queue.name, watch) for queue in queues]
     found = [] if any(row["away"] for row in rows) else await workers(queues, finder, watch)
     now_ms = time.time_ns() // 1_000_000

@@ -21,7 +21,7 @@ from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Ledger
 from tenure.dashboard.audit import IDS_MAX, AuditLog
 from tenure.dashboard.display import now_ms
-from tenure.dashboard.finder import COUNT_MAX, Finder, FoundJob
+from tenure.dashboard.finder import COUNT_MAX, FoundJob, JobFinder
 from tenure.dashboard.queues import QueueRegistry
 from tenure.dashboard.search import Search
 from tenure.dashboard.views import outbox_of
@@ -65,7 +65,7 @@ class Bulk(msgspec.Struct, kw_only=True):
 class Actions:
     """Acts on jobs and queues and writes the audit log. One per dashboard."""
 
-    def __init__(self, queues: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
+    def __init__(self, queues: QueueRegistry, finder: JobFinder, audit: AuditLog) -> None:
         self._queues = queues
         self._finder = finder
         self.audit = audit

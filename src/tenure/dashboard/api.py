@@ -23,8 +23,8 @@ from tenure.core.errors import Conflict, NotFound
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.redaction import Redaction
 from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
-from tenure.dashboard.audit import Entry
-from tenure.dashboard.finder import COUNT_MAX, CountView, Finder
+from tenure.dashboard.audit import AuditEntry
+from tenure.dashboard.finder import COUNT_MAX, CountView, JobFinder
 from tenure.dashboard.queues import QueueRegistry
 from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import (
@@ -134,7 +134,7 @@ class RedeliverBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AuditList(msgspec.Struct, frozen=True):
     """Entries, newest first."""
 
-    entries: list[Entry]
+    entries: list[AuditEntry]
 
 
 class OutboxList(msgspec.Struct, frozen=True):
@@ -215,7 +215,7 @@ class Api:
     def __init__(
         self,
         queues: QueueRegistry,
-        finder: Finder,
+        finder: JobFinder,
         actions: Actions,
         watch: JournalWatch,
         redaction: Redaction,

@@ -39,7 +39,7 @@ from tenure.dashboard.api import (
     until_disconnected,
 )
 from tenure.dashboard.audit import AuditLog
-from tenure.dashboard.finder import Finder
+from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import parse_now
@@ -161,7 +161,7 @@ class Dashboard:
     ) -> None:
         queues = QueueRegistry(open_queues)
         redaction = Redaction(redact)
-        finder = Finder(queues, redaction)
+        finder = JobFinder(queues, redaction)
         self._auth = auth
         self._has_outbox = bool(outboxes(queues))
         self._version = version

@@ -56,7 +56,7 @@ def _is_position(text: str) -> bool:
     return found is not None and all(int(part or 0) < 2**64 for part in found.groups())
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One action. `who` is the id of the key, "local" without one; `whose` are the owners of the
     objects, `ids` the first 20 objects.
 
@@ -102,17 +102,17 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         shown = {"seq": self.seq, "prev": self.prev, "hash": self.hash, "entry": entry}
         return msgspec.json.encode(shown) + b"\n"
 
-    def read(self) -> Entry:
+    def read(self) -> AuditEntry:
         """The entry; for one that cannot be decoded, an entry that says so."""
         try:
-            entry = msgspec.json.decode(self.entry, type=Entry)
+            entry = msgspec.json.decode(self.entry, type=AuditEntry)
         except _UNREADABLE:
             text = self.entry.decode(errors="replace")[:200]
-            entry = Entry(ts_ms=0, who="", action="unreadable", outcome=text)
+            entry = AuditEntry(ts_ms=0, who="", action="unreadable", outcome=text)
         return msgspec.structs.replace(entry, id=self.id, seq=self.seq, hash=self.hash)
 
 
-class Head(msgspec.Struct, frozen=True):
+class ChainHead(msgspec.Struct, frozen=True):
     """The end of a chain: last number and hash, position of the last entry, number of entries."""
 
     seq: int = 0
@@ -221,7 +221,7 @@ class AuditLog(ABC):
 
     def __init__(self, *, keep: int = _KEEP) -> None:
         self._keep = keep
-        self._head: Head | None = None
+        self._head: ChainHead | None = None
         self._lock = asyncio.Lock()
         self._missed = ""
 
@@ -234,7 +234,7 @@ class AuditLog(ABC):
         try:
             if self._missed:
                 outcome = f"not stored: {self._missed}"
-                entry = Entry(ts_ms=now_ms(), who="tenure", action=_RESUME, outcome=outcome)
+                entry = AuditEntry(ts_ms=now_ms(), who="tenure", action=_RESUME, outcome=outcome)
                 await self.add(entry)
                 self._missed = ""
             else:
@@ -263,7 +263,7 @@ class AuditLog(ABC):
         If the entry cannot be stored, only the log of the process has it, and `check` refuses the
         next action. That log also has the hash of each entry, so it can serve as the kept head.
         """
-        entry = Entry(
+        entry = AuditEntry(
             ts_ms=now_ms(),
             who=who or _LOCAL,
             action=action,
@@ -303,7 +303,7 @@ class AuditLog(ABC):
             raise
         await self.record(who, action, **entry)
 
-    async def add(self, entry: Entry) -> Link:
+    async def add(self, entry: AuditEntry) -> Link:
         """Append one entry; it is stored when this returns."""
         async with self._lock:
             head, self._head = self._head or await self._read_head(), None
@@ -318,7 +318,7 @@ class AuditLog(ABC):
         raise StoreError(f"the audit log went on {_TRIES} times before an entry could be added")
 
     @abstractmethod
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
         """The newest first; `before` is the id of the last one seen, "" for the newest."""
 
     async def links(self) -> AsyncIterator[Link]:
@@ -334,7 +334,7 @@ class AuditLog(ABC):
         self._head = None
 
     @abstractmethod
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         """The current end of the chain."""
 
     @abstractmethod
@@ -342,15 +342,15 @@ class AuditLog(ABC):
         """`count` entries after a position ("" for the first), oldest first."""
 
     @abstractmethod
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         """Store an entry and remove those up to the position `pruned`, atomically.
 
         Returns the position of the entry, "" if the log does not end with `head` any more.
         """
 
     async def _append(
-        self, entry: Entry, head: Head, pruned: Sequence[Link] = ()
-    ) -> tuple[Link | None, Head]:
+        self, entry: AuditEntry, head: ChainHead, pruned: Sequence[Link] = ()
+    ) -> tuple[Link | None, ChainHead]:
         """Append if the log still ends with `head`; returns the entry, and the new end."""
         fields = msgspec.to_builtins(entry)
         text = to_json({key: value for key, value in fields.items() if key not in _NOT_IN_TEXT})
@@ -358,7 +358,7 @@ class AuditLog(ABC):
         link = Link(seq=seq, prev=head.hash, hash=digest(seq, head.hash, text), entry=text)
         position = await self._store(link, head, pruned[-1].id if pruned else "")
         if position:
-            after = Head(seq, link.hash, position, head.size + 1 - len(pruned))
+            after = ChainHead(seq, link.hash, position, head.size + 1 - len(pruned))
             return msgspec.structs.replace(link, id=position), after
         now = await self._read_head()
         if now.seq < head.seq:  # another program has cut the log: leave a visible gap
@@ -366,13 +366,13 @@ class AuditLog(ABC):
             now = msgspec.structs.replace(now, seq=head.seq, hash=head.hash)
         return None, now
 
-    async def _prune(self) -> Head:
+    async def _prune(self) -> ChainHead:
         """Remove the oldest entries, unless another gateway does; returns the new end."""
         head = await self._read_head()
         oldest = await self._read("", max(head.size - self._keep, 1))
         if head.size <= self._keep or not oldest:
             return head
-        entry = Entry(
+        entry = AuditEntry(
             ts_ms=now_ms(),
             who="tenure",
             action=_PRUNE,
@@ -388,18 +388,18 @@ class MemoryAudit(AuditLog):
         super().__init__(keep=keep)
         self._links: list[Link] = []
 
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
         newest = [link.read() for link in reversed(self._links)]
         return [each for each in newest if not before or each.id < before][:limit]
 
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         last = self._links[-1] if self._links else Link(seq=0, prev="", hash="", entry=b"")
-        return Head(last.seq, last.hash, last.id, len(self._links))
+        return ChainHead(last.seq, last.hash, last.id, len(self._links))
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         return [link for link in self._links if link.id > after][:count]
 
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         stored = msgspec.structs.replace(link, id=f"{link.seq:015d}")
         self._links = [*(each for each in self._links if each.id > pruned), stored]
         return stored.id
@@ -413,7 +413,7 @@ class RedisAudit(AuditLog):
         self._redis = redis
         self._key = f"{prefix}tenure:audit"
 
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
         # Reads `before` too and drops it: Redis refuses an exclusive end before 0-1.
         found = await self._newest(before if _is_position(before) else "+", limit + 1)
         return [link.read() for link in found if link.id != before][:limit]
@@ -422,18 +422,18 @@ class RedisAudit(AuditLog):
         rows: Any = await self._redis.call("XREVRANGE", self._key, end, "-", "COUNT", count)
         return [_read_stream_entry(row) for row in rows]
 
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         size = int(await self._redis.call("XLEN", self._key))
         position, end = "", "+"
         while found := await self._newest(end, _PAGE if position else 1):
             position = position or found[0].id
             for link in found:
                 if link.hash and link.seq:  # others have no chain or are unreadable
-                    return Head(link.seq, link.hash, position, size)
+                    return ChainHead(link.seq, link.hash, position, size)
             if found[-1].id == end:
                 break
             end = found[-1].id
-        return Head(id=position, size=size)
+        return ChainHead(id=position, size=size)
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         if after == f"{_ID_MAX}-{_ID_MAX}":
@@ -442,7 +442,7 @@ class RedisAudit(AuditLog):
         rows: Any = await self._redis.call("XRANGE", self._key, begin, "+", "COUNT", count)
         return [_read_stream_entry(row) for row in rows]
 
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         fields = (link.seq, link.prev, link.hash, link.entry)
         oldest = _next_id(pruned) if pruned else ""
         position = await self._redis.run(_SCRIPTS["audit"], [self._key], [head.id, *fields, oldest])
@@ -472,7 +472,7 @@ class SqlAudit(AuditLog):
         super().__init__(keep=keep)
         self._engine = engine
 
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
         is_own = _is_position(before) and before.isdecimal()
         last = min(int(before) - 1, _SEQ_MAX) if is_own else _SEQ_MAX
         rows = await self._engine.run(INBOX, "audit_list", through=last, count=limit)
@@ -481,16 +481,16 @@ class SqlAudit(AuditLog):
     async def close(self) -> None:
         await self._engine.close()
 
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         row = (await self._engine.run(INBOX, "audit_head"))[0]
-        return Head(row["number"], str(row["hash"]), str(row["seq"]), row["size"])
+        return ChainHead(row["number"], str(row["hash"]), str(row["seq"]), row["size"])
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         position = int(after) if after else -_SEQ_MAX
         rows = await self._engine.run(INBOX, "audit_read", after=position, count=count)
         return [_read_row(row) for row in rows]
 
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         rows = await self._engine.run(
             INBOX,
             "audit_add",

@@ -53,7 +53,7 @@ class Segment(msgspec.Struct, frozen=True):
         return f"{_PHASES[self.phase]} {took}{' so far' if self.open else ''}"
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class AttemptBar(msgspec.Struct, frozen=True):
     """One attempt: the wait before it, the run, and how it ended ("" while it runs)."""
 
     number: int
@@ -68,7 +68,7 @@ class Timeline(msgspec.Struct, frozen=True):
     `partial` is true if the job has no events.
     """
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptBar, ...]
     from_ms: int
     to_ms: int
     partial: bool = False
@@ -96,7 +96,7 @@ class _Builder:
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
-        self._attempts: list[Attempt] = []
+        self._attempts: list[AttemptBar] = []
         self._segments: list[Segment] = []
         self._phase: Phase = "wait"
         self._since_ms = job.created_ms
@@ -164,9 +164,9 @@ class _Builder:
             self._segments.append(Segment(self._phase, self._since_ms, ts_ms, still))
         self._since_ms = ts_ms
 
-    def _attempt(self, end: Any) -> Attempt:
+    def _attempt(self, end: Any) -> AttemptBar:
         self._runs += any(segment.phase == "run" for segment in self._segments)
-        made = Attempt(self._runs, tuple(self._segments), end, self._worker)
+        made = AttemptBar(self._runs, tuple(self._segments), end, self._worker)
         self._segments, self._worker = [], ""
         return made
 
@@ -258,7 +258,7 @@ class Hour(msgspec.Struct, kw_only=True):
     p95_run_ms: float = 0.0
 
 
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
+class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
     """One invariant and its result in the last audit."""
 
     invariant: str
@@ -267,12 +267,12 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     violations: int = 0
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class LakeHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The history of a lake. `missing` says why a part of it cannot be shown."""
 
     lake: str
     hours: list[Hour] = []
-    verdicts: list[Audited] = []
+    verdicts: list[InvariantResult] = []
     gaps: int = 0
     missing: str = ""
 
@@ -282,21 +282,23 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class _AuditTotal(msgspec.Struct, frozen=True):
-    verdicts: list[Audited] = []
+    verdicts: list[InvariantResult] = []
 
 
 class _AuditState(msgspec.Struct, frozen=True):
     total: _AuditTotal | None = None
 
 
-def read_history(lake: str, *, queue: str = "") -> History:
+def read_history(lake: str, *, queue: str = "") -> LakeHistory:
     """Read the tables of a lake in a local folder. Blocking: call it in a thread."""
     folder = Path(lake)
     if not lake or "://" in lake:
-        return History(lake=lake, missing="name a lake in a local folder: the setting gateway.lake")
+        return LakeHistory(
+            lake=lake, missing="name a lake in a local folder: the setting gateway.lake"
+        )
     if not (folder / "lake.json").exists():
         missing = f"there is no lake in {lake} yet: tenure pipeline capture fills one"
-        return History(lake=lake, missing=missing)
+        return LakeHistory(lake=lake, missing=missing)
     audit = _json(folder / "audit" / "state.json", _AuditState())
     manifest = _json(folder / "tables" / "_manifest.json", _Manifest())
     by_day = manifest.files.get("metrics_hourly", {})
@@ -307,7 +309,7 @@ def read_history(lake: str, *, queue: str = "") -> History:
         hours = _hours(_rows([folder / path for day in newest for path in by_day[day]]), queue)
     except UsageError as error:
         missing = str(error)
-    return History(
+    return LakeHistory(
         lake=lake,
         hours=hours,
         verdicts=audit.total.verdicts if audit.total else [],

@@ -45,7 +45,7 @@ class FoundJob(msgspec.Struct, frozen=True):
     job: JobRecord
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundPage(msgspec.Struct, frozen=True):
     """A page of jobs; `after` is the cursor of the next page. `complete` is False if a limit was
     reached before the page was full, or if the store of a queue does not answer."""
 
@@ -103,7 +103,7 @@ class _Position(msgspec.Struct, array_like=True):
         self.begun, self.last_id, self.last_ms, self.ties = begun, "", 0, []
 
 
-class Finder:
+class JobFinder:
     """Runs searches over the ledgers of all queues, newest jobs first, in bounded steps.
 
     A ledger has cursors only for the beginning and the end of its pages. So a position in the
@@ -116,10 +116,10 @@ class Finder:
         self.redaction = redaction
         self._states: dict[str, tuple[str, ...]] = {}
 
-    async def page(self, search: Search, *, after: str = "", limit: int = _PAGE) -> Found:
+    async def page(self, search: Search, *, after: str = "", limit: int = _PAGE) -> FoundPage:
         """The next jobs that match, within the budget of a request."""
         if search.job_id:
-            return Found(await self._by_id(search))
+            return FoundPage(await self._by_id(search))
         positions = _positions(after)
         sources = await self._sources(search, positions)
         found = await self._merge(sources, search, limit, _Budget())
@@ -127,7 +127,7 @@ class Finder:
         positions |= {source.queue.name: source.position for source in sources}
         away = any(source.away for source in sources)
         complete = not away and (len(found) >= limit or not more)
-        return Found(found, _cursor(positions) if more else "", complete=complete)
+        return FoundPage(found, _cursor(positions) if more else "", complete=complete)
 
     async def each(
         self, search: Search, *, step: int = _BATCH, scan_max: int = 0

@@ -33,7 +33,7 @@ from tenure.dashboard.display import (
     progress_of,
     trace_link,
 )
-from tenure.dashboard.finder import COUNT_MAX, Finder
+from tenure.dashboard.finder import COUNT_MAX, JobFinder
 from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
 from tenure.dashboard.search import HELP, SearchError, parse_now
 from tenure.dashboard.views import (
@@ -130,7 +130,7 @@ class Pages:
     def __init__(
         self,
         queues: QueueRegistry,
-        finder: Finder,
+        finder: JobFinder,
         actions: Actions,
         watch: JournalWatch,
         redaction: Redaction,

@@ -15,7 +15,7 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts, Ledger, Query
 from tenure.dashboard.display import decode_json, duration, error_info, now_ms
-from tenure.dashboard.finder import Finder, FoundJob, PartlyAway, ScanLimit
+from tenure.dashboard.finder import FoundJob, JobFinder, PartlyAway, ScanLimit
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
 from tenure.dashboard.search import Search, Term
 from tenure.dashboard.watch import JournalWatch, SeenWorker
@@ -333,14 +333,16 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}" if host else ""
 
 
-async def workers(queues: QueueRegistry, finder: Finder, watch: JournalWatch) -> list[WorkerView]:
+async def workers(
+    queues: QueueRegistry, finder: JobFinder, watch: JournalWatch
+) -> list[WorkerView]:
     """The workers that hold a job, send heartbeats, or were seen within ten minutes."""
     by_queue = await gather_available(_workers(queue, finder, watch) for queue in queues)
     found = [worker for workers in by_queue for worker in workers or ()]
     return sorted(found, key=lambda w: (-len(w.jobs), -w.last_ms, w.worker_id))
 
 
-async def _workers(queue: OpenQueue, finder: Finder, watch: JournalWatch) -> list[WorkerView]:
+async def _workers(queue: OpenQueue, finder: JobFinder, watch: JournalWatch) -> list[WorkerView]:
     running: dict[str, list[JobRow]] = {}
     for found in await _newest(finder, _RUNNING_MAX, queue=queue.name, kind="running"):
         running.setdefault(found.job.worker_id, []).append(job_row(found.queue, found.job))
@@ -366,12 +368,12 @@ async def _workers(queue: OpenQueue, finder: Finder, watch: JournalWatch) -> lis
     return views
 
 
-async def _newest(finder: Finder, limit: int, *, kind: str, queue: str = "") -> list[FoundJob]:
+async def _newest(finder: JobFinder, limit: int, *, kind: str, queue: str = "") -> list[FoundJob]:
     terms = [Term("is", ":", kind)] + ([Term("queue", ":", queue)] if queue else [])
     return (await finder.page(Search("", tuple(terms)), limit=limit)).jobs
 
 
-async def dead_letters(finder: Finder, *, scan_max: int = 0) -> DeadList:
+async def dead_letters(finder: JobFinder, *, scan_max: int = 0) -> DeadList:
     """Failed jobs of all queues by queue and error class, the largest group first."""
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
     seen, complete = 0, True
@@ -405,7 +407,7 @@ async def dead_letters(finder: Finder, *, scan_max: int = 0) -> DeadList:
     return DeadList(sorted(listed, key=lambda group: -group.jobs), complete)
 
 
-async def waiting_spread(queue: str, finder: Finder) -> WaitingSpread:
+async def waiting_spread(queue: str, finder: JobFinder) -> WaitingSpread:
     """Groups and priorities of the newest waiting jobs."""
     try:
         found = await _newest(finder, _SPREAD_MAX, queue=queue, kind="waiting")
@@ -467,7 +469,7 @@ def _queue_warnings(
     return []
 
 
-async def overdue(finder: Finder, *, now_ms: int) -> list[QueueWarning]:
+async def overdue(finder: JobFinder, *, now_ms: int) -> list[QueueWarning]:
     """Queues with long expired leases: no worker does their upkeep."""
     late = Counter(
         found.queue

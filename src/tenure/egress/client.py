@@ -17,7 +17,7 @@ import httptools
 from tenure.egress.guard import (
     Disconnected,
     Guard,
-    Refused,
+    RequestRefused,
     Target,
     TimedOut,
     TooLarge,
@@ -422,7 +422,7 @@ def _head(method: str, target: Target, headers: Sequence[tuple[str, str]], lengt
     lines = [f"{method} {target.path} HTTP/1.1", f"Host: {target.authority}"]
     for name, value in headers:
         if "\r" in value or "\n" in value or "\0" in value:
-            raise Refused(f"the header {name!r} holds a line break")
+            raise RequestRefused(f"the header {name!r} holds a line break")
         lines.append(f"{name}: {value}")
     if length or method in ("POST", "PUT", "PATCH"):
         lines.append(f"Content-Length: {length}")

@@ -25,7 +25,7 @@ class EgressError(TenureError):
     code = "egress"
 
 
-class Refused(EgressError):
+class RequestRefused(EgressError):
     """This worker may not connect to the URL or to an address of its host."""
 
     code = "address_refused"
@@ -92,26 +92,26 @@ class Target:
 
 @lru_cache(maxsize=1_024)
 def read_target(url: str) -> Target:
-    """Parse a URL; raises `Refused` with the reason. Uses no network.
+    """Parse a URL; raises `RequestRefused` with the reason. Uses no network.
 
     The result depends only on the text, so it is cached. The addresses of the host are not part of
     it: they are looked up and checked for every connection.
     """
     if not 0 < len(url) <= URL_CHARS_MAX:
-        raise Refused(f"a URL has 1 to {URL_CHARS_MAX} characters")
+        raise RequestRefused(f"a URL has 1 to {URL_CHARS_MAX} characters")
     if not _PLAIN.fullmatch(url) or _STRANGE.search(url):
-        raise Refused("a URL is plain ASCII without spaces or backslashes (encode the rest)")
+        raise RequestRefused("a URL is plain ASCII without spaces or backslashes (encode the rest)")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise Refused("the URL's host or port cannot be read") from None
+        raise RequestRefused("the URL's host or port cannot be read") from None
     if parts.scheme not in _PORTS:
-        raise Refused(f"a URL begins with https://, not {parts.scheme[:20]!r}")
+        raise RequestRefused(f"a URL begins with https://, not {parts.scheme[:20]!r}")
     if "@" in parts.netloc:
-        raise Refused("a URL must not carry a user name or password")
+        raise RequestRefused("a URL must not carry a user name or password")
     if not parts.hostname or port == 0 or parts.netloc.endswith(":"):
-        raise Refused("the URL names no host, or an impossible port")
+        raise RequestRefused("the URL names no host, or an impossible port")
     host = _host(parts.hostname, bracketed=parts.netloc.startswith("["))
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, host, port or _PORTS[parts.scheme], path)
@@ -125,7 +125,7 @@ def _host(text: str, *, bracketed: bool) -> str:
     if _NUMBER.fullmatch(labels[-1]):
         return _ipv4(text)
     if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise Refused(f"{text[:80]!r} is not a host name")
+        raise RequestRefused(f"{text[:80]!r} is not a host name")
     return text.removesuffix(".")
 
 
@@ -134,7 +134,7 @@ def _ipv4(text: str) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError:
-        raise Refused(
+        raise RequestRefused(
             f"{text[:80]!r}: write an IPv4 address as four decimal numbers, as in 192.0.2.7"
         ) from None
 
@@ -143,9 +143,9 @@ def _ipv6(text: str) -> str:
     try:
         address = ipaddress.IPv6Address(text)
     except ValueError:
-        raise Refused(f"[{text[:80]}] is not an IPv6 address") from None
+        raise RequestRefused(f"[{text[:80]}] is not an IPv6 address") from None
     if address.scope_id is not None:
-        raise Refused("an IPv6 address with a zone means a link of this machine")
+        raise RequestRefused("an IPv6 address with a zone means a link of this machine")
     return str(address)
 
 
@@ -256,7 +256,7 @@ class _Rule:
 
 
 class Guard:
-    """Returns the addresses of a URL that a client may connect to, or raises `Refused`."""
+    """Returns the addresses of a URL that a client may connect to, or raises `RequestRefused`."""
 
     def __init__(self, policy: Policy | None = None, *, resolve: Resolve | None = None) -> None:
         self._policy = policy or Policy()
@@ -309,18 +309,18 @@ class Guard:
             self._check_form(target)
         if _literal(target.host) is not None:
             if not is_public(found[0]):
-                raise Refused(f"{target.origin} is not a public address")
+                raise RequestRefused(f"{target.origin} is not a public address")
         elif not found or not all(map(is_public, found)):
             raise Unreachable(f"{target.origin}: its name leads to no public address")
 
     def _check_form(self, target: Target) -> None:
         if target.host == "localhost" or target.host.endswith(".localhost"):
-            raise Refused(f"{target.origin} is not a public address")
+            raise RequestRefused(f"{target.origin} is not a public address")
         if target.scheme != "https":
-            raise Refused(f"{target.origin}: only https is permitted here")
+            raise RequestRefused(f"{target.origin}: only https is permitted here")
         if target.port not in self._policy.ports:
             permitted = ", ".join(map(str, self._policy.ports))
-            raise Refused(f"{target.origin}: the permitted ports are {permitted}")
+            raise RequestRefused(f"{target.origin}: the permitted ports are {permitted}")
 
 
 class Unguarded(Guard):

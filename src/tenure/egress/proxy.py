@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
-from tenure.egress.guard import EgressError, Guard, Refused, Target, Unreachable, read_target
+from tenure.egress.guard import EgressError, Guard, RequestRefused, Target, Unreachable, read_target
 
 _HEAD_BYTES_MAX = 65_536
 _HEAD_TIMEOUT_S = 10.0
@@ -70,7 +70,7 @@ class GuardedProxy:
         except EgressError as error:
             self.failure = error
             # Not 403: the library would take that for refused credentials.
-            await _send_status(writer, 400 if isinstance(error, Refused) else 502)
+            await _send_status(writer, 400 if isinstance(error, RequestRefused) else 502)
         except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
             await _send_status(writer, 502)
         except asyncio.CancelledError:

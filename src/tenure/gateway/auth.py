@@ -14,13 +14,10 @@ hash of the id: every gateway of the queue accepts it, and a copy of the store o
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -44,13 +41,11 @@ from tenure.gateway.keys import (
 from tenure.gateway.limits import FailedLogins, Quota
 from tenure.gateway.problems import Problem
 from tenure.gateway.settings import UNIX, GatewaySettings, is_local_host, is_loopback
-
-T = TypeVar("T")
+from tenure.store.batcher import CachedLookup
 
 _log = structlog.get_logger("tenure.gateway")
 
 CACHE_S = 1.0
-_CACHED_MAX = 10_000
 _ANONYMOUS = Caller("", frozenset(SCOPES))
 _NO_QUOTA = Quota()
 _CHALLENGE = (("www-authenticate", 'Bearer realm="tenure"'),)
@@ -86,10 +81,9 @@ class Auth:
         self._unix = bool(settings.unix_socket)
         self._worker_key = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
-        self._found: dict[str, tuple[float, Key | None]] = {}
-        self._counted: dict[str, tuple[float, int]] = {}
+        self._keys = CachedLookup(self._read_key, keep_s=CACHE_S)
+        self._counts = CachedLookup(ring.count, keep_s=CACHE_S)
         self._touched_ms: dict[str, int] = {}
-        self._lookups: dict[str, asyncio.Future[Any]] = {}
 
     async def admit(
         self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = "", acts: bool = False
@@ -105,13 +99,13 @@ class Auth:
         ticket = _ticket(scope)
         if ticket:
             if acts:
-                raise Problem("scope", "a ticket is good for reading alone; send the key itself")
+                raise Problem("scope", "a ticket is only valid for reading; send the key itself")
             return await self._by_ticket(ticket, scope, headers)
         person = self._proxies.person(scope)
         if person is not None:
             _check_own_page(scope["method"], headers, form=False)
             return person
-        if not self._open or await self._count(queue_url):
+        if not self._open or await self._counts.get(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
         return _ANONYMOUS
@@ -123,7 +117,7 @@ class Auth:
 
     def quota(self, requester: str) -> Quota:
         """The quota of a caller who was just admitted."""
-        key = self._found.get(requester, (0.0, None))[1]
+        key = self._keys.last(requester)
         return self._quota if key is None or key.quota == _NO_QUOTA else key.quota.over(self._quota)
 
     async def is_valid(self, caller: Caller) -> bool:
@@ -131,7 +125,7 @@ class Auth:
         if caller.person:
             return self._proxies.has_sso
         if not caller.requester:
-            return self._open and not await self._count()
+            return self._open and not await self._counts.get("")
         return await self.live_key(caller.requester) is not None
 
     async def by_key(
@@ -165,34 +159,10 @@ class Auth:
     async def _find(self, key_id: str) -> Key | None:
         if self._worker_key is not None and key_id == self._worker_key.id:
             return self._worker_key
-        now = time.monotonic()
-        read_s, key = self._found.get(key_id, (float("-inf"), None))
-        if now - read_s < CACHE_S:
-            return key
-        key = await self._shared(key_id, lambda: self._ring.find(key_id))
-        if len(self._found) >= _CACHED_MAX:  # a flood of made-up ids must not fill the memory
-            self._found.clear()
-        self._found[key_id] = (now, key)
-        return key
+        return await self._keys.get(key_id)
 
-    async def _count(self, queue_url: str = "") -> int:
-        read_s, count = self._counted.get(queue_url, (float("-inf"), 0))
-        now = time.monotonic()
-        if now - read_s < CACHE_S:
-            return count
-        name = f"count {queue_url}"  # cannot be the id of a key
-        count = await self._shared(name, lambda: self._ring.count(queue_url))
-        self._counted[queue_url] = (now, count)
-        return count
-
-    async def _shared(self, name: str, look_up: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a lookup; concurrent requests for the same name share one call."""
-        lookup = self._lookups.get(name)
-        if lookup is None:
-            lookup = self._lookups[name] = asyncio.ensure_future(look_up())
-            lookup.add_done_callback(lambda _: self._lookups.pop(name, None))
-        found: T = await asyncio.shield(lookup)
-        return found
+    async def _read_key(self, key_id: str) -> Key | None:
+        return await self._ring.find(key_id)
 
     def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
         client = scope.get("client")

@@ -1,12 +1,14 @@
-"""Group commit: requests that arrive while a call is under way share the next call.
+"""Calls that several callers share: group commit (`Batcher`) and cached reads (`CachedLookup`).
 
-A single request is sent at once. Under load many requests share one round trip, which costs the
-store hardly more than a single request. Each still gets its own answer.
+Group commit: requests that arrive while a call is under way share the next one. A single request
+leaves at once. Under load many requests share one round trip, which costs the store hardly more
+than one of them; each still gets its own answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
@@ -110,3 +112,52 @@ class Batcher(Generic[T, R]):
             if not request.answer.done():
                 request.answer.set_result(answers[at:end])
             at = end
+
+
+class CachedLookup(Generic[R]):
+    """Caches the result of `load` for a key; concurrent lookups of a key share one call.
+
+    A result is kept for `keep_s`, counted from the call. Errors are not cached.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], Awaitable[R]],
+        *,
+        keep_s: float,
+        keys_max: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._keep_s = keep_s
+        self._keys_max = keys_max
+        self._clock = clock
+        self._found: dict[str, tuple[float, R]] = {}
+        self._loading: dict[str, asyncio.Task[R]] = {}
+
+    async def get(self, key: str) -> R:
+        """The result, at most `keep_s` old."""
+        found = self._found.get(key)
+        if found is not None and self._clock() < found[0]:
+            return found[1]
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = asyncio.create_task(self._refresh(key))
+        # Shielded: a caller that is cancelled must not cancel the lookup of the others.
+        return await asyncio.shield(loading)
+
+    def last(self, key: str) -> R | None:
+        """The last result, however old; None if there is none."""
+        found = self._found.get(key)
+        return None if found is None else found[1]
+
+    async def _refresh(self, key: str) -> R:
+        until = self._clock() + self._keep_s
+        try:
+            result = await self._load(key)
+        finally:
+            del self._loading[key]
+        if len(self._found) >= self._keys_max:  # a flood of made-up keys must not fill the memory
+            self._found.clear()
+        self._found[key] = (until, result)
+        return result

@@ -29,7 +29,15 @@ from tenure.core.errors import TenureError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
 from tenure.core.transcode import Place, Transcode
-from tenure.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge, read_target
+from tenure.egress import (
+    Client,
+    EgressError,
+    GuardedProxy,
+    Limits,
+    RequestRefused,
+    TooLarge,
+    read_target,
+)
 from tenure.egress.client import Body
 from tenure.vault import CredentialStore, StoredCredentials, Vault
 
@@ -193,7 +201,7 @@ def _open_store(
     if place.endpoint:
         try:
             read_target(place.endpoint)  # file:// would crash the storage client's thread
-        except Refused as error:
+        except RequestRefused as error:
             reason = f"an endpoint is an http or https URL with a host: {error}"
             raise Fatal(reason, code="address_refused") from None
     parts = urlsplit(place.url)
@@ -321,7 +329,7 @@ def failure_of(error: Exception, what: str, proxy: EgressError | None) -> Except
     name, status = code[1] if code else "", int(found[1]) if found else 0
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or name in _EXPIRED:
         return _by_status(status if status in (401, 403) else 403, what, name)
-    if isinstance(proxy, Refused):
+    if isinstance(proxy, RequestRefused):
         return Fatal(f"{what}: {proxy}", code=proxy.code)
     if proxy is not None:
         return Retry(None, f"{what}: {proxy}", code=proxy.code)
@@ -451,7 +459,7 @@ class Mover:
                 size = int(length) if length.isdigit() else 0
                 self._check(size, check_room)
                 return await self._write(file, answer.chunks, size, check_room, on_progress)
-        except (Refused, TooLarge) as error:
+        except (RequestRefused, TooLarge) as error:
             raise Fatal(f"source: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"source: {error}", code=error.code) from None
@@ -467,7 +475,7 @@ class Mover:
             ) as ok:
                 if not 200 <= ok.status < 300:
                     raise _by_status(ok.status, "destination")
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"destination: {error}", code=error.code) from None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry, Signal, Snooze
 from tenure.core.retry import RetryPolicy, delay_ms, exponential, retry_after_ms
-from tenure.egress import Client, Disconnected, EgressError, Limits, Refused, Response
+from tenure.egress import Client, Disconnected, EgressError, Limits, RequestRefused, Response
 from tenure.egress.guard import read_target
 from tenure.webhooks.signing import (
     EndpointSecrets,
@@ -211,7 +211,7 @@ class _DeliveryHandler:
         except Snooze:
             self.breaker.release_trial(origin, time.time())
             raise
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
         except _NoSecret:
             wait_ms = delay_ms(self.retries.default, job.attempt, random.random())
@@ -242,7 +242,7 @@ class _DeliveryHandler:
         """The origin of the receiver; raises `Snooze` while it fails."""
         try:
             origin = read_target(delivery.url).origin
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
         now_s = time.time()
         wait_s = self.breaker.wait_s(origin, now_s)

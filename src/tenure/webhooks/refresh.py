@@ -21,7 +21,7 @@ import msgspec
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
-from tenure.egress import Client, EgressError, Limits, Refused, Response
+from tenure.egress import Client, EgressError, Limits, RequestRefused, Response
 from tenure.vault import Binding, CredentialStore, Secret, StoredCredentials, Vault
 from tenure.webhooks.deliver import signal_of
 from tenure.webhooks.signing import (
@@ -117,7 +117,7 @@ class Refresher:
 
         try:
             answer = await self._rotation.send(bound.requester_id, live, send)
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"no refresh: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"no refresh: {error}", code=error.code) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -17,6 +16,7 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.egress import Response
+from tenure.store.batcher import CachedLookup
 from tenure.vault import Secret
 
 
@@ -140,7 +140,6 @@ def _decoded(coded: str) -> bytes:
 
 
 _ANY = "*"
-_REQUESTERS_MAX = 10_000
 
 
 class EndpointSecrets(Protocol):
@@ -190,34 +189,11 @@ class CachedSecrets:
         keep_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._keep_s = keep_s
-        self._clock = clock
-        self._known: dict[str, tuple[float, Sequence[Secret]]] = {}
-        self._asking: dict[str, asyncio.Task[Sequence[Secret]]] = {}
+        self._lookup = CachedLookup(source.live, keep_s=keep_s, clock=clock)
 
     async def live(self, requester_id: str) -> Sequence[Secret]:
         """The secrets, at most `keep_s` old."""
-        known = self._known.get(requester_id)
-        if known is not None and self._clock() < known[0]:
-            return known[1]
-        asking = self._asking.get(requester_id)
-        if asking is None:
-            asking = asyncio.get_running_loop().create_task(self._ask(requester_id))
-            self._asking[requester_id] = asking
-        # Shielded: a delivery that is cancelled must not cancel the lookup of the others.
-        return await asyncio.shield(asking)
-
-    async def _ask(self, requester_id: str) -> Sequence[Secret]:
-        until = self._clock() + self._keep_s  # counted from the request, not from the answer
-        try:
-            found = await self._source.live(requester_id)
-        finally:
-            del self._asking[requester_id]
-        if len(self._known) >= _REQUESTERS_MAX:
-            self._known.clear()
-        self._known[requester_id] = (until, found)
-        return found
+        return await self._lookup.get(requester_id)
 
 
 class StaticSecrets:

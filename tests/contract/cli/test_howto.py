@@ -19,7 +19,7 @@ import yaml
 
 from tenure.core.job import NewJob
 from tenure.core.registry import open_ledger, open_part, open_queue
-from tenure.egress import Guard, Policy, Refused
+from tenure.egress import Guard, Policy, RequestRefused
 from tenure.egress.guard import read_target
 from tenure.transcode.ffmpeg import locate_ffmpeg
 from tenure.transcode.storage import read_request
@@ -205,7 +205,7 @@ def test_the_addresses_that_the_webhooks_page_allows_are_allowed(tmp_path: Path)
     assert Policy(allow=tuple(shown["egress.allow"])).allows_name(
         read_target("http://a.svc.internal/")
     )
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         guard.check_url("http://10.21.0.1/")
 
 

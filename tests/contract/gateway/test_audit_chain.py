@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from tenure.cli.console import run
 from tenure.dashboard.audit import (
+    AuditEntry,
     AuditLog,
     ChainCheck,
-    Entry,
     Link,
     digest,
     open_audit,
@@ -132,7 +132,7 @@ async def shelf(
 
 
 async def _filled(log: AuditLog, count: int = 10) -> list[Link]:
-    return [await log.add(Entry(ts_ms=at, who="k1", action=f"a{at}")) for at in range(count)]
+    return [await log.add(AuditEntry(ts_ms=at, who="k1", action=f"a{at}")) for at in range(count)]
 
 
 def _rehashed(row: Row, **changes: Any) -> Row:
@@ -199,10 +199,12 @@ async def test_gateways_that_write_at_once_make_one_chain(shelf: Shelf) -> None:
 
     async def fill(name: str, log: AuditLog) -> None:
         for at in range(15):
-            await log.add(Entry(ts_ms=at, who=name, action="a", ids=(f"{name}-{at}",)))
+            await log.add(AuditEntry(ts_ms=at, who=name, action="a", ids=(f"{name}-{at}",)))
 
     await asyncio.gather(*(fill(f"g{at}", log) for at, log in enumerate(logs)))
-    await asyncio.gather(*(logs[0].add(Entry(ts_ms=1, who="x", action="b")) for _ in range(10)))
+    await asyncio.gather(
+        *(logs[0].add(AuditEntry(ts_ms=1, who="x", action="b")) for _ in range(10))
+    )
     found = await shelf.verified()
     assert (found.problem, found.entries, found.seq) == ("", 70, 70)
     named = [link.read().ids for link in await shelf.links() if link.read().ids]
@@ -250,7 +252,7 @@ async def test_a_log_that_was_cut_under_a_running_gateway_shows_the_gap(shelf: S
     await _filled(log)
     await shelf.rewrite((await shelf.rows())[:6])
     with capture_logs() as said:
-        await log.add(Entry(ts_ms=1, who="k1", action="later"))
+        await log.add(AuditEntry(ts_ms=1, who="k1", action="later"))
     found = await shelf.verified()
     assert (found.at, found.problem) == (7, "entry 7 to 10 was removed")
     if "redis" in shelf.url:  # the others refuse a number twice, so there was nothing to notice

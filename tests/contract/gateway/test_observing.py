@@ -15,7 +15,7 @@ from tenure.core.job import NewJob
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import Redaction
 from tenure.core.registry import contract_names, open_queue
-from tenure.dashboard.finder import Finder
+from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.queues import kind_of
 from tenure.dashboard.views import overdue
 from tenure.dashboard.watch import JournalWatch
@@ -341,7 +341,7 @@ async def test_leases_that_nobody_takes_back_are_told_of_in_any_contract(
         if contract != "plane":  # a plane takes back by itself what ran out
             await stage.advance(400)
         async with open_queues([served_url(stage)]) as street:
-            finder = Finder(street, Redaction())
+            finder = JobFinder(street, Redaction())
             now_ms = time.time_ns() // 1_000_000
             assert await overdue(finder, now_ms=now_ms) == []
             (warn,) = await overdue(finder, now_ms=now_ms + 60_000)

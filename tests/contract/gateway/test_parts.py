@@ -16,8 +16,8 @@ from tenure.core.journal import JournalEvent
 from tenure.gateway.feed import Feed
 from tenure.gateway.http.connections import CoalescingTransport
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
+from tenure.gateway.operations import SubmitBatcher
 from tenure.gateway.problems import CODES, Problem
-from tenure.gateway.queues import SubmitBatcher
 from tenure.gateway.sse import HEARTBEAT, comment, frame, position
 
 

@@ -28,7 +28,7 @@ from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.registry import open_queue
 from tenure.dashboard.app import assets
-from tenure.dashboard.audit import Entry
+from tenure.dashboard.audit import AuditEntry
 from tenure.dashboard.search import parse
 from tenure.gateway.app import Gateway
 from tenure.gateway.http.dispatch import rights_of
@@ -255,7 +255,7 @@ class Town:
             return (await web.send(method, target, json.dumps(ask.body(it)).encode(), JSON)).status
         return await head_of(web, method, target)
 
-    async def audit(self, who: str) -> list[Entry]:
+    async def audit(self, who: str) -> list[AuditEntry]:
         """What one key did, newest first."""
         return [entry for entry in await self.actor.audit.list(limit=100) if entry.who == who]
 
