@@ -61,7 +61,7 @@ class SealedColumns:
     async def put(
         self, job_id: str, requester_id: str, seen_version: int, columns: _Columns
     ) -> bool:
-        """The same for the requester of an unfinished job, who holds no lease."""
+        """The same for the requester of an unfinished job, without a lease."""
         rows = await self._engine.run(
             self._table,
             "creds_put",
@@ -145,7 +145,7 @@ class InboxCredentials:
         )
 
     async def replace(self, lease: Lease, *, seen_version: int, sealed: Any) -> bool:
-        """Store new columns and raise the version; False when it changed meanwhile."""
+        """Store new columns and raise the version; False if it has changed."""
         return await self._columns.replace(lease, seen_version, _columns_of(sealed))
 
     async def count_refresh(self, lease: Lease) -> int:
@@ -293,7 +293,7 @@ class WebhookSecrets:
     def _with_keys(self) -> Any:
         if self._vault is None:
             raise UsageError(
-                "webhook secrets are sealed: give whoever signs a key ring (vault.keys)",
+                "webhook secrets are sealed: the process that signs needs a key ring (vault.keys)",
                 contract="inbox",
             )
         return self._vault
