@@ -108,7 +108,7 @@ def _is_migrated(tables: Collection[str]) -> bool:
 
 
 def _unrolled(text: str) -> str:
-    """Repeat the text between `-- @for box in a b` and `-- @end` for each word."""
+    """Repeat the text between `-- @for table in a b` and `-- @end` for each word."""
 
     def each(match: re.Match[str]) -> str:
         variable, words, body = match.groups()

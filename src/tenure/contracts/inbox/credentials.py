@@ -1,12 +1,11 @@
 """Sealed credentials of jobs and webhook secrets of requesters.
 
-The vault is a package with dependencies of its own, so it is imported when it is needed.
+The vault needs a cryptography package, so it is imported when it is used.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -61,7 +60,7 @@ class SealedColumns:
     async def put(
         self, job_id: str, requester_id: str, seen_version: int, columns: _Columns
     ) -> bool:
-        """The same for the requester of an unfinished job, who holds no lease."""
+        """The same for the requester of an unfinished job, without a lease."""
         rows = await self._engine.run(
             self._table,
             "creds_put",
@@ -136,8 +135,10 @@ class InboxCredentials:
 
     async def read(self, lease: Lease) -> Any:
         """The stored credentials; raises `LeaseLost` if the lease is not held."""
+        from tenure.vault import StoredCredentials
+
         row = await self._columns.read(lease)
-        return _vault().StoredCredentials(
+        return StoredCredentials(
             binding=_binding(lease.job_id, row),
             sealed=_sealed(row),
             refresh_url=row["refresh_url"] or "",
@@ -145,7 +146,7 @@ class InboxCredentials:
         )
 
     async def replace(self, lease: Lease, *, seen_version: int, sealed: Any) -> bool:
-        """Store new columns and raise the version; False when it changed meanwhile."""
+        """Store new columns and raise the version; False if it has changed."""
         return await self._columns.replace(lease, seen_version, _columns_of(sealed))
 
     async def count_refresh(self, lease: Lease) -> int:
@@ -154,10 +155,11 @@ class InboxCredentials:
 
     async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[Any]:
         """Data keys that are wrapped by another key than this one, by job id."""
+        from tenure.vault import WrappedKey
+
         rows = await self._columns.page(not_under=not_under, after=after, limit=limit)
-        wrapped = _vault().WrappedKey
         return [
-            wrapped(
+            WrappedKey(
                 binding=_binding(row["job_id"], row),
                 kek_id=row["storage_creds_kek_id"],
                 dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
@@ -192,19 +194,18 @@ def _columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:
     return sealed.encrypted, sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version
 
 
-def _vault() -> Any:
-    return importlib.import_module("tenure.vault")
-
-
 def _binding(job_id: str, row: Row) -> Any:
-    binding = _vault().Binding
-    return binding(job_id, row["requester_id"], row["credential_version"])
+    from tenure.vault import Binding
+
+    return Binding(job_id, row["requester_id"], row["credential_version"])
 
 
 def _sealed(row: Row) -> Any:
+    from tenure.vault import Sealed
+
     if row["storage_creds_encrypted"] is None:
         return None
-    return _vault().Sealed(
+    return Sealed(
         encrypted=bytes(row["storage_creds_encrypted"]),
         dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
         kek_id=row["storage_creds_kek_id"],
@@ -293,7 +294,7 @@ class WebhookSecrets:
     def _with_keys(self) -> Any:
         if self._vault is None:
             raise UsageError(
-                "webhook secrets are sealed: give whoever signs a key ring (vault.keys)",
+                "webhook secrets are sealed: the process that signs needs a key ring (vault.keys)",
                 contract="inbox",
             )
         return self._vault

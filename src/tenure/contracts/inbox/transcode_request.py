@@ -54,11 +54,11 @@ _Attempts = Annotated[
 class CreateTranscode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A transcode to be done.
 
-    `source` and `destination` say where, `outputs` what to make of it. `credentials` are
-    short-lived and scoped, or signed URLs; they are stored encrypted, and so is what a source URL
-    holds besides its address (user, password, query). `refresh_url` is asked for newer ones,
-    `status_webhook_url` is told of every change. Both calls are signed: neither address has a user
-    or a query, and the requester needs a webhook secret.
+    `source` and `destination` are URLs, `outputs` says what to make of the source. `credentials`
+    are short-lived and scoped, or signed URLs. They are stored encrypted, and so is what a source
+    URL holds besides its address (user, password, query). A worker gets newer credentials from
+    `refresh_url` and reports every change to `status_webhook_url`. Both calls are signed: neither
+    address has a user or a query, and the requester needs a webhook secret.
     """
 
     source: Place
@@ -161,7 +161,7 @@ def validate(
         if not files and place.url.strip().lower().startswith("file:"):
             raise _wrong(f"{side}.url", f"{_PLACES}; file:// is not permitted (transcode.files)")
         if place.endpoint:  # stored in plain text
-            _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
+            _check_bare(f"{side}.endpoint", place.endpoint, "; keys belong in `credentials`", check)
     source, keys = _source(request.source, given.source, check)
     destination, more = _destination(request.destination, given.destination, request.outputs)
     job = Transcode(source=source, destination=destination, outputs=request.outputs)
@@ -264,7 +264,7 @@ def _in_bucket(
         raise _wrong(f"{side}.account", "the storage account of an az:// place")
     if "@" in parts.netloc:
         if parts.scheme != "s3" or not parts.username or not parts.password:
-            raise _wrong(field, "a URL without a user; credentials stand in `credentials`")
+            raise _wrong(field, "a URL without a user; secrets belong in `credentials`")
         if keys.access_key_id:
             raise _wrong(field, "a URL without a user where `credentials` has an access key")
         keys = msgspec.structs.replace(

@@ -499,7 +499,7 @@ class MemoryStore:
         )
 
     def workers(self) -> list[WorkerBeat]:
-        """The workers that asked for work lately."""
+        """The workers that claimed or reported their slots lately."""
         silent_ms = self._now_ms - 2 * self.options.lease_ms
         return [beat for beat in self._workers.values() if beat.last_ms >= silent_ms]
 

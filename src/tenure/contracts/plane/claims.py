@@ -289,7 +289,7 @@ class Claims:
         return leases
 
     async def _look_shielded(self, active: _ActiveClaim) -> list[Lease]:
-        """Look once. If the claim is cancelled meanwhile, the look ends and is then undone."""
+        """Look once. If the claim is cancelled during the look, its leases are released."""
         looking = asyncio.ensure_future(self._look(active))
         try:
             return await asyncio.shield(looking)

@@ -41,12 +41,12 @@ CREATE TEMP TABLE moved (rows);
 -- The queues for which this transaction made work, by any statement or trigger. Their claimers are woken
 -- after the commit. A delayed job counts too: it changes how long they wait.
 CREATE TEMP TABLE queues_with_work (queue TEXT PRIMARY KEY) WITHOUT ROWID;
--- @for box in inbox_jobs job_outbox_events plane_jobs
-CREATE TEMP TRIGGER {box}_fed AFTER INSERT ON main.{box}
+-- @for table in inbox_jobs job_outbox_events plane_jobs
+CREATE TEMP TRIGGER {table}_fed AFTER INSERT ON main.{table}
 BEGIN
   INSERT OR IGNORE INTO queues_with_work VALUES (NEW.queue);
 END;
-CREATE TEMP TRIGGER {box}_fed_again AFTER UPDATE OF status, ready ON main.{box}
+CREATE TEMP TRIGGER {table}_fed_again AFTER UPDATE OF status, ready ON main.{table}
 WHEN NEW.status = 'queued' AND (NEW.ready > OLD.ready OR OLD.status <> 'queued')
 BEGIN
   INSERT OR IGNORE INTO queues_with_work VALUES (NEW.queue);
@@ -66,14 +66,14 @@ UPDATE journal_readers SET position = (SELECT coalesce(max(seq), 0) FROM job_jou
   + (SELECT count(*) FROM job_journal WHERE seq BETWEEN 4611686018427387904 AND position)
 WHERE position >= 4611686018427387904;
 
--- @for box in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
-UPDATE {box} SET seq = moved.place FROM (
+-- @for table in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
+UPDATE {table} SET seq = moved.place FROM (
   SELECT seq AS wild, row_number() OVER (ORDER BY seq)
-    + (SELECT coalesce(max(seq), 0) FROM {box} WHERE seq < 4611686018427387904) AS place
-  FROM {box} WHERE seq >= 4611686018427387904) moved
+    + (SELECT coalesce(max(seq), 0) FROM {table} WHERE seq < 4611686018427387904) AS place
+  FROM {table} WHERE seq >= 4611686018427387904) moved
 WHERE seq = moved.wild;
-UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(seq), 0) FROM {box})
-WHERE name = '{box}' AND seq >= 4611686018427387904;
+UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(seq), 0) FROM {table})
+WHERE name = '{table}' AND seq >= 4611686018427387904;
 -- @end
 
 UPDATE webhook_secrets SET id = moved.place FROM (
