@@ -196,7 +196,7 @@ class StreamsQueue:
             await self._redis.load(SCRIPTS[name] for name in _PRELOADED)
             self._loaded = True
         recover, held = self._claims.begin()
-        args = (
+        args: tuple[Arg, ...] = (
             self._options.namespace,
             self.worker_id,
             min(limit, BATCH_MAX),
