@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -173,19 +174,33 @@ async def consume(
             worker.stop(at_once=True)
 
     worker.watch.hooks.append(release_at_once)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    watching = asyncio.create_task(_stop_on(stop, worker.stop)) if stop is not None else None
-    with on_signals(worker.stop) if signals and in_main_thread else contextlib.nullcontext():
+    stop = stop or asyncio.Event()
+    watching = asyncio.create_task(_stop_on(stop, worker.stop))
+    with _set_by_signals(stop) if signals else contextlib.nullcontext():
         try:
             await worker.serve()
         finally:
-            if watching is not None:
-                watching.cancel()
+            watching.cancel()
 
 
 async def _stop_on(event: asyncio.Event, stop: Callable[[], None]) -> None:
     await event.wait()
     stop()
+
+
+@contextlib.contextmanager
+def _set_by_signals(event: asyncio.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event. Only the main thread can handle signals."""
+    loop = asyncio.get_running_loop()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def _task(handler: Handler, client: Any) -> Task:
