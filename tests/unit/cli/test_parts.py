@@ -125,7 +125,7 @@ def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
             seen += 1
             if len(node.args) < 4 and "remedy" not in names:
                 without.append(node.lineno)
-        elif node.func.id == "judged":
+        elif node.func.id == "_finding":
             seen += 1
             if "remedy" not in names:
                 without.append(node.lineno)
