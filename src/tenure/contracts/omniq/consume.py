@@ -157,7 +157,6 @@ async def consume(
 
     from tenure.worker import Settings, Worker
     from tenure.worker.telemetry import configure_logs
-    from tenure.worker.worker import signals as on_signals
 
     if not structlog.is_configured():
         configure_logs(level="warning")
