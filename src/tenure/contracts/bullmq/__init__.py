@@ -1,17 +1,21 @@
-"""The `bullmq` contract: the queue of Node's BullMQ in Redis, worked and fed from Python."""
+"""The `bullmq` contract: the queue of Node's BullMQ in Redis, with Python workers and producers."""
 
 from __future__ import annotations
 
-from tenure.contracts.bullmq.journal import BullmqJournal, tape
-from tenure.contracts.bullmq.ledger import BullmqLedger, Metrics, SchedulerRecord
-from tenure.contracts.bullmq.options import Options
+from tenure.contracts.bullmq.ledger import (
+    BullmqJournal,
+    BullmqLedger,
+    Metrics,
+    SchedulerRecord,
+    stream_format,
+)
+from tenure.contracts.bullmq.options import URL_EXAMPLE, Options
 from tenure.contracts.bullmq.producer import Flow, Producer, open_events, open_producer
 from tenure.contracts.bullmq.queue import BullmqQueue
 from tenure.contracts.bullmq.records import Children, Event, QueueEvents
-from tenure.core.errors import UsageError
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import QueueUrl
-from tenure.store.redis import Redis
+from tenure.store.redis_queue import open_redis
 
 __all__ = [
     "BullmqJournal",
@@ -31,32 +35,22 @@ __all__ = [
 
 def open_queue(url: QueueUrl, *, worker_id: str = "") -> BullmqQueue:
     """The queue behind `bullmq+redis://host:port/db?queue=...`; connects on first use."""
-    options, store = _parts(url)
-    return BullmqQueue(Redis(store, name="tenure"), options, worker_id=worker_id, url=store)
+    redis, options = open_redis(url, Options, URL_EXAMPLE)
+    _, store = url.read(Options)
+    return BullmqQueue(redis, options, worker_id=worker_id, url=store)
 
 
 def open_ledger(url: QueueUrl) -> BullmqLedger:
     """The ledger of the same queue."""
-    options, store = _parts(url)
-    return BullmqLedger(Redis(store, name="tenure"), options)
+    return BullmqLedger(*open_redis(url, Options, URL_EXAMPLE))
 
 
 def open_journal(url: QueueUrl) -> BullmqJournal:
     """The journal of the same queue."""
-    options, store = _parts(url)
-    return BullmqJournal(Redis(store, name="tenure"), options)
+    return BullmqJournal(*open_redis(url, Options, URL_EXAMPLE))
 
 
-def journal_tape(url: QueueUrl) -> StreamFormat:
+def journal_format(url: QueueUrl) -> StreamFormat:
     """How the journal is written, for readers in bulk."""
-    options, store = _parts(url)
-    return tape(store, options)
-
-
-def _parts(url: QueueUrl) -> tuple[Options, str]:
-    if not url.store:
-        raise UsageError(
-            f"{url.safe} names no server; write bullmq+redis://host:6379/0?queue=name",
-            contract="bullmq",
-        )
-    return url.read(Options)
+    options, store = url.read(Options)
+    return stream_format(store, options)
