@@ -1,4 +1,4 @@
-"""The `bullmq` contract: the queue of Node's BullMQ in Redis, worked and fed from Python.
+"""The `bullmq` contract: the queue of Node's BullMQ in Redis, with Python workers and producers.
 
 Here are its descriptor and the names of its client, which are imported on first use.
 """
@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tenure.core.errors import UsageError
 from tenure.core.registry import Contract, QueueUrl
 from tenure.core.state import Machine
 
 if TYPE_CHECKING:
-    from tenure.contracts.bullmq.journal import BullmqJournal as BullmqJournal
+    from tenure.contracts.bullmq.ledger import BullmqJournal as BullmqJournal
     from tenure.contracts.bullmq.ledger import BullmqLedger as BullmqLedger
     from tenure.contracts.bullmq.ledger import Metrics as Metrics
     from tenure.contracts.bullmq.ledger import SchedulerRecord as SchedulerRecord
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tenure.store.redis import Redis
 
 _MODULE_OF = {
-    "BullmqJournal": "journal",
+    "BullmqJournal": "ledger",
     "BullmqLedger": "ledger",
     "BullmqQueue": "queue",
     "Children": "records",
@@ -75,33 +74,29 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
-def _redis(url: QueueUrl) -> tuple[Redis, Options, str]:
-    """The server, the options, and the server's URL."""
-    from tenure.store.redis import Redis
+def _redis(url: QueueUrl) -> tuple[Redis, Options]:
+    from tenure.contracts.bullmq.options import Options
+    from tenure.store.redis_queue import open_redis
 
-    if not url.store:
-        raise UsageError(f"{url.safe} names no server; write {_EXAMPLE}", contract=url.contract)
-    options, store = _read_options(url)
-    return Redis(store, name="tenure"), options, store
+    return open_redis(url, Options, _EXAMPLE)
 
 
 def _open_queue(url: QueueUrl, worker_id: str) -> BullmqQueue:
     from tenure.contracts.bullmq.queue import BullmqQueue
 
-    redis, options, store = _redis(url)
-    return BullmqQueue(redis, options, worker_id=worker_id, url=store)
+    return BullmqQueue(*_redis(url), worker_id=worker_id, url=_read_options(url)[1])
 
 
 def _open_ledger(url: QueueUrl) -> BullmqLedger:
     from tenure.contracts.bullmq.ledger import BullmqLedger
 
-    return BullmqLedger(*_redis(url)[:2])
+    return BullmqLedger(*_redis(url))
 
 
 def _open_journal(url: QueueUrl) -> BullmqJournal:
-    from tenure.contracts.bullmq.journal import BullmqJournal
+    from tenure.contracts.bullmq.ledger import BullmqJournal
 
-    return BullmqJournal(*_redis(url)[:2])
+    return BullmqJournal(*_redis(url))
 
 
 def _read_options(url: QueueUrl) -> tuple[Options, str]:
@@ -111,10 +106,10 @@ def _read_options(url: QueueUrl) -> tuple[Options, str]:
 
 
 def _journal_format(url: QueueUrl) -> StreamFormat:
-    from tenure.contracts.bullmq.journal import tape
+    from tenure.contracts.bullmq.ledger import stream_format
 
     options, store = _read_options(url)
-    return tape(store, options)
+    return stream_format(store, options)
 
 
 def _samples() -> Sequence[Any]:
