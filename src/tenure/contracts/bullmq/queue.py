@@ -40,7 +40,6 @@ from tenure.store.redis_queue import (
     lost,
     safe_worker_id,
     submit_valid,
-    verdict_of,
 )
 
 _KEEP_ALL = Keep()
