@@ -23,7 +23,7 @@ from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
 from tenure.core.redaction import Redaction
 from tenure.core.retry import retry_after_ms
-from tenure.egress import Client, EgressError, Limits, Refused, Unguarded, read_target
+from tenure.egress import Client, EgressError, Limits, RequestRefused, Unguarded, read_target
 from tenure.egress.client import StreamedResponse
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class ModelServer:
         self._root, login = split_login(settings.url.rstrip("/"))
         try:
             target = read_target(self._root)
-        except Refused:
+        except RequestRefused:
             raise UsageError(
                 f"{settings.url!r} is no model server; one looks like http://127.0.0.1:8080/v1"
             ) from None
