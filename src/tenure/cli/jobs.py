@@ -490,7 +490,7 @@ def _act(
         if as_json:
             emit({"job_id": job_id, "ok": is_done, "answer": answered})
         elif is_done:
-            emit_text(f"{job_id} {done if answered == 'ok' else 'requested from its worker'}")
+            emit_text(f"{job_id} {done if answered == 'ok' else 'told to its worker'}")
         else:
             note(f"tenure: {job_id}: {_why_not(answered)}")
     return int(worst)

@@ -119,7 +119,9 @@ async def seal(url: str, kek: str, *, count: int) -> None:
         made = await queue.submit([NewJob(task="t", payload=b"{}") for _ in range(count)])
         for job in made:
             sealed = await vault.seal(Secret("{}"), Binding(job.job_id, "", 1))
-            assert await credentials.put(job.job_id, "", seen_version=0, sealed=sealed)
+            keys = (sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version)
+            columns = (sealed.encrypted, *keys)
+            assert await credentials._columns.put(job.job_id, "", 0, columns)
     finally:
         await queue.close()
         await credentials.close()
