@@ -1,4 +1,7 @@
-"""The JSON bodies of the HTTP API, and their conversion to and from the types of the seam."""
+"""The JSON bodies of the HTTP API, and their conversion to and from the types of the seam.
+
+Fields after a comment `# ours` are not of the contract.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,7 @@ class StreamRef(RequestBody, frozen=True):
 
 
 class ClaimRequest(RequestBody, frozen=True):
-    """Asks for work. `streams` are tried in this order; an empty list means all of the plane.
-
-    The fields after `# ours`, here and below, are not of the contract.
-    """
+    """Asks for work. `streams` are tried in this order; an empty list means all of the plane."""
 
     worker_id: _Id
     streams: Annotated[list[_StreamName], Meta(max_length=100)] = []
