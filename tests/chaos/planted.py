@@ -53,7 +53,7 @@ _BULLMQ: dict[str, Edits] = {
         ("settle", "if holders[n] == TOKEN .. fence and", "if"),
     ),
     "no-reclaim": (
-        ("claim", "  upkeep_functions().reap_lockless(STALLED_MAX)\n", ""),
+        ("claim", "  upkeep.reap_lockless(STALLED_MAX)\n", ""),
         ("upkeep", "local reclaimed = reap_lockless(STALLED_MAX)", "local reclaimed = 0"),
     ),
     "forgetful-submit": (

@@ -11,7 +11,7 @@
 --   e extend, r replace, k keep the last, s reschedule)
 -- Returns per job { 'created' | 'replayed' | 'conflict' | 'deduplicated' | 'full' | 'orphan', id }
 -- Clauses B-1 B-2 B-3 B-4 B-5 B-6 B-7 B-32 B-33
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include finish
 local store_job = relations().store_job

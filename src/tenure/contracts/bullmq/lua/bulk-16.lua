@@ -6,7 +6,7 @@
 -- ARGV[1] prefix  ARGV[2] failed, completed or delayed  ARGV[3] how many at most  ARGV[4] finished by, ms
 -- Returns how many jobs were taken from their set
 -- Clauses B-35 B-38
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include job
 check_types()

@@ -14,6 +14,15 @@
 --   stacktrace, scheduler, deferred failure }; quarantined has { id, reason } of each record that was set aside
 -- Clauses B-8 B-9 B-10 B-11 B-12 B-13 B-14 B-15 B-16 B-17 B-24 B-31 B-54
 -- @include queue
+
+-- Most claims only take jobs. These functions are defined when a claim does more.
+local function upkeep_functions()
+  -- @include step
+  -- @include enqueue
+  -- @include reap
+  return { check_types = check_types, promote = promote, reap_lockless = reap_lockless, note = note }
+end
+
 local TOKEN, WORKER, NAME = ARGV[2], match(ARGV[3], '^(%S+) ?(.*)$')
 NAME = NAME ~= '' and NAME or WORKER
 local LIMIT, LEASE_S, STALLED_MAX = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
@@ -218,13 +227,6 @@ local function take_from_prioritized(target)
   skipped_n = skipped_n + #skipped / 2
 end
 
--- Most claims only take jobs. These functions are defined when a claim does more.
-local function upkeep_functions()
-  -- @include enqueue
-  -- @include reap
-  return { promote = promote, reap_lockless = reap_lockless }
-end
-
 -- The due time of the first delayed job, and its score; 0 if there is none.
 local function next_due()
   local first = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
@@ -235,11 +237,13 @@ end
 -- anything is written, and a write to `active` goes through put().
 local due, score = next_due()
 local is_due = score and due <= NOW
+local upkeep
 if is_due or MUST_REAP or MUST_RECOVER then
-  check_types()
+  upkeep = upkeep_functions()
+  upkeep.check_types()
 end
 if is_due then -- B-12
-  upkeep_functions().promote()
+  upkeep.promote()
 end
 -- B-24: the reply to an earlier claim was lost. What that claim took is handed out again under the same fence.
 if MUST_RECOVER then
@@ -261,7 +265,7 @@ if MUST_RECOVER then
         ver = text[ver + 1]
         call('SET', key .. ':lock', lock, 'PX', LEASE_S)
         call('HSET', key, 'tn', ver .. OTHER .. settled)
-        note({ id = id, kind = 'extend', ver = ver, task = f.name, from = 'active', to = 'active',
+        upkeep.note({ id = id, kind = 'extend', ver = ver, task = f.name, from = 'active', to = 'active',
           attempt = text[(whole(f.atm) or 0) + (whole(f.stc) or 0) + 1], fence = f.ats, lease = LEASE_UNTIL,
           prev_lease = was_lease, worker = WORKER, token_h = TOKEN_H, priority = f.priority })
         add_lease(id, f, f.ats)
@@ -270,7 +274,7 @@ if MUST_RECOVER then
   end
 end
 if MUST_REAP then
-  upkeep_functions().reap_lockless(STALLED_MAX)
+  upkeep.reap_lockless(STALLED_MAX)
 end
 
 -- B-14, B-15: how many jobs may start by the queue's own limits, and how long to wait if none may.

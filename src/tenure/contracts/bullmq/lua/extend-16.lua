@@ -6,7 +6,7 @@
 -- ARGV[4..] per lease: id, fence, token, attempt, hash of the token
 -- Returns per lease { 'ok', lease_until_ms, 1 if a cancel was requested, ms left } or { 'lost', reason }
 -- Clauses B-18 B-28
--- @include queue
+-- @include step
 local WORKER, LEASE_S, LEASE_MS = ARGV[2], ARGV[3], tonumber(ARGV[3])
 -- @include reject
 local answers, renewed_ids = {}, {}

@@ -6,7 +6,7 @@
 -- ARGV[1] prefix  ARGV[2] how many jobs and schedulers at most  ARGV[3] 1 to remove jobs that run as well
 -- Returns 0 if nothing is left, 1 if there is more, -1 if the queue is not paused, -2 if jobs run
 -- Clauses B-57
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include finish
 -- @include job

@@ -6,7 +6,7 @@
 -- ARGV[1] prefix  ARGV[2] pause or resume
 -- Returns 1 if something changed
 -- Clauses B-16 B-34
--- @include queue
+-- @include step
 if ARGV[2] == 'pause' then
   call('HSET', META, 'paused', '1')
   merge_paused()

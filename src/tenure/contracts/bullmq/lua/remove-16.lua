@@ -6,7 +6,7 @@
 -- ARGV[1] prefix  ARGV[2] 1 to remove the children too  ARGV[3..] ids
 -- Returns per id 'ok', 'missing' or 'active'
 -- Clauses B-37
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include finish
 check_types()

@@ -8,7 +8,7 @@
 --   JSON (of the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
 -- Returns per report { 'ok' } or { 'lost', reason }
 -- Clauses B-18 B-30 B-46 B-56
--- @include queue
+-- @include step
 local WORKER = ARGV[2]
 -- @include reject
 local answers = {}

@@ -6,7 +6,7 @@
 -- ARGV[1] prefix  ARGV[2..] ids of hashes, which need not be jobs
 -- Returns how many jobs were put back
 -- Clauses B-55
--- @include queue
+-- @include step
 -- @include enqueue
 check_types()
 

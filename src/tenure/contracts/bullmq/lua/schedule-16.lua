@@ -10,7 +10,7 @@
 -- ARGV[9..] upsert: field, value of the scheduler, ...; follow: the name of the job, the prefix of its id
 -- Returns the id of the next job, '' if there is none
 -- Clauses B-39 B-40
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include finish
 check_types()

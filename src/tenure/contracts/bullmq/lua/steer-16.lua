@@ -6,7 +6,7 @@
 -- ARGV[3] the delay from now in ms, the priority, or the data JSON  ARGV[4] 1 to go before equals  ARGV[5..] ids
 -- Returns per id 'ok', 'requested' (its worker learns of it), 'missing', or the state that forbids it
 -- Clauses B-35 B-36 B-38 B-49 B-50 B-56
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include finish
 -- @include job

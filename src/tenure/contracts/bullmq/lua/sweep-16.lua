@@ -6,7 +6,7 @@
 -- ARGV[4] clean: older than, ms  ARGV[5] clean: how many to look at (0: all)
 -- Returns the ids of the removed jobs
 -- Clauses B-41 B-42
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include finish
 check_types()

@@ -9,7 +9,7 @@
 -- ARGV[8] journal age_ms of events that a reader has not captured yet
 -- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined, 1 if jobs may be in no list }
 -- Clauses B-12 B-27 B-28
--- @include queue
+-- @include step
 -- @include enqueue
 -- @include reap
 -- @include trim

@@ -94,7 +94,7 @@ local function finish_all()
     emit('drained')
   end
 end
-at_end[1] = finish_all
+at_end = finish_all
 
 -- `job` is what the caller has read: id, key, name, atm, stc, fence, ver, state, lease, parent_key, parent, deid, defa,
 -- priority. `o` says how it ends: to, kind, value, result_h, code, stack, keep_count, keep_age, keep_limit, attempts,

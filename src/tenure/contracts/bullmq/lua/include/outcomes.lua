@@ -1,7 +1,7 @@
 -- Every outcome that settle-16.lua does not settle itself: failures, retries, releases, parents and children,
 -- deduplication, bounds on finished jobs, and outcomes that are sent again after a lost reply.
 -- The including script has FIRST, WIDTH and `answers`.
--- @include queue
+-- @include step
 local WORKER = ARGV[2]
 local HAS_LIMITER = ARGV[6] ~= '' or settings[3]
 local RESTING = '9007199254740991' -- BullMQ's value of the limiter while the queue rests

@@ -1,5 +1,6 @@
--- Shared by every script but settle-16.lua's plain completions: the queue's settings, a job's own state, the journal,
--- and the writes that a script sends once at its end (events trim, wake-up, journal).
+-- The queue's settings, our own state of a job, the journal, and the writes that a script sends once at its end (events
+-- trim, wake-up, journal). A claim that only takes jobs needs no more than this. A script pays for every function that
+-- it defines, so what other scripts need is in step.lua.
 -- @include head
 -- @include journal
 local TN = '^(%d+) (%S+) (%d+) (%d+ %S+ %d+)$' -- the field `tn`, see head.lua
@@ -24,24 +25,6 @@ local settings = call('HMGET', META, 'paused', 'concurrency', 'max', 'duration',
 local IS_PAUSED = settings[1] and settings[1] ~= '' and true or false
 local CONCURRENCY = whole(settings[2])
 local EVENTS_MAX = whole(settings[5]) and settings[5] or '10000'
-
--- Raises, before the script writes anything, if a key that every job passes through has another type. The caller then
--- runs mend-16.lua and repeats the script. Writes to the other keys may fail, because no job depends on them.
-local function check_types()
-  call('LLEN', WAIT)
-  call('LLEN', ACTIVE)
-  call('ZCARD', PRIORITIZED)
-  call('ZCARD', DELAYED)
-  call('ZCARD', COMPLETED)
-  call('ZCARD', FAILED)
-  call('ZCARD', CHILDREN)
-end
-
--- The table in a JSON text; an empty one if the text holds something else.
-local function decoded(json)
-  local ok, value = pcall(cjson.decode, json or '')
-  return ok and type(value) == 'table' and value or {}
-end
 
 -- The number of members of a key; 0 for a key of another type.
 local function size(command, key)
@@ -73,50 +56,16 @@ end
 
 -- Writes that flush() makes once, however many jobs a script touches.
 local must_wake, must_mark_due, must_trim = false, false, false
-local at_end = {}
+local at_end -- a function of finish.lua
 
 local function wake()
   must_wake = true
 end
 
-local function emit(...)
-  must_trim = true
-  return redis.pcall('XADD', EVENTS, '*', 'event', ...)
-end
-
--- Names and ids come from other programs: a control character in them would break the lines of the journal.
-local function plain(words)
-  if words and find(words, '%c') then
-    return (string.gsub(words, '%c', ' '))
-  end
-  return words or ''
-end
-
--- The line of a journal event without its first part, the job id; ledger.py names the parts. `e` has kind, and of ver,
--- task, from, to, attempt and the others those that apply.
-local function journal_tail(e)
-  local fence = e.fence or '0'
-  return '\t' .. e.kind .. '\t' .. (e.ver or '0') .. '\t' .. NOW_S .. '\t' .. plain(e.task) .. '\t'
-    .. (e.from or '') .. '\t' .. (e.to or '') .. '\t' .. (e.attempt or '0') .. '\t' .. fence .. '\t'
-    .. (e.prev_fence or fence) .. '\t' .. (e.lease or '0') .. '\t' .. (e.prev_lease or '0') .. '\t' .. (e.worker or '')
-    .. '\t' .. (e.max_attempts or '0') .. '\t' .. (e.due or '0') .. '\t' .. (e.error or '') .. '\t'
-    .. (e.payload_h or '') .. '\t' .. (e.result_h or '') .. '\t' .. (e.token_h or '') .. '\t' .. (e.priority or '0')
-    .. '\t' .. (e.data or '')
-end
-
-local function note(e)
-  add_line(plain(e.id), journal_tail(e))
-end
-
--- An event of a job in another queue, whose keys begin with `prefix`.
-local function note_in(prefix, e)
-  redis.pcall('XADD', prefix .. 'tenure:journal', '*', 'e', plain(e.id) .. journal_tail(e))
-end
-
 -- Every script ends with this.
 local function flush()
-  if at_end[1] then
-    at_end[1]()
+  if at_end then
+    at_end()
   end
   -- No worker is woken while the queue is paused or its global concurrency is reached.
   if must_wake and not IS_PAUSED and not (CONCURRENCY and size('LLEN', ACTIVE) >= CONCURRENCY) then
