@@ -501,7 +501,7 @@ async def test_a_ticket_reads_once_and_neither_acts_nor_makes_tickets(town: Town
 async def test_cursors_and_conflicts_tell_no_ids_of_other_tenants(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.contracts.streams.ledger._SCAN_MAX", 10)
+    monkeypatch.setattr("tenure.store.redis_queue._SCAN_MAX", 10)
     other, _ = await town.key("jobs:write")
     me, web = await town.key("jobs:write", "jobs:read")
     mine, theirs = set(), set()
