@@ -18,7 +18,7 @@ from dataclasses import replace
 from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
 from tenure.contracts.omniq.calls import SCRIPTS as OMNIQ_SCRIPTS
 from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
-from tenure.store.scripts import ScriptFolder
+from tenure.store.redis import ScriptFolder
 
 Edits = tuple[tuple[str, str, str], ...]
 SCRIPTS: dict[str, ScriptFolder] = {

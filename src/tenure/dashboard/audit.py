@@ -24,8 +24,7 @@ from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
 from tenure.core.registry import open_part, parse_url
 from tenure.dashboard.display import now_ms
 from tenure.sql.engine import INBOX, Engine
-from tenure.store.redis import Redis
-from tenure.store.scripts import ScriptFolder
+from tenure.store.redis import Redis, ScriptFolder
 
 _log = structlog.get_logger("tenure.audit")
 

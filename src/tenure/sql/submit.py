@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
+from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, UsageError
-from tenure.core.job import NewJob, Submitted, check_key, request_hash, short_hash
+from tenure.core.job import NewJob, Submitted, check_key, request_hash
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
-from tenure.store.resend import part
+from tenure.store.resend import later_step
 
 AHEAD_MS_MAX = 2**53
 """How far ahead a job may be due or expire: later times leave the range of their columns."""
@@ -67,18 +68,18 @@ async def submit_jobs(
             # Two bulk submits may run at once and keep their order; a smaller one waits for them.
             beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
             while len(storing) > beside:
-                await part(several, storing[0])
+                await later_step(several, storing[0])
                 del storing[0]
             storing.append(asyncio.create_task(_store(engine, settings, fresh, answers)))
         for task in storing:
-            await part(several, task)
+            await later_step(several, task)
     finally:
         for task in storing:
             task.cancel()
         await asyncio.gather(*storing, return_exceptions=True)
     if repeated:
         again = submit_jobs(engine, settings, [jobs[at] for at in repeated])
-        answers.update(zip(repeated, await part(repeated, again), strict=True))
+        answers.update(zip(repeated, await later_step(repeated, again), strict=True))
     return [answers[at] for at in range(len(jobs))]
 
 

@@ -49,7 +49,7 @@ from tenure.core.redaction import Redaction
 from tenure.core.transcode import StorageCredentials
 from tenure.sql.sql_ledger import SqlLedger
 from tenure.sql.submit import uuid7
-from tenure.store.resend import submit_surely
+from tenure.store.resend import submit_with_retry
 
 _TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
@@ -96,7 +96,7 @@ class _InboxRoutes:
     async def create(self, call: Call) -> Answer:
         """Store a job. Its id is made here, so that a submit may be sent again."""
         job = await self._new_job(call)
-        (submitted,) = await submit_surely(self._queue, [job])
+        (submitted,) = await submit_with_retry(self._queue, [job])
         check_stored(submitted)
         headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
         if submitted.job_id != job.job_id:

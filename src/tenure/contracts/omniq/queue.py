@@ -25,8 +25,9 @@ from tenure.contracts.omniq.submission import (
     from_new_job,
     script_args,
 )
+from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost
-from tenure.core.job import NewJob, Submitted, short_hash
+from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep

@@ -24,6 +24,7 @@ from tenure.contracts.omniq.options import (
     PayloadType,
     PayloadValue,
 )
+from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob
 from tenure.core.job import (
     NewJob,
@@ -32,7 +33,6 @@ from tenure.core.job import (
     check_trace,
     request_hash,
     scoped_key,
-    short_hash,
     submitted,
 )
 from tenure.store.redis import Arg
