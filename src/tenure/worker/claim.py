@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -16,8 +16,8 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Queue
-from tenure.worker.attempt import Executor
 from tenure.worker.config import Settings
+from tenure.worker.events import Listeners, Metrics, Watch
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.settle import (
     Backoff,
@@ -28,7 +28,10 @@ from tenure.worker.settle import (
     refused_outcome,
     replaced_note,
 )
-from tenure.worker.telemetry import Listeners, Metrics, Watch
+
+if TYPE_CHECKING:
+    from tenure.worker.attempt import Executor
+
 
 log = structlog.get_logger("tenure.worker")
 

@@ -14,8 +14,8 @@ from tenure.core.encoding import from_json, storable_json, whole_text
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
+from tenure.worker.events import Tally
 from tenure.worker.task import Task
-from tenure.worker.telemetry import Tally
 
 TERMINAL_TYPES = frozenset(
     ("done", "error", "canceled", "cancelled", "completed", "failed", "succeeded", "dead_letter")

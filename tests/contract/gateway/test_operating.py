@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tenure.core.errors import UsageError
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
-from tenure.worker.telemetry import Notifier
+from tenure.worker.events import Notifier
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
