@@ -241,7 +241,7 @@ class Executor:
             attempt = entry.attempt
             self._count(attempt, VERDICT_NAMES[type(verdict)])
             if self._listeners:
-                self._listeners.ended(attempt, verdict)
+                self._listeners.ended(attempt.job, attempt.outcome, verdict)
             source.forget(attempt)
             if isinstance(verdict, LeaseLost):
                 log.warning("lease lost", **lease_facts(attempt.lease), reason=verdict.reason)

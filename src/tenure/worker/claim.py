@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -28,10 +28,6 @@ from tenure.worker.settle import (
     refused_outcome,
     replaced_note,
 )
-
-if TYPE_CHECKING:
-    from tenure.worker.attempt import Executor
-
 
 log = structlog.get_logger("tenure.worker")
 
@@ -372,6 +368,19 @@ _BLOCKING_S = 0.05
 _REFUSALS_MAX = 3
 
 
+class RunsAttempts(Protocol):
+    """What becomes of claimed leases (`worker.attempt.Executor`)."""
+
+    def adopt(self, source: Source, leases: Sequence[Lease], sent: float) -> list[Attempt]:
+        """Take a slot for each lease, counted from when the claim was sent."""
+
+    def release(self, attempts: Sequence[Attempt]) -> None:
+        """Hand jobs back that were never begun."""
+
+    def begin(self, attempts: Sequence[Attempt]) -> None:
+        """Start the handlers."""
+
+
 class Claimer:
     """Claims for one queue, one call at a time.
 
@@ -382,7 +391,7 @@ class Claimer:
     def __init__(
         self,
         source: Source,
-        executor: Executor,
+        executor: RunsAttempts,
         context: Context,
         lease_changed: Callable[[], None],
     ) -> None:

@@ -9,7 +9,7 @@ import socket
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -23,11 +23,7 @@ from prometheus_client.registry import Collector
 
 from tenure.core.encoding import from_json
 from tenure.core.errors import UsageError
-from tenure.core.outcome import Buried, Cancelled, Completed, Retried, Verdict
-
-if TYPE_CHECKING:
-    from tenure.worker.job import Attempt
-
+from tenure.core.outcome import Buried, Cancelled, Completed, Outcome, Retried, Verdict
 
 _WAIT_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0, 3600.0)
 _RUN_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
@@ -249,18 +245,17 @@ class Listeners:
                 self._tasks.add(task)
                 task.add_done_callback(self._done)
 
-    def ended(self, attempt: Attempt, verdict: Verdict) -> None:
+    def ended(self, job: Any, outcome: Outcome | None, verdict: Verdict) -> None:
         """The store answered the outcome of an attempt."""
-        outcome = attempt.outcome
-        if outcome is None or attempt.job is None:
+        if outcome is None or job is None:
             return
         if isinstance(verdict, Completed):
             if "completed" in self._by_event:
-                self.tell("completed", attempt.job, from_json(outcome.result))
+                self.tell("completed", job, from_json(outcome.result))
         elif isinstance(verdict, Cancelled):
-            self.tell("cancelled", attempt.job)
+            self.tell("cancelled", job)
         elif isinstance(verdict, Retried | Buried) and outcome.failure is not None:
-            self.tell("failed", attempt.job, outcome.failure)
+            self.tell("failed", job, outcome.failure)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
