@@ -34,13 +34,13 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         await rows.close()
 
     asyncio.run(fill())
-    known = registry._contract
+    known = registry.contract_of
     contract = SimpleNamespace(open_credentials=lambda url: Rows(path))
 
     def found(url: registry.QueueUrl) -> object:
         return contract if url.contract == "sealed" else known(url)
 
-    monkeypatch.setattr(registry, "_contract", found)
+    monkeypatch.setattr(registry, "contract_of", found)
     return path
 
 

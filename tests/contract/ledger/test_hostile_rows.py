@@ -199,7 +199,7 @@ async def test_a_job_with_bytes_that_are_no_text_is_a_dead_letter_with_the_reaso
     assert b"unreadable" in bad.error
     assert f"column {column} is not UTF-8".encode() in bad.error
     assert b"CANARY" not in bad.error  # those read it who may not read the payload
-    assert [record.job_id for record in queue.take_quarantined()] == ["bad"]
+    assert [record.job_id for record in queue.features.take_quarantined()] == ["bad"]
     await queue.close()
     await ledger.close()
 

@@ -135,6 +135,9 @@ class Claimer:
         One blocking read stays pending over many calls, so that polling needs no new one.
         """
         task = self._wake_read
+        if task is not None and task.done() and not task.cancelled():
+            task.exception()  # read here so that it is not logged: the next claim raises the error
+            task = None
         if task is None or task.done():
             task = self._wake_read = asyncio.create_task(self._read_wake(last))
         done, _ = await asyncio.wait({task}, timeout=wait_ms / 1000)
