@@ -132,6 +132,35 @@ async def test_a_key_has_a_bounded_number_of_searches_at_once(site: Site) -> Non
     await until(is_served, "those that left make room")
 
 
+async def test_lists_of_jobs_have_the_places_of_searches_and_end_with_their_clients(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await site.gateway()
+    web, (queue,) = Web(gateway.url), gateway.gateway.queues
+    cancelled: list[int] = []
+
+    async def find(*_: object, **__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.ledger, "find", find)
+        writers = await began(web, "/v1/jobs", _CLIENTS)
+        reply = await web.get("/v1/jobs")
+        assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
+        assert reply.headers["retry-after"] == "1"
+        assert (await web.get("/readyz")).status == 200
+        assert len(cancelled) == 0
+        for writer in writers:
+            writer.close()
+        await until(lambda: len(cancelled) == _CLIENTS, "they end with their clients")
+        await until(lambda: not at_work())
+    assert (await web.get("/v1/jobs")).status == 200
+
+
 async def test_a_large_payload_is_masked_whole_and_cannot_be_searched(site: Site) -> None:
     web = await site.web()
     (large,) = await submitted(site.worker, {"note": ["needle", *["x" * 60_000] * 5]}, 1)

@@ -7,7 +7,7 @@ other requesters do not exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ from tenure.core.endpoint import (
     Answer,
     Call,
     Endpoint,
+    Handle,
     IdempotencyKey,
     Refused,
     Reply,
@@ -232,7 +233,7 @@ class _InboxRoutes:
         ]
 
 
-def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+def _create(handle: Handle) -> Endpoint:
     return Endpoint(
         method="POST",
         path="/transcode",
@@ -260,7 +261,7 @@ def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
     )
 
 
-def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+def _status(handle: Handle) -> Endpoint:
     return Endpoint(
         method="GET",
         path="/transcode/status",

@@ -296,6 +296,7 @@ class StreamsRoutes:
             right=Right("jobs:read", "own"),
             handle=self.find,
             asks=ListJobs,
+            is_search=True,
             replies={200: Reply("A page of jobs.", JobPage)},
             problems=(422,),
         )
