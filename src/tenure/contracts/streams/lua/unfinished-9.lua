@@ -18,22 +18,23 @@ if queued + delayed < MOST then
   return queued + delayed
 end
 
--- How many of these jobs have not ended, and how many of them are the requester's; those that are in `seen` or, without
--- `with_delayed`, delayed are left out.
-local function count_of(ids, seen, with_delayed)
-  local all, mine = 0, 0
+-- Of these jobs: how many there are, each counted once; how many have not ended and are not delayed; and how many have
+-- not ended and are the requester's. Without `with_delayed` the last number leaves delayed ones out.
+local function count_of(ids, with_delayed)
+  local seen, all, queued_n, mine = {}, 0, 0, 0
   for _, id in ipairs(ids) do
     if not seen[id] then
       seen[id] = true
+      all = all + 1
       local v = pcall('HMGET', JOB .. id, 'requester', 'status', 'entry')
-      if not v.err and (v[2] == 'queued' or v[2] == 'running')
-        and (with_delayed or not v[3] or string.sub(v[3], 1, 1) ~= '-') then
-        all = all + 1
-        mine = v[1] == REQUESTER and mine + 1 or mine
+      if not v.err and (v[2] == 'queued' or v[2] == 'running') then
+        local is_delayed = v[3] and string.sub(v[3], 1, 1) == '-'
+        queued_n = is_delayed and queued_n or queued_n + 1
+        mine = v[1] == REQUESTER and (with_delayed or not is_delayed) and mine + 1 or mine
       end
     end
   end
-  return all, mine
+  return all, queued_n, mine
 end
 
 local function entries(most)
@@ -67,10 +68,10 @@ end
 
 local sum = 0
 if queued <= SAMPLE_MAX then
-  local _, mine = count_of(entries(SAMPLE_MAX), {}, true)
+  local _, _, mine = count_of(entries(SAMPLE_MAX), true)
   sum = mine
 else
-  local first, first_ms = entries(FIRST_MAX)
+  local _, first_ms = entries(1)
   local from = format('%d', math.max(first_ms, last_delivery()))
   local start = own('ZCOUNT', INDEX, '-inf', '(' .. from)
   local submitted = own('ZCARD', INDEX) - start
@@ -81,18 +82,18 @@ else
     sample[n] = call('ZRANGE', INDEX, rank, rank)[1]
   end
   local waiting = 0
-  if sampled > 0 then
-    local all, mine = count_of(sample, {})
-    local most = math.min(submitted, all > 0 and queued * sampled / all or 0)
-    waiting, sum = most * all / sampled, most * mine / sampled
+  local all, queued_n, mine = count_of(sample)
+  if queued_n > 0 then
+    waiting = math.min(queued, submitted * queued_n / all)
+    sum = waiting * mine / queued_n
   end
-  local all, mine = count_of(first, {}, true)
-  if all > 0 then
-    sum = sum + (queued - waiting) * mine / all
+  if queued - waiting >= 1 then
+    all, _, mine = count_of(entries(FIRST_MAX), true)
+    sum = sum + (all > 0 and (queued - waiting) * mine / all or 0)
   end
 end
 if delayed > 0 then
-  local all, mine = count_of(call('ZRANDMEMBER', DELAYED, SAMPLE_MAX), {}, true)
+  local all, _, mine = count_of(call('ZRANDMEMBER', DELAYED, SAMPLE_MAX), true)
   sum = sum + (all > 0 and delayed * mine / all or 0)
 end
 return math.floor(sum + 0.5)
