@@ -238,7 +238,7 @@ async def test_the_backlog_of_another_requester_is_not_taken_for_ones_own(
     for _ in range(4):
         await site.worker.submit(jobs("big", 1_000))
     for _ in range(8):
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # the times of submits matter, and they are the store's
         await site.worker.submit(jobs("small", 4))
     assert await ledger.unfinished("small", 400) < 200
     assert 3_600 <= await ledger.unfinished("big", 400) <= 4_032
@@ -252,7 +252,7 @@ async def test_jobs_that_became_due_count_for_their_requester(site: Site) -> Non
     due = NewJob(task="t", payload=b"{}", requester="big", delay_ms=1)
     ledger: StreamsLedger = site.ledger
     await site.worker.submit([due] * 1_000)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # until the jobs are due by the store's clock
     while (await site.worker.upkeep()).promoted:
         pass
     await site.worker.submit([NewJob(task="t", payload=b"{}", requester="small")] * 32)
