@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -38,8 +39,9 @@ from tenure.gateway.feed import Feed
 from tenure.gateway.http.dispatch import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
+from tenure.gateway.problems import Problem
 from tenure.gateway.settings import GatewaySettings
-from tenure.store.batcher import Batcher
+from tenure.store.batcher import Batcher, TooManyWaiting
 from tenure.store.redis import Redis
 
 _log = structlog.get_logger("tenure.gateway")
@@ -52,6 +54,7 @@ _SEQ_MAX = 2**53
 _PLAIN = "text/plain; charset=utf-8"
 _BATCH_JOBS_MAX = 100
 _BATCH_BYTES_MAX = 1 << 20
+_WAITING_JOBS_MAX = 10_000
 _WARNINGS_CACHE_S = 60.0
 _Verb: TypeAlias = Literal["pause", "resume"]
 _Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
@@ -154,7 +157,9 @@ class _Followed:
 class SubmitBatcher:
     """Batches the submits of many clients; one call of the queue runs at a time.
 
-    A job whose client disconnects before the call is not stored.
+    Requesters take turns, so one that sends many lists does not delay the others. Its jobs that
+    wait are limited; the anonymous local caller has no limit. A job whose client disconnects before
+    the call is not stored.
     """
 
     def __init__(self, queue: Submits) -> None:
@@ -164,11 +169,21 @@ class SubmitBatcher:
             size_max=_BATCH_BYTES_MAX,
             measure=lambda job: len(job.payload),
             drops_gone=True,
+            caller_of=attrgetter("requester"),
+            waiting_max=_WAITING_JOBS_MAX,
         )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Like the queue's `submit`. After an error it is unknown which of the jobs are stored."""
-        return await self._submits(jobs)
+        """Like the queue's `submit`. After an error it is unknown which of the jobs are stored.
+
+        Raises `Problem` 429 if too many jobs of the requester wait; then none of these is stored.
+        """
+        try:
+            return await self._submits(jobs)
+        except TooManyWaiting as error:
+            detail = f"{error.weight} jobs of this key wait to be stored, and at most "
+            detail += f"{_WAITING_JOBS_MAX} may; wait for their answers"
+            raise Problem("rate_limited", detail, retry_after_s=1) from None
 
 
 class RedisWarnings:
