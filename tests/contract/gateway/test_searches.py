@@ -76,7 +76,8 @@ async def test_searches_end_when_their_clients_leave_and_hold_up_nobody(site: Si
         while time.monotonic() < end_s:
             waits.append(await livez_s(web))
             await asyncio.sleep(0.02)  # the pace of the probe
-        assert not waits or statistics.median(waits) < 0.1, waits
+        # The masking thread gives way every 5 ms, and a request takes some twenty turns.
+        assert not waits or statistics.median(waits) < 0.3, waits
         for writer in writers:
             writer.close()
         await until(lambda: not at_work(), "searches without clients end", within_s=2)
