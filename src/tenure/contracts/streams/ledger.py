@@ -274,7 +274,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
         due_ms=number(raw.get("due_ms")),
         lease_until_ms=int(lease_until),
         ttl_ms=number(raw.get("ttl_s")) * 1000,
-        worker_id="" if worker == "-" else worker,
+        worker_id="" if worker in ("-", "+") else worker,
         requester=text("requester"),
         progress=raw.get("progress", b""),
         trace="" if trace == "-" else trace,
