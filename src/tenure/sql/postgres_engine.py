@@ -91,9 +91,15 @@ class PostgresEngine:
             stored = await self._submit_in_bulk(table, found.batch, batch, takes)
             if stored is not None:
                 return stored
-        arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
+        statement = found.statements[0]
+        columns = dict(zip(found.batch, zip(*batch, strict=True), strict=False))
+        alike = {name: columns[name][0] for name in found.alike if batch}
+        if alike and all(columns[name].count(value) == len(batch) for name, value in alike.items()):
+            statement = found.for_alike
+            columns |= alike
+        arguments: list[Any] = list(columns.values())
         arguments += [takes[name] for name in found.takes]
-        rows = await self.database.fetch(found.statements[0], arguments)
+        rows = await self.database.fetch(statement, arguments)
         column = _EVENT_COLUMN.get((table, operation))
         if column and any(row[column] for row in rows):
             self._notifier.notify(takes["queue"] + ("/outbox" if table == INBOX else ""))
