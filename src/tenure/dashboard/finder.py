@@ -135,8 +135,8 @@ class JobFinder:
         """All jobs that match, in batches; may include jobs that are submitted meanwhile.
 
         Jobs may be removed between the batches. If the store of a queue does not answer,
-        `PartlyUnreachable` is raised after the jobs of the others. With `scan_max`, `ScanLimit` is raised
-        after so many jobs, or when the budget of a request is spent.
+        `PartlyUnreachable` is raised after the jobs of the others. With `scan_max`, `ScanLimit` is
+        raised after so many jobs, or when the budget of a request is spent.
         """
         if search.job_id:
             yield await self._by_id(search)

@@ -25,10 +25,10 @@ from tenure.pipeline.lake.progress import CHECKPOINT, Progress, all_progress, co
 from tenure.pipeline.lake.reach import is_reached
 from tenure.pipeline.lake.reader import known_reader, reader_of
 from tenure.pipeline.lake.sink import LakeSink, tell_store
-from tenure.pipeline.plainly import one_line
 from tenure.pipeline.source.offsets import Gap
 from tenure.pipeline.source.opening import journal_name
-from tenure.pipeline.source.reel import BEGINNING
+from tenure.pipeline.source.range_reader import BEGINNING
+from tenure.pipeline.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

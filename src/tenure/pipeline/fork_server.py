@@ -41,7 +41,7 @@ PRELOADED = (
     "pyspark.sql.worker.write_into_data_source",
     *("tenure.pipeline.audit.explain", "tenure.pipeline.audit.parts"),
     *("tenure.pipeline.lake.feed", "tenure.pipeline.lake.sink"),
-    *("tenure.pipeline.source.journal", "tenure.pipeline.source.stream_reel"),
+    *("tenure.pipeline.source.journal", "tenure.pipeline.source.stream_reader"),
     *("tenure.pipeline.source.submitting", "tenure.pipeline.source.writing"),
 )
 _SOCKET, _CLIENT, _LAUNCHER = "server.sock", "client.py", "python"

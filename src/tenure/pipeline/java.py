@@ -80,8 +80,8 @@ def _version(java: Path) -> int:
     """The major version; 0 for a program that is no Java."""
     # Every Java says so in a file, which is quicker than to start it.
     release = java.resolve().parent.parent / "release"
-    told = release.read_text(errors="replace") if release.is_file() else ""
-    if named := re.search(r'^JAVA_VERSION="(\d+)', told, re.MULTILINE):
+    text = release.read_text(errors="replace") if release.is_file() else ""
+    if named := re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE):
         return int(named.group(1))
     found = re.search(r'version "(\d+)', _ask(java, "-version"))
     return int(found.group(1)) if found else 0

@@ -24,10 +24,10 @@ from tenure.core.seam import Ledger
 from tenure.pipeline.events import lake_events
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.progress import all_progress
-from tenure.pipeline.plainly import one_line
 from tenure.pipeline.source.offsets import epoch_name
 from tenure.pipeline.source.opening import journal_name
 from tenure.pipeline.source.submitting import submit_all
+from tenure.pipeline.spark_errors import one_line
 from tenure.pipeline.tables import jobs
 from tenure.pipeline.tables.reading import table
 

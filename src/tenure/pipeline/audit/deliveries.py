@@ -44,7 +44,7 @@ def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
     An event's id is that of its job, a dot and its number. One that somebody sent again is not
     asked: its receiver knows by the number that it is old.
     """
-    told = events.where(
+    deliveries = events.where(
         F.col("queue").endswith(_OUTBOX)
         & F.col("type").isin("complete", "reopen")
         & F.col("job_id").startswith(F.concat(F.col("gid"), F.lit(".")))
@@ -55,7 +55,7 @@ def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
         before.rowsBetween(Window.unboundedPreceding, -1)
     )
     again = F.max(F.col("type") == "reopen").over(Window.partitionBy("journal", "queue", "job_id"))
-    found = told.withColumns({"latest": latest, "again": again}).where(
+    found = deliveries.withColumns({"latest": latest, "again": again}).where(
         is_delivered & ~F.col("again") & (F.col("latest") > F.col("number")) & _is_new(after)
     )
     number = F.col("latest").cast("string")

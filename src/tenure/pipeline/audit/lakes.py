@@ -13,8 +13,8 @@ import msgspec
 
 from tenure.pipeline.audit.deliveries import outbox_journals
 from tenure.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
+from tenure.pipeline.audit.read_plan import plan_reads
 from tenure.pipeline.audit.run import Audit, Audited, History, Verdict
-from tenure.pipeline.audit.shares import shared
 from tenure.pipeline.events import lake_events
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import EventFile, event_files
@@ -62,13 +62,13 @@ def audit_lake(
     if known.total is not None and not fresh:
         return known.total
     history = History(
-        new=shared(lake, fresh, known.places),
+        new=plan_reads(lake, fresh, known.places),
         all=lambda: lake_events(spark, lake, settled),
         carried=_carried(spark, lake, known),
         cut=cut_journals(lake),
         quiesced=quiesced,
         outbox=_outbox(spark, lake, settled),
-        told=known.places,
+        checked_upto=known.places,
     )
     run = before.run + 1
     audit = Audit(spark, history)

@@ -34,7 +34,7 @@ from tenure.pipeline.audit.proof import (
     proof,
     unproven,
 )
-from tenure.pipeline.audit.shares import PAGE_ROWS, LakeShares, pages_of
+from tenure.pipeline.audit.read_plan import PAGE_ROWS, ReadPlan, pages_of
 from tenure.pipeline.lake.files import LakeFiles, gathered
 
 if TYPE_CHECKING:
@@ -62,31 +62,31 @@ _JUDGED = pa.schema(
 _PROOF_DDL = ", ".join(f"{name} bigint" for name in ROW)
 
 
-def parts_for(new: DataFrame | LakeShares) -> int:
+def parts_for(new: DataFrame | ReadPlan) -> int:
     """Into how many parts the jobs go, so that one of them is a matter of some ten megabytes."""
-    tasks = len(new.tasks) if isinstance(new, LakeShares) else PARTS_OF_EVENTS
+    tasks = len(new.tasks) if isinstance(new, ReadPlan) else PARTS_OF_EVENTS
     return min(max(tasks, PARTS_MIN), PARTS_MAX)
 
 
 def packed(
-    spark: SparkSession, new: DataFrame | LakeShares, parts: int, cut: Collection[str]
+    spark: SparkSession, new: DataFrame | ReadPlan, parts: int, cut: Collection[str]
 ) -> DataFrame:
     """The proofs of new events, by part."""
-    if isinstance(new, LakeShares):
+    if isinstance(new, ReadPlan):
         return packed_files(spark, new, parts, cut)
     return packed_events(new, parts, cut)
 
 
-def packed_files(
-    spark: SparkSession, new: LakeShares, parts: int, cut: Collection[str]
-) -> DataFrame:
+def packed_files(spark: SparkSession, new: ReadPlan, parts: int, cut: Collection[str]) -> DataFrame:
     """The proofs of files, read where the tasks run."""
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = LakeFiles(new.lake)
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                pages = (page for share in new.tasks[number] for page in pages_of(files, share))
+                pages = (
+                    page for file_slice in new.tasks[number] for page in pages_of(files, file_slice)
+                )
                 yield from _packed((proof(page, cut=cut) for page in pages), parts)
 
     tasks = spark.range(0, len(new.tasks), 1, max(1, len(new.tasks)))

@@ -19,7 +19,7 @@ from tenure.pipeline.audit.invariants import INVARIANTS, TELLING, Invariant, app
 from tenure.pipeline.audit.lines import has
 from tenure.pipeline.audit.order import are_mixed
 from tenure.pipeline.audit.proof import CUT, KEYS, LATE_CLOCK, ROW
-from tenure.pipeline.audit.shares import LakeShares
+from tenure.pipeline.audit.read_plan import ReadPlan
 from tenure.pipeline.audit.steps import CONTRACTS
 from tenure.pipeline.schema import NAMES
 
@@ -78,17 +78,17 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     `new` are files of a lake or any rows of events; `all` gives the rows of all events, which only
     an audit that leaves something open asks for. `cut` names journals whose beginning is missing;
     `unseen` the columns nobody wrote. `outbox` are all events of outboxes, if there are any, and
-    `told` the places up to which an earlier audit judged them.
+    `checked_upto` the positions up to which an earlier audit checked them.
     """
 
-    new: DataFrame | LakeShares
+    new: DataFrame | ReadPlan
     all: Callable[[], DataFrame]
     carried: DataFrame | None = None
     cut: Sequence[str] = ()
     unseen: frozenset[str] = frozenset()
     quiesced: bool = False
     outbox: DataFrame | None = None
-    told: Mapping[str, int] = {}
+    checked_upto: Mapping[str, int] = {}
 
 
 class Audit:
@@ -104,9 +104,9 @@ class Audit:
             self._packed = self._packed.unionByName(carried)
         judged = parts.judged(self._packed, self._parts, quiesced=history.quiesced)
         self._kept = judged.persist(StorageLevel.MEMORY_AND_DISK)
-        told = self._kept.where(F.col("what") != parts.JOB).select("what", "rows").collect()
-        self._counts = added(row.rows for row in told if row.what == parts.COUNTED)
-        spans = parts.spans_of(row.rows for row in told if row.what == parts.SPANS)
+        summaries = self._kept.where(F.col("what") != parts.JOB).select("what", "rows").collect()
+        self._counts = added(row.rows for row in summaries if row.what == parts.COUNTED)
+        spans = parts.spans_of(row.rows for row in summaries if row.what == parts.SPANS)
         self._is_mixed = are_mixed(spans)
         self.is_clean = True
         self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
@@ -189,7 +189,7 @@ class Audit:
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all()))
         if history.outbox is not None:
-            found.append(gone_back(history.outbox, history.told))
+            found.append(gone_back(history.outbox, history.checked_upto))
         found += self._overtaken()
         if not found:
             return self._nothing

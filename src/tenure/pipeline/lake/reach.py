@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tenure.core.errors import UsageError
 from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.plainly import lacks_connector
+from tenure.pipeline.spark_errors import lacks_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

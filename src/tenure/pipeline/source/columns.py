@@ -159,7 +159,7 @@ def _like(row: CopyRows, columns: Mapping[str, pa.Array]) -> Copied:
     """Rows like this one, which differ in these columns."""
     (first,) = row.records
     values = dict(zip(row.columns, first, strict=True))
-    told = {name: column for name, column in columns.items() if name in values}
-    same = {name: packed(name, value) for name, value in values.items() if name not in told}
-    rows = rows_of(list(told.values()), list(same.values()))
-    return Copied(row.table, (*told, *same), rows)
+    varying = {name: column for name, column in columns.items() if name in values}
+    same = {name: packed(name, value) for name, value in values.items() if name not in varying}
+    rows = rows_of(list(varying.values()), list(same.values()))
+    return Copied(row.table, (*varying, *same), rows)

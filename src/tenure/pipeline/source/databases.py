@@ -43,13 +43,13 @@ class Database(Protocol):
         """Let go of it."""
 
 
-def open_database(tape: SqlFormat) -> Database:
+def open_database(fmt: SqlFormat) -> Database:
     """The database behind a tape."""
-    scheme = urlsplit(tape.store).scheme
+    scheme = urlsplit(fmt.store).scheme
     if scheme in ("sqlite", "libsql"):  # the same file, by another client
-        return SqliteFile(tape)
+        return SqliteFile(fmt)
     if scheme.startswith("postgres"):
-        return PostgresServer(tape)
+        return PostgresServer(fmt)
     raise UsageError(f"{scheme}: the journal of such a store cannot be read in bulk")
 
 
@@ -58,10 +58,10 @@ class SqliteFile:
 
     has_rollbacks = False
 
-    def __init__(self, tape: SqlFormat) -> None:
+    def __init__(self, fmt: SqlFormat) -> None:
         # sqlite:///jobs.db is a file here, sqlite:////var/jobs.db one by its full path.
-        path = unquote(urlsplit(tape.store).path)[1:]
-        self._tape = tape
+        path = unquote(urlsplit(fmt.store).path)[1:]
+        self._format = fmt
         try:
             self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
         except sqlite3.Error as error:
@@ -69,18 +69,18 @@ class SqliteFile:
 
     def settled(self) -> int | None:
         """The last number that was ever given, also if its row is gone."""
-        numbered = self._tape.sequence or self._tape.table
-        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{numbered}'"  # nosec B608 # a name of the tape
+        numbered = self._format.sequence or self._format.table
+        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{numbered}'"  # nosec B608 # a name of the format
         return int(self.rows(given)[0][0] or 0)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All of it."""
-        with _told(sqlite3.Error):
+        with _store_errors(sqlite3.Error):
             return self._file.execute(query).fetchall()
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """In pages."""
-        with _told(sqlite3.Error):
+        with _store_errors(sqlite3.Error):
             cursor = self._file.execute(query)
         names = [column[0] for column in cursor.description]
         while page := cursor.fetchmany(_PAGE):
@@ -97,7 +97,7 @@ class PostgresServer:
 
     has_rollbacks = True
 
-    def __init__(self, tape: SqlFormat) -> None:
+    def __init__(self, fmt: SqlFormat) -> None:
         try:
             from adbc_driver_postgresql import dbapi
         except ImportError:
@@ -105,17 +105,17 @@ class PostgresServer:
                 "reading PostgreSQL in bulk needs its ADBC driver; "
                 "pip install adbc-driver-postgresql"
             ) from None
-        self._tape = tape
+        self._format = fmt
         self._errors: type[Exception] = dbapi.Error
         try:
-            self._connection: Any = dbapi.connect(tape.store, autocommit=True)
+            self._connection: Any = dbapi.connect(fmt.store, autocommit=True)
         except dbapi.Error as error:
             raise StoreUnreachable(str(error).strip()) from error
 
     def settled(self) -> int | None:
         """The last number given out, when all who were writing then have ended."""
-        source = self._tape.sequence
-        given = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {source}"  # nosec B608 # a name of the tape
+        source = self._format.sequence
+        given = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {source}"  # nosec B608 # a name of the format
         last = int(self.rows(given)[0][0])
         wanted = self._snapshot("pg_snapshot_xmax")
         until = time.monotonic() + _PATIENCE_S
@@ -127,14 +127,14 @@ class PostgresServer:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All of it."""
-        with _told(self._errors), self._connection.cursor() as cursor:
+        with _store_errors(self._errors), self._connection.cursor() as cursor:
             cursor.execute(query)
             found: list[tuple[Any, ...]] = cursor.fetchall()
             return found
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """As they come."""
-        with _told(self._errors), self._connection.cursor() as cursor:
+        with _store_errors(self._errors), self._connection.cursor() as cursor:
             cursor.execute(query)
             yield from cursor.fetch_record_batch()
 
@@ -147,7 +147,7 @@ class PostgresServer:
 
 
 @contextmanager
-def _told(errors: type[Exception]) -> Iterator[None]:
+def _store_errors(errors: type[Exception]) -> Iterator[None]:
     """What the driver says is wrong, in its first line."""
     try:
         yield

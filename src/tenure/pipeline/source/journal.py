@@ -38,9 +38,9 @@ from pyspark.sql.types import StructType
 from tenure.core.errors import StoreError, UsageError
 from tenure.pipeline.schema import NAMES, ddl_of, place
 from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
-from tenure.pipeline.source.offsets import Follower, Gap, Mark, Offset, Piece
-from tenure.pipeline.source.opening import journal_name, open_reel
-from tenure.pipeline.source.reel import Read
+from tenure.pipeline.source.offsets import Follower, Gap, JournalRange, Mark, Offset
+from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.range_reader import Read
 
 PARTS = 8
 _TABLES = ("journal", "jobs")
@@ -90,11 +90,11 @@ class TenureSource(DataSource):
         return table
 
 
-class Span(InputPartition):
+class RangePartition(InputPartition):
     """One range of one journal."""
 
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
+    def __init__(self, journal_range: JournalRange) -> None:
+        self.journal_range = journal_range
 
 
 class JournalReader(DataSourceReader):
@@ -111,9 +111,9 @@ class JournalReader(DataSourceReader):
         parts = int(self._options.get("parts", PARTS))
         for url in _urls(self._options):
             name = journal_name(url)
-            reel = open_reel(url, name)
+            reader = open_reader(url, name)
             try:
-                head = reel.head()
+                head = reader.head()
                 after = self._options.get("after", "")
                 # An entry's id is never earlier than the events in it (streams only).
                 if self._since_ms and "-" in head.last:
@@ -121,15 +121,18 @@ class JournalReader(DataSourceReader):
                     after = max(after, since, key=place)
                 upto = self._options.get("upto", "") or head.last
                 if upto:
-                    cut = reel.split(after, upto, parts)
-                    spans += [Span(Piece(journal=name, url=url, after=a, upto=b)) for a, b in cut]
+                    cut = reader.split(after, upto, parts)
+                    spans += [
+                        RangePartition(JournalRange(journal=name, url=url, after=a, upto=b))
+                        for a, b in cut
+                    ]
             finally:
-                reel.close()
+                reader.close()
         return spans
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        yield from read_piece(cast("Span", partition).piece, self._columns)
+        yield from read_range(cast("RangePartition", partition).journal_range, self._columns)
 
 
 class PushingReader(JournalReader):
@@ -180,11 +183,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Ranges between two offsets."""
         parts = int(self._options.get("parts", PARTS))
-        return [Span(piece) for piece in self._follow().pieces(start, end, parts)]
+        return [
+            RangePartition(journal_range)
+            for journal_range in self._follow().ranges(start, end, parts)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        yield from read_piece(cast("Span", partition).piece, self._columns)
+        yield from read_range(cast("RangePartition", partition).journal_range, self._columns)
 
     def stop(self) -> None:
         """Close connections."""
@@ -203,14 +209,16 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise StoreError(f"{gap}; the option fail_on_loss=false goes on without them")
 
 
-def read_piece(piece: Piece, columns: Sequence[str] = NAMES) -> Iterator[pa.RecordBatch]:
+def read_range(
+    journal_range: JournalRange, columns: Sequence[str] = NAMES
+) -> Iterator[pa.RecordBatch]:
     """The events of a range, some columns of them."""
-    reel = open_reel(piece.url, piece.name)
+    reader = open_reader(journal_range.url, journal_range.name)
     try:
-        for batch in reel.read(piece.after, piece.upto, Read()):
+        for batch in reader.read(journal_range.after, journal_range.upto, Read()):
             yield batch if len(columns) == len(NAMES) else batch.select(list(columns))
     finally:
-        reel.close()
+        reader.close()
 
 
 def _not_counted(_journal: str, _mark: Mark) -> int:

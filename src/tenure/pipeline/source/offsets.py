@@ -14,8 +14,8 @@ import msgspec
 
 from tenure.core.registry import parse_url
 from tenure.pipeline.schema import place
-from tenure.pipeline.source.opening import journal_name, open_reel
-from tenure.pipeline.source.reel import Head, Loss, Reel
+from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.range_reader import Head, Loss, RangeReader
 
 Reason = Literal["trimmed", "restarted"]
 
@@ -57,7 +57,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.journal}: {count} entries were trimmed {where} before they were read"
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class JournalRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of one journal for one reader.
 
     `base` counts what was ever added, and already gone, when the journal was first looked at.
@@ -110,7 +110,7 @@ class Follower:
         known: Known = lambda _journal: None,
     ) -> None:
         self._urls = {journal_name(url): url for url in urls}
-        self._reels: dict[str, Reel] = {}
+        self._readers: dict[str, RangeReader] = {}
         self._on_gap = on_gap
         self._read_so_far = read_so_far
         self._known = known
@@ -118,7 +118,7 @@ class Follower:
 
     def begin(self) -> Offset:
         """Behind what is known already; else before everything that is there."""
-        heads = {name: self._reel(name).head() for name in self._urls}
+        heads = {name: self._reader(name).head() for name in self._urls}
         return write_offset({name: self._begin(name, head) for name, head in heads.items()})
 
     def aim(self) -> None:
@@ -126,20 +126,20 @@ class Follower:
         self._target = {
             name: Mark(upto=head.last, added=head.added)
             for name in self._urls
-            if (head := self._reel(name).head()).last
+            if (head := self._reader(name).head()).last
         }
 
     def latest(self, start: Offset | None, units_max: int) -> Offset:
         """Where the next batch ends that begins at `start`; 0 is no limit."""
         marks = read_offset(start)
-        share = max(1, units_max // max(1, len(self._urls))) if units_max else 0
+        units_each = max(1, units_max // max(1, len(self._urls))) if units_max else 0
         for name, url in self._urls.items():
-            head = self._reel(name).head()
+            head = self._reader(name).head()
             mark = marks.get(name) or self._begin(name, head)
-            marks[name] = self._next(name, url, mark, head, share)
+            marks[name] = self._next(name, url, mark, head, units_each)
         return write_offset(marks)
 
-    def pieces(self, start: Offset | None, end: Offset, parts: int) -> list[Piece]:
+    def ranges(self, start: Offset | None, end: Offset, parts: int) -> list[JournalRange]:
         """The ranges between two offsets, for about so many readers side by side."""
         before, marks = read_offset(start), read_offset(end)
         moved = [
@@ -147,15 +147,15 @@ class Follower:
             for name, mark in marks.items()
             if name in self._urls and mark.upto and mark.follows(before.get(name, Mark()))
         ]
-        share = max(1, parts // max(1, len(moved)))
-        found: list[Piece] = []
+        parts_each = max(1, parts // max(1, len(moved)))
+        found: list[JournalRange] = []
         for name in moved:
             mark = marks[name]
             old = before.get(name, Mark())
             after = old.upto if old.epoch == mark.epoch else ""
             base = max(0, old.added) if old.epoch == mark.epoch and not after else 0
-            for begin, stop in self._reel(name).split(after, mark.upto, share):
-                piece = Piece(
+            for begin, stop in self._reader(name).split(after, mark.upto, parts_each):
+                journal_range = JournalRange(
                     journal=name,
                     url=self._urls[name],
                     after=begin,
@@ -163,35 +163,35 @@ class Follower:
                     epoch=mark.epoch,
                     base=base,
                 )
-                found.append(piece)
+                found.append(journal_range)
         return found
 
     def close(self) -> None:
         """Close all journals."""
-        for reel in self._reels.values():
-            reel.close()
-        self._reels.clear()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def _begin(self, name: str, head: Head) -> Mark:
         return self._known(name) or self._first(name, head)
 
     def _first(self, name: str, head: Head, epoch: int = 0) -> Mark:
         """Before everything that is there; what is already gone was never promised."""
-        return Mark(added=self._reel(name).gone(head), epoch=epoch)
+        return Mark(added=self._reader(name).gone(head), epoch=epoch)
 
     def _next(self, name: str, url: str, mark: Mark, head: Head, units_max: int) -> Mark:
-        reel = self._reel(name)
+        reader = self._reader(name)
         so_far = self._read_so_far(name, mark)
         if began_anew(mark, head, so_far):
             self._on_gap(_gap(name, url, mark, head, "restarted", Loss(units=-1)))
             mark = self._first(name, head, mark.epoch + 1)
             so_far = -1
-        lost = reel.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
+        lost = reader.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
         if lost.units:
             self._on_gap(_gap(name, url, mark, head, "trimmed", lost))
         if not head.last or place(head.last) <= place(mark.upto):
             return mark
-        upto = reel.bound(mark.upto, units_max, head) if units_max else head.last
+        upto = reader.bound(mark.upto, units_max, head) if units_max else head.last
         added = head.added if upto == head.last else -1
         return self._within_target(name, mark, Mark(upto=upto, added=added, epoch=mark.epoch))
 
@@ -205,10 +205,10 @@ class Follower:
             return wanted
         return Mark(upto=target.upto, added=target.added, epoch=mark.epoch)
 
-    def _reel(self, name: str) -> Reel:
-        if name not in self._reels:
-            self._reels[name] = open_reel(self._urls[name], name)
-        return self._reels[name]
+    def _reader(self, name: str) -> RangeReader:
+        if name not in self._readers:
+            self._readers[name] = open_reader(self._urls[name], name)
+        return self._readers[name]
 
 
 def began_anew(mark: Mark, head: Head, so_far: int) -> bool:

@@ -60,8 +60,8 @@ class Tally(msgspec.Struct, kw_only=True):
         for status, count in counts.items():
             setattr(self, status, getattr(self, status) + count)
         if counts.keys() - _ACCEPTED:
-            told = [answer.reason for answer in answers if not answer.accepted]
-            self.reasons = [*self.reasons, *told][:_REASONS_MAX]
+            refusals = [answer.reason for answer in answers if not answer.accepted]
+            self.reasons = [*self.reasons, *refusals][:_REASONS_MAX]
 
     def add(self, other: Tally) -> None:
         """Add another's counts."""

@@ -13,12 +13,19 @@ import pyarrow as pa
 
 from tenure.core.registry import open_journal
 from tenure.pipeline.schema import place, rows_of
-from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
+from tenure.pipeline.source.range_reader import (
+    Head,
+    Loss,
+    Range,
+    Read,
+    gone_by_count,
+    lost_by_count,
+)
 
 _PAGE = 1_000
 
 
-class SeamReel:
+class SeamRangeReader:
     """Any journal that the seam can open."""
 
     def __init__(self, url: str, journal: str) -> None:

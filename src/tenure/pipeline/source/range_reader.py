@@ -51,7 +51,7 @@ class Read(msgspec.Struct):
     rows: int = 0
 
 
-class Reel(Protocol):
+class RangeReader(Protocol):
     """A journal, as the pipeline reads it."""
 
     def head(self) -> Head:

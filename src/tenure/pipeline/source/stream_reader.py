@@ -14,26 +14,33 @@ import pyarrow as pa
 
 from tenure.core.journal import StreamFormat
 from tenure.pipeline.source.lines import LineParser
-from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
+from tenure.pipeline.source.range_reader import (
+    Head,
+    Loss,
+    Range,
+    Read,
+    gone_by_count,
+    lost_by_count,
+)
 from tenure.store.redis import BulkRedis
 
 _PAGE = 5_000
 _NOTHING = "0-0"
 
 
-class StreamReel:
+class StreamRangeReader:
     """The stream behind a tape."""
 
-    def __init__(self, tape: StreamFormat, journal: str) -> None:
-        self._tape = tape
-        self._parser = LineParser(tape, journal)
-        self._redis = BulkRedis(tape.store)
+    def __init__(self, fmt: StreamFormat, journal: str) -> None:
+        self._format = fmt
+        self._parser = LineParser(fmt, journal)
+        self._redis = BulkRedis(fmt.store)
 
     def head(self) -> Head:
         """By XINFO; servers before 7.0 do not count what was ever added."""
-        if not self._redis.call("EXISTS", self._tape.key):
+        if not self._redis.call("EXISTS", self._format.key):
             return Head(added=0, length=0)
-        flat = self._redis.call("XINFO", "STREAM", self._tape.key)
+        flat = self._redis.call("XINFO", "STREAM", self._format.key)
         info: dict[str, Any] = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
         first = info["first-entry"]
         return Head(
@@ -53,7 +60,7 @@ class StreamReel:
         if end >= _ms(head.last):
             return head.last
         following = self._redis.call(
-            "XRANGE", self._tape.key, f"({after}" if after else "-", "+", "COUNT", 1
+            "XRANGE", self._format.key, f"({after}" if after else "-", "+", "COUNT", 1
         )
         if following and _ms(following[0][0].decode()) > end:
             end = _ms(following[0][0].decode())
@@ -70,7 +77,7 @@ class StreamReel:
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
         """Into spans of equal time, from the first entry that is there."""
         first = self._redis.call(
-            "XRANGE", self._tape.key, f"({after}" if after else "-", upto, "COUNT", 1
+            "XRANGE", self._format.key, f"({after}" if after else "-", upto, "COUNT", 1
         )
         if not first:
             return [(after, upto)]
@@ -82,7 +89,7 @@ class StreamReel:
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
         """Page by page; the server works on the next while this one is converted."""
         size = _PAGE
-        for page in self._redis.pages(self._tape.key, after, upto, size):
+        for page in self._redis.pages(self._format.key, after, upto, size):
             batch = self._parser.batch(page)
             seen.units += len(page)
             seen.rows += batch.num_rows
@@ -90,7 +97,7 @@ class StreamReel:
 
     def captured(self, upto: str, reader: str) -> None:
         """In the hash that the contract's upkeep looks into before it trims; whoever reads."""
-        key, field = self._tape.captured
+        key, field = self._format.captured
         if key and upto:
             self._redis.call("HSET", key, field, upto)
         elif key:

@@ -16,8 +16,8 @@ PAGE_ROWS = 131_072
 TASK_BYTES, TASKS_MIN = 8 << 20, 4
 
 
-class Share(msgspec.Struct, frozen=True):
-    """Some row groups of a file of the lake: the `nth` of `of` shares, behind a place."""
+class FileSlice(msgspec.Struct, frozen=True):
+    """Some row groups of a file of the lake: the `nth` of `of` slices, behind a place."""
 
     path: str
     nth: int
@@ -25,39 +25,41 @@ class Share(msgspec.Struct, frozen=True):
     after: int
 
 
-class LakeShares(msgspec.Struct, frozen=True):
+class ReadPlan(msgspec.Struct, frozen=True):
     """What of a lake is to be read, by task."""
 
     lake: str
-    tasks: tuple[tuple[Share, ...], ...]
+    tasks: tuple[tuple[FileSlice, ...], ...]
 
 
-def shared(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, int]) -> LakeShares:
+def plan_reads(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, int]) -> ReadPlan:
     """Files of a lake for tasks of a good size; of each journal what lies behind its place."""
     sizes = [lake.size(file.path) for file in files]
     good = min(max(sum(sizes) // TASKS_MIN, TASK_BYTES // 8), TASK_BYTES)
-    tasks: list[tuple[Share, ...]] = []
-    waiting: list[Share] = []
+    tasks: list[tuple[FileSlice, ...]] = []
+    waiting: list[FileSlice] = []
     room = good
     for file, size in zip(files, sizes, strict=True):
         of = max(1, round(size / good))
-        some = [Share(file.path, nth, of, after.get(file.journal, 0)) for nth in range(of)]
+        some = [FileSlice(file.path, nth, of, after.get(file.journal, 0)) for nth in range(of)]
         if of > 1:
-            tasks += [(share,) for share in some]
+            tasks += [(file_slice,) for file_slice in some]
             continue
         if waiting and size > room:
             tasks.append(tuple(waiting))
             waiting, room = [], good
         waiting += some
         room -= size
-    return LakeShares(lake.address, (*tasks, tuple(waiting)) if waiting else tuple(tasks))
+    return ReadPlan(lake.address, (*tasks, tuple(waiting)) if waiting else tuple(tasks))
 
 
-def pages_of(files: LakeFiles, share: Share) -> Iterator[pa.RecordBatch]:
-    """The events of a share, some at a time."""
-    pages = files.pages(share.path, NEEDED, few=FEW, rows=PAGE_ROWS, nth=share.nth, of=share.of)
+def pages_of(files: LakeFiles, file_slice: FileSlice) -> Iterator[pa.RecordBatch]:
+    """The events of a file_slice, some at a time."""
+    pages = files.pages(
+        file_slice.path, NEEDED, few=FEW, rows=PAGE_ROWS, nth=file_slice.nth, of=file_slice.of
+    )
     for page in pages:
-        if not share.after:
+        if not file_slice.after:
             yield page
             continue
-        yield page.filter(pa.array(page.column("pos").to_numpy() > share.after))
+        yield page.filter(pa.array(page.column("pos").to_numpy() > file_slice.after))

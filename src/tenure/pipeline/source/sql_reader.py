@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from tenure.core.journal import SqlFormat
 from tenure.pipeline.schema import ARROW, COLUMNS
 from tenure.pipeline.source.databases import Database, open_database
-from tenure.pipeline.source.ledgers import tell_ledger
-from tenure.pipeline.source.reel import Head, Loss, Range, Read
+from tenure.pipeline.source.ledgers import save_position
+from tenure.pipeline.source.range_reader import Head, Loss, Range, Read
 
 _DEFAULTS: dict[str, object] = {"string": "", "int": 0, "bigint": 0}
 _STATES = ("from_state", "to_state")
@@ -31,24 +31,24 @@ _STATES = ("from_state", "to_state")
 _LOOK_BACK = 10_000
 
 
-class SqlReel:
+class SqlRangeReader:
     """The table behind a tape."""
 
-    def __init__(self, tape: SqlFormat, journal: str) -> None:
-        self._tape = tape
+    def __init__(self, fmt: SqlFormat, journal: str) -> None:
+        self._format = fmt
         self._journal = journal
-        self._rows = tape.narrow or tape.table
-        self._database: Database = open_database(tape)
+        self._rows = fmt.narrow or fmt.table
+        self._database: Database = open_database(fmt)
 
     def head(self) -> Head:
         """What is there for good."""
-        tape = self._tape
+        fmt = self._format
         settled = self._database.settled()
         if settled is None:  # somebody keeps a transaction open: nothing new is certain yet
             return Head()
         query = (
-            f"SELECT min({tape.seq}), max({tape.seq}) FROM {self._rows} "  # nosec B608 # names of the tape
-            f"WHERE {tape.where} AND {tape.seq} <= {settled:d}"
+            f"SELECT min({fmt.seq}), max({fmt.seq}) FROM {self._rows} "  # nosec B608 # names of the format
+            f"WHERE {fmt.where} AND {fmt.seq} <= {settled:d}"
         )
         first, last = self._database.rows(query)[0]
         if last is None:
@@ -57,11 +57,11 @@ class SqlReel:
 
     def bound(self, after: str, units_max: int, head: Head) -> str:
         """Exactly: the number of the last row of so many."""
-        tape = self._tape
+        fmt = self._format
         query = (
-            f"SELECT max(n) FROM (SELECT {tape.seq} AS n FROM {self._rows} WHERE {tape.where} "  # nosec B608 # names of the tape
-            f"AND {tape.seq} > {int(after or 0)} AND {tape.seq} <= {int(head.last)} "
-            f"ORDER BY {tape.seq} LIMIT {units_max:d}) AS wanted"
+            f"SELECT max(n) FROM (SELECT {fmt.seq} AS n FROM {self._rows} WHERE {fmt.where} "  # nosec B608 # names of the format
+            f"AND {fmt.seq} > {int(after or 0)} AND {fmt.seq} <= {int(head.last)} "
+            f"ORDER BY {fmt.seq} LIMIT {units_max:d}) AS wanted"
         )
         last = self._database.rows(query)[0][0]
         return str(last) if last is not None else head.last
@@ -85,11 +85,11 @@ class SqlReel:
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
         """In the order of the number."""
-        tape = self._tape
-        named = ", ".join(_column(name, tape) for name, _ in COLUMNS if _is_read(name, tape))
+        fmt = self._format
+        named = ", ".join(_column(name, fmt) for name, _ in COLUMNS if _is_read(name, fmt))
         query = (
-            f"SELECT {named} FROM {self._rows} WHERE {tape.where} AND {tape.seq} > "  # nosec B608 # names of the tape
-            f"{int(after or 0)} AND {tape.seq} <= {int(upto)} ORDER BY pos"
+            f"SELECT {named} FROM {self._rows} WHERE {fmt.where} AND {fmt.seq} > "  # nosec B608 # names of the format
+            f"{int(after or 0)} AND {fmt.seq} <= {int(upto)} ORDER BY pos"
         )
         for batch in self._database.batches(query):
             rows = self._conformed(batch)
@@ -99,8 +99,8 @@ class SqlReel:
 
     def captured(self, upto: str, reader: str) -> None:
         """In the table that the ledger's upkeep looks into before it trims."""
-        if self._tape.queues:
-            tell_ledger(self._tape, reader, int(upto) if upto else None)
+        if self._format.queues:
+            save_position(self._format, reader, int(upto) if upto else None)
 
     def close(self) -> None:
         """Close the connection."""
@@ -113,7 +113,7 @@ class SqlReel:
         on have a second step.
         """
         rows, others = self._database.rows(
-            f"SELECT count(*), count(CASE WHEN NOT {self._tape.kept} THEN 1 END) "  # nosec B608 # names of the tape
+            f"SELECT count(*), count(CASE WHEN NOT {self._format.kept} THEN 1 END) "  # nosec B608 # names of the format
             f"FROM ({self._before(upto, '*')}) AS before"
         )[0]
         if others:
@@ -121,25 +121,25 @@ class SqlReel:
         return bool(rows < min(read, _LOOK_BACK)) or self._lacks_steps(upto)
 
     def _lacks_steps(self, upto: int) -> bool:
-        tape = self._tape
-        if not tape.jobs:
+        fmt = self._format
+        if not fmt.jobs:
             return True
         step = (
-            f"SELECT 1 FROM {self._rows} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # nosec B608 # names of the tape
-            f"AND n.queue = before.queue AND {tape.by_job}"
+            f"SELECT 1 FROM {self._rows} n WHERE n.job_id = before.job_id AND n.ver = 2 "  # nosec B608 # names of the format
+            f"AND n.queue = before.queue AND {fmt.by_job}"
         )
         query = (
-            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # nosec B608 # names of the tape
-            f"JOIN {tape.jobs} j ON j.job_id = before.job_id AND j.queue = before.queue "
+            f"SELECT 1 FROM ({self._before(upto, 'job_id, queue')}) AS before "  # nosec B608 # names of the format
+            f"JOIN {fmt.jobs} j ON j.job_id = before.job_id AND j.queue = before.queue "
             f"WHERE j.ver > 1 AND NOT EXISTS ({step}) LIMIT 1"
         )
         return bool(self._database.rows(query))
 
     def _before(self, upto: int, columns: str) -> str:
-        tape = self._tape
+        fmt = self._format
         return (
-            f"SELECT {columns} FROM {self._rows} WHERE {tape.where} AND {tape.seq} <= {upto:d} "  # nosec B608 # names of the tape
-            f"ORDER BY {tape.seq} DESC LIMIT {_LOOK_BACK}"
+            f"SELECT {columns} FROM {self._rows} WHERE {fmt.where} AND {fmt.seq} <= {upto:d} "  # nosec B608 # names of the format
+            f"ORDER BY {fmt.seq} DESC LIMIT {_LOOK_BACK}"
         )
 
     def _missing(self, after: int, head: Head) -> Loss:
@@ -147,57 +147,57 @@ class SqlReel:
 
         A row may tell of two steps under one number, one of each journal.
         """
-        tape = self._tape
+        fmt = self._format
         first = (
-            f"SELECT {tape.seq} FROM {self._rows} WHERE {tape.where} AND NOT {tape.kept} AND "  # nosec B608 # names of the tape
-            f"{tape.seq} > {after:d} AND {tape.seq} <= {int(head.end)} ORDER BY {tape.seq} LIMIT 1"
+            f"SELECT {fmt.seq} FROM {self._rows} WHERE {fmt.where} AND NOT {fmt.kept} AND "  # nosec B608 # names of the format
+            f"{fmt.seq} > {after:d} AND {fmt.seq} <= {int(head.end)} ORDER BY {fmt.seq} LIMIT 1"
         )
         found = self._database.rows(first)
         upto = int(found[0][0]) if found else int(head.end) + 1
-        between = f"{tape.seq} > {after:d} AND {tape.seq} < {upto:d}"
-        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {self._rows} WHERE {between}"  # nosec B608 # names of the tape
-        ours = self._database.rows(f"{counted} AND {tape.where}")[0][0]
+        between = f"{fmt.seq} > {after:d} AND {fmt.seq} < {upto:d}"
+        counted = f"SELECT count(DISTINCT {fmt.seq}) FROM {self._rows} WHERE {between}"  # nosec B608 # names of the format
+        ours = self._database.rows(f"{counted} AND {fmt.where}")[0][0]
         numbers = upto - after - 1
         if ours == numbers:
             return Loss()
-        counted = f"SELECT count(DISTINCT {tape.seq}) FROM {tape.table} WHERE {between}"  # nosec B608 # names of the tape
+        counted = f"SELECT count(DISTINCT {fmt.seq}) FROM {fmt.table} WHERE {between}"  # nosec B608 # names of the format
         rows = self._database.rows(counted)[0][0]  # of all queues: no index helps
         is_exact = rows == ours and not self._database.has_rollbacks
         return Loss(units=numbers - rows, is_exact=is_exact)
 
     def _conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        known = {"journal": self._journal, "contract": self._tape.contract}
-        if "queue" not in self._tape.fields:
-            known["queue"] = self._tape.queue
+        known = {"journal": self._journal, "contract": self._format.contract}
+        if "queue" not in self._format.fields:
+            known["queue"] = self._format.queue
         columns = []
         for field, (name, kind) in zip(ARROW, COLUMNS, strict=True):
             if name in batch.schema.names:
-                column = self._told(name, batch.column(name).cast(field.type))
+                column = self._translated(name, batch.column(name).cast(field.type))
             else:
                 value = known.get(name, _DEFAULTS[kind])
                 column = pa.repeat(pa.scalar(value, field.type), batch.num_rows)
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
-    def _told(self, name: str, column: pa.Array) -> pa.Array:
+    def _translated(self, name: str, column: pa.Array) -> pa.Array:
         """In the contract's words."""
-        tape = self._tape
-        if tape.states and name in _STATES:
-            stored = pa.array([one for one, _ in tape.states], pa.string())
-            words = pa.array([other for _, other in tape.states], pa.string())
+        fmt = self._format
+        if fmt.states and name in _STATES:
+            stored = pa.array([one for one, _ in fmt.states], pa.string())
+            words = pa.array([other for _, other in fmt.states], pa.string())
             return words.take(pc.index_in(column, value_set=stored))
-        if tape.queue_prefix and name == "queue":
-            return pc.utf8_slice_codeunits(column, len(tape.queue_prefix))
+        if fmt.queue_prefix and name == "queue":
+            return pc.utf8_slice_codeunits(column, len(fmt.queue_prefix))
         return column
 
 
-def _is_read(name: str, tape: SqlFormat) -> bool:
-    return name in ("pos", "seq") or name in tape.fields
+def _is_read(name: str, fmt: SqlFormat) -> bool:
+    return name in ("pos", "seq") or name in fmt.fields
 
 
-def _column(name: str, tape: SqlFormat) -> str:
+def _column(name: str, fmt: SqlFormat) -> str:
     if name == "pos":
-        return f"{tape.seq} AS pos"
+        return f"{fmt.seq} AS pos"
     if name == "seq":
-        return f"CAST({tape.seq} AS text) AS seq"
+        return f"CAST({fmt.seq} AS text) AS seq"
     return f"{name} AS {name}"
